@@ -34,7 +34,7 @@ RESULTS = OUT / "results.json"
 REFERENCES = OUT / "references.json"
 
 # Seconds after which a process is stopped, several times what it takes.
-LIMIT = 400
+LIMIT = 900
 # Rounds of a pair, whatever they take; and when it is clear that all will take too long.
 LEAST, FEWER = 6, 3
 # Seconds that a topic takes, about.

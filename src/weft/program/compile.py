@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 from typing import Any, Literal, final
 
 import torch
@@ -29,7 +30,8 @@ from weft.program.planning.costs import agreed_costs
 from weft.program.planning.same_program import asked_by
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned
-from weft.program.program import Program
+from weft.program.program import Program, checkpoint_path
+from weft.program.saving.load import weights_in
 from weft.program.setting import Setting
 from weft.program.training.states import check_states
 from weft.program.training.training import training_of
@@ -60,6 +62,7 @@ def compile(
     metrics: Sequence[Metric] = (),
     shapes: Buckets | None = None,
     verify: bool = False,
+    weights: str | Path | None = None,
 ) -> Program:
     """Compile one training step of an ordinary single-device model for many ranks.
 
@@ -73,7 +76,7 @@ def compile(
             layout in which each is stored (ordinary tensors where there is one rank). They are the
             same objects, under the same names, and the optimizer's; what is written to them the
             next step sees, and eager code may use them. May be on the meta device when its modules
-            have `reset_parameters()`. A model whose parameters an open program holds already is
+            have `reset_parameters()`, or with `weights`. A model whose parameters an open program holds already is
             shared; `weft.release` gives it back. Or a `weft.Step`, which holds this and the next
             three and is captured once for all strategies.
         loss_fn: `loss_fn(model, batch)` returns the loss, or a tuple or dict with it (see
@@ -110,6 +113,8 @@ def compile(
         shapes: lengths that batches are padded to; without, the step is planned for each shape that
             comes.
         verify: run `Program.verify` with the example batch, which then needs values.
+        weights: a checkpoint, or a folder of safetensors as Hugging Face has them, whose values the model begins with.
+            Of a model on the meta device each rank reads its own parts; no process holds the whole.
 
     Raises:
         CaptureError: the step cannot be one graph; names the user's line. A parameter is in two
@@ -151,7 +156,7 @@ def compile(
         found, ranks = trials.fastest(candidates) if len(candidates) > 1 else candidates[0]
         options = _options(found, metrics, kernels)
         wanted = replace(wanted, strategy=found, placement=ranks, options=options)
-    program = _started(wanted, step, seed)
+    program = _started(wanted, step, seed, weights)
     if verify:
         _verify(program, given)
     return program
@@ -207,7 +212,7 @@ def _options(strategy: Strategy, metrics: Sequence[Metric], kernels: Kernels) ->
     return replace(options_of(strategy), metrics=tuple(metrics), own_kernels=own)
 
 
-def _started(wanted: _Wanted, step: Step, seed: int | None) -> Program:
+def _started(wanted: _Wanted, step: Step, seed: int | None, weights: str | Path | None) -> Program:
     """The program of a step, whose model it takes over; every process must call it."""
     world, placement, ranks = wanted.world, wanted.placement, wanted.ranks
     modules = tuple(path for path, _ in step.model.named_modules(remove_duplicate=False) if path)
@@ -217,7 +222,11 @@ def _started(wanted: _Wanted, step: Step, seed: int | None) -> Program:
         first = agreed(world, "the plan", lambda: _first_plan(planner, step, begin))
         graph, stored = first[1].graph, first[1].stored
         begin("filling variables")
-        variables = take_over(step.model, graph, stored, world, placement)
+        later: Collection[str] = ()
+        if weights is not None:
+            folder = checkpoint_path(weights)
+            later = agreed(world, "the weights", lambda: weights_in(folder, step.model))
+        variables = take_over(step.model, graph, stored, world, placement, later)
         seed = agreed_seed(torch.initial_seed() if seed is None else seed, world)
         setting = Setting(
             *(step.model, world, placement, options, variables, seed, wanted.strategy),
@@ -235,7 +244,18 @@ def _started(wanted: _Wanted, step: Step, seed: int | None) -> Program:
             )
         program = Program(every, step, training)
         give_back()
+    if weights is not None:
+        _fill(program, weights)
     return program
+
+
+def _fill(program: Program, weights: str | Path) -> None:
+    """Give a program the values of a folder; it is closed when they do not fit."""
+    try:
+        program.load(weights, model_only=True)
+    except BaseException:
+        program.close()
+        raise
 
 
 def _first_plan(planner: Planner, step: Step, begin: Callable[[str], None]) -> Planned:

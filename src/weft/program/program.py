@@ -459,7 +459,7 @@ class Program:
             UserError: on every process, when one cannot write; gradients wait for an update; or `extra` holds something
                 else.
         """
-        place = _checkpoint_path(path)
+        place = checkpoint_path(path)
         self._make_ready()
         self._enter(f"save {place}")
         state = self._state()
@@ -492,7 +492,12 @@ class Program:
             writing.wait()
 
     @one_at_a_time
-    def load(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    def load(
+        self,
+        path: str | Path,
+        extra: Mapping[str, Any] | None = None,
+        model_only: bool = False,
+    ) -> dict[str, Any]:
         """Go on from a checkpoint that `save` wrote, in any layout, on any number of ranks.
 
         Files that `torch.distributed.checkpoint` has written as safetensors are read too, with names as `save` gives
@@ -502,6 +507,7 @@ class Program:
         Args:
             path: the folder.
             extra: objects whose `load_state_dict` gets what `save` had under the same name.
+            model_only: True reads parameters and buffers, and leaves optimizers, steps and extras as they are.
 
         Returns:
             What `save` was given as `extra`.
@@ -510,7 +516,7 @@ class Program:
             UserError: on every process, before anything is written: there is no checkpoint, a file is damaged or
                 missing, or it is of another model, optimizer or seed.
         """
-        place = _checkpoint_path(path)
+        place = checkpoint_path(path)
         if not self._close.alive:
             raise UserError("this program was closed, and cannot load; compile another one")
         self._enter(f"load {place}")
@@ -518,7 +524,7 @@ class Program:
         if self._failed is None:
             self._check_no_gradients("load")
         optimizers = self._step.optimizers
-        found = load(self._state(), place, optimizers, extra or {})
+        found = load(self._state(), place, optimizers, extra or {}, model_only)
         self._steps = int(found.about.get("steps", self._steps))
         if self._failed is not None:
             self._failed.loaded = True
@@ -667,7 +673,8 @@ def _close_all(variants: Variants, training: Training | None) -> None:
         training.close(but=variants)
 
 
-def _checkpoint_path(path: object) -> Path:
+def checkpoint_path(path: object) -> Path:
+    """A path that a user gave for a checkpoint, from the root."""
     if not isinstance(path, str | Path) or not str(path):
         raise UserError(f"a checkpoint is a folder; give its path as text, found {path!r}")
     if "\0" in str(path) or not str(path).isprintable():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -41,6 +41,7 @@ def take_over(
     stored: Mapping[str, int],
     world: World,
     placement: Placement,
+    later: Collection[str] = (),
 ) -> dict[int, Variables]:
     """Make the tensors of a model those of a program, and give every rank of this process its part.
 
@@ -52,6 +53,7 @@ def take_over(
         graph: compiled; says how parameters and buffers lie.
         stored: by key, the axis along which a layout is only how a tensor is stored.
         world, placement: of the program.
+        later: names of tensors that get their values later: those on the meta device are zero until then.
 
     Raises:
         UserError: on every process, before anything is taken over, what one of them finds against it.
@@ -62,17 +64,23 @@ def take_over(
     ranks = [rank for rank in world.ranks if rank in placement.coordinates]
     parts: dict[int, dict[str, Tensor]] = {rank: {} for rank in ranks}
     device, alone = world.device(ranks[0]), len(placement.ranks) == 1
-    _agree(model, world, device if alone else None)
+    _agree(model, world, device if alone else None, later)
     meshes = _meshes(model, layouts.values())
     with everyone(world) as channel:
-        values = initial_values(model, device, lambda fill: agreed(world, "first values", fill))
+        values = initial_values(
+            model, device, lambda fill: agreed(world, "first values", fill), later
+        )
         for key, own, value in values:
             layout, mesh = layouts[key], meshes[layouts[key].placement]
             if isinstance(own, GlobalTensor):
                 _lay(own, layout, mesh, shares.get(key))
             else:
-                value = value.detach().to(device).contiguous()
-                value = value if channel is None else channel.broadcast(value, 0)
+                if value is None:  # it takes no memory until it is cut
+                    value = torch.zeros((), dtype=own.dtype, device=device).expand(own.shape)
+                    value = value.contiguous() if alone else value
+                else:
+                    value = value.detach().to(device).contiguous()
+                    value = value if channel is None else channel.broadcast(value, 0)
                 if not alone:
                     _swap(own, cut_value(value, layout, mesh, shares.get(key)))
                 elif not _stays(own, device):
@@ -82,20 +90,23 @@ def take_over(
     return {rank: Variables(own) for rank, own in parts.items()}
 
 
-def _agree(model: nn.Module, world: World, own: torch.device | None) -> None:
+def _agree(
+    model: nn.Module, world: World, own: torch.device | None, later: Collection[str]
+) -> None:
     """Check on every process that a model can be taken over.
 
     Args:
         model: to be taken over.
         world: of all processes.
         own: the device of the only rank, on which plain tensors stay as they are; None for several.
+        later: names of tensors that get their values later.
 
     Raises:
         UserError: on every process, what one of them finds against it.
     """
 
     def check() -> None:
-        check_initial_values(model)
+        check_initial_values(model, later)
         for key, tensor in named_variables(model).items():
             plain = not isinstance(tensor, GlobalTensor)
             if plain and (own is None or not _stays(tensor, own)):

@@ -6,7 +6,7 @@ First values are made whole, one at a time.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 
 import torch
@@ -93,7 +93,8 @@ def initial_values(
     model: nn.Module,
     device: torch.device,
     agree: Callable[[Callable[[], nn.Module]], nn.Module],
-) -> Iterator[tuple[str, Tensor, Tensor]]:
+    later: Collection[str] = (),
+) -> Iterator[tuple[str, Tensor, Tensor | None]]:
     """Every parameter and buffer of a model, tied ones once: its name, itself and its value.
 
     The value of a tensor is itself, unless it is on the meta device: then its module is filled by
@@ -103,40 +104,49 @@ def initial_values(
     Args:
         model, device: whose values, and where.
         agree: calls what fills a module, and raises when that fails on any process.
+        later: names of tensors that get their values later; those on the meta device have None.
     """
     seen: set[int] = set()
     for path, module in model.named_modules():
         own = _own_tensors(module)
         fill = partial(_filled, module, device)
-        filled = _own_tensors(agree(fill)) if _is_meta(module) else {}
+        filled = _own_tensors(agree(fill)) if _to_fill(path, module, later) else {}
         for name, tensor in own.items():
             if id(tensor) not in seen:
                 seen.add(id(tensor))
-                value = filled.pop(name) if tensor.is_meta else tensor
-                yield f"{path}.{name}" if path else name, tensor, value
+                key = _join(path, name)
+                yield key, tensor, filled.pop(name, None) if tensor.is_meta else tensor
 
 
-def check_initial_values(model: nn.Module) -> None:
-    """Raise UserError, naming the modules, when tensors on the meta device have no way to get values."""
+def check_initial_values(model: nn.Module, later: Collection[str] = ()) -> None:
+    """Raise UserError, naming the tensors, when some on the meta device have no way to get values."""
     unknown = [
-        path or type(module).__name__
+        name
         for path, module in model.named_modules()
-        if _is_meta(module) and not callable(getattr(module, "reset_parameters", None))
+        if not callable(getattr(module, "reset_parameters", None))
+        for name in _to_fill(path, module, later)
     ]
     if unknown:
+        where = "no tensor of these weights fills them, and " if later else ""
         raise UserError(
-            f"the tensors of {', '.join(unknown[:5])}{' …' if len(unknown) > 5 else ''} are on the meta device, and "
-            "these modules have no reset_parameters() to fill them; give them one, or build the model on a device"
+            f"{', '.join(unknown[:5])}{' …' if len(unknown) > 5 else ''} are on the meta device; {where}their modules "
+            "have no reset_parameters() to do it; give them one, or build these modules on a device"
         )
+
+
+def _to_fill(path: str, module: nn.Module, later: Collection[str]) -> list[str]:
+    """The module's own tensors on the meta device that have to be filled, by their names in the model."""
+    names = {_join(path, name): tensor for name, tensor in _own_tensors(module).items()}
+    return [name for name, tensor in names.items() if tensor.is_meta and name not in later]
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
     tensors = {**module._parameters, **module._buffers}
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
-
-
-def _is_meta(module: nn.Module) -> bool:
-    return any(tensor.is_meta for tensor in _own_tensors(module).values())
 
 
 def _filled(module: nn.Module, device: torch.device) -> nn.Module:

@@ -9,16 +9,17 @@ from pathlib import Path
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from weft.capture.optimizers.groups import Optimizers
 from weft.errors import DamagedCheckpoint, UserError
 from weft.program.everyone import agreed, told
+from weft.program.live.variables import state_dict_names
 from weft.program.saving.files import Reading, check_extents, slices
 from weft.program.saving.groups import check_program, options_of, put_options
 from weft.program.saving.manifest import DTYPES, Manifest, Stored, read_manifest
 from weft.program.saving.pieces import Piece
-from weft.program.saving.program_state import MASTERS, MODEL, STATE, ProgramState
+from weft.program.saving.program_state import BUFFERS, MASTERS, MODEL, STATE, ProgramState
 from weft.program.saving.save import EXTRA
 from weft.program.saving.saved_tensors import SavedTensor
 from weft.program.saving.values import from_json
@@ -43,7 +44,11 @@ class Loaded:
 
 
 def load(
-    state: ProgramState, path: Path, optimizers: Optimizers, objects: Mapping[str, Any]
+    state: ProgramState,
+    path: Path,
+    optimizers: Optimizers,
+    objects: Mapping[str, Any],
+    model_only: bool = False,
 ) -> Loaded:
     """Read a checkpoint into a program. Every process must call it.
 
@@ -54,6 +59,7 @@ def load(
         path: the folder.
         optimizers: whose options are loaded.
         objects: get what was saved of an extra of their name, by `load_state_dict`.
+        model_only: leaves optimizers, steps and extras as they are.
 
     Raises:
         UserError: on all processes: there is no checkpoint, it is damaged, or it is of another model.
@@ -61,6 +67,7 @@ def load(
     world = state.setting.world
     entries = list(state.variables())
     manifest = agreed(world, "the checkpoint", lambda: _named(read_manifest(path), entries))
+    manifest = of_model(manifest) if model_only else manifest
     sums = told(world, "which checkpoint", lambda: str(zlib.crc32(manifest.to_text().encode())))
     if len(set(sums)) > 1:
         raise UserError(
@@ -125,6 +132,25 @@ def _named(manifest: Manifest, entries: Sequence[SavedTensor]) -> Manifest:
         return manifest
     return replace(
         manifest, tensors={MODEL + name: each for name, each in manifest.tensors.items()}
+    )
+
+
+def of_model(manifest: Manifest) -> Manifest:
+    """Parameters, buffers and masters of a checkpoint alone."""
+    kept = {n: x for n, x in manifest.tensors.items() if n.startswith((MODEL, BUFFERS, MASTERS))}
+    return Manifest(manifest.folder, kept)
+
+
+def weights_in(path: Path, model: nn.Module) -> frozenset[str]:
+    """The names of those tensors of a model for which a checkpoint, or files of safetensors, have values.
+
+    Raises:
+        UserError: there is none, or it is damaged.
+    """
+    names, stored = state_dict_names(model), read_manifest(path).tensors
+    plain = not any(MODEL + name in stored for name in names)
+    return frozenset(
+        key for name, key in names.items() if (name if plain else MODEL + name) in stored
     )
 
 
