@@ -15,7 +15,7 @@ export PYTHONUNBUFFERED := 1
 # Tests start many processes: none shall compile all modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test thorough quick gates check bench real-sizes accuracy search-bench scores matrix oldest golden clean
+.PHONY: demo test thorough chaos quick gates check bench real-sizes accuracy search-bench scores matrix oldest golden clean
 
 demo: $(READY)
 	env -u OMP_NUM_THREADS $(BIN)/weft run -n 2 examples/gpt.py
@@ -72,6 +72,10 @@ matrix: $(READY)
 oldest: $(READY)
 	$(BIN)/python -m tools.matrix --python $$($(BIN)/python -c 'import sys; print("%d.%d" % sys.version_info[:2])') \
 		--torch oldest --tests tests/torch_private tests/capture tests/opinfo/test_opinfo.py tests/runtime/kernels
+
+# Two hundred faults in real runs: an hour.
+chaos: $(READY)
+	$(BIN)/python -m benchmarks.chaos --faults 200
 
 golden: $(READY)
 	$(BIN)/python -m pytest --update-golden

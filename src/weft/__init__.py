@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from weft.program import Checkpoints as Checkpoints
     from weft.program import Job as Job
     from weft.program import Loader as Loader
+    from weft.program import Packed as Packed
     from weft.program import Program as Program
     from weft.program import Step as Step
     from weft.program import fit as fit
@@ -70,7 +71,7 @@ _NAMES = {
     "weft.layout": "Placement broadcast partial placement split",
     "weft.ops": "rule",
     "weft.planning.simulated": "simulate",
-    "weft.program": "Buckets Checkpoints Job Loader Program Step compile fit release",
+    "weft.program": "Buckets Checkpoints Job Loader Packed Program Step compile fit release",
     "weft.program.loop": "logs",
     "weft.runtime.world.world": "local_world",
     "weft.search": "Auto SearchRecord SearchResult search",

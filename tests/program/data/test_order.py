@@ -11,7 +11,7 @@ from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSa
 
 from program.data.datasets import SAMPLES, Drawn
 from weft.errors import UserError
-from weft.program.data.order import drawn_by, mixed, order_of
+from weft.program.data.order import RUN, drawn_by, mixed, of_like_lengths, order_of
 
 
 def test_permutations() -> None:
@@ -81,3 +81,23 @@ def test_samplers_that_cannot_be(sampler, text) -> None:  # type: ignore[no-unty
 def test_a_dataset_without_length() -> None:
     with pytest.raises(UserError, match="has no length"):
         order_of(iter(()), None, False, 0, 0)
+
+
+@pytest.mark.parametrize("seed", [None, 4])
+def test_samples_of_a_batch_have_lengths_alike(seed: int | None) -> None:
+    """All samples are there once; what is left for the last batch stays."""
+    order = order_of(range(200), None, True, 1, 0)
+    lengths = [(7 * number) % 50 for number in range(200)]
+    found = of_like_lengths(order, lengths, 6, seed)
+    assert sorted(found) == list(range(200))
+    assert found[198:] == order[198:]
+    assert of_like_lengths(order, lengths, 6, seed) == found
+
+    def padding(samples: list[int]) -> int:
+        batches = [samples[at : at + 6] for at in range(0, 198, 6)]
+        return sum(6 * max(lengths[n] for n in x) - sum(lengths[n] for n in x) for x in batches)
+
+    assert padding(found) < padding(order) / 5
+    runs = [order[at : at + 6 * RUN] for at in range(0, 198, 6 * RUN)]
+    if seed is None:
+        assert [sorted(run) for run in runs[:1]] == [sorted(found[: 6 * RUN])]

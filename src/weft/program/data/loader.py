@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from weft.errors import UserError
 from weft.program.data.ahead import loaded_ahead
-from weft.program.data.order import mixed, order_of
+from weft.program.data.order import mixed, of_like_lengths, order_of
 from weft.program.data.samples import LoadedRows, Samples, Stream
 from weft.program.feeding.rows import RowsOfBatch
 
@@ -47,6 +47,7 @@ class Loader:
         sampler: gives the numbers of samples in place of `shuffle`; the same on all processes.
         ahead: batches that a worker loads ahead.
         split: False where `collate_fn` must see all samples of a batch, as one that pads to the longest, or draws.
+        lengths: of all samples, such as tokens: those of a batch have lengths alike then, and less of it is padding.
 
     Raises:
         UserError: an argument cannot be.
@@ -66,6 +67,7 @@ class Loader:
         sampler: Iterable[int] | None = None,
         ahead: int = 2,
         split: bool = True,
+        lengths: Sequence[int] | None = None,
     ) -> None:
         _check_numbers(batch_size=(batch_size, 1), workers=(workers, 0), ahead=(ahead, 1))
         _check_numbers(seed=(seed, None))
@@ -80,6 +82,11 @@ class Loader:
                 "weft.Loader: an iterable dataset is read in its own order, by one worker at most; leave out shuffle, "
                 "sampler and more workers, or give a map-style dataset"
             )
+        if lengths is not None and (iterable or not isinstance(lengths, Sequence)):
+            raise UserError(
+                "weft.Loader: lengths takes a number for each sample of a map-style dataset, found a "
+                f"{type(lengths).__name__}"
+            )
         if shuffle and sampler is not None:
             raise UserError("weft.Loader: give shuffle or a sampler, not both")
         self.dataset = dataset
@@ -93,6 +100,7 @@ class Loader:
         self._collate = collate_fn or default_collate
         self._drop_last = drop_last
         self._split = split
+        self._lengths = lengths
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -167,7 +175,17 @@ class Loader:
         return self._program.rows(size) or [0]
 
     def _order(self) -> list[int]:
-        return order_of(self.dataset, self._sampler, self._shuffle, self._seed, self.epoch)
+        order = order_of(self.dataset, self._sampler, self._shuffle, self._seed, self.epoch)
+        if self._lengths is None:
+            return order
+        if max(order, default=-1) >= len(self._lengths):
+            raise UserError(
+                f"weft.Loader: lengths has {len(self._lengths)} numbers, and the order sample {max(order)}; give one for "
+                "each sample"
+            )
+        mixes = self._shuffle or self._sampler is not None
+        seed = mixed(self._seed, self.epoch, len(order)) if mixes else None
+        return of_like_lengths(order, self._lengths, self.batch_size, seed)
 
     def _mapped(self) -> Iterator[tuple[Sequence[int], int, LoadedRows]]:
         order, size = self._order(), self.batch_size

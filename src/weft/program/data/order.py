@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
+from itertools import chain
 from operator import index
 from typing import Any
 
@@ -14,6 +15,8 @@ import torch
 
 from weft.errors import UserError
 
+# Batches of which samples are put in order of their lengths.
+RUN = 32
 # Bits of a seed that torch, numpy and Python's random all take.
 _BITS = 32
 
@@ -58,6 +61,30 @@ def order_of(
     generator = torch.Generator().manual_seed(mixed(seed, epoch))
     found: list[int] = torch.randperm(len(dataset), generator=generator).tolist()
     return found
+
+
+def of_like_lengths(
+    order: Sequence[int], lengths: Sequence[int], size: int, seed: int | None
+) -> list[int]:
+    """The same samples, so that those of a batch have lengths alike, and little of it is padding.
+
+    Runs of some batches are put in order of their lengths; what is left for a last, shorter batch stays where it is.
+
+    Args:
+        order: numbers of samples.
+        lengths: of all samples.
+        size: of a batch.
+        seed: of the order of batches; None leaves them as they are, the longest of a run first.
+    """
+    full = len(order) - len(order) % size
+    batches: list[list[int]] = []
+    for start in range(0, full, RUN * size):
+        run = sorted(order[start : min(full, start + RUN * size)], key=lambda n: -lengths[n])
+        batches += [run[at : at + size] for at in range(0, len(run), size)]
+    if seed is not None:
+        generator = torch.Generator().manual_seed(seed)
+        batches = [batches[n] for n in torch.randperm(len(batches), generator=generator).tolist()]
+    return [*chain.from_iterable(batches), *order[full:]]
 
 
 def _number(each: Any, sampler: Any) -> int:
