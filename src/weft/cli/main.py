@@ -374,6 +374,17 @@ def import_(
 
 
 @app.command(rich_help_panel=LOOK)
+def doctor(
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Look over this machine: devices, transports, compiler, folders, limits; what is missing, and what to do."""
+    with _told():
+        code, text = cli.look_here(as_json)
+        typer.echo(text)
+        raise typer.Exit(code)
+
+
+@app.command(rich_help_panel=LOOK)
 def ops(
     op: Annotated[str, typer.Argument(help="An op such as aten.mm.default; all by default.")] = "",
     arguments: Annotated[

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
@@ -15,6 +15,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from weft.errors import UserError
+from weft.program.saving.distcp import NAME as METADATA
+from weft.program.saving.distcp import Distcp
 from weft.program.saving.files import SUFFIX, Extent, Reading, check_extents, to_disk, write_file
 from weft.program.saving.manifest import (
     DTYPES,
@@ -97,38 +99,62 @@ def export(
 
 
 def import_model(source: Path, checkpoint: Path) -> Written:
-    """Write a checkpoint of files that another program wrote, as those of Hugging Face; `Program.load` reads both.
+    """Write a checkpoint of files that another program wrote. One file at a time is in memory.
 
     Args:
-        source: a folder of safetensors files, under the names of the model's `state_dict()`.
+        source: a folder of safetensors files as those of Hugging Face, under the names of the model's `state_dict()`,
+            which `Program.load` reads as it is; or of `torch.distributed.checkpoint`, with states of optimizers.
         checkpoint: the folder, which is not there yet.
 
     Raises:
         UserError: there are no such files, they are damaged, or it is a checkpoint already.
     """
-    manifest = read_manifest(source)
-    if manifest.about:
-        raise UserError(f"{source} is a checkpoint already; program.load reads it as it is")
-    stored = {MODEL + name: each for name, each in manifest.tensors.items()}
-    for name, each in stored.items():
-        if each.dtype not in ITEM_SIZE:
-            raise UserError(f"{source}: {name} is of dtype {each.dtype}, which weft does not know")
+    tensors = Distcp(source) if (source / METADATA).exists() else _Safetensors(source)
+    sizes = tensors.sizes()
     beside, found = begin(checkpoint), dict[str, Stored]()
     try:
-        files = _files({name: _bytes(each) for name, each in stored.items()}, MOST)
-        with Reading(source) as reading:
-            for number, names in enumerate(files.values(), 1):
-                file = f"shard-00001-model-{number:05d}{SUFFIX}"
-                values = {name: _value(reading, stored[name]) for name in names}
-                whole = {name: tuple((0, size) for size in x.shape) for name, x in values.items()}
-                sums = write_file(beside, file, {n: (whole[n], x) for n, x in values.items()})
-                for name, x in values.items():
-                    extent = Extent(file, name, whole[name], sums[name])
-                    found[name] = Stored(tuple(x.shape), stored[name].dtype, (extent,))
+        for number, names in enumerate(_files(sizes, MOST).values(), 1):
+            file, values = f"shard-00001-model-{number:05d}{SUFFIX}", tensors.read(names)
+            whole = {name: tuple((0, size) for size in x.shape) for name, x in values.items()}
+            sums = write_file(beside, file, {n: (whole[n], x) for n, x in values.items()})
+            for name, x in values.items():
+                extent = Extent(file, name, whole[name], sums[name])
+                dtype = str(x.dtype).removeprefix("torch.")
+                found[name] = Stored(tuple(x.shape), dtype, (extent,))
         publish(beside, checkpoint, Manifest(checkpoint, found, {"names": sorted(found)}))
     finally:
         abandon(beside)
-    return Written(checkpoint, len(found), Bytes(sum(map(_bytes, stored.values()))))
+    return Written(checkpoint, len(found), Bytes(sum(sizes.values())))
+
+
+@final
+class _Safetensors:
+    """The tensors of files that another program wrote, by the names that a checkpoint has for them.
+
+    Args:
+        folder: of the files.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        manifest = read_manifest(folder)
+        if manifest.about:
+            raise UserError(f"{folder} is a checkpoint already; program.load reads it as it is")
+        for name, each in manifest.tensors.items():
+            if each.dtype not in ITEM_SIZE:
+                raise UserError(
+                    f"{folder}: {name} is of dtype {each.dtype}, which weft does not know"
+                )
+        self._folder = folder
+        self._stored = {MODEL + name: each for name, each in manifest.tensors.items()}
+
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each tensor."""
+        return {name: _bytes(each) for name, each in self._stored.items()}
+
+    def read(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Some tensors, whole."""
+        with Reading(self._folder) as reading:
+            return {name: _value(reading, self._stored[name]) for name in names}
 
 
 def _model(manifest: Manifest, masters: bool) -> dict[str, Stored]:

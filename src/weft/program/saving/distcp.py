@@ -1,0 +1,159 @@
+"""Checkpoints in the default format of `torch.distributed.checkpoint`, whose metadata is a pickle.
+
+A pickle may call anything. Here it may name what such metadata is made of, and nothing else; tensors are loaded with
+`weights_only=True`, as torch does it.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PosixPath, PurePosixPath
+from typing import Any, final
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint import metadata as of_torch
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
+
+from weft.errors import DamagedCheckpoint
+from weft.units import ITEM_SIZE
+
+NAME = ".metadata"
+# Bytes that metadata may have.
+_MOST = 1 << 30
+_OPTIMIZER = "optimizer.state."
+_METADATA, _FILES = (
+    "torch.distributed.checkpoint.metadata",
+    "torch.distributed.checkpoint.filesystem",
+)
+_CLASSES: Mapping[tuple[str, str], Any] = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("pathlib", "PosixPath"): PosixPath,
+    ("pathlib", "PurePosixPath"): PurePosixPath,
+    ("pathlib._local", "PosixPath"): PosixPath,
+    ("torch", "Size"): torch.Size,
+}
+
+
+@final
+class Distcp:
+    """The tensors of such a checkpoint, by the names that a weft checkpoint has for them.
+
+    Those of {"model": …} and {"optimizer": {"state": …}} keep their names; a model that was saved alone is "model.…".
+
+    Args:
+        folder: with ".metadata" and its files.
+
+    Raises:
+        DamagedCheckpoint: it cannot be read, or names what no such metadata is made of.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._metadata = _read(folder)
+        paths = self._metadata.planner_data or {}
+        self._named: dict[str, str] = {}
+        for name, each in self._metadata.state_dict_metadata.items():
+            if isinstance(each, of_torch.TensorStorageMetadata):
+                own = _named(name, paths.get(name, (name,)))
+                if own:
+                    self._named[own] = name
+
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each tensor."""
+        return {own: self._bytes(name) for own, name in sorted(self._named.items())}
+
+    def read(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Some tensors, whole."""
+        every = self._metadata.state_dict_metadata
+        state = {
+            self._named[own]: torch.empty(
+                every[self._named[own]].size, dtype=every[self._named[own]].properties.dtype
+            )
+            for own in names
+        }
+        try:
+            load(state, storage_reader=_Reader(self._folder, self._metadata), no_dist=True)
+        except Exception as error:  # of many kinds, for what a file may hold
+            raise DamagedCheckpoint(
+                f"{self._folder} is missing a file or damaged: {type(error).__name__}: {error}; load another checkpoint"
+            ) from None
+        return {own: state[self._named[own]] for own in names}
+
+    def _bytes(self, name: str) -> int:
+        each = self._metadata.state_dict_metadata[name]
+        dtype = str(each.properties.dtype).removeprefix("torch.")
+        return math.prod(each.size) * ITEM_SIZE.get(dtype, 8)
+
+
+def _named(name: str, path: Sequence[Any]) -> str:
+    """The name in a weft checkpoint; "" for what it has no place for."""
+    if len(path) == 1:
+        return f"model.{name}"
+    return name if path[0] == "model" or name.startswith(_OPTIMIZER) else ""
+
+
+@final
+class _Reader(FileSystemReader):
+    """Reads files for metadata that was read before.
+
+    Args:
+        folder: of the files.
+        metadata: of all.
+    """
+
+    def __init__(self, folder: Path, metadata: of_torch.Metadata) -> None:
+        super().__init__(folder)
+        self._read_before = metadata
+
+    def read_metadata(self, *_: Any, **__: Any) -> of_torch.Metadata:
+        """What was read before."""
+        return self._read_before
+
+
+def _read(folder: Path) -> of_torch.Metadata:
+    path = folder / NAME
+    try:
+        if path.stat().st_size > _MOST:
+            raise ValueError(f"it has more than {_MOST} bytes")
+        with path.open("rb") as opened:
+            found = _Known(opened).load()
+        if not isinstance(found, of_torch.Metadata):
+            raise ValueError(f"it is a {type(found).__name__}")
+        for info in (found.storage_data or {}).values():
+            if Path(info.relative_path).name != info.relative_path:
+                raise ValueError(f"{info.relative_path!r} is no name of a file")
+    except Exception as error:  # of many kinds, for what a pickle may hold
+        raise DamagedCheckpoint(
+            f"{path} is damaged, or no metadata of torch.distributed.checkpoint: {type(error).__name__}: {error}; load "
+            "another checkpoint"
+        ) from None
+    return found
+
+
+@final
+class _Known(pickle.Unpickler):
+    """Loads metadata, and refuses whatever else a pickle names."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A class or constant of metadata."""
+        if (module, name) in _CLASSES:
+            return _CLASSES[module, name]
+        if "." not in name:
+            if module in (_METADATA, _FILES):
+                found = getattr(__import__(module, fromlist=[name]), name, None)
+                if isinstance(found, type) and found.__module__ == module and _is_record(found):
+                    return found
+            found = getattr(torch, name, None) if module == "torch" else None
+            if isinstance(found, torch.dtype | torch.layout | torch.memory_format):
+                return found
+        raise ValueError(f"it names {module}.{name}, which no metadata is made of")
+
+
+def _is_record(found: type) -> bool:
+    """True for dataclasses and enums: they hold values, and do nothing."""
+    return hasattr(found, "__dataclass_fields__") or hasattr(found, "__members__")
