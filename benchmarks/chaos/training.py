@@ -21,12 +21,13 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import weft
+from weft.program.planner import Planner
 from weft.program.saving import files, load, writing
 
 SAMPLES, BATCH, STEPS, EVERY = 48, 12, 24, 3
 WIDTH, CLASSES = 8, 4
 # Moments at which a fault may come; how often each comes in a run, about.
-MOMENTS = {"start": 1, "compile": 2, "sample": 300, "step": STEPS, "save": 8, "load": 3}
+MOMENTS = {"start": 1, "compile": 1, "sample": 300, "step": STEPS, "save": 8, "load": 3}
 
 
 class Net(nn.Module):
@@ -135,10 +136,11 @@ def main(folder: Path) -> None:
     moments = Moments(folder, rank)
     _before(writing, "write_file", moments, "save")
     _before(load, "check_extents", moments, "load")
+    _before(Planner, "plan", moments, "compile")
     moments.come("start")
     model = net()
     program = weft.compile(
-        *(model, _noted(loss_fn, moments), torch.optim.AdamW(model.parameters(), lr=1e-2), example()),
+        *(model, loss_fn, torch.optim.AdamW(model.parameters(), lr=1e-2), example()),
         placement=weft.placement("cpu", list(range(size))),
         strategy=weft.Strategy(batch={"*": weft.split(0)}, zero=weft.Zero(3)),
         seed=5,
@@ -173,26 +175,15 @@ def _epochs(loader: weft.Loader) -> Iterator[dict[str, Tensor]]:
         yield from loader
 
 
-def _noted(function: Any, moments: Moments) -> Any:
-    """The same function; a call is a moment of the compilation."""
+def _before(holder: Any, name: str, moments: Moments, moment: str) -> None:
+    """Let a moment come before a function of a module or class is called."""
+    own = getattr(holder, name)
 
-    def called(model: nn.Module, batch: Any) -> Tensor:
-        moments.come("compile")
-        found: Tensor = function(model, batch)
-        return found
-
-    return called
-
-
-def _before(module: Any, name: str, moments: Moments, moment: str) -> None:
-    """Let a moment come before a function of a module is called."""
-    own = getattr(module, name)
-
-    def called(*arguments: Any) -> Any:
+    def called(*arguments: Any, **named: Any) -> Any:
         moments.come(moment)
-        return own(*arguments)
+        return own(*arguments, **named)
 
-    setattr(module, name, called)
+    setattr(holder, name, called)
 
 
 if __name__ == "__main__":

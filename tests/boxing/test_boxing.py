@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from boxing_values import Array, Locals, counted, gather, recorded_cases, reduce, scatter
 from weft.boxing import (
-    COLLECTIVES,
+    EXCHANGES,
     BoxingStep,
     LocalStep,
     axis_bytes,
@@ -75,7 +75,7 @@ def run(parts: dict[int, LocalStep], held: Locals, rank: int) -> Array:
     me, x = parts[rank], held[rank]
     assert x.shape == me.input_shape
     assert me.ranks[me.index] == rank
-    result = _local(me, x) if me.kind not in COLLECTIVES else _collective(me, parts, held)
+    result = _local(me, x) if me.kind not in EXCHANGES else _collective(me, parts, held)
     assert result.shape == me.output_shape
     return result
 

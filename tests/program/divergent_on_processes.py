@@ -18,17 +18,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.torch_version import TorchVersion
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import weft
 from program.live_models import eager_step
-from weft.errors import RankFailure
+from weft.errors import RankFailure, UserError
 from weft.runtime.world.distributed import TRANSPORT, current_world
 
 # Seconds after which a case is ended.
@@ -479,6 +481,19 @@ def other_placement(rank: int) -> float:
     return going_on(lambda: weft.compile(mlp(), squares, None, pairs(), placement=ranks))
 
 
+def other_version(rank: int) -> float:
+    with patch.object(torch, "__version__", TorchVersion(f"2.{11 + rank}.0")):
+        try:
+            compiled(mlp(), pairs())
+        except UserError as error:
+            found = error
+    return going_on(lambda: _raised(found))
+
+
+def _raised(error: Exception) -> None:
+    raise error
+
+
 def other_strategy(rank: int) -> float:
     strategy = weft.Strategy(parameters={"0.*": weft.split(0) if rank else weft.broadcast})
     return going_on(lambda: compiled(mlp(), pairs(), strategy=strategy))
@@ -646,6 +661,7 @@ CASES: tuple[Callable[[int], float], ...] = (
     other_micro_batches,
     other_placement,
     other_strategy,
+    other_version,
     other_option,
     other_groups,
     frozen_alone,

@@ -67,6 +67,7 @@ def outcomes() -> Any:
         ("asked_alone", ["rank 1: ", "metrics= takes names among"]),
         ("other_micro_batches", ["strategy.micro_batches is 2 on rank 0, and 4 on rank 1"]),
         ("other_placement", ["placement is cpu [0, 1] on rank 0, and cpu [[0, 1]] on rank 1"]),
+        ("other_version", ["torch is '2.11.0' on rank 0, and '2.12.0' on rank 1"]),
         ("other_strategy", ["strategy.parameters is {'0.*': 'B'} on rank 0, and {'0.*': 'S(0)'}"]),
         (
             "other_option",

@@ -13,7 +13,7 @@ from torch import nn
 import weft
 from models import GPT, Block, token_batch, token_loss
 from single_device import assert_same_training, compiled, plain_training
-from weft.boxing import COLLECTIVES, steps
+from weft.boxing import EXCHANGES, steps
 from weft.errors import StrategyError
 from weft.ir.logical import Box
 from weft.units import ITEM_SIZE
@@ -30,7 +30,7 @@ def collectives(program: weft.Program, elements: int) -> list[str]:
         source, size = program.graph.values[box.input.name], ITEM_SIZE[box.output.dtype]
         if torch.Size(source.shape).numel() == elements:
             chain = steps(source.layout, box.output.layout, source.shape, size)
-            found += [step.kind for step in chain if step.kind in COLLECTIVES]
+            found += [step.kind for step in chain if step.kind in EXCHANGES]
     return found
 
 

@@ -3,9 +3,9 @@
 from weft.boxing.gradient import gradient_layout as gradient_layout
 from weft.boxing.local import LocalStep as LocalStep
 from weft.boxing.local import local_step as local_step
-from weft.boxing.path import COLLECTIVE_BYTES as COLLECTIVE_BYTES
+from weft.boxing.path import EXCHANGE_BYTES as EXCHANGE_BYTES
 from weft.boxing.path import steps as steps
-from weft.boxing.step import COLLECTIVES as COLLECTIVES
+from weft.boxing.step import EXCHANGES as EXCHANGES
 from weft.boxing.step import BoxingStep as BoxingStep
 from weft.boxing.step import StepKind as StepKind
 from weft.boxing.step import axis_bytes as axis_bytes

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 from weft.boxing.local import LocalStep, local_step
-from weft.boxing.step import COLLECTIVES, BoxingStep
+from weft.boxing.step import EXCHANGES, BoxingStep
 from weft.boxing.transfer import local_transfer, transfer_ranks
 from weft.ir.logical import Arg, Ref
 from weft.ir.plan import (
@@ -28,7 +28,7 @@ def step_groups(step: BoxingStep) -> Sequence[tuple[int, ...]]:
     """The groups of ranks that talk to each other in a step, each in its order."""
     if step.kind == "transfer":
         return (transfer_ranks(step),)
-    return step.source.placement.groups(step.axis) if step.kind in COLLECTIVES else ()
+    return step.source.placement.groups(step.axis) if step.kind in EXCHANGES else ()
 
 
 def step_node(
@@ -63,7 +63,7 @@ def step_node(
         return None
     local = local_step(step, shape, ITEM_SIZE[dtype], rank)
     after = LocalValue(output, local.output_shape, dtype)
-    if step.kind not in COLLECTIVES:
+    if step.kind not in EXCHANGES:
         return LocalCall(
             f"weft.{_OPS[step.kind]}", (Ref(source), *_call(local, dtype)), (), (after,)
         )

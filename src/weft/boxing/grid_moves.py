@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import product
-from typing import TypeAlias, final
+from typing import final
 
 import numpy as np
 import numpy.typing as npt
 
 from weft.boxing.overlaps import overlaps
-from weft.boxing.path import State, changes, copies
-from weft.boxing.step import COLLECTIVES, step_bytes
+from weft.boxing.path import changes, copies
+from weft.boxing.regions import Indices, State
+from weft.boxing.step import EXCHANGES, step_bytes
+from weft.cached import cached_property
 from weft.layout import Split
 from weft.units import Bytes
-
-Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 @final
@@ -30,28 +30,28 @@ class GridMoves:
         grid: the number of ranks along each axis.
         states: all layouts, numbered.
         before, after: for each step, the numbers of two states.
-        collective: for each step, true where ranks talk to each other.
+        exchanges: for each step, true where ranks talk to each other.
         moved, parts: for each step, the bytes of the tensor that it moves over all ranks, as numerators and divisors.
         swaps: the numbers of the steps from one split to another, and the dimensions of these [steps, 2].
     """
 
     grid: tuple[int, ...]
     states: tuple[State, ...]
-    before: Numbers
-    after: Numbers
-    collective: npt.NDArray[np.bool_]
-    moved: Numbers
-    parts: Numbers
-    swaps: tuple[Numbers, Numbers]
+    before: Indices
+    after: Indices
+    exchanges: npt.NDArray[np.bool_]
+    moved: Indices
+    parts: Indices
+    swaps: tuple[Indices, Indices]
 
     @cached_property
     def numbers(self) -> dict[State, int]:
         """The number of each state."""
         return {state: number for number, state in enumerate(self.states)}
 
-    def bytes(self, shape: tuple[int, ...], itemsize: int) -> Numbers:
+    def bytes(self, shape: tuple[int, ...], itemsize: int) -> Indices:
         """Bytes that each step moves over all ranks, of a tensor of whole `shape`."""
-        found: Numbers = self.moved * (math.prod(shape) * itemsize) // self.parts
+        found: Indices = self.moved * (math.prod(shape) * itemsize) // self.parts
         steps, dims = self.swaps
         divides = np.array([size % math.prod(self.grid) == 0 for size in shape], dtype=bool)
         uneven = steps[~divides[dims].all(axis=1)] if len(steps) else steps
@@ -81,7 +81,7 @@ def grid_moves(grid: tuple[int, ...], options: State) -> GridMoves:
         states,
         _array([number[state] for *_, state, _ in every]),
         _array([number[after] for *_, after in every]),
-        np.array([kind in COLLECTIVES for kind, *_ in every], dtype=bool),
+        np.array([kind in EXCHANGES for kind, *_ in every], dtype=bool),
         _array(
             [
                 step_bytes(kind, grid[axis], Bytes(copies(state, grid, axis) * part))
@@ -99,5 +99,5 @@ def _dims(one: object, other: object) -> tuple[int, int]:
     return one.dim, other.dim
 
 
-def _array(numbers: Sequence[object]) -> Numbers:
+def _array(numbers: Sequence[object]) -> Indices:
     return np.array(numbers, dtype=np.int64)

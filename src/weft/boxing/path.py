@@ -12,18 +12,18 @@ from typing import TypeAlias, final
 
 from weft.boxing.lone_axes import without_lone_axes
 from weft.boxing.numbered import numbered_layouts
-from weft.boxing.step import COLLECTIVES, BoxingStep, StepKind, step_bytes, step_kind
+from weft.boxing.regions import State
+from weft.boxing.step import EXCHANGES, BoxingStep, StepKind, step_bytes, step_kind
 from weft.boxing.transfer import Crossings, missing_elements
 from weft.cached import cached_property
 from weft.errors import InternalError, LayoutError
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.units import Bytes
 
-# What one more collective weighs, in bytes: a small stand-in for its latency, so that small
-# tensors, and chains that move the same bytes, take fewer collectives.
-COLLECTIVE_BYTES = Bytes(1024)
+# What one more exchange weighs, in bytes: a small stand-in for its latency, so that small
+# tensors, and chains that move the same bytes, take fewer exchanges.
+EXCHANGE_BYTES = Bytes(1024)
 
-State: TypeAlias = tuple[SBP, ...]
 Move: TypeAlias = tuple[StepKind, int, State, Bytes]
 
 
@@ -37,7 +37,7 @@ def steps(
     source's grid, one transfer, and steps on the target's. On one placement too a transfer may
     change several axes at once.
 
-    Cheapest in bytes moved over all ranks plus `COLLECTIVE_BYTES` for each collective; among equals
+    Cheapest in bytes moved over all ranks plus `EXCHANGE_BYTES` for each exchange; among equals
     the chain with fewer steps. The same arguments give the same chain on every rank.
 
     Boxing is the identity of the whole tensor, so the gradient passes it unchanged: it arrives in
@@ -114,7 +114,7 @@ def whole_states(options: State, axes: int) -> tuple[State, ...]:
 
 def move_weight(kind: StepKind, moved: int) -> int:
     """The weight of a step against others, in bytes."""
-    return moved + COLLECTIVE_BYTES * (kind in COLLECTIVES)
+    return moved + EXCHANGE_BYTES * (kind in EXCHANGES)
 
 
 @final
@@ -245,7 +245,7 @@ def _moved(
     itemsize: int,
 ) -> Bytes:
     """Bytes that a step on one grid moves over all ranks."""
-    if kind not in COLLECTIVES:
+    if kind not in EXCHANGES:
         return Bytes(0)
     if kind == "all_to_all" and not _even(state[axis], after[axis], shape, math.prod(grid)):
         return Bytes(missing_elements(state, after, grid, shape) * itemsize)

@@ -19,10 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.boxing.regions import Indices, regions_of
-from weft.layout import Layout, Region
+from weft.ir.plan_nodes import Piece
+from weft.layout import Layout
 
-# (place of a peer in the group, region of the local tensor)
-Piece: TypeAlias = tuple[int, Region]
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 

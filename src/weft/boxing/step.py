@@ -20,7 +20,7 @@ StepKind: TypeAlias = Literal[
     "reinterpret",
 ]
 # Kinds in which ranks talk to each other; the others are local.
-COLLECTIVES: frozenset[StepKind] = frozenset(
+EXCHANGES: frozenset[StepKind] = frozenset(
     ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "transfer")
 )
 

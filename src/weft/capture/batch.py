@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, final
 
 import torch
 
+from weft.cached import cached_property
 from weft.capture.tree import Static, Tree, flatten, unflatten
 from weft.errors import BatchError
 from weft.ops.dtypes import dtype_name

@@ -54,6 +54,17 @@ Grid = Annotated[
 ]
 
 
+ReportFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="FILE",
+        help="Write a page that shows it: one HTML file, which opens from disk.",
+        show_default=False,
+    ),
+]
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         typer.echo(f"weft {__version__}")
@@ -261,12 +272,13 @@ def simulate(
             show_default=False,
         ),
     ] = None,
+    report: ReportFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Predict a step of a graph file: its time, communication, idle time, memory, and largest costs."""
     with _told():
         asked = cli.PlanOptions(graph, _loaded(strategy), topology, grid)
-        typer.echo(cli.simulate_graph(asked, costs, cli.SimulationFiles(trace, chakra), as_json))
+        typer.echo(cli.simulate_graph(asked, costs, cli.SimulationFiles(trace, chakra, report), as_json))
 
 
 @app.command(rich_help_panel=PLAN)
@@ -315,12 +327,13 @@ def search(
             show_default=False,
         ),
     ] = None,
+    report: ReportFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Search the fastest strategy of a graph file; Ctrl-C ends it with the best so far."""
     with _told():
         asked = cli.SearchOptions(graph, topology, seconds, fixed, start, memory_limit, seed, moves)
-        typer.echo(cli.search_graph(asked, output, resume, as_json))
+        typer.echo(cli.search_graph(asked, output, resume, as_json, report))
 
 
 @app.command(rich_help_panel=PLAN)

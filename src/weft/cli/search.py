@@ -17,6 +17,7 @@ from rich.table import Table
 from weft.errors import UserError
 from weft.planning.machine import machine_of
 from weft.planning.stored_step import StoredStep
+from weft.report import Report, write_report
 from weft.search.enumeration import Enumeration
 from weft.search.outcome.result import SearchResult
 from weft.search.record.record import SearchRecord
@@ -102,7 +103,11 @@ class SearchFiles:
 
 
 def search_graph(
-    asked: SearchOptions, output: Path | None, resume: bool = False, as_json: bool = False
+    asked: SearchOptions,
+    output: Path | None,
+    resume: bool = False,
+    as_json: bool = False,
+    report: Path | None = None,
 ) -> str:
     """Search a graph file; returns what is to be printed. Interrupted, the best so far counts.
 
@@ -111,6 +116,7 @@ def search_graph(
         output: the file of the strategy, which is written where it is given.
         resume: true to begin with what the search before it learned, as the record beside `output` says.
         as_json: JSON in place of text.
+        report: a page that shows what was found and tried, which is written where it is given.
 
     Raises:
         UserError: as `weft.search`; a file cannot be read or written, or is of a search of something else.
@@ -118,6 +124,9 @@ def search_graph(
     files = SearchFiles(output)
     result = _found(asked, files, _start(asked, files, resume))
     files.write_all(result)
+    if report is not None:
+        title = f"{asked.graph.name} on {asked.topology}"
+        write_report(report, Report(title, simulation=result.simulation, search=result))
     return json.dumps(result.to_json()) if as_json else str(result)
 
 

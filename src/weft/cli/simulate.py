@@ -13,6 +13,7 @@ from weft.hardware.given_costs import read_given_costs
 from weft.planning.priced import priced_step
 from weft.planning.progress import uncollected
 from weft.planning.simulated import planned_step
+from weft.report import Report, write_report
 from weft.simulator.chakra import write_chakra
 from weft.simulator.results.simulation import Simulation
 from weft.traces.events import trace_events
@@ -27,10 +28,12 @@ class SimulationFiles:
     Attributes:
         trace: the timeline of a step, for Perfetto.
         chakra: a folder for Chakra execution traces.
+        report: a page that shows it.
     """
 
     trace: Path | None = None
     chakra: Path | None = None
+    report: Path | None = None
 
 
 def simulate_graph(
@@ -61,6 +64,9 @@ def simulate_graph(
         _write_trace(simulation, wanted.trace)
     if wanted.chakra is not None:
         write_chakra(priced.step, priced.acts, found.machine.costs, wanted.chakra)
+    if wanted.report is not None:
+        graph, notes = found.compiled.graph, joined_notes(found.compiled.notes)
+        write_report(wanted.report, Report(found.title, graph, simulation, notes=notes))
     if as_json:
         return json.dumps({"title": found.title, **simulation.to_json()})
     return "\n".join([found.title, str(simulation), *joined_notes(found.compiled.notes)])

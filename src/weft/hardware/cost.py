@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from weft.boxing import COLLECTIVE_BYTES
+from weft.boxing import EXCHANGE_BYTES
 from weft.units import Bytes, Flops
 
 
@@ -44,7 +44,7 @@ class CostModel:
                 chain.
     """
 
-    bytes_per_collective: float = float(COLLECTIVE_BYTES)
+    bytes_per_collective: float = float(EXCHANGE_BYTES)
     bytes_per_flop: float = 4.0
     bytes_per_traffic: float = 0.1
     bytes_per_held: float = 0.5

@@ -45,6 +45,7 @@ from weft.search.auto import Auto
 from weft.strategy.strategy import Strategy, data_parallel
 from weft.strategy.text import plain
 from weft.tensor.mesh import mesh_of
+from weft.version import __version__
 
 
 @uncollected()
@@ -138,7 +139,7 @@ def compile(
         asked = _asked(world, placement, fixed, trains, kernels, batch, metrics, shapes)
         made.append(asked)
         named = {"kernels": kernels, "batch": batch, "metrics": list(metrics), "shapes": shapes}
-        others = {**named, "strategy": auto}
+        others = {**named, "strategy": auto, "weft": __version__, "torch": torch.__version__}
         return json.dumps({**_strategy_text(asked.strategy, placement), **_texts(others)})
 
     check_same_asked(told(world, "what is asked for", read))

@@ -24,7 +24,7 @@ from weft.ir.logical import Input
 from weft.layout import Placement
 from weft.planning.stored_step import StoredStep
 from weft.program.agreement import BatchSums, OptionsChecksum, Stamps, checksum_of_numbers
-from weft.program.data.ahead import loaded_ahead
+from weft.program.data.ahead import loaded_ahead, with_waits
 from weft.program.data.loader import Loader
 from weft.program.everyone import agreed, told
 from weft.program.explain.beside import BoxTimes, box_times, step_line
@@ -54,12 +54,14 @@ from weft.program.training.gradients import check_adding
 from weft.program.training.states import full_states
 from weft.program.training.training import Training
 from weft.program.verification import Subject, Verified, verified
+from weft.report import Report, write_report
 from weft.runtime.executor.device_executor import DeviceExecutor
 from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.recording import Record
 from weft.simulator.results.simulation import Simulation
 from weft.strategy.strategy import Strategy
 from weft.tensor.divergence import forget_writes, note_write
+from weft.units import Seconds
 
 _log = logging.getLogger("weft")
 
@@ -78,6 +80,8 @@ class Program:
         self._options = OptionsChecksum(variants.optimizers)
         self._number = self._setting.world.calls.new_program()
         self._steps = self._chain = 0
+        # For which the last step of `run` waited for its batch; None where there was none.
+        self._waited: Seconds | None = None
         self._failed: Failed | None = None
         self._writing: Writing | None = None
         # One thread at a time works with it.
@@ -244,8 +248,13 @@ class Program:
             raise UserError(f"program.run: ahead takes a number of batches from 0, found {ahead!r}")
         if not isinstance(batches, Iterable):
             raise UserError(f"program.run takes batches, such as a weft.Loader, found {batches!r}")
-        every = batches.ahead(ahead) if isinstance(batches, Loader) else None
-        return map(self.step, every or loaded_ahead(iter(batches), ahead))
+        own = batches.ahead(ahead) if isinstance(batches, Loader) else None
+        return self._run(own or loaded_ahead(iter(batches), ahead))
+
+    def _run(self, batches: Iterator[Any]) -> Iterator[Any]:
+        for batch, waited in with_waits(batches):
+            self._waited = waited
+            yield self.step(batch)
 
     @one_at_a_time
     def update(self) -> None:
@@ -580,7 +589,7 @@ class Program:
             return details_of(self._compiled, op, self._box_times())
         options = self._setting.options
         if not details:
-            step = step_line(self.predicted, self._record()[1])
+            step = step_line(self.predicted, self._record()[1], self._waited)
             return explain(self._compiled, options, self.memory(), step)
         parts = (part for executor in self._executors.values() for part in executor.distinct_parts)
         text = tables(self._compiled, self.memory(), self._box_times()) + kernel_text(parts)
@@ -627,6 +636,24 @@ class Program:
         if path is not None and 0 in world.ranks:
             trace.write(path, self.predicted.traces if predicted else ())
         return trace
+
+    def report(self, path: str | Path) -> None:
+        """Write a page that shows the model's layouts, and the time and memory of the last step and of the predicted one.
+
+        One HTML file, which opens from disk without a network. Every process must call it, after a step; the first
+        writes.
+
+        Args:
+            path: of the file.
+
+        Raises:
+            UserError: when there was no step yet, or it cannot be written.
+        """
+        trace = self.trace()
+        if self.is_first:
+            notes = self.explain().splitlines()
+            shown = Report(title(self.graph), self.graph, self.predicted, trace.ranks, notes=notes)
+            write_report(path, shown)
 
     @contextmanager
     def recording(self, path: str | Path | None = None) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -96,6 +97,22 @@ def test_any_batches_do(program: weft.Program) -> None:
         break
     assert program.steps == 6
     assert thread_is_gone()
+
+
+def test_waits_are_told(program: weft.Program) -> None:
+    assert "waited" not in program.explain()
+
+    def slow() -> Iterator[Any]:
+        for batch in weft.Loader(Drawn(), SIZE, shuffle=True):
+            threading.Event().wait(0.05)
+            yield batch
+
+    for _ in program.run(slow(), ahead=0):
+        pass
+    (line,) = [each for each in program.explain().splitlines() if each.startswith("step: ")]
+    found = re.search(r"which waited ([\d.]+) ms for its batch", line)
+    assert found
+    assert float(found[1]) >= 50
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,10 @@ from typing import TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
-from weft.boxing.grid_moves import GridMoves, Numbers
+from weft.boxing.grid_moves import GridMoves
 from weft.boxing.overlaps import overlaps
 from weft.boxing.path import copies
+from weft.boxing.regions import Indices
 from weft.cached import cached_property
 from weft.hardware import CostModel
 from weft.layout import Partial
@@ -31,12 +32,12 @@ class Steps:
         prices: for each step, what it costs.
     """
 
-    first: Numbers
-    after: Numbers
+    first: Indices
+    after: Indices
     prices: Table
 
     @staticmethod
-    def of(before: Numbers, after: Numbers, prices: Table, states: int) -> Steps:
+    def of(before: Indices, after: Indices, prices: Table, states: int) -> Steps:
         """Steps in any order; one that stays, at no cost, is added for each state."""
         every = np.arange(states)
         before = np.concatenate([every, before])
@@ -92,7 +93,7 @@ class Chains:
     @cached_property
     def _steps(self) -> Steps:
         moves, boxing = self.moves, self.cost_model.bytes_per_collective
-        prices = moves.bytes(self.shape, self.itemsize) + boxing * moves.collective
+        prices = moves.bytes(self.shape, self.itemsize) + boxing * moves.exchanges
         before, after, price = self._transfers if len(moves.grid) > 1 else _NONE
         return Steps.of(
             np.concatenate([moves.before, before]),
@@ -102,7 +103,7 @@ class Chains:
         )
 
     @property
-    def _transfers(self) -> tuple[Numbers, Numbers, Table]:
+    def _transfers(self) -> tuple[Indices, Indices, Table]:
         """Transfers between all states without a Partial, which change several axes at once."""
         moves = self.moves
         whole = [state for state in moves.states if not any(isinstance(s, Partial) for s in state)]
@@ -122,7 +123,7 @@ class Chains:
         )
 
 
-_NONE: tuple[Numbers, Numbers, Table] = (
+_NONE: tuple[Indices, Indices, Table] = (
     np.empty(0, np.int64),
     np.empty(0, np.int64),
     np.empty(0),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from queue import Empty, Full, Queue
+from time import perf_counter
 from typing import Generic, TypeVar, final
 
 from weft.units import Seconds
@@ -36,6 +37,14 @@ def loaded_ahead(items: Iterator[T], number: int) -> Iterator[T]:
         yield from loading.taken()
     finally:
         loading.end()
+
+
+def with_waits(items: Iterable[T]) -> Iterator[tuple[T, Seconds]]:
+    """The same items, each with the seconds for which it was waited."""
+    stream, begun = iter(items), perf_counter()
+    for item in stream:
+        yield item, Seconds(perf_counter() - begun)
+        begun = perf_counter()
 
 
 @final

@@ -33,14 +33,16 @@ class BoxTimes:
     measured: Mapping[str, Seconds] = field(default_factory=dict)
 
 
-def step_line(predicted: Simulation, record: Record) -> str:
-    """The seconds of a step, as predicted and as the last one took."""
+def step_line(predicted: Simulation, record: Record, waited: Seconds | None = None) -> str:
+    """The seconds of a step, as predicted and as the last one took, and for which that had waited for its batch."""
     about = " (about: figures are missing)" if predicted.estimates else ""
     text = f"step: {seconds_text(predicted.step_seconds)} predicted{about}"
     if not record.steps:
         return f"{text}, none measured yet"
     last = record.steps[-1]
-    return f"{text}, {seconds_text(Seconds((last.end - last.begin) / 1e9))} measured, the last one"
+    took = f"{seconds_text(Seconds((last.end - last.begin) / 1e9))} measured, the last one"
+    data = "" if waited is None else f", which waited {seconds_text(waited)} for its batch"
+    return f"{text}, {took}{data}"
 
 
 def box_times(

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from rich.table import Table
 
-from weft.boxing import COLLECTIVES, BoxingStep, steps
+from weft.boxing import EXCHANGES, BoxingStep, steps
 from weft.boxing.halo import Halo
 from weft.compiler.halos import graph_halos
 from weft.compiler.pipeline import Compiled
@@ -245,7 +245,7 @@ def _steps(source: Value, node: Box) -> tuple[BoxingStep, ...]:
 def _moved(graph: LogicalGraph, node: Box, loop: frozenset[str]) -> int:
     """Bytes that a boxing moves in a step."""
     chain = _steps(graph.values[node.input.name], node)
-    moved = sum(step.bytes for step in chain if step.kind in COLLECTIVES)
+    moved = sum(step.bytes for step in chain if step.kind in EXCHANGES)
     return moved * (graph.micro_batches if node.output.name in loop else 1)
 
 

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, final
 
 from rich.table import Table
 
-from weft.boxing import COLLECTIVES, steps
+from weft.boxing import EXCHANGES, steps
 from weft.compiler.halos import graph_halos
 from weft.compiler.local.node_phases import node_phases
 from weft.compiler.pipeline import Compiled
@@ -106,7 +106,7 @@ def exchanges(compiled: Compiled) -> Iterator[Exchanged]:
             value = graph.values[node.input.name]
             source, target = layout_of(value), layout_of(node.output)
             chain = steps(source, target, value.shape, ITEM_SIZE[value.dtype])
-            sent = [step for step in chain if step.kind in COLLECTIVES and step.bytes]
+            sent = [step for step in chain if step.kind in EXCHANGES and step.bytes]
             times = graph.micro_batches if node.output.name in loop else 1
             if sent:
                 yield Exchanged(
@@ -235,7 +235,7 @@ def exchanged(graph: LogicalGraph) -> Counter[tuple[str, str]]:
     for node in graph.of_kind(Box):
         value, target = graph.values[node.input.name], layout_of(node.output)
         for step in steps(layout_of(value), target, value.shape, ITEM_SIZE[value.dtype]):
-            if step.kind in COLLECTIVES and step.bytes:
+            if step.kind in EXCHANGES and step.bytes:
                 found[step.kind, value.dtype] += step.bytes * times(node.output.name)
     for halo, _ in graph_halos(graph):
         found["halo", halo.value.dtype] += halo.total * times(halo.value.name)

@@ -18,6 +18,7 @@ from rich.progress import (
 )
 
 from weft.program.loop.logs import Figures, text_of
+from weft.units import Seconds
 
 # Figures that a bar has room for.
 _SHOWN = 4
@@ -42,6 +43,7 @@ class Bar:
         self._task = self._progress.add_task("training", total=steps, text="")
         self._since = time.monotonic()
         self._steps = self._samples = 0
+        self._waited = 0.0
 
     def __enter__(self) -> Bar:
         self._progress.start()
@@ -52,23 +54,28 @@ class Bar:
     ) -> None:
         self._progress.stop()
 
-    def advance(self, step: int, samples: int) -> None:
-        """A step was made, of so many samples."""
+    def advance(self, step: int, samples: int, waited: Seconds) -> None:
+        """A step was made, of so many samples, for which it had waited."""
         self._steps += 1
         self._samples += samples
+        self._waited += waited
         self._progress.update(self._task, completed=step)
 
     def figures(self) -> dict[str, float]:
-        """Steps and samples a second since they were last asked for, and the most memory of this process, in bytes."""
+        """What there was since it was last asked for: steps and samples a second, seconds a step waited for its batch.
+
+        And the most memory of this process until now, in bytes.
+        """
         now = time.monotonic()
         took = max(now - self._since, 1e-9)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         found = {
             "steps_per_second": self._steps / took,
             "samples_per_second": self._samples / took,
+            "data_seconds": self._waited / max(self._steps, 1),
             "peak_bytes": float(peak),
         }
-        self._since, self._steps, self._samples = now, 0, 0
+        self._since, self._steps, self._samples, self._waited = now, 0, 0, 0.0
         return found
 
     def show(self, figures: Figures) -> None:

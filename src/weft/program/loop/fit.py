@@ -12,12 +12,14 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from weft.errors import UserError
+from weft.program.data.ahead import with_waits
 from weft.program.data.loader import Loader
 from weft.program.loop.bar import Bar
 from weft.program.loop.logs import Figures, Log, log_of
 from weft.program.loop.stopping import Stopping
 from weft.program.program import Program
 from weft.program.saving.checkpoints import Checkpoints
+from weft.units import Seconds
 
 LOADER = "loader"
 # Batches that a thread takes from the workers before their step.
@@ -149,17 +151,17 @@ class _Run:
 
     def _epoch(self) -> str:
         """The rest of an epoch; why it ended before its last batch."""
-        for result, samples in self.loop.epoch():
-            why = self._after(result, samples)
+        for result, samples, waited in self.loop.epoch():
+            why = self._after(result, samples, waited)
             self.loop.save(self.telling.last, ends=bool(why))
             if why:
                 return why
         return ""
 
-    def _after(self, result: Any, samples: int) -> str:
+    def _after(self, result: Any, samples: int, waited: Seconds) -> str:
         """Tell of an update; why the loop ends after it."""
         telling, step = self.telling, self.loop.program.steps
-        telling.bar.advance(step, samples)
+        telling.bar.advance(step, samples, waited)
         number = self.stopping.after_step()
         why = signal.Signals(number).name if number else "steps" if self._reached() else ""
         new: dict[str, float] = {}
@@ -227,25 +229,26 @@ class _Loop:
     extra: dict[str, Any]
     saved: int = 0
 
-    def epoch(self) -> Iterator[tuple[Any, int]]:
-        """Train by what the loader still has; the result of each update's last batch, and samples."""
-        samples = 0
+    def epoch(self) -> Iterator[tuple[Any, int, Seconds]]:
+        """Train by what the loader still has; the result of each update's last batch, samples, and waits for batches."""
+        samples, waited = 0, 0.0
         batches = self.loader.ahead(AHEAD) if isinstance(self.loader, Loader) else self.loader
-        for number, batch in enumerate(batches, 1):
+        for number, (batch, wait) in enumerate(with_waits(batches), 1):
             samples += _samples(batch)
+            waited += wait
             updates = number % self.accumulate == 0
             result = self.program.step(batch, update=updates)
             if updates:
                 for each in self.schedulers:
                     each.step()
-                yield result, samples
-                samples = 0
+                yield result, samples, Seconds(waited)
+                samples, waited = 0, 0.0
         if samples:
             # Fewer batches than an update takes were left.
             self.program.update()
             for each in self.schedulers:
                 each.step()
-            yield result, samples
+            yield result, samples, Seconds(waited)
 
     def resume(self) -> None:
         """Go on from the newest checkpoint, if there is one."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from typing import final
 
 import torch
 from torch import Tensor
 
+from weft.cached import cached_property
 from weft.capture.optimizers.groups import Optimizing
 from weft.errors import InternalError
 from weft.ir.plan import (

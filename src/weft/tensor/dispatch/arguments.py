@@ -107,8 +107,3 @@ def takes_slots(op: torch._ops.OpOverload[Any, Any]) -> bool:
 def op_name(op: torch._ops.OpOverload[Any, Any]) -> str:
     """The name that rules know an op by."""
     return str(op).removesuffix(".default") if op.namespace == "weft" else str(op)
-
-
-def is_tensor_list(value: Any) -> bool:
-    """True where an argument is a list that holds tensors."""
-    return isinstance(value, list | tuple) and any(isinstance(part, Tensor) for part in value)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from heapq import nsmallest
 from typing import final
 
-from weft.boxing import COLLECTIVES, axis_bytes, steps
+from weft.boxing import EXCHANGES, axis_bytes, steps
 from weft.compiler.halos import halo_cost
 from weft.compiler.layouts.options import all_have_elements
 from weft.hardware import CostModel
@@ -156,5 +156,5 @@ def _boxing(spec: TensorSpec, source: Layout, target: Layout) -> float:
     if source == target:
         return 0.0
     chain = steps(source, target, spec.shape, ITEM_SIZE.get(spec.dtype, 8))
-    collectives = sum(step.kind in COLLECTIVES for step in chain)
+    collectives = sum(step.kind in EXCHANGES for step in chain)
     return _COST.boxing(Bytes(sum(step.bytes for step in chain)), collectives)

@@ -12,7 +12,7 @@ from typing import final
 import numpy as np
 
 from weft.boxing.box_steps import step_groups
-from weft.boxing.step import COLLECTIVES
+from weft.boxing.step import EXCHANGES
 from weft.compiler.boxings import TensorStep
 from weft.compiler.schedule.fold.colours import Colours, Numbers
 from weft.ir.plan import Communicator
@@ -115,7 +115,7 @@ def _used(
     found = {}
     for step, _, _ in steps:
         where = step.source.placement, step.target.placement, step.axis
-        if step.kind in COLLECTIVES and where not in found:
+        if step.kind in EXCHANGES and where not in found:
             groups = step_groups(step)
             numbers = [ids[group] for group in groups]
             places = colours.places(rank for group in groups for rank in group)
