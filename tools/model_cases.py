@@ -154,7 +154,7 @@ class Comparison:
         return Training(copy.deepcopy(self.model).to(dtype), self._loss, batches, eps)
 
     def _rounded(self, parts: int, eps: float) -> list[Trained]:
-        """Plain float32 trainings from weights that are rounded otherwise: gradients near zero may change their sign."""
+        """Plain float32 trainings from weights that are rounded otherwise: gradients near zero may change sign."""
         trainings = [self.training(torch.float32, eps) for _ in range(SHAKEN)]
         for seed, training in enumerate(trainings):
             _shake(training.model, seed)
@@ -272,7 +272,7 @@ def _shake(model: nn.Module, seed: int) -> None:
     unit = torch.finfo(torch.float32).eps
     with torch.no_grad():
         for weight in model.parameters():
-            weight *= 1 + unit * (2 * torch.randint(2, weight.shape, generator=draw) - 1)
+            weight.mul_(1 + unit * (2 * torch.randint(2, weight.shape, generator=draw) - 1))
 
 
 def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
