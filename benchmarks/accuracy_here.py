@@ -38,6 +38,9 @@ from benchmarks.works.work import Batch, Work
 
 STRATEGIES = ("single", "data_parallel", "zero3", "tensor_parallel", "pipeline", "split", "expert")
 SHARES = (1.0, 0.5, 2.0)
+RANKS = (1, 2, 4)
+# Works that are made for another number of ranks: cases of the benchmarks alone.
+OTHER_RANKS = {pair.work for pair in PAIRS if pair.ranks not in RANKS}
 HOST = "host"
 # Seconds that a rank may take for an answer.
 PATIENCE = 300.0
@@ -128,7 +131,7 @@ class Outcome:
 
 
 def cases(works: Sequence[str], strategies: Sequence[str], ranks: Sequence[int]) -> Iterator[Case]:
-    for work in works:
+    for work in (work for work in works if work not in OTHER_RANKS):
         for strategy in strategies:
             for count in ranks:
                 if (strategy == "single") == (count == 1) and fits(WORKS[work], strategy):
@@ -137,10 +140,10 @@ def cases(works: Sequence[str], strategies: Sequence[str], ranks: Sequence[int])
                     yield from (Case(work, strategy, share, count) for share in shares)
 
 
-def bench_cases(ranks: int = 2) -> Iterator[Case]:
-    """The pairs of the benchmarks."""
+def bench_cases() -> Iterator[Case]:
+    """The pairs of the benchmarks, each on its own number of ranks."""
     for pair in PAIRS:
-        count = 1 if pair.strategy == "single" else ranks
+        count = 1 if pair.strategy == "single" else pair.ranks
         yield Case(pair.work, pair.strategy, 1.0, count, pair.link)
 
 
@@ -258,7 +261,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--works", nargs="+", default=list(WORKS), choices=list(WORKS))
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), choices=STRATEGIES)
-    parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4])
+    parser.add_argument("--ranks", nargs="+", type=int, help="1, 2, 4, and those of the benchmarks")
     parser.add_argument("--bench", action="store_true", help="the pairs of the benchmarks alone")
     parser.add_argument("--json", type=Path, help="read, and written after each case")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="of a part")
@@ -267,7 +270,7 @@ def main() -> None:
     o = parser.parse_args()
     known = json.loads(o.json.read_text())["cases"] if o.json and o.json.exists() else []
     done = {each["case"]: Outcome(**each) for each in known}
-    others = [] if o.bench else list(cases(o.works, o.strategies, o.ranks))
+    others = [] if o.bench else list(cases(o.works, o.strategies, o.ranks or RANKS))
     if o.seed is not None:
         random.Random(o.seed).shuffle(others)
     wanted = dict.fromkeys((*bench_cases(), *others))
@@ -275,7 +278,7 @@ def main() -> None:
         wanted = {
             case: None for case in wanted if case.work in o.works and case.strategy in o.strategies
         }
-        wanted = {case: None for case in wanted if case.ranks in o.ranks}
+        wanted = {case: None for case in wanted if not o.ranks or case.ranks in o.ranks}
     if o.list:
         print("\n".join(map(str, wanted)), f"\n{len(wanted)} cases", sep="")
         return

@@ -1,7 +1,7 @@
 """Writes the results into docs/benchmarks.md: `python -m benchmarks.page [results.json]`.
 
 What stands between the two marks there is replaced; the rest of the page is written by hand. The results themselves,
-with the seconds of every round, go to `docs/results/benchmarks.json`.
+with the seconds of every round and what the single topics wrote beside them, go to `docs/results/benchmarks.json`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks import topics
 from benchmarks.measure import OUT
 from benchmarks.report import COLUMNS, VERDICTS, cells, judged
 from benchmarks.targets import verdicts
@@ -44,7 +45,10 @@ def section(result: Mapping[str, Any]) -> str:
     targets = [judged(each) for each in verdicts(result["rows"])]
     rows = [cells(row) for row in result["rows"]]
     made = [result["made"], head] if "made" in result else [head]
-    return "\n\n".join([*made, markdown(VERDICTS, targets), markdown(COLUMNS, rows)])
+    single = topics.lines(result.get("topics", {}))
+    tables = [markdown(VERDICTS, targets), markdown(COLUMNS, rows)]
+    tables += [markdown(topics.COLUMNS, single)] if single else []
+    return "\n\n".join([*made, *tables])
 
 
 def disturbances(result: Mapping[str, Any]) -> str:
@@ -73,6 +77,7 @@ def markdown(columns: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 def main() -> None:
     source = Path(sys.argv[1]) if len(sys.argv) > 1 else OUT / "results.json"
     result = json.loads(source.read_text())
+    result["topics"] = topics.read(source.parent, result["failed_topics"])
     PAGE.write_text(page(PAGE.read_text(), result))
     RAW.write_text(raw(result))
 

@@ -62,15 +62,15 @@ def over_limit(row: Row) -> str:
     return f"{row['ratio_to_limit']:.2f}× {row['limit']}{ends(row['limit_interval'])}"
 
 
-def ends(interval: Sequence[float] | None) -> str:
+def ends(interval: Sequence[float] | None, decimals: int = 2) -> str:
     """Of an interval; a question mark where there are too few rounds for one."""
-    return f" [{interval[0]:.2f}–{interval[1]:.2f}]" if interval else " [?]"
+    return f" [{interval[0]:.{decimals}f}–{interval[1]:.{decimals}f}]" if interval else " [?]"
 
 
 def judged(each: Verdict) -> list[str]:
-    """The cells of a target."""
+    """The cells of a target; its interval with a decimal more than its bound, to show on which side it lies."""
     found = "–" if each.found is None else f"{each.found:.2f}"
-    found += ends(each.interval) if each.interval else ""
+    found += ends(each.interval, 3) if each.interval else ""
     said = {True: "", False: "missed", None: "undecided"}[each.held]
     return [each.place, each.what, each.bound, found, said]
 

@@ -152,21 +152,23 @@ class Figure:
 
 
 def exact(value: float | None) -> Figure:
-    """A figure that every run shows."""
-    return Figure(value, None if value is None else (value, value))
+    """A figure that every run shows, of which two decimals count."""
+    return Figure(value, None if value is None else (round(value, 2),) * 2)
 
 
 def verdict(
     place: str, what: str, figure: Figure, most: float | None = None, least: float = 0.0
 ) -> Verdict:
-    """With an upper or a lower bound, where all of the interval lies to one side of it; two decimals count."""
+    """With an upper or a lower bound, as it is printed, where all of the interval, as it is, lies to one side of it."""
     bound = f"≤ {most:.2f}" if most is not None else f"≥ {least:.2f}"
     if figure.value is None:
         return Verdict(place, what, bound, None, False)
     held = None
     if figure.quiet and figure.interval is not None:
-        each = [round(end, 2) for end in figure.interval]
-        good = [end <= round(most, 2) if most is not None else end >= least for end in each]
+        good = [
+            end <= round(most, 2) if most is not None else end >= round(least, 2)
+            for end in figure.interval
+        ]
         held = good[0] if len(set(good)) == 1 else None
     width = figure.interval and figure.interval[1] > figure.interval[0]
     return Verdict(place, what, bound, figure.value, held, figure.interval if width else None)

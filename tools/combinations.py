@@ -259,8 +259,10 @@ def main(words: Sequence[str]) -> int:
 
 
 def cell_of(combination: Combination, found: float) -> str:
-    """A difference, bold when it is above the limit."""
-    return f"{found:.0e}" if found <= LIMITS[combination.precision] else f"**{found:.1e}**"
+    """A difference, bold and with the limit when it is above it."""
+    limit = LIMITS[combination.precision]
+    digits = ".1e" if combination.precision is None else ".3g"
+    return f"{found:{digits}}" if found <= limit else f"**{found:{digits}} > {limit:g}**"
 
 
 def cells_of(text: str) -> dict[Combination, str]:

@@ -154,7 +154,7 @@ class Comparison:
         return Training(copy.deepcopy(self.model).to(dtype), self._loss, batches, eps)
 
     def _rounded(self, parts: int, eps: float) -> list[Trained]:
-        """Plain float32 trainings from weights that are rounded otherwise: small gradients may change their sign."""
+        """Plain float32 trainings from weights that are rounded otherwise: gradients near zero may change sign."""
         trainings = [self.training(torch.float32, eps) for _ in range(SHAKEN)]
         for seed, training in enumerate(trainings):
             _shake(training.model, seed)

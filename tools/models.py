@@ -2,14 +2,18 @@
 
 python -m tools.models              all models: the families of `transformers` and the papers' (many minutes)
 python -m tools.models llama nmt    these only; the other rows of the page stay
+python -m tools.models --without "resnet-*/float32*" "resnet-101/tensor, ?"
+                                    all but these cells, named as model/column; the page says "–" there
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # everything is made from configs
@@ -45,7 +49,7 @@ SOURCES = (
 SINGLE = ("data, 4", "hybrid, 2×2", "pipeline × data, 2×2")
 # Cells of "automatic" that are those of data parallel, bit for bit.
 AS_DATA = "as data"
-# Cells that the last run left out.
+# Cells that the last run left out, as `--without` says.
 LEFT_OUT = "–"
 HEAD = f"""# Models
 
@@ -58,8 +62,8 @@ weft on 2 and 4 ranks, threads of one process.
   which Adam would divide by itself. A cell is the larger of two differences: of the losses, relative, and of all
   parameters and buffers after the last step, each relative to the largest element of its tensor or to {FLOOR:g},
   whichever is more. Up to {LIMIT:g} is equal; for nets that blow rounding up, up to {BLOW_UP} times what a relative
-  change of the batch by 1e-15 does to plain PyTorch's own result (ResNet-101: 2e-9). The order of sums is all that may
-  differ.
+  change of the batch by 1e-15 does to plain PyTorch's own result: a cell above {LIMIT:g} says up to how much. The order
+  of sums is all that may differ.
 - *float32*: eps is torch's default, {EPS[torch.float32]:g}, in both. A cell is the larger of two distances from plain
   PyTorch in float32, that of all parameters and buffers and that of losses, each in units of the largest distance that
   plain PyTorch in float32 has from itself in float64, as it is and {SHAKEN} times from weights that are rounded
@@ -103,20 +107,32 @@ def page_of(rows: Mapping[str, list[str]], stamp: Stamp) -> str:
     table = [["model", *columns()], ["---"] * (1 + len(columns()))]
     table += [[name, *rows[name]] for name in cases() if name in rows]
     lines = [f"| {' | '.join(row)} |" for row in table]
+    left_out = cells.count(LEFT_OUT)
     count = (
-        f"Equal: {equal} of {len(counted)}; {as_data} more are data parallel under another name."
+        f"Equal: {equal} of {len(counted)}; {as_data} more are data parallel under another name, "
+        f"{left_out} were not run."
     )
     return "\n".join([HEAD.format(stamp=stamp), count, "", *lines, ""])
 
 
 def cell_of(found: Difference, limit: float) -> str:
-    """The larger difference; bold when it is above `limit`."""
+    """The larger difference, with the limit where it is above the usual one; bold when it is above `limit`."""
     worst = max(found.loss, found.state)
-    return f"{worst:.0e}" if worst <= limit else f"**{worst:.0e} ({found.worst})**"
+    if worst > limit:
+        return f"**{worst:.1e} > {limit:.1e} ({found.worst})**"
+    return f"{worst:.0e}" if worst <= LIMIT else f"{worst:.1e} ≤ {limit:.1e}"
 
 
-def compare(name: str, case: Case, only: Collection[str] = ()) -> dict[str, str]:
-    """The cells of one model by the heads of their columns; `only` of these, all where there are none."""
+def compare(
+    name: str, case: Case, only: Collection[str] = (), without: Sequence[str] = ()
+) -> dict[str, str]:
+    """The cells of one model by the heads of their columns.
+
+    Args:
+        name, case: the model.
+        only: of these columns; of all where there are none.
+        without: patterns of model/column that are not run.
+    """
     comparison, row = Comparison(case), dict[str, str]()
     found: dict[str, Difference] = {}
 
@@ -135,6 +151,9 @@ def compare(name: str, case: Case, only: Collection[str] = ()) -> dict[str, str]
     for column in columns():
         if only and column not in only:
             continue
+        if any(fnmatchcase(f"{name}/{column}", pattern) for pattern in without):
+            row[column] = LEFT_OUT
+            continue
         kind, _, strategy = column.rpartition(": ")
         try:
             row[column] = single(strategy) if kind else double(strategy)
@@ -145,20 +164,28 @@ def compare(name: str, case: Case, only: Collection[str] = ()) -> dict[str, str]
     return row
 
 
-def main(names: list[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
     """Compare the named models, or all. Returns the number of cells that are not equal."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", metavar="MODEL")
+    parser.add_argument("--without", nargs="+", default=[], metavar="PATTERN")
+    told = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
-    every = cases()
-    unknown = [name for name in names if name not in every]
-    if unknown:
-        print(f"unknown: {', '.join(unknown)}; there are: {', '.join(every)}")
-        return 1
+    names, every = told.names, cases()
+    if unknown := [name for name in names if name not in every]:
+        parser.error(f"unknown: {', '.join(unknown)}; there are: {', '.join(every)}")
+    places = [f"{name}/{column}" for name in names or every for column in columns()]
+    for pattern in told.without:
+        if not any(fnmatchcase(place, pattern) for place in places):
+            parser.error(f"no cell is called {pattern}; one is {places[0]!r}")
     different, rows = 0, dict[str, list[str]]()
     stamp = stamp_now(COMMAND, SOURCES)
     if names:  # a page of rows of several times is as old as the oldest
         (stamp, *_), rows = stamps_of(PAGE.read_text()), rows_of(PAGE.read_text())
     for name in names or every:
-        rows[name] = list(compare(name, every[name]).values())
+        rows[name] = list(compare(name, every[name], without=told.without).values())
         different += sum(cell.startswith("**") for cell in rows[name])
         PAGE.write_text(page_of(rows, stamp))
     return different

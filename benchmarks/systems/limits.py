@@ -2,7 +2,9 @@
 
 A rank trains on its samples as a single device does; where the strategy splits the optimizer's states, it updates its
 part of every parameter. Nothing is communicated, so ranks drift apart and the losses mean nothing. The lowest of the
-limits of a pair is what a system is measured against: no kernels, weft's own included, do the same work in less.
+limits of a pair is what a system is measured against: no kernels that were measured there, weft's own included, do the
+same work in less. Which limits a pair has says `benchmarks.pairs`: none is compiled where no peer is (resnet50, slow
+links), "limit weft auto" stands beside "weft auto" alone, and strategies that split tables or experts have none.
 """
 
 from __future__ import annotations

@@ -61,11 +61,6 @@ def zero_bubble(job: Job) -> System:
     return system(job, ScheduleInterleavedZeroBubble, [job.rank])
 
 
-def zero_bubble_interleaved(job: Job) -> System:
-    """Gradients of weights put off, two parts on each rank, in turn."""
-    return system(job, ScheduleInterleavedZeroBubble, [job.rank, job.rank + job.ranks])
-
-
 def zbv(job: Job) -> System:
     """ZB-V: two parts on each rank, first to last and back, gradients of weights put off."""
     return system(job, ScheduleZBVZeroBubble, [job.rank, 2 * job.ranks - 1 - job.rank])

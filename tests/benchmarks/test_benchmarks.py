@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import topics
 from benchmarks.measure import compare, interleave
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +32,7 @@ def run(folder: Path, *command: str) -> None:
 def result(folder: Path, name: str) -> dict[str, object]:
     found = json.loads((folder / f"runs/bench/{name}.json").read_text())
     assert found["machine"]["cores"] == os.cpu_count()
+    assert topics.lines({name: found})  # the page has rows of it
     return dict(found)
 
 

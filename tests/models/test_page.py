@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("transformers", reason="pip install -c constraints.txt -e '.[models]'")
 
+from tools import models
 from tools.model_cases import Difference
-from tools.models import AS_DATA, PAGE, cases, cell_of, columns, compare, page_of, rows_of
+from tools.models import AS_DATA, LEFT_OUT, PAGE, cases, cell_of, columns, compare, page_of, rows_of
+from tools.scores.samples import drift
 from tools.scores.stamp import stamp_now, stamps_of
 
 STAMP = stamp_now("python -m tools.models", ["tools/models.py"])
@@ -23,7 +27,7 @@ def test_rows_survive_a_page() -> None:
 
 def test_what_is_data_parallel_under_another_name_is_not_counted() -> None:
     page = page_of({"llama": ["1e-15", AS_DATA]}, STAMP)
-    assert "Equal: 1 of 1; 1 more are data parallel under another name." in page
+    assert "Equal: 1 of 1; 1 more are data parallel under another name, 0 were not run." in page
     chosen = ("data, 2", "automatic, 2")
     assert compare("rnnlm", cases()["rnnlm"], chosen)["automatic, 2"] == AS_DATA
 
@@ -34,10 +38,28 @@ def test_float32_with_the_default_eps_is_compared_too() -> None:
     assert float(cell) <= 2
 
 
-def test_a_difference_above_the_limit_is_bold() -> None:
+def test_cells_may_be_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not run, not counted, and said; what no cell is called is an error."""
+    monkeypatch.setattr(models, "PAGE", tmp_path / "models.md")
+    models.PAGE.write_text(page_of({"llama": ["1e-15"] * len(columns())}, STAMP))
+    without = ["--without", "nmt/float32*", "nmt/[!d]*", "nmt/data, 4"]
+    assert models.main(["nmt", *without]) == 0
+    page = models.PAGE.read_text()
+    assert rows_of(page)["nmt"][1:] == [LEFT_OUT] * (len(columns()) - 1)
+    assert float(rows_of(page)["nmt"][0]) < 1e-9
+    assert rows_of(page)["llama"] == ["1e-15"] * len(columns())
+    assert f"{len(columns()) - 1} were not run." in page
+    with pytest.raises(SystemExit):
+        models.main(["nmt", "--without", "nmt/pipelines, 2"])
+
+
+def test_a_difference_above_a_limit_says_it() -> None:
     found = Difference(1e-12, 3e-8, "head.weight")
-    assert cell_of(found, 1e-7) == "3e-08"
-    assert cell_of(found, 1e-9) == "**3e-08 (head.weight)**"
+    assert cell_of(Difference(1e-12, 3e-10, ""), 1e-9) == "3e-10"
+    assert cell_of(found, 1e-7) == "3.0e-08 ≤ 1.0e-07"
+    assert cell_of(found, 1e-9) == "**3.0e-08 > 1.0e-09 (head.weight)**"
+    assert drift("3.0e-08 ≤ 1.0e-07", "2e-8") == ""
+    assert drift("2e-8", "3.0e-12 ≤ 1.0e-07") == "2e-8, not 3.0e-12 ≤ 1.0e-07"
 
 
 def test_the_page_holds_every_model_and_all_but_one_cell_are_equal() -> None:

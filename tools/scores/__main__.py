@@ -66,7 +66,8 @@ def main(arguments: Sequence[str]) -> int:
 def old(pages: Sequence[Page]) -> Iterator[str]:
     """Pages that are too old, or do not say what they were made from."""
     for page in pages:
-        for line in complaints(page.path.read_text(), page.commands, ROOT, date.today()):
+        text = page.path.read_text()
+        for line in complaints(text, page.commands, ROOT, date.today(), page.commits):
             yield f"docs/{page.name}: {line}"
 
 

@@ -9,10 +9,14 @@ from pathlib import Path
 
 from tools.scores.stamp import Stamp, contents, digest, stamps_of
 
-DAYS, COMMITS = 60, 600
+DAYS = 60
+# Commits that may change the sources of a page: of one that takes hours to renew, and of one that an hour renews.
+COMMITS, COMMITS_OF_AN_HOUR = 600, 150
 
 
-def complaints(text: str, commands: tuple[str, ...], root: Path, today: date) -> Iterator[str]:
+def complaints(
+    text: str, commands: tuple[str, ...], root: Path, today: date, commits: int = COMMITS
+) -> Iterator[str]:
     """What is wrong with the stamps of a page, a line each.
 
     Args:
@@ -20,13 +24,14 @@ def complaints(text: str, commands: tuple[str, ...], root: Path, today: date) ->
         commands: that its stamps have to name, each once.
         root: of the tree.
         today: to which days are counted.
+        commits: that may have changed the sources.
     """
     stamps = {stamp.command: stamp for stamp in stamps_of(text)}
     for command in commands:
         if command not in stamps:
             yield f"no line says when `{command}` made it: run it, or `python -m tools.scores --help`"
         elif is_changed(stamps[command], root):
-            yield from _old(stamps[command], root, today)
+            yield from _old(stamps[command], root, today, commits)
 
 
 def is_changed(stamp: Stamp, root: Path) -> bool:
@@ -35,13 +40,13 @@ def is_changed(stamp: Stamp, root: Path) -> bool:
     return not there or digest(contents(root, stamp.sources)) != stamp.digest
 
 
-def _old(stamp: Stamp, root: Path, today: date) -> Iterator[str]:
+def _old(stamp: Stamp, root: Path, today: date, allowed: int) -> Iterator[str]:
     days, commits = (today - stamp.day).days, commits_since(stamp, root)
     how = f"`{stamp.command}` renews it, `make scores` all pages"
     if days > DAYS:
         yield f"its sources have changed, and it is {days} days old, more than {DAYS}: {how}"
-    elif commits > COMMITS:
-        yield f"{commits} commits have changed its sources, more than {COMMITS}: {how}"
+    elif commits > allowed:
+        yield f"{commits} commits have changed its sources, more than {allowed}: {how}"
 
 
 def commits_since(stamp: Stamp, root: Path) -> int:

@@ -25,14 +25,35 @@ ROUNDING = 100.0
 # A machine is never as idle as another: a speed beside a peer's is other when it is below this share of the page's.
 SPEED = 0.5
 
+# By which part cells of docs/real_sizes.md may be off: the bytes sent by rounding of the last digit, and the peak in
+# bytes and beside data parallel's, of which plans count more from time to time. All other cells are exact.
+NEAR = {5: 0.01, 6: 0.1, 11: 0.1}
+# The head of the column of docs/benchmarks.md that has the time.
+STEP = "ms a step (quartiles)"
+
 Found = tuple[str, str]
 
 
 def rows_of(text: str, columns: int) -> list[list[str]]:
     """The cells of all rows of tables with so many columns, without heads."""
-    lines = [line for line in text.splitlines() if line.startswith("| ")]
-    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    rows = [_cells(line) for line in text.splitlines() if line.startswith("| ")]
     return [row for row in rows if len(row) == columns]
+
+
+def named_rows(text: str, *heads: str) -> Iterator[dict[str, str]]:
+    """The rows of the tables that have columns of these names, each cell by the head of its column."""
+    names: list[str] = []
+    for line in text.splitlines():
+        if not line.startswith("|"):
+            names = []
+        elif not names:
+            names = _cells(line)
+        elif set(heads) <= set(names) and line.strip("|- :"):
+            yield dict(zip(names, _cells(line), strict=True))
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
 
 
 def ops(text: str, draw: random.Random) -> Iterator[Found]:
@@ -92,13 +113,14 @@ def drift(found: str, before: str) -> str:
         return "" if before.startswith("**") else f"{found}, not {before}"
     if before.startswith("**"):
         return f"{found} is equal, the page has {before}"
-    return "" if float(found) <= ROUNDING * max(float(before), 1e-16) else f"{found}, not {before}"
+    now, page = (float(cell.partition(" ")[0]) for cell in (found, before))
+    return "" if now <= ROUNDING * max(page, 1e-16) else f"{found}, not {before}"
 
 
 def real_sizes(text: str, draw: random.Random) -> Iterator[Found]:
-    """Lines of docs/real_sizes.md are there again, each figure within a tenth."""
+    """Rows of docs/real_sizes.md are there again, below their family: all the same, but for memory, near it."""
     page, rows, run = _modules("tools.real_sizes", "page", "rows", "run")
-    lines = set(text.splitlines())
+    families = dict(part.split("\n", 1) for part in text.split("\n### ")[1:])
     every = list(rows.all_rows())
     for row in draw.sample(every, len(every)):
         # Samples of other pages leave another one behind.
@@ -106,20 +128,27 @@ def real_sizes(text: str, draw: random.Random) -> Iterator[Found]:
         torch.set_default_dtype(torch.float32)
         (result,) = run.results([row])
         found = page.row_of(result)
-        there = found in lines or any(_near(found, line) for line in lines)
+        there = any(same_plan(found, line) for line in families[row.family].splitlines())
         yield row.name, "" if there else f"{found} is not on the page"
 
 
-def _near(one: str, other: str) -> bool:
-    """True where two rows differ in figures alone, by a tenth at most; the first five columns say what of."""
-    cells = [[cell.strip(" *<>") for cell in line.strip("| ").split("|")] for line in (one, other)]
-    if len(cells[0]) != len(cells[1]) or cells[0][:5] != cells[1][:5] or len(cells[0]) < 7:
+def same_plan(found: str, line: str) -> bool:
+    """True where rows of real sizes say the same of one plan, each cell as far as `NEAR` says.
+
+    What is not there, such as the cells of a plan that failed, is near nothing but itself.
+    """
+    cells, others = _cells(found), _cells(line)
+    if len(cells) != len(others):
         return False
+    pairs = zip(cells, others, strict=True)
+    return all(_near(*pair, NEAR.get(i, 0.0)) for i, pair in enumerate(pairs))
+
+
+def _near(one: str, other: str, part: float) -> bool:
     try:
-        pairs = [(float(a), float(b)) for a, b in zip(cells[0][5:], cells[1][5:], strict=True)]
+        return one == other or abs(float(one) / float(other) - 1) <= part
     except ValueError:
         return False
-    return all(abs(a - b) <= 0.1 * max(abs(a), abs(b)) for a, b in pairs)
 
 
 def programs(text: str, draw: random.Random) -> Iterator[Found]:
@@ -139,25 +168,36 @@ def programs(text: str, draw: random.Random) -> Iterator[Found]:
 
 def benchmarks(text: str, draw: random.Random) -> Iterator[Found]:
     """The smallest works beside eager PyTorch: losses agree, and the speed is no less than `SPEED` of the page."""
-    speeds = {row[0]: row[5] for row in rows_of(text, 9) if row[1:3] == ["single", "weft"]}
     work = draw.choice(["mlp_small", "lstm"])
+    page = faster_than_eager(text, work)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "rows.json")
         options = ["--work", work, "--strategy", "single", "--systems", "eager", "weft"]
         few = ["--seconds", "4", "--least", "3", "--once", "--out", str(out)]
         _run("benchmarks.compare", *options, *few)
         rows = json.loads(out.read_text())["rows"]
-    yield f"{work}/single", _slower(rows, speeds[work])
+    yield f"{work}/single", _slower(rows, page)
 
 
-def _slower(rows: Sequence[dict[str, Any]], before: str) -> str:
+def faster_than_eager(text: str, work: str) -> float:
+    """How many times as fast as eager PyTorch docs/benchmarks.md has weft on one device, by the medians of both.
+
+    Its cell against the best peer may be of torch.compile, which this gate has no time for.
+    """
+    here = [row for row in named_rows(text, "system", STEP) if row["work"] == work]
+    alone = {row["system"]: row[STEP] for row in here if row["strategy"] == "single"}
+    eager, own = (float(alone[name].partition(" ")[0]) for name in ("eager", "weft"))
+    return eager / own
+
+
+def _slower(rows: Sequence[dict[str, Any]], page: float) -> str:
     eager, own = (next(row for row in rows if row["system"] == name) for name in ("eager", "weft"))
     if "error" in own:
         return f"failed: {own['error'][:300]}"
     if own["losses_agree"] is not None and own["losses_agree"] > 0.01:
         return f"losses differ by {own['losses_agree']:.0e} of the way they went"
-    ratio, page = eager["seconds"] / own["seconds"], float(before.partition("×")[0] or 1)
-    return "" if ratio >= SPEED * page else f"{ratio:.2f}× eager, not {before}"
+    ratio = eager["seconds"] / own["seconds"]
+    return "" if ratio >= SPEED * page else f"{ratio:.2f}× eager, not {page:.2f}×"
 
 
 def accuracy(text: str, draw: random.Random) -> Iterator[Found]:
