@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,10 @@ from weft.cli.failure import (
     TOLD,
     WAITED,
     Note,
+    absent,
     describe,
     format_error,
+    own_failure,
     read_notes,
     write_note,
 )
@@ -43,9 +47,36 @@ def test_a_note_counts_although_the_agent_saw_only_its_peer() -> None:
     assert describe([Exit(0, 100, 1)], [note(0, 20), note(1, 10)]).startswith("rank 1 failed")
 
 
-def test_a_killed_rank_comes_before_the_peers_that_raise() -> None:
-    text = describe([Exit(0, 100, 1), Exit(1, 101, -9, 20)], [note(0, 10)])
+SECOND = 10**9
+
+
+@pytest.mark.parametrize("code", [-9, -11])
+@pytest.mark.parametrize("kind", [OWN, WAITED, TOLD])
+def test_a_killed_rank_comes_before_the_peers_that_raise_then(code: int, kind: str) -> None:
+    text = describe([Exit(0, 100, 1), Exit(1, 101, code, 20)], [note(0, 30, kind)])
+    assert text.startswith(f"rank 1 (process 101) was ended by signal {-code}")
+    assert "rank 0" not in text
+
+
+def test_a_crash_that_is_seen_a_little_late_still_comes_first() -> None:
+    exits = [Exit(0, 100, 1, SECOND), Exit(1, 101, -9, SECOND + SECOND // 10)]
+    text = describe(exits, [note(0, SECOND)])
     assert text.startswith("rank 1 (process 101) was ended by signal 9 (SIGKILL)")
+    assert "0.1 s before that was seen, rank 0 failed: ValueError: 0\n\nTraceback of 0" in text
+
+
+def test_a_crash_long_after_a_failure_does_not_hide_it() -> None:
+    exits = [Exit(0, 100, 1, SECOND), Exit(1, 101, -11, 2 * SECOND)]
+    text = describe(exits, [note(0, SECOND), note(2, SECOND + 1)])
+    assert text.startswith("rank 0 failed: ValueError: 0\n\nTraceback of 0")
+    assert "1.0 s later, rank 1 (process 101) was ended by signal 11 (SIGSEGV)" in text
+
+
+def test_a_failure_is_known_before_it_is_known_who_did_not_answer() -> None:
+    assert own_failure([Exit(0, 100, 1)], [note(0, 10, WAITED)]) is None
+    assert own_failure([Exit(0, 100, 1)], [note(0, 10)]) == describe([], [note(0, 10)])
+    assert absent([Exit(0, 100, 1)], []) == []
+    assert len(absent([Exit(0, 100, 1)], [3])) == 1
 
 
 def test_what_the_launcher_killed_is_not_the_first() -> None:
@@ -109,6 +140,11 @@ def test_a_crash_after_the_note_does_not_hide_the_note() -> None:
         (RuntimeError("x"), OWN),
         (NoAnswer("rank 1"), WAITED),
         (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer"), WAITED),
+        (RuntimeError("[1] is setting up NCCL communicator\nConnection Reset By Peer"), WAITED),
+        (RuntimeError("NCCL error in: N.cpp:77, remote process exited or there was a"), WAITED),
+        (RuntimeError("ncclInternalError.\nLast error:\nConnection closed by remote peer"), WAITED),
+        (RuntimeError("NCCL communicator was aborted on rank 1."), WAITED),
+        (RuntimeError("NCCL error: unhandled cuda error"), OWN),
         (PeerFailure("rank 1 failed"), TOLD),
     ],
 )
@@ -134,6 +170,54 @@ def test_a_note_is_written_and_read_back(tmp_path: Path, monkeypatch: pytest.Mon
     assert (found.rank, found.kind) == (3, WAITED)
     assert found.title == "weft.errors.NoAnswer: rank 1 is gone"
     assert json.loads((tmp_path / "3.json").read_text())["text"] == found.text
+
+
+def test_a_note_carries_the_time_of_a_clock_that_is_never_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(NOTES, str(tmp_path))
+    monkeypatch.setenv("RANK", "3")
+    before = time.monotonic_ns()
+    write_note(ValueError("x"), "script.py")
+    assert before <= read_notes(tmp_path)[0].nanoseconds <= time.monotonic_ns()
+
+
+@pytest.mark.parametrize("text", ["", '{"rank": 1', "[]", '{"rank": 1}', "7"])
+def test_a_note_that_cannot_be_read_hides_no_other(text: str, tmp_path: Path) -> None:
+    (tmp_path / "1.json").write_text(text)
+    (tmp_path / "3.json").write_text(json.dumps(asdict(note(3, 10))))
+    (tmp_path / "4.json").mkdir()
+    assert read_notes(tmp_path) == (note(3, 10),)
+
+
+def test_a_note_is_there_only_when_it_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen at the moment when it has been written, and has not been put in its place."""
+    monkeypatch.setenv(NOTES, str(tmp_path))
+    monkeypatch.setenv("RANK", "3")
+    seen = []
+    replace = Path.replace
+
+    def look(path: Path, target: Path) -> Path:
+        seen.append(read_notes(tmp_path))
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", look)
+    write_note(ValueError("x"), "script.py")
+    assert seen == [()]
+    assert len(read_notes(tmp_path)) == 1
+
+
+def test_where_a_note_cannot_be_written_the_traceback_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(NOTES, str(tmp_path / "gone"))
+    monkeypatch.setenv("RANK", "3")
+    write_note(ValueError("no place \udcff"), "script.py")
+    told = capfd.readouterr().err
+    assert "ValueError: no place \\udcff\n" in told
+    assert "cannot write the note" in told
 
 
 def test_without_a_launcher_the_traceback_is_printed(

@@ -17,8 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import final
 
-from weft.errors import NoAnswer, RankFailure
+from weft.errors import NoAnswer, RankFailure, UserError
 from weft.runtime.world.launch import Exit
+from weft.whole_files import write_whole
 
 # Folder of the notes, set by the launcher for its ranks.
 NOTES = "WEFT_FAILURE_NOTES"
@@ -28,8 +29,18 @@ CRASHES = frozenset({"SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"})
 
 # What a rank's failure is to the job: its own, another one's that it waited for, or one that it was told of.
 OWN, WAITED, TOLD = "own", "waited", "told"
-# Words of errors that torch raises where a peer has gone.
-_GONE = ("closed by peer", "reset by peer", "Broken pipe", "Timed out waiting")
+# Words of errors that torch raises where a peer has gone: Gloo's, then NCCL's, in whatever case.
+_GONE = (
+    *("closed by peer", "reset by peer", "broken pipe", "timed out waiting", "pair closure"),
+    *(
+        "closed by remote peer",
+        "remote process exit",
+        "ncclremoteerror",
+        "communicator was aborted",
+    ),
+)
+# A rank that a signal ends is seen so many nanoseconds after it took its peers with it, at most.
+_SEEN_LATE = 200_000_000
 
 
 @final
@@ -39,7 +50,7 @@ class Note:
 
     Attributes:
         rank: the global rank.
-        nanoseconds: when, on the clock of its node.
+        nanoseconds: when, as `time.monotonic_ns` tells, the same clock for all processes of its node.
         title: the last line of the traceback: type and message.
         text: the whole traceback, without the frames of the launcher.
         kind: "own", "waited" where another rank did not answer, "told" where another one's failure ended it.
@@ -53,16 +64,24 @@ class Note:
 
 
 def write_note(error: BaseException, script: str) -> None:
-    """Write down why this rank fails, for the launcher to show. Prints it instead where there is no launcher."""
+    """Write down why this rank fails, for the launcher to show; print it where there is none, or no place for it."""
+    now = time.monotonic_ns()
     text = format_error(error, script)
     folder = os.environ.get(NOTES)
     if folder is None:
-        os.write(2, text.encode())
+        _print(text)
         return
     rank = int(os.environ["RANK"])
     title = traceback.format_exception_only(error)[-1].strip()
-    note = Note(rank, time.time_ns(), title, text, _kind(error))
-    Path(folder, f"{rank}.json").write_text(json.dumps(asdict(note)))
+    note = json.dumps(asdict(Note(rank, now, title, text, _kind(error))))
+    try:
+        write_whole(Path(folder, f"{rank}.json"), note, "the note")
+    except UserError as cause:
+        _print(f"{text}weft run: {cause}\n")
+
+
+def _print(text: str) -> None:
+    os.write(2, text.encode(errors="backslashreplace"))
 
 
 def _kind(error: BaseException) -> str:
@@ -70,7 +89,8 @@ def _kind(error: BaseException) -> str:
         return WAITED
     if isinstance(error, RankFailure):
         return TOLD if error.__class__ is not RankFailure else OWN
-    gone = isinstance(error, RuntimeError) and any(words in str(error) for words in _GONE)
+    said = "".join(traceback.format_exception_only(error)).lower()
+    gone = isinstance(error, RuntimeError) and any(words in said for words in _GONE)
     return WAITED if gone else OWN
 
 
@@ -92,9 +112,16 @@ def _from_script(trace: TracebackType | None, script: str) -> TracebackType | No
 
 
 def read_notes(folder: Path) -> tuple[Note, ...]:
-    """All notes in `folder`, by rank."""
-    notes = (Note(**json.loads(path.read_text())) for path in folder.glob("*.json"))
+    """All notes in `folder` that can be read, by rank."""
+    notes = filter(None, map(_read, folder.glob("*.json")))
     return tuple(sorted(notes, key=lambda note: note.rank))
+
+
+def _read(path: Path) -> Note | None:
+    try:
+        return Note(**json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def describe(exits: Sequence[Exit], notes: Sequence[Note], left: Sequence[int] = ()) -> str:
@@ -105,24 +132,49 @@ def describe(exits: Sequence[Exit], notes: Sequence[Note], left: Sequence[int] =
         notes: that they left.
         left: ranks of other nodes that have ended with exit code 0.
     """
-    noted = {note.rank for note in notes}
-    silent = [end for end in exits if end.code and not end.asked and end.rank not in noted]
-    crashed = [end for end in silent if _signal_name(end.code) in CRASHES]
-    if crashed:
-        return _describe_exit(crashed[0])
-    own = [(note.nanoseconds, _describe_note(note)) for note in notes if note.kind == OWN]
-    own += [(end.nanoseconds, _describe_exit(end)) for end in silent]
-    if own:
-        return min(own)[1]
+    own = own_failure(exits, notes)
+    if own is not None:
+        return own
     # Nobody failed by itself: somebody waited for a rank that had left, or that did not answer.
     first = min(notes, key=lambda note: (note.kind == TOLD, note.nanoseconds), default=None)
-    early = [_process(end) for end in exits if not end.code and not end.asked]
-    early += [f"rank {rank} (on another node)" for rank in left]
-    blamed = [_describe_early(who) for who in early]
-    blamed = blamed or [_describe_hung(end) for end in exits if end.asked]
+    blamed = absent(exits, left)
     if first is None or not blamed:
         return _describe_note(first) if first else _describe_exit(exits[0])
     return f"{_listed(blamed)}.\n\n{_describe_note(first)}"
+
+
+def own_failure(exits: Sequence[Exit], notes: Sequence[Note]) -> str | None:
+    """The first failure that no other rank has caused; None where the ranks here have only waited, or were told.
+
+    A crash comes before what the others raise because of it, and is often seen after that: see `_SEEN_LATE`. Where
+    a failure was noted before a crash, both are shown.
+    """
+    noted = {note.rank for note in notes}
+    silent = [end for end in exits if end.code and not end.asked and end.rank not in noted]
+    found = [(note.nanoseconds, _describe_note(note)) for note in notes if note.kind == OWN]
+    found += [(end.nanoseconds, _describe_exit(end)) for end in silent if not _crashed(end)]
+    crashes = [(end.nanoseconds, _describe_exit(end)) for end in silent if _crashed(end)]
+    if not crashes or not found:
+        return min(found + crashes)[1] if found or crashes else None
+    (failed, failure), (seen, crash) = min(found), min(crashes)
+    if seen <= failed:
+        return crash
+    if seen <= failed + _SEEN_LATE:
+        return f"{crash}\n\n{(seen - failed) / 1e9:.1f} s before that was seen, {failure}"
+    return f"{failure}\n\n{(seen - failed) / 1e9:.1f} s later, {crash}"
+
+
+def absent(exits: Sequence[Exit], left: Sequence[int] = ()) -> list[str]:
+    """Texts on those waited for in vain: ranks that had ended with exit code 0, else those that did not answer."""
+    early = [_process(end) for end in exits if not end.code and not end.asked]
+    early += [f"rank {rank} (on another node)" for rank in left]
+    return [_describe_early(who) for who in early] or [
+        _describe_hung(end) for end in exits if end.asked
+    ]
+
+
+def _crashed(end: Exit) -> bool:
+    return _signal_name(end.code) in CRASHES
 
 
 def _listed(texts: Iterable[str]) -> str:

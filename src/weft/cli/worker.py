@@ -20,30 +20,42 @@ from weft.runtime.world.meeting import meet_privately
 from weft.runtime.world.variables import LAUNCHER
 
 PR_SET_PDEATHSIG = 1
+# What Python itself ends with where its output cannot be written.
+_LOST_OUTPUT = 120
 
 
 def main() -> None:
     """Run `sys.argv[1]` with the arguments behind it as the program of this process."""
-    code = [0]
+    code = [1]  # of a rank that ends before its script has ended well
     # The first one to be registered is the last one to run: threads were waited for, and all others
     # have said good-bye. What waits inside torch when the interpreter is taken down would abort.
     atexit.register(lambda: _leave(code[0]))
     faulthandler.enable()
     _end_with_launcher()
-    meet_privately()
     del sys.argv[0]
     script = sys.argv[0]
     sys.path[0] = str(Path(script).resolve().parent)
     try:
+        meet_privately()
         runpy.run_path(script, run_name="__main__")
+        code[0] = 0
     except SystemExit as end:
-        code[0] = end.code if isinstance(end.code, int) else int(end.code is not None)
+        code[0] = _code(end)
         raise
     except KeyboardInterrupt:
         _leave(128 + signal.SIGINT)
-    except Exception as error:
-        write_note(error, script)
-        _leave(1)
+    except BaseException as error:
+        try:
+            write_note(error, script)
+        finally:  # whatever becomes of the note
+            _leave(1)
+
+
+def _code(end: SystemExit) -> int:
+    """The exit code that a script asks for, as one byte; none that stands for a failure becomes 0."""
+    if not isinstance(end.code, int):
+        return int(end.code is not None)
+    return end.code & 0xFF or int(end.code != 0)
 
 
 def _end_with_launcher() -> None:
@@ -56,8 +68,12 @@ def _end_with_launcher() -> None:
 
 def _leave(code: int) -> None:
     """End at once: a queue's thread or a process group that waits for a peer must not hold this rank."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None and not getattr(stream, "closed", False):
+                stream.flush()
+        except Exception:
+            code = code or _LOST_OUTPUT
     os._exit(code)
 
 
