@@ -31,6 +31,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import weft
 from program.live_models import eager_step
 from weft.errors import RankFailure, UserError
+from weft.runtime.executor.threads import ThreadExecutor
+from weft.runtime.failures.waits import PATIENCE
 from weft.runtime.world.distributed import TRANSPORT, current_world
 
 # Seconds after which a case is ended.
@@ -622,6 +624,125 @@ def held_alone(rank: int) -> float:
     return going_on(lambda: program.step(pairs(), update=False))
 
 
+PAIR, TURNED = weft.placement("cpu", [0, 1]), weft.placement("cpu", [1, 0])
+
+
+def beside_a_step(rank: int, eager: Callable[[], object]) -> float:
+    """Rank 0 runs eager code where rank 1 steps."""
+    program, _, batch = make()
+    steps(program, batch)
+    if rank == 0:
+        eager()
+    return steps(program, batch)
+
+
+def eager_alone(rank: int) -> float:
+    """In a communicator that is open."""
+    made = weft.ones(4, placement=PAIR, sbp=weft.partial())
+    return beside_a_step(rank, made.full)  # type: ignore[attr-defined]
+
+
+def first_use_alone(rank: int) -> float:
+    """In one that is not."""
+    return beside_a_step(rank, lambda: weft.ones(4, placement=TURNED, sbp=weft.broadcast))
+
+
+def seeded_alone(rank: int) -> float:
+    """The first draw from a seed compares it."""
+
+    def draw() -> None:
+        weft.manual_seed(3)
+        weft.rand(4, placement=PAIR, sbp=weft.broadcast)
+
+    return beside_a_step(rank, draw)
+
+
+def eager_late(rank: int) -> float:
+    """A rank that comes late to eager code is waited for, between the same steps, and is told nothing."""
+    program, _, batch = make()
+    made, loss = weft.ones(4, placement=PAIR, sbp=weft.partial()), 0.0
+    for turn in range(2):
+        until = time.monotonic() + 1.5 * PATIENCE * (rank == turn)
+        while time.monotonic() < until:
+            torch.ones(100).exp()
+        made.full()  # type: ignore[attr-defined]
+        until = time.monotonic() + 1.5 * PATIENCE * (rank != turn)
+        while time.monotonic() < until:
+            torch.ones(100).exp()
+        loss = steps(program, batch)
+    return loss
+
+
+def other_ops_put_right(rank: int) -> float:
+    """Eager ops differ before a step that fails on both ranks; what comes after is compared anew."""
+    program, _, batch = make()
+    made = weft.ones(4, placement=PAIR, sbp=weft.partial())
+    made * (2.5 + rank)
+    try:
+        steps(program, {"x": batch["x"] + rank, "y": batch["y"]})
+    except RankFailure:
+        return made.full().sum().item()  # type: ignore[attr-defined, no-any-return]
+    return 0.0
+
+
+def interrupted(rank: int) -> float:
+    """One rank is interrupted in a step, before any update; both go on."""
+    program, _, batch = make()
+    steps(program, batch, 1)
+
+    def stop(self: ThreadExecutor, step: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        if rank:
+            patch.setattr(ThreadExecutor, "_run", stop)
+        with pytest.raises(KeyboardInterrupt if rank else RankFailure):
+            steps(program, batch)
+    return steps(program, batch, 1)
+
+
+def two_steps(rank: int) -> float:
+    program, _, batch = make()
+    return steps(program, batch, 2)
+
+
+def forked(rank: int) -> float:
+    """A process that is forked from a rank is told, and takes nothing away from it; gives how often it was told."""
+    model, batch = mlp(), pairs()
+    program = compiled(model, batch)
+    steps(program, batch)
+    made = weft.ones(4, placement=PAIR, sbp=weft.partial())
+    child = os.fork()
+    if child == 0:
+        weft.manual_seed(7)
+        calls = [
+            lambda: steps(program, batch),
+            lambda: program.full_state_dict(),
+            lambda: program.close(),
+            made.full,  # type: ignore[attr-defined]
+            lambda: weft.ones(4, placement=TURNED, sbp=weft.broadcast),
+            lambda: weft.rand(4, placement=PAIR, sbp=weft.broadcast),
+            lambda: compiled(model, batch),
+            lambda: weft.release(model),
+        ]
+        told = sum(was_told_of_the_fork(call) for call in calls)
+        del calls, program
+        gc.collect()
+        os._exit(told)
+    told = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    steps(program, batch)
+    assert made.full().sum() == 4  # type: ignore[attr-defined]
+    return told
+
+
+def was_told_of_the_fork(call: Callable[[], object]) -> bool:
+    try:
+        call()
+    except weft.errors.UserError as error:
+        return "was forked from the one that has the ranks" in str(error)
+    return False
+
+
 CASES: tuple[Callable[[int], float], ...] = (
     rates,
     numbers,
@@ -677,11 +798,19 @@ CASES: tuple[Callable[[int], float], ...] = (
     other_shape_alone,
     evaluated_alone,
     held_alone,
+    eager_alone,
+    first_use_alone,
+    seeded_alone,
+    eager_late,
+    other_ops_put_right,
+    interrupted,
+    two_steps,
+    forked,
 )
 
 
 # Those that are run over sockets, too.
-OVER_GLOO = (rates, other_batch, skipped)
+OVER_GLOO = (rates, other_batch, skipped, eager_alone, first_use_alone, eager_late, forked)
 
 
 def child(case: Callable[[int], float], rank: int, folder: Path) -> None:
@@ -746,4 +875,6 @@ if __name__ == "__main__":
     warm()
     every = {case.__name__: (case, "shared") for case in CASES}
     every |= {f"{case.__name__} over gloo": (case, "gloo") for case in OVER_GLOO}
+    if sys.argv[1:]:
+        every = {name: every[name] for name in sys.argv[1:]}
     sys.stdout.write(json.dumps(run(every)))

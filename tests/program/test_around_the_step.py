@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import os
 import signal
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -467,26 +469,73 @@ def test_a_closed_program_does_not_step() -> None:
         assert compiled.full_state_dict().keys() == {"weight", "bias"}
 
 
-def test_a_program_steps_in_one_thread_at_a_time() -> None:
-    told: list[BaseException] = []
+# Methods of a program that work with its ranks, as a thread or a forked process would call them.
+CALLS: dict[str, Callable[[weft.Program], object]] = {
+    "step": lambda made: made.step(batches()[0]),
+    "update": lambda made: made.update(),
+    "verify": lambda made: made.verify(batches()[0]),
+    "evaluation": lambda made: made.evaluation(squares, batches()[0]),
+    "full_state_dict": lambda made: made.full_state_dict(),
+    "load_full_state_dict": lambda made: made.load_full_state_dict({}),
+    "full_optimizer_state_dict": lambda made: made.full_optimizer_state_dict(),
+    "save": lambda made: made.save("nowhere"),
+    "load": lambda made: made.load("nowhere"),
+    "wait_for_saved": lambda made: made.wait_for_saved(),
+    "trace": lambda made: made.trace(),
+    "close": lambda made: made.close(),
+    "_exchange": lambda made: made._exchange(""),
+}
+# Those that look at what this process has.
+LOOKING = {"stored", "rows", "explain", "memory", "recording"}
+
+
+def test_every_method_of_a_program_is_told_apart() -> None:
+    methods = {name for name, each in vars(weft.Program).items() if inspect.isfunction(each)}
+    assert {name for name in methods if name[0] != "_"} == {*CALLS, *LOOKING} - {"_exchange"}
+
+
+def told_in(work: Callable[[], object]) -> str:
+    """What a thread is told for a call."""
+    told: list[str] = []
+
+    def call() -> None:
+        try:
+            work()
+        except UserError as error:
+            told.append(str(error))
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join(60)
+    return "".join(told)
+
+
+def test_a_program_works_in_one_thread_at_a_time() -> None:
     with weft.local_world(RANKS):
         compiled = program(model := seeded(lambda: nn.Linear(8, 8)), sgd(model))
+        other = program(second := seeded(lambda: nn.Linear(8, 8)), sgd(second))
         compiled.step(batches()[0])
-
-        def call() -> None:
-            for method in (lambda: compiled.step(batches()[0]), compiled.update):
-                try:
-                    method()
-                except UserError as error:
-                    told.append(error)
-
         with compiled.working:
-            thread = threading.Thread(target=call)
-            thread.start()
-            thread.join(60)
-        for name, error in zip(("step", "update"), told, strict=True):
-            assert f"program.{name} was called while another thread works" in str(error)
+            for name, call in CALLS.items():
+                words = f"program.{name.lstrip('_')} was called while another thread works"
+                assert words in told_in(lambda call=call: call(compiled))  # type: ignore[misc]
+            assert "program.step was called" in told_in(lambda: other.step(batches()[0]))
+            assert "weft.compile was called" in told_in(lambda: program(model, sgd(model)))
         compiled.step(batches()[0])
+        other.step(batches()[0])
+
+
+def test_programs_of_one_rank_work_in_several_threads() -> None:
+    with weft.local_world(1):
+        every = []
+        for _ in range(2):
+            model = seeded(lambda: nn.Linear(8, 8))
+            ranks = weft.placement("cpu", [0])
+            every.append(weft.compile(model, squares, sgd(model), batches()[0], placement=ranks))
+        with every[0].working:
+            assert told_in(lambda: every[0].step(batches()[0]))
+            assert not told_in(lambda: every[1].step(batches()[0]))
+            assert every[1].steps == 1
 
 
 @pytest.mark.filterwarnings("ignore:.*fork")
@@ -494,14 +543,18 @@ def test_a_forked_process_is_told_that_the_ranks_live_elsewhere() -> None:
     with weft.local_world(RANKS) as world:
         compiled = program(model := seeded(lambda: nn.Linear(8, 8)), sgd(model))
         compiled.step(batches()[0])
-        child = os.fork()
+        calls = [
+            *(partial(call, compiled) for call in CALLS.values()),
+            lambda: world.run(lambda rank: rank),
+            lambda: program(model, sgd(model)),
+            lambda: weft.release(model),
+        ]
+        with compiled.working:  # as where another thread forks
+            child = os.fork()
         if not child:
-            signal.alarm(30)
+            signal.alarm(60)
             try:
-                for call in (
-                    lambda: compiled.step(batches()[0]),
-                    lambda: world.run(lambda rank: rank),
-                ):
+                for call in calls:
                     with pytest.raises(
                         UserError, match="was forked from the one that has the ranks"
                     ):

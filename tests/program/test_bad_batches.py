@@ -13,6 +13,7 @@ from models import GPT, token_batch, token_loss
 from single_device import adamw
 from weft.errors import BatchError, RankFailure
 from weft.runtime.executor import optimizer as updates
+from weft.runtime.executor.threads import ThreadExecutor
 
 STRATEGIES = {
     "data": weft.data_parallel(),
@@ -71,6 +72,41 @@ def test_a_batch_without_values(name: str) -> None:
             program.step({**batch, "x": batch["x"].to("meta")})
         assert program.steps == 0
         program.step(batch)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit, MemoryError])
+@pytest.mark.parametrize("call", ["step", "update"])
+def test_training_goes_on_after_an_interrupt(
+    kind: type[BaseException], call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a signal whose handler raises, in the first rank, before anything is updated."""
+    torch.manual_seed(0)
+    model = GPT().double()
+    plain, batch = copy.deepcopy(model), token_batch(4)
+    own, other = adamw(model), adamw(plain)
+    run = ThreadExecutor._run
+
+    def interrupted(self: ThreadExecutor, step: int) -> None:
+        if self.plan.rank == 0 or call == "update":
+            raise kind
+        run(self, step)
+
+    with weft.local_world(2):
+        program = weft.compile(
+            model, token_loss, own, batch, placement=weft.placement("cpu", [0, 1])
+        )
+        for _ in range(2):
+            loss = program.step(batch, update=False) if call == "update" else torch.empty(())
+            with monkeypatch.context() as patch:
+                patch.setattr(ThreadExecutor, "_run", interrupted)
+                with pytest.raises(kind):
+                    program.update() if call == "update" else program.step(batch)
+            if call == "update":
+                program.update()
+            else:
+                loss = program.step(batch)
+            assert loss.item() == pytest.approx(train(plain, other, batch), rel=1e-9)
+        program.close()
 
 
 def test_a_half_made_update_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

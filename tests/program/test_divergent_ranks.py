@@ -80,7 +80,7 @@ def outcomes() -> Any:
         ("frozen_alone", ["0.weight is float32[8, 4], trained on rank 0, and float32[8, 4], not"]),
         ("other_width", ["0.weight is float32[8, 4], trained on rank 0, and float32[9, 4], tra"]),
         ("other_batch_at_compile", ["leaf x is a tensor float32[4, 4] on rank 0, and a tensor"]),
-        ("other_loss", ["aten.div.Tensor with 4", f"{SCRIPT.name}:41 on rank 0", "on rank 1"]),
+        ("other_loss", ["aten.div.Tensor with 4", f"{SCRIPT.name}:43 on rank 0", "on rank 1"]),
         ("other_number", ["aten.mul", "2", "3", SCRIPT.name, "on rank 1"]),
         ("without_loss", ["rank 1: ", "weft.compile takes a model, loss_fn"]),
         ("misnamed_alone", ["strategy.parameters is", "1.weight", "on rank 1"]),
@@ -90,6 +90,9 @@ def outcomes() -> Any:
         ("other_shape_alone", ["rank 1: ", "loss.item()"]),
         ("evaluated_alone", ["rank 1: ", "loss.item()"]),
         ("held_alone", ["rank 1: ", "loss.item()"]),
+        ("eager_alone", ["rank 0 is in to_global: float32[4] as (P(sum))", "step 3 on x"]),
+        ("first_use_alone", ["rank 0 is in the first use of global tensors on", "step 3 on x"]),
+        ("seeded_alone", ["rank 0 is in the first draw from a seed", "step 3 on x"]),
     ],
 )
 def test_both_ranks_are_told(outcomes: Any, case: str, words: list[str]) -> None:
@@ -104,6 +107,8 @@ def test_both_ranks_are_told(outcomes: Any, case: str, words: list[str]) -> None
         ("rates", ["different hyperparameters"]),
         ("other_batch", ["different batches", 'batch="local"']),
         ("skipped", ["step 3 on x", "full_state_dict of program 1", SCRIPT.name]),
+        ("eager_alone", ["to_global: float32[4] as (P(sum))", "step 3 on x", SCRIPT.name]),
+        ("first_use_alone", ["the first use of global tensors on", "step 3 on x", SCRIPT.name]),
     ],
 )
 def test_both_ranks_are_told_over_a_network(outcomes: Any, case: str, words: list[str]) -> None:
@@ -119,6 +124,33 @@ def test_a_rank_that_has_ended_is_told_of(outcomes: Any) -> None:
     assert "ended early" in error
     assert "rank 0 is in full_state_dict of program 1" in error
     assert "rank 1 was last in step 2 on x" in error
+
+
+@pytest.mark.parametrize("case", ["eager_late", "eager_late over gloo"])
+def test_a_rank_that_is_late_in_eager_code_is_waited_for(outcomes: Any, case: str) -> None:
+    (_, error, loss), (_, other, same) = outcomes[case].values()
+    assert (error, other) == ("", "")
+    assert loss == same > 0
+
+
+def test_eager_code_after_a_failure_is_compared_anew(outcomes: Any) -> None:
+    for _, error, found in outcomes["other_ops_put_right"].values():
+        assert (error, found) == ("", 4)
+
+
+def test_ranks_go_on_after_one_was_interrupted(outcomes: Any) -> None:
+    for (_, error, loss), (_, _, alike) in zip(
+        outcomes["interrupted"].values(), outcomes["two_steps"].values(), strict=True
+    ):
+        assert error == ""
+        assert loss == alike > 0
+
+
+@pytest.mark.parametrize("case", ["forked", "forked over gloo"])
+def test_a_process_that_is_forked_from_a_rank_is_told(outcomes: Any, case: str) -> None:
+    assert outcomes[case].keys() == {"0", "1"}
+    for _, error, told in outcomes[case].values():
+        assert (error, told) == ("", 8)
 
 
 def test_ranks_that_were_told_go_on_when_they_are_alike(outcomes: Any) -> None:

@@ -23,6 +23,7 @@ from weft.program.live.holds import lying
 from weft.program.live.live import take_over
 from weft.program.live.variables import add_loss_scale, add_masters
 from weft.program.modes import check_modes
+from weft.program.one_thread import at_work, lock_of
 from weft.program.planner import Planner
 from weft.program.planning.auto import asked_of, chosen
 from weft.program.planning.build import local_ranks
@@ -127,40 +128,43 @@ def compile(
         UserError: an open program holds the model's parameters in other layouts; a graph of autograd
             needs their values; or `kernels` is "inductor" and there is no compiler for it; or others
             may write to the folder where compiled code is kept; or torch.autocast or
-            torch.inference_mode is around the call.
+            torch.inference_mode is around the call; or another thread works with the ranks.
     """
     world = _world_of(placement)
-    world.calls.enter("compile")
-    fixed, auto = asked_of(strategy, batch)
-    made: list[_Wanted] = []
+    with at_work(world, "weft.compile", lock_of(world)):
+        world.calls.enter("compile")
+        fixed, auto = asked_of(strategy, batch)
+        made: list[_Wanted] = []
 
-    def read() -> str:
-        trains = bool(model.optimizers) if isinstance(model, Step) else optimizer is not None
-        asked = _asked(world, placement, fixed, trains, kernels, batch, metrics, shapes)
-        made.append(asked)
-        named = {"kernels": kernels, "batch": batch, "metrics": list(metrics), "shapes": shapes}
-        others = {**named, "strategy": auto, "weft": __version__, "torch": torch.__version__}
-        return json.dumps({**_strategy_text(asked.strategy, placement), **_texts(others)})
+        def read() -> str:
+            trains = bool(model.optimizers) if isinstance(model, Step) else optimizer is not None
+            asked = _asked(world, placement, fixed, trains, kernels, batch, metrics, shapes)
+            made.append(asked)
+            named = {"kernels": kernels, "batch": batch, "metrics": list(metrics), "shapes": shapes}
+            others = {**named, "strategy": auto, "weft": __version__, "torch": torch.__version__}
+            return json.dumps({**_strategy_text(asked.strategy, placement), **_texts(others)})
 
-    check_same_asked(told(world, "what is asked for", read))
-    (wanted,) = made
-    if wanted.local is not None:
-        mesh_of(placement)  # opens its channels
-    step, given = agreed(
-        world, "the step", lambda: _step(model, loss_fn, optimizer, example_batch, wanted, verify)
-    )
-    if world.size > len(world.ranks):
-        check_same_asked(told(world, "model and optimizer", lambda: asked_by(step)))
-    if auto is not None:
-        candidates = chosen(world, step, placement, auto)
-        trials = Trials(world, step, wanted.kernels)
-        found, ranks = trials.fastest(candidates) if len(candidates) > 1 else candidates[0]
-        options = _options(found, metrics, kernels)
-        wanted = replace(wanted, strategy=found, placement=ranks, options=options)
-    program = _started(wanted, step, seed, weights)
-    if verify:
-        _verify(program, given)
-    return program
+        check_same_asked(told(world, "what is asked for", read))
+        (wanted,) = made
+        if wanted.local is not None:
+            mesh_of(placement)  # opens its channels
+        step, given = agreed(
+            world,
+            "the step",
+            lambda: _step(model, loss_fn, optimizer, example_batch, wanted, verify),
+        )
+        if world.size > len(world.ranks):
+            check_same_asked(told(world, "model and optimizer", lambda: asked_by(step)))
+        if auto is not None:
+            candidates = chosen(world, step, placement, auto)
+            trials = Trials(world, step, wanted.kernels)
+            found, ranks = trials.fastest(candidates) if len(candidates) > 1 else candidates[0]
+            options = _options(found, metrics, kernels)
+            wanted = replace(wanted, strategy=found, placement=ranks, options=options)
+        program = _started(wanted, step, seed, weights)
+        if verify:
+            _verify(program, given)
+        return program
 
 
 @final

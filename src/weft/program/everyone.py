@@ -41,6 +41,7 @@ def agreed(world: World, what: str, work: Callable[[], T]) -> T:
         UserError: what `work` raises on some rank, of its class, on all of them.
         RankFailure: where `work` raises something else on another rank; or another process is
             elsewhere.
+        UserError: in a process that was forked from the one that has the ranks.
     """
     made: list[T] = []
 
@@ -63,6 +64,7 @@ def told(world: World, what: str, tell: Callable[[], str]) -> list[str]:
     Raises:
         UserError, RankFailure: as `agreed`.
     """
+    world.check_process()
     if len(world.ranks) == world.size:
         return [tell()] * world.size
     text, kind, error, cause = "", "", "", None
@@ -129,6 +131,7 @@ def _read(text: str) -> list[str]:
 @contextmanager
 def everyone(world: World) -> Iterator[Channel | None]:
     """A channel between all processes of the world, each of one rank; None when this process is the only one."""
+    world.check_process()
     if len(world.ranks) == world.size:
         yield None
         return

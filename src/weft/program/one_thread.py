@@ -1,44 +1,81 @@
-"""Methods that one thread at a time may call: a second one is told, where it would spoil what the first one does."""
+"""Calls that one thread of one process may make at a time: a second one is told, where it would spoil what goes on."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 from weft.errors import UserError
+from weft.runtime.world.world import World
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_locks: WeakKeyDictionary[World, threading.RLock] = WeakKeyDictionary()
+
+
+def lock_of(world: World) -> threading.RLock:
+    """The lock that is held while a program works, or one is compiled; the thread that holds it may call on.
+
+    Of several ranks it is one for all programs: they share threads and the order of calls. Programs of a lone rank have
+    one each.
+    """
+    if world.size == 1:
+        return threading.RLock()
+    return _locks.setdefault(world, threading.RLock())
+
 
 class Working(Protocol):
-    """Something with a lock that is held while it works; the thread that holds it may call on."""
+    """Something that works with ranks, and its lock."""
 
     working: threading.RLock
+
+    @property
+    def world(self) -> World: ...
 
 
 Own = TypeVar("Own", bound=Working)
 
 
 def one_at_a_time(call: Callable[Concatenate[Own, P], T]) -> Callable[Concatenate[Own, P], T]:
-    """A method that refuses to begin while another thread is in one of the same object.
+    """A method that refuses to begin in a forked process, or while another thread works with the same ranks.
 
     Raises:
         UserError: names the method.
     """
+    name = f"program.{call.__name__.lstrip('_')}"
 
     @wraps(call)
     def alone(self: Own, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        if not self.working.acquire(blocking=False):
-            raise UserError(
-                f"program.{call.__name__} was called while another thread works with the program; call it from one "
-                "thread at a time, with a lock around it where several do"
-            )
-        try:
+        with at_work(self.world, name, self.working):
             return call(self, *args, **kwargs)
-        finally:
-            self.working.release()
 
     return alone
+
+
+@contextmanager
+def at_work(world: World, what: str, lock: threading.RLock) -> Iterator[None]:
+    """While this lasts, no other thread works with the ranks of a world.
+
+    Args:
+        world: of this process, or of the one that it was forked from.
+        what: begins, for errors.
+        lock: of the world (`lock_of`).
+
+    Raises:
+        UserError: in a forked process, or where another thread has the lock.
+    """
+    world.check_process()
+    if not lock.acquire(blocking=False):
+        raise UserError(
+            f"{what} was called while another thread works with the program, or with another one of the same ranks; "
+            "call programs from one thread at a time, with a lock around it where several do"
+        )
+    try:
+        yield
+    finally:
+        lock.release()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 
 from weft.capture.optimizers.groups import Optimizers
 from weft.compiler.pipeline import Compiled
-from weft.errors import RankFailure, UserError
+from weft.errors import UserError
 from weft.hardware.planning_costs import costs_text
 from weft.ir import LogicalGraph, Plan
 from weft.ir.logical import Input
@@ -38,7 +37,7 @@ from weft.program.live.holds import hold, let_go, reads
 from weft.program.live.places import LivePlaces
 from weft.program.live.variables import load_whole, state_dict_names
 from weft.program.modes import check_modes
-from weft.program.one_thread import one_at_a_time
+from weft.program.one_thread import lock_of, one_at_a_time
 from weft.program.planning.build import build, evaluation, gathering
 from weft.program.planning.recovery import Failed
 from weft.program.planning.step import Step
@@ -58,9 +57,10 @@ from weft.report import Report, write_report
 from weft.runtime.executor.device_executor import DeviceExecutor
 from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.recording import Record
+from weft.runtime.world.world import World
 from weft.simulator.results.simulation import Simulation
 from weft.strategy.strategy import Strategy
-from weft.tensor.divergence import forget_writes, note_write
+from weft.tensor.divergence import forget, note_write
 from weft.units import Seconds
 
 _log = logging.getLogger("weft")
@@ -78,14 +78,13 @@ class Program:
         self.metrics: Mapping[str, Tensor] = {}
         self._setting = variants.setting
         self._options = OptionsChecksum(variants.optimizers)
-        self._number = self._setting.world.calls.new_program()
+        self._number = self.world.calls.new_program()
         self._steps = self._chain = 0
         # For which the last step of `run` waited for its batch; None where there was none.
         self._waited: Seconds | None = None
         self._failed: Failed | None = None
         self._writing: Writing | None = None
-        # One thread at a time works with it.
-        self.working = threading.RLock()
+        self.working = lock_of(self.world)
         # By the number of the plan.
         self._predicted: dict[int, Simulation] = {}
         # Threads and groups end with the program also when nobody closes it.
@@ -109,7 +108,12 @@ class Program:
 
     def _enter(self, what: str) -> int:
         """A call begins that all ranks must make."""
-        return self._setting.world.calls.enter(f"{what} of program {self._number}")
+        return self.world.calls.enter(f"{what} of program {self._number}")
+
+    @property
+    def world(self) -> World:
+        """The ranks of this process."""
+        return self._setting.world
 
     @property
     def _compiled(self) -> Compiled:
@@ -153,7 +157,7 @@ class Program:
         """
         variant = self._variants.current
         if variant.number not in self._predicted:
-            costs = costs_in(self._setting.world)
+            costs = costs_in(self.world)
             found = predicted(variant.captured.graph, variant.compiled, costs)
             self._predicted[variant.number] = found
         return self._predicted[variant.number]
@@ -219,7 +223,7 @@ class Program:
             results, self.metrics = variants.current.step(
                 self._setting, self._steps, feeds, not adds, stamp
             )
-        except (RankFailure, KeyboardInterrupt) as error:
+        except BaseException as error:
             self._note_failure(error, variants.current.executors, variants.renew)
             raise
         self._steps += 1
@@ -289,7 +293,7 @@ class Program:
                 executor.put_stamp(stamp)
         try:
             self.metrics = gradients.update(executors)
-        except (RankFailure, KeyboardInterrupt) as error:
+        except BaseException as error:
             self._note_failure(error, executors, gradients.renew)
             raise
 
@@ -336,7 +340,6 @@ class Program:
         """Check that the program is open and no mode of torch around; after a failure, make new executors."""
         if not self._close.alive:
             raise UserError("this program was closed, and cannot step; compile another one")
-        self._setting.world.check_process()
         setting, trains = self._setting, self._training is not None
         precision = setting.options.precision
         check_modes("the program is called", setting.placement.device_type, precision, trains)
@@ -348,7 +351,7 @@ class Program:
     def _note_failure(
         self, error: BaseException, executors: Mapping[int, Any], renew: Callable[[], None]
     ) -> None:
-        forget_writes()
+        forget()
         drop = self._training.gradients.drop if self._training is not None else lambda: None
         self._failed = Failed(self._steps, error, executors, renew, drop)
 
@@ -358,6 +361,7 @@ class Program:
         assert self._training is not None  # the check refuses others
         return self._training.adding(self._enter)
 
+    @one_at_a_time
     def evaluation(self, function: Callable[[nn.Module, Any], Any], example_batch: Any) -> Program:
         """A program that calls `function(model, batch)` with this program's live parameters and buffers.
 
@@ -379,6 +383,7 @@ class Program:
 
         return Program(Variants(setting, first, step, plan), step)
 
+    @one_at_a_time
     def full_state_dict(self, masters: bool = False) -> dict[str, Tensor]:
         """Whole copies of all parameters and buffers, under the names of the model's `state_dict()`.
 
@@ -392,12 +397,15 @@ class Program:
         self._enter("full_state_dict")
         compiled = gathering(self._setting, self._compiled, masters)
         executors = build(self._setting, {}, compiled, Optimizers())
-        whole = self._setting.run(lambda rank: executors[rank].step({}))
-        for executor in executors.values():
-            executor.close()
+        try:
+            whole = self._setting.run(lambda rank: executors[rank].step({}))
+        finally:
+            for executor in executors.values():
+                executor.close()
         names = state_dict_names(self._setting.model)
         return {name: whole[key] for name, key in names.items()}
 
+    @one_at_a_time
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Set parameters and buffers from whole tensors, as `full_state_dict` gives them.
 
@@ -413,6 +421,7 @@ class Program:
         if self._failed is not None:
             self._failed.loaded = True
 
+    @one_at_a_time
     def full_optimizer_state_dict(
         self, optimizer: torch.optim.Optimizer | None = None
     ) -> dict[str, Any]:
@@ -486,6 +495,7 @@ class Program:
                 "program.update() or model.zero_grad() first"
             )
 
+    @one_at_a_time
     def wait_for_saved(self) -> None:
         """Wait until a checkpoint that `save` still writes is there. Every process must call it.
 
@@ -493,7 +503,7 @@ class Program:
             UserError: on every process, when one could not write.
         """
         self._enter("wait for the last checkpoint")
-        agreed(self._setting.world, "what was written", self._written)
+        agreed(self.world, "what was written", self._written)
 
     def _written(self) -> None:
         writing, self._writing = self._writing, None
@@ -529,7 +539,7 @@ class Program:
         if not self._close.alive:
             raise UserError("this program was closed, and cannot load; compile another one")
         self._enter(f"load {place}")
-        agreed(self._setting.world, "the last checkpoint", self._written)
+        agreed(self.world, "the last checkpoint", self._written)
         if self._failed is None:
             self._check_no_gradients("load")
         optimizers = self._step.optimizers
@@ -542,20 +552,17 @@ class Program:
     @property
     def is_first(self) -> bool:
         """True in the process that writes for all: that of rank 0."""
-        return 0 in self._setting.world.ranks
+        return 0 in self.world.ranks
 
     @property
     def exchange(self) -> Callable[[str], list[str]] | None:
         """Gives the texts of all processes, given this one's, which all must call; None where it is the only one."""
-        world = self._setting.world
-        if not self._setting.several:
-            return None
+        return self._exchange if self._setting.several else None
 
-        def told_all(text: str) -> list[str]:
-            self._enter("exchange")
-            return told(world, "texts", lambda: text)
-
-        return told_all
+    @one_at_a_time
+    def _exchange(self, text: str) -> list[str]:
+        self._enter("exchange")
+        return told(self.world, "texts", lambda: text)
 
     def rows(self, size: int) -> list[int]:
         """The rows of a batch of so many that the ranks of this process take, in order; all where it has all ranks.
@@ -612,6 +619,7 @@ class Program:
         measured = {rank: executor.measured for rank, executor in self._executors.items()}
         return program_memory(self._compiled.peaks, measured)
 
+    @one_at_a_time
     def trace(self, path: str | Path | None = None, predicted: bool = False) -> Trace:
         """The times of every act of the last step, on all ranks, and the waits of their queues.
 
@@ -629,7 +637,7 @@ class Program:
             RankFailure: when another process does not call it before the world's time-out.
         """
         self._enter("trace")
-        world = self._setting.world
+        world = self.world
         records = {rank: executor.recorder.record() for rank, executor in self._executors.items()}
         trace = gather_trace(world, self._compiled, records)
         trace = replace(trace, batch=self._variants.current.name)
@@ -680,6 +688,7 @@ class Program:
                 *(shown, made, self._variants.current.name),
             )
 
+    @one_at_a_time
     def close(self) -> None:
         """End the threads of this program. It cannot step afterwards; other programs keep its variables."""
         self._close()
@@ -695,6 +704,12 @@ def _constants_of(variants: Variants, training: Training | None) -> Iterator[Ten
 
 
 def _close_all(variants: Variants, training: Training | None) -> None:
+    try:
+        variants.setting.world.check_process()
+    except (
+        UserError
+    ):  # threads and connections are those of the process that this one was forked from
+        return
     variants.close()
     if training is not None:
         training.close(but=variants)

@@ -10,8 +10,8 @@ from torch import Tensor
 from weft.layout import SBP, Broadcast, Layout, Split
 from weft.runtime.channels.channel import reduce_in_order
 from weft.tensor.chain import Locals, chain_between
-from weft.tensor.divergence import check_agreement
-from weft.tensor.mesh import Mesh, channel_between
+from weft.tensor.divergence import meet
+from weft.tensor.mesh import Mesh
 from weft.tensor.spec import Spec, contiguous, without_partials
 from weft.tensor.strict import check_strict
 
@@ -65,8 +65,8 @@ def from_first(whole: Tensor, mesh: Mesh) -> Tensor:
     whole = whole.to(mesh.device_of(rank))
     for axis, parts in enumerate(mesh.placement.shape):
         if parts > 1:
-            channel = channel_between(mesh.world, mesh.placement.group(rank, axis))
-            check_agreement(channel, f"weft.tensor of {whole.dtype} {list(whole.shape)}")
+            group = mesh.placement.group(rank, axis)
+            channel = meet(mesh.world, group, f"weft.tensor of {whole.dtype} {list(whole.shape)}")
             whole = channel.broadcast(whole, 0)
     return whole
 

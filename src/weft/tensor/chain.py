@@ -17,8 +17,8 @@ from weft.runtime.channels.channel import Channel, reduce_in_order
 from weft.runtime.channels.collectives import part_of
 from weft.runtime.kernels.local_ops import LOCAL_OPS
 from weft.runtime.world.boxing import box_groups, run_steps
-from weft.tensor.divergence import check_agreement
-from weft.tensor.mesh import Mesh, channel_between, open_channels
+from weft.tensor.divergence import meet
+from weft.tensor.mesh import Mesh, open_channels
 from weft.tensor.spec import Spec
 from weft.units import ITEM_SIZE, Bytes
 
@@ -68,9 +68,7 @@ class Chain:
         open_channels(world, box_groups(spec.layout, self.target, spec.shape, spec.dtype))
 
         def channel_of(group: tuple[int, ...]) -> Channel:
-            channel = channel_between(world, group)
-            check_agreement(channel, f"{what}: {self}")
-            return channel
+            return meet(world, group, f"{what}: {self}")
 
         tensor = locals_[0] if locals_ else None
         (rank,) = world.ranks

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.capture.ops.random import normal, unit
 from weft.errors import LayoutError, UserError, shown
-from weft.layout import SBP, Layout, Placement, Split
+from weft.layout import SBP, Broadcast, Layout, Placement, Split
 from weft.runtime.world.distributed import current_world
 from weft.tensor.arguments import (
     check_gradient,
@@ -23,6 +23,7 @@ from weft.tensor.arguments import (
 )
 from weft.tensor.boxing import box, cut, from_first, laid
 from weft.tensor.dispatch.random import Drawing
+from weft.tensor.divergence import note_made, note_plain
 from weft.tensor.global_tensor import GlobalTensor
 from weft.tensor.mesh import Mesh, mesh_of
 from weft.tensor.spec import Spec, contiguous, layout_for, without_partials
@@ -56,8 +57,8 @@ def tensor(
     check_gradient(requires_grad, whole.dtype, "weft.tensor")
     layout = layout_for(placement, sbp, whole.shape, "weft.tensor")
     mesh = mesh_of(placement)
-    made = GlobalTensor(*cut(from_first(whole, mesh), layout, mesh))
-    return made.requires_grad_(requires_grad)  # type: ignore[return-value]
+    spec, parts = cut(from_first(whole, mesh), layout, mesh)
+    return _made("weft.tensor", spec, parts, requires_grad)
 
 
 def full(
@@ -80,7 +81,7 @@ def full(
         parts = tuple(
             torch.full(shape, number, dtype=of, device=device) for shape, device in _local(spec)
         )
-    return GlobalTensor(*laid(spec, parts, layout)).requires_grad_(requires_grad)  # type: ignore[return-value]
+    return _made("weft.full", *laid(spec, parts, layout), requires_grad, number)
 
 
 def zeros(*size: Any, dtype: torch.dtype | None = None, **options: Any) -> GlobalTensor:
@@ -107,7 +108,7 @@ def empty(
     spec = contiguous(mesh_of(placement), layout, shape, of)
     with refused("weft.empty", shape):
         parts = tuple(torch.empty(own, dtype=of, device=device) for own, device in _local(spec))
-    return GlobalTensor(spec, parts).requires_grad_(requires_grad)  # type: ignore[return-value]
+    return _made("weft.empty", spec, parts, requires_grad)
 
 
 def arange(
@@ -125,8 +126,8 @@ def arange(
         whole = torch.arange(*bounds, dtype=dtype)
     check_gradient(requires_grad, whole.dtype, "weft.arange")
     layout = layout_for(placement, sbp, whole.shape, "weft.arange")
-    made = GlobalTensor(*cut(whole, layout, mesh_of(placement)))
-    return made.requires_grad_(requires_grad)  # type: ignore[return-value]
+    spec, parts = cut(whole, layout, mesh_of(placement))
+    return _made("weft.arange", spec, parts, requires_grad, *bounds)
 
 
 def rand(*size: Any, **options: Any) -> GlobalTensor:
@@ -148,6 +149,8 @@ def from_local(
 ) -> GlobalTensor:
     """A global tensor of which each rank has only its own part; differentiable, and sharing memory.
 
+    Along an axis where it is Broadcast, the parts of the ranks are compared when they communicate next.
+
     Args:
         shard: this rank's part; in a local world {rank: part}.
         placement: where the tensor lies.
@@ -159,6 +162,23 @@ def from_local(
         LayoutError: when the parts do not make up such a tensor.
         UserError: when this process has several ranks and `shard` is not a part for each.
     """
+    made = of_parts(shard, placement, sbp, shape)
+    spec = made.spec
+    note_made(spec.mesh, "weft.from_local", str(spec))
+    alike = [axis for axis, sbp in enumerate(spec.layout.sbp) if isinstance(sbp, Broadcast)]
+    for part in made.locals:
+        if part.device.type == "cpu":
+            note_plain(spec.mesh, part, f"as {spec.layout}, ", alike)
+    return made
+
+
+def of_parts(
+    shard: Tensor | Mapping[int, Tensor],
+    placement: Placement,
+    sbp: SBPs,
+    shape: Sequence[int] | None,
+) -> GlobalTensor:
+    """As `from_local`, without a comparison of the ranks."""
     mesh = mesh_of(checked_placement(placement, "from_local"))
     parts = _parts(shard, mesh)
     given = None if shape is None else checked_size(shape, "from_local: shape=")
@@ -216,7 +236,14 @@ def _drawn(
     mesh = mesh_of(placement)
     with refused("weft.rand", size), torch.no_grad(), Drawing(GlobalTensor, mesh, layout, size):
         drawn = draw(size, of, mesh.device)
-    spec, parts = laid(drawn.spec, drawn.locals, layout)
+    return _made("weft.rand", *laid(drawn.spec, drawn.locals, layout), requires_grad)
+
+
+def _made(
+    what: str, spec: Spec, parts: tuple[Tensor, ...], requires_grad: bool, *values: object
+) -> GlobalTensor:
+    """The global tensor of some parts; that all ranks make it alike, of the same `values`, is compared later."""
+    note_made(spec.mesh, what, str(spec), *values)
     return GlobalTensor(spec, parts).requires_grad_(requires_grad)  # type: ignore[return-value]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, final
@@ -18,13 +18,13 @@ from weft.files import in_library
 from weft.layout import Placement
 from weft.runtime.channels.channel import Channel
 from weft.runtime.channels.process import ProcessChannel
+from weft.runtime.failures.calls import CALLS, Calls
 from weft.runtime.failures.waits import Wait, circle
+from weft.runtime.world.world import World
 from weft.tensor.mesh import Mesh, channel_between
 
 _checking: ContextVar[bool] = ContextVar("weft_check_every_op", default=False)
 
-# How many collectives each channel has run.
-_counts: WeakKeyDictionary[Channel, int] = WeakKeyDictionary()
 # A checksum of the plain tensors that met global ones between the ranks of each channel, and the last of them.
 _plain: WeakKeyDictionary[Channel, tuple[int, str]] = WeakKeyDictionary()
 
@@ -51,8 +51,8 @@ _written: dict[frozenset[int], int] = {}
 _checksums: Any = WeakTensorKeyDictionary()
 
 
-def check_agreement(channel: Channel, what: str) -> None:
-    """Check that all ranks of a channel are about to run the same collective for the same op.
+def meet(world: World, group: tuple[int, ...], what: str) -> Channel:
+    """This process's end of an open communicator, once all its ranks are about to run the same collective for one op.
 
     Every rank sends numbers that stand for its collectives so far, for `what` comes next, for the ops that it has
     run, and for the plain tensors that it took as the same on all ranks. Only when they differ are texts exchanged
@@ -60,19 +60,22 @@ def check_agreement(channel: Channel, what: str) -> None:
 
     Raises:
         RankFailure: names what every rank runs, and its line.
+        UserError: in a process that was forked from the one whose connections these are.
     """
-    count = _counts.get(channel, 0) + 1
-    _counts[channel] = count
+    world.check_process()
+    channel = channel_between(world, group)
+    world.calls.begun[group] += 1
+    count = world.calls.begun[group]
     checksum, last = _plain.get(channel, (0, ""))
     ops = _ops.get(channel)
     made = 0 if ops is None else ops.checksum
     mine = torch.tensor([count, zlib.crc32(what.encode()), made, checksum], device=channel.device)
     found = [torch.empty_like(mine) for _ in channel.ranks]
-    with _told_of_circles(channel, what):
+    with _told_of_others(channel, world.calls, what):
         channel.exchange([[mine]] * channel.size, [[buffer] for buffer in found])
     found[channel.index] = mine
     if all(torch.equal(other, mine) for other in found):
-        return
+        return channel
     # Whoever goes on after the error begins anew.
     if ops is not None:
         ops.checksum = 0
@@ -93,9 +96,9 @@ def check_agreement(channel: Channel, what: str) -> None:
         _plain.pop(channel, None)
         raise RankFailure(
             "plain tensors that met global ones differ between the ranks, but a plain tensor counts as the same on all "
-            "of them. Make it global: weft.from_local(x, …) when each process has its own part, weft.tensor(x, …) when "
-            "the first rank's counts. The last were "
-            + "; ".join(f"rank {r}: {text}" for r, text in pairs)
+            "of them, as a part that is given to weft.from_local does along an axis where it is Broadcast. Make it "
+            "global: weft.from_local(x, …) when each process has its own part, weft.tensor(x, …) when the first rank's "
+            "counts. The last were " + "; ".join(f"rank {r}: {text}" for r, text in pairs)
         )
     raise RankFailure(
         "the ranks run different ops; every rank must make the same calls on global tensors in the same order. "
@@ -104,7 +107,7 @@ def check_agreement(channel: Channel, what: str) -> None:
 
 
 def note_op(mesh: Mesh, op: str, token: int, floats: Sequence[float]) -> None:
-    """Remember an op on tensors of `mesh`, for the next `check_agreement` of its ranks.
+    """Remember an op on tensors of `mesh`, for the next time that its ranks `meet`.
 
     Args:
         mesh: where it runs, on several processes.
@@ -121,6 +124,18 @@ def note_op(mesh: Mesh, op: str, token: int, floats: Sequence[float]) -> None:
         ops.last = op
 
 
+def note_made(mesh: Mesh, what: str, *facts: object) -> None:
+    """Remember that global tensors of `mesh` are made, as of an op.
+
+    Args:
+        mesh: where they lie.
+        what: makes them.
+        facts: all that decides their values, as far as all ranks must give the same.
+    """
+    if not mesh.in_process and mesh.ranks:
+        note_op(mesh, what, zlib.crc32(f"{what} {facts}".encode()), ())
+
+
 def _ops_on(mesh: Mesh) -> Iterator[_Ops]:
     for axis, parts in enumerate(mesh.placement.shape):
         if parts > 1:
@@ -128,19 +143,31 @@ def _ops_on(mesh: Mesh) -> Iterator[_Ops]:
             yield _ops.setdefault(channel_between(mesh.world, group), _Ops())
 
 
-def note_plain(mesh: Mesh, tensor: torch.Tensor) -> None:
-    """Remember a plain tensor that meets global ones of `mesh`, for the next `check_agreement` of its ranks.
+def note_plain(
+    mesh: Mesh, tensor: torch.Tensor, what: str = "", axes: Collection[int] | None = None
+) -> None:
+    """Remember a plain tensor that meets global ones of `mesh`, for the next time that its ranks `meet`.
 
     Scalars are not read from other devices than the CPU, which would wait for each.
+
+    Args:
+        mesh: of the global ones.
+        tensor: the same on ranks that differ along `axes` alone.
+        what: becomes of it, for errors.
+        axes: of the mesh; by default all.
     """
     if mesh.in_process or not mesh.ranks or (not tensor.dim() and tensor.device.type != "cpu"):
         return
-    checksum, text = _checksum(tensor), f"{tensor.dtype} {list(tensor.shape)} ({user_line()})"
-    for axis, parts in enumerate(mesh.placement.shape):
-        if parts > 1:
-            channel = channel_between(mesh.world, mesh.placement.group(mesh.ranks[0], axis))
-            before = _plain.get(channel, (0, ""))[0]
-            _plain[channel] = zlib.crc32(checksum.to_bytes(4, "big"), before), text
+    shape = mesh.placement.shape
+    along = [x for x in (range(len(shape)) if axes is None else axes) if shape[x] > 1]
+    if not along:
+        return
+    text = f"{what}{tensor.dtype} {list(tensor.shape)} ({user_line()})"
+    checksum = _checksum(tensor)
+    for axis in along:
+        channel = channel_between(mesh.world, mesh.placement.group(mesh.ranks[0], axis))
+        before = _plain.get(channel, (0, ""))[0]
+        _plain[channel] = zlib.crc32(checksum.to_bytes(4, "big"), before), text
 
 
 def note_write(placement: Placement, what: str, plain: Iterable[torch.Tensor] = ()) -> None:
@@ -159,9 +186,12 @@ def note_write(placement: Placement, what: str, plain: Iterable[torch.Tensor] = 
     _written[ranks] = (_written.get(ranks, 0) + found) % 2**32
 
 
-def forget_writes() -> None:
-    """After a failure, which ends what was compared: whoever goes on writes the same on all ranks first."""
+def forget() -> None:
+    """After a failure, which ends what was compared: whoever goes on does the same on all ranks from then on."""
     _written.clear()
+    _plain.clear()
+    for ops in _ops.values():
+        ops.checksum = 0
 
 
 def written_among(ranks: Iterable[int]) -> int:
@@ -187,30 +217,37 @@ def _checksum(tensor: torch.Tensor) -> int:
 
 
 @contextmanager
-def _told_of_circles(channel: Channel, what: str) -> Iterator[None]:
+def _told_of_others(channel: Channel, calls: Calls, what: str) -> Iterator[None]:
     """While this lasts, a long wait is made known to the other ranks, and compared with theirs.
 
     Raises:
-        RankFailure: ranks wait for one another in different groups; names them all.
+        RankFailure: ranks wait for one another in different groups; names them all. Or another rank is in a call of a
+            program.
     """
     if not isinstance(channel, ProcessChannel):
         yield
         return
-    looking = _Looking(channel, what)
-    alone, channel.while_waiting = channel.while_waiting, looking.look
+    looking = _Looking(channel, calls, what)
+    channel.while_waiting = looking.look
     try:
         yield
     finally:
-        channel.while_waiting = alone
+        channel.while_waiting = looking.at_calls
         looking.end()
 
 
 @final
 class _Looking:
-    """One wait."""
+    """One wait.
 
-    def __init__(self, channel: ProcessChannel, what: str) -> None:
+    Attributes:
+        at_calls: posts this rank's calls, and compares them with those of others.
+    """
+
+    def __init__(self, channel: ProcessChannel, calls: Calls, what: str) -> None:
+        self.at_calls = channel.while_waiting
         self._channel = channel
+        self._calls = calls
         self._what = what
         # What was posted of it, once it was long.
         self._wait: Wait | None = None
@@ -220,21 +257,30 @@ class _Looking:
         """Post the wait, and compare it with what others have posted."""
         channel = self._channel
         if self._wait is None:
-            begun = tuple((other.ranks, count) for other, count in _counts.items())
-            text = f"{self._what} ({user_line()})"
-            self._wait = Wait(channel.ranks, _counts[channel], begun, text)
+            self._wait = self._long()
             channel.board.post(str(self._wait))
         found = circle(channel.rank, self._wait, self._posted)
-        if found:
+        try:
+            if found:
+                error = RankFailure(_circle_text(found))
+                channel.abort(error)
+                raise error
+            self.at_calls()
+        except RankFailure:
             self._found = True
-            error = RankFailure(_circle_text(found))
-            channel.abort(error)
-            raise error
+            raise
+
+    def _long(self) -> Wait:
+        ranks, begun = self._channel.ranks, self._calls.begun
+        self._calls.wait_for(ranks, self._what)
+        return Wait(ranks, begun[ranks], tuple(begun.items()), f"{self._what} ({user_line()})")
 
     def end(self) -> None:
-        """Take back what was posted; in a circle it stays, so that the others find it too."""
+        """Take back what was posted; what was found out by it stays, so that the others find it too."""
+        self._calls.waits = None
         if self._wait is not None and not self._found:
             self._channel.board.post("")
+            self._channel.board.post(str(self._calls.posted()), CALLS)
 
     def _posted(self, rank: int) -> Wait | None:
         text = self._channel.board.posted(rank)
@@ -281,8 +327,7 @@ def check_every(mesh: Mesh, what: str) -> None:
         return
     for axis, parts in enumerate(mesh.placement.shape):
         if parts > 1:
-            group = mesh.placement.group(mesh.ranks[0], axis)
-            check_agreement(channel_between(mesh.world, group), what)
+            meet(mesh.world, mesh.placement.group(mesh.ranks[0], axis), what)
 
 
 def user_line() -> str:

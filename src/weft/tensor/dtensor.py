@@ -12,6 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from weft.errors import LayoutError, UserError, shown
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.tensor.dispatch.shares import check_order
+from weft.tensor.divergence import note_made
 from weft.tensor.global_tensor import GlobalTensor
 from weft.tensor.mesh import mesh_of
 from weft.tensor.spec import intern
@@ -41,6 +42,7 @@ def from_dtensor(x: Any) -> GlobalTensor:
     for rank in mesh.ranks:
         _check_balanced(tuple(x.shape), layout, rank, tuple(local.shape))
     spec = intern(mesh, layout, x.shape, x.stride(), x.dtype)
+    note_made(mesh, "weft.from_dtensor", str(spec))
     return GlobalTensor(spec, (local,) * len(mesh.ranks))
 
 
@@ -68,7 +70,7 @@ def to_dtensor(x: GlobalTensor, device_mesh: DeviceMesh | None = None) -> Any:
     if len(spec.mesh.ranks) != 1:
         raise UserError(
             f"to_dtensor: this process has the ranks {list(spec.mesh.ranks)}; expected one: start a process for each "
-            "rank with torchrun"
+            "rank with weft run -n"
         )
     grid = torch.tensor(placement.ranks).view(placement.shape)
     mesh = device_mesh or DeviceMesh(placement.device_type, grid)

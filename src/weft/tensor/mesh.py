@@ -96,11 +96,22 @@ def _job(world: World) -> World | None:
 
 
 def open_channels(world: World, groups: Sequence[tuple[int, ...]]) -> None:
-    """Open communicators between groups of ranks unless they are open; all processes must call it alike."""
+    """Open communicators between groups of ranks unless they are open; all processes must call it alike.
+
+    Raises:
+        RankFailure: another process opens others, or makes another call.
+        UserError: in a process that was forked from the one that has the ranks.
+    """
     known = _channels.setdefault(world, {})
     new = [group for group in dict.fromkeys(groups) if group not in known]
+    if not new:
+        return
+    world.check_process()
+    text = ", ".join(map(str, new))
+    world.calls.enter(f"the first use of global tensors on the ranks {text}")
+    world.check_same(dict.fromkeys(world.ranks, text), "the placements of global tensors")
     communicators = [Communicator(number, group) for number, group in enumerate(new)]
-    opened = world.connect(communicators)[world.ranks[0]] if new else {}
+    opened = world.connect(communicators)[world.ranks[0]]
     known.update({c.ranks: opened.get(c.id) for c in communicators})
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
 
 from weft.errors import RankFailure
-from weft.runtime.failures.calls import Calls, looking
+from weft.runtime.failures.calls import Calls, PostedCalls, looking
 from weft.runtime.failures.stamps import Stamp, check_stamp
 
 
@@ -48,8 +49,49 @@ class Board:
     ],
 )
 def test_where_calls_part(own: list[str], peer: list[str], parted: tuple[str, str] | None) -> None:
-    found = calls(*own).parted(calls(*peer).posted())
+    found = calls(*own).parted(calls(*peer).posted(), 0, 1)
     assert (found and (found[0].text, found[1].text)) == parted
+
+
+def eager(made: Calls, count: int, waits: bool, *ranks: int) -> Calls:
+    """Has begun so many collectives of eager code, and waits in the last of them."""
+    made.begun[ranks] = count
+    if waits:
+        made.wait_for(ranks, "eager")
+    return made
+
+
+@pytest.mark.parametrize(
+    ("own", "peer", "parted"),
+    [
+        # One waits in eager code, and the other has called something else in place of it.
+        (eager(calls("a"), 3, True, 0, 1), eager(calls("a", "b"), 2, False, 0, 1), ("eager", "b")),
+        (eager(calls("a", "b"), 2, False, 0, 1), eager(calls("a"), 3, True, 0, 1), ("b", "eager")),
+        (eager(calls("a"), 1, True, 0, 1), calls("a", "b"), ("eager", "b")),
+        # It is in the same call, or late, and may still come.
+        (eager(calls("a"), 3, True, 0, 1), eager(calls("a"), 2, False, 0, 1), None),
+        (eager(calls("a", "b"), 3, True, 0, 1), eager(calls("a"), 2, False, 0, 1), None),
+        # It has come, and what is posted is old.
+        (eager(calls("a"), 3, True, 0, 1), eager(calls("a", "b"), 3, False, 0, 1), None),
+        (eager(calls("a", "b"), 4, False, 0, 1), eager(calls("a"), 3, True, 0, 1), None),
+        # It need not come.
+        (eager(calls("a"), 3, True, 0, 2), calls("a", "b"), None),
+        (calls("a", "b"), eager(calls("a"), 3, True, 1, 2), None),
+    ],
+)
+def test_where_eager_code_parts_from_calls(
+    own: Calls, peer: Calls, parted: tuple[str, str] | None
+) -> None:
+    found = own.parted(PostedCalls.parse(str(peer.posted())), 0, 1)
+    assert (found and (found[0].text, found[1].text)) == parted
+
+
+def test_eager_code_of_another_thread_comes_in_no_order() -> None:
+    made = calls("a")
+    thread = threading.Thread(target=eager, args=(made, 1, True, 0, 1))
+    thread.start()
+    thread.join(10)
+    assert made.parted(calls("a", "b").posted(), 0, 1) is None
 
 
 def test_a_call_knows_the_users_line() -> None:
@@ -62,10 +104,10 @@ def test_a_rank_that_waits_tells_both_calls() -> None:
     board = Board()
     look = looking(calls("compile", "step 0"), board, 0, (0, 1))  # type: ignore[arg-type]
     look()
-    board.texts["peer"] = calls("compile").posted()
+    board.texts["peer"] = str(calls("compile").posted())
     look()
     assert not board.announced
-    board.texts["peer"] = calls("compile", "full_state_dict").posted()
+    board.texts["peer"] = str(calls("compile", "full_state_dict").posted())
     with pytest.raises(RankFailure, match=r"rank 0 is in step 0 \(.*rank 1 in full_state_dict"):
         look()
     assert len(board.announced) == 1

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
+import traceback
 
 import pytest
 import torch
@@ -41,10 +45,43 @@ def test_the_error_of_the_rank_that_failed_is_raised():
         assert world.run(lambda rank: rank) == [0, 1]
 
 
+def test_an_interrupt_does_not_leave_ranks_behind():
+    """Ctrl-C while the first rank has ended, and waits for the other one."""
+    main, ended = threading.main_thread().ident, []
+
+    def work(rank):
+        if rank == 1:
+            while "join_call" not in names(sys._current_frames()[main]):
+                pass
+            os.kill(os.getpid(), signal.SIGINT)
+            while "join_call" in names(sys._current_frames()[main]) and not told:
+                pass
+            ended.append(rank)
+
+    def names(frame):
+        return [each.name for each in traceback.extract_stack(frame)]
+
+    def handle(number, frame):
+        told.append(number)
+        raise KeyboardInterrupt
+
+    told = []
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        with local_world(2) as world:
+            for count in (1, 2):
+                with pytest.raises(KeyboardInterrupt):
+                    world.run(work)
+                assert ended == [1] * count
+            assert world.run(lambda rank: rank) == [0, 1]
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_placement_must_fit_the_world():
     with local_world(2) as world:
         world.check(placement("cpu", [1, 0]))
-        with pytest.raises(LayoutError, match=r"names ranks \[2, 3\], but this world has 2"):
+        with pytest.raises(LayoutError, match=r"names ranks \[2, 3\], .* weft run -n 4, or"):
             world.check(placement("cpu", [[0, 1], [2, 3]]))
         with pytest.raises(LayoutError, match="is on cuda, but this world runs on cpu"):
             world.check(placement("cuda", [0]))

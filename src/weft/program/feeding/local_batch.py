@@ -15,7 +15,7 @@ from weft.runtime.world.world import World
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import SBPs
 from weft.tensor import GlobalTensor
-from weft.tensor.create import from_local
+from weft.tensor.create import of_parts
 
 
 @final
@@ -61,7 +61,7 @@ class LocalBatch:
         for each, parts in zip(sbp, self._placement.shape, strict=True):
             if isinstance(each, Split):
                 shape[each.dim] *= parts
-        return from_local(leaf, placement=self._placement, sbp=sbp, shape=shape)
+        return of_parts(leaf, self._placement, sbp, shape)
 
     def _sbp(self, key: str, leaf: torch.Tensor) -> tuple[SBP, ...]:
         """The layout of a leaf, one SBP for each axis."""

@@ -3,6 +3,9 @@
 Every process keeps the sequence of its calls as a chain of checksums. A rank that waits long posts the
 end of its chain, and compares it with what others posted: where the chains part, two ranks make
 different calls, and neither will come to the other.
+
+Collectives of eager code are no links of the chain. How many were begun among which ranks is posted beside
+it, and in which one a rank waits: one that another rank was to come to before it made a later call.
 """
 
 from __future__ import annotations
@@ -10,10 +13,11 @@ from __future__ import annotations
 import json
 import sys
 import sysconfig
+import threading
 import zlib
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import final
 
@@ -44,19 +48,99 @@ class PostedCall:
 
 
 @final
+@dataclass(frozen=True)
+class EagerWait:
+    """A collective of eager code that a rank waits in.
+
+    Attributes:
+        ranks: that must come together.
+        count: which of theirs it is, from 1.
+        call: which it is, as one after the last call of the rank.
+    """
+
+    ranks: tuple[int, ...]
+    count: int
+    call: PostedCall
+
+
+@final
+@dataclass(frozen=True)
+class PostedCalls:
+    """What a rank posts.
+
+    Attributes:
+        calls: its last ones.
+        begun: how many collectives of eager code it has begun, by the ranks that must come together.
+        waits: in which of them it waits.
+    """
+
+    calls: tuple[PostedCall, ...]
+    begun: tuple[tuple[tuple[int, ...], int], ...] = ()
+    waits: EagerWait | None = None
+
+    @property
+    def last(self) -> PostedCall:
+        """What the rank was last in."""
+        return self.calls[-1] if self.waits is None else self.waits.call
+
+    def missed(self, other: PostedCalls, rank: int) -> PostedCall | None:
+        """The call that another rank makes in place of the collective that this one waits in; None if there is none."""
+        waits = self.waits
+        if waits is None or rank not in waits.ranks:
+            return None
+        if dict(other.begun).get(waits.ranks, 0) >= waits.count:
+            return None
+        later = (call for call in other.calls if call.count >= waits.call.count)
+        return next(later, None)
+
+    def __str__(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def parse(text: str) -> PostedCalls:
+        """Read what `str` wrote."""
+        found = json.loads(text)
+        waits = found["waits"]
+        if waits is not None:
+            waits = EagerWait(tuple(waits["ranks"]), waits["count"], PostedCall(**waits["call"]))
+        calls = tuple(PostedCall(**each) for each in found["calls"])
+        return PostedCalls(calls, tuple((tuple(key), n) for key, n in found["begun"]), waits)
+
+
+@final
 class Calls:
-    """The calls of this process so far."""
+    """The calls of this process so far.
+
+    Attributes:
+        begun: how many collectives of eager code, by the ranks that must come together.
+        waits: in which of them this process waits, once it is long.
+    """
 
     def __init__(self) -> None:
+        self.begun: Counter[tuple[int, ...]] = Counter()
+        self.waits: EagerWait | None = None
         self._recent = deque([PostedCall(0, 0, "the beginning", "", 0)], maxlen=_KEPT)
+        # That makes the calls.
+        self._thread = threading.get_ident()
         self._programs = 0
 
     def enter(self, text: str) -> int:
         """A call begins; gives the checksum of all calls so far."""
-        last = self._recent[-1]
-        chain = zlib.crc32(text.encode(), last.chain)
-        self._recent.append(PostedCall(last.count + 1, chain, text, *user_line()))
-        return chain
+        self._thread = threading.get_ident()
+        self._recent.append(self._next(text, user_line()))
+        return self.last.chain
+
+    def wait_for(self, ranks: tuple[int, ...], text: str) -> None:
+        """This process waits for long in the last collective of eager code that it has begun among `ranks`.
+
+        In another thread than that of the calls, it comes neither before nor after any of them.
+        """
+        if self._thread == threading.get_ident():
+            self.waits = EagerWait(ranks, self.begun[ranks], self._next(text, user_line()))
+
+    def _next(self, text: str, line: tuple[str, int]) -> PostedCall:
+        last = self.last
+        return PostedCall(last.count + 1, zlib.crc32(text.encode(), last.chain), text, *line)
 
     def new_program(self) -> int:
         """The number of one more program, from 1."""
@@ -68,22 +152,24 @@ class Calls:
         """The call that runs, or was the last one."""
         return self._recent[-1]
 
-    def posted(self) -> str:
-        """The last calls as text."""
-        return json.dumps([astuple(call) for call in self._recent])
+    def posted(self) -> PostedCalls:
+        """The last calls, to be posted."""
+        return PostedCalls(tuple(self._recent), tuple(self.begun.items()), self.waits)
 
-    def parted(self, text: str) -> tuple[PostedCall, PostedCall] | None:
-        """The first call that differs from those that another rank posted: this rank's call, and the other's."""
-        theirs = {call.count: call for call in _read(text)}
+    def parted(
+        self, other: PostedCalls, rank: int, peer: int
+    ) -> tuple[PostedCall, PostedCall] | None:
+        """The first call of this rank, `rank`, that differs from what another one posted: this rank's, and `peer`'s."""
+        theirs = {call.count: call for call in other.calls}
         for own in self._recent:
-            other = theirs.get(own.count)
-            if other is not None and other.chain != own.chain:
-                return own, other
-        return None
-
-
-def _read(text: str) -> list[PostedCall]:
-    return [PostedCall(*each) for each in json.loads(text)]
+            call = theirs.get(own.count)
+            if call is not None and call.chain != own.chain:
+                return own, call
+        own = self.posted()
+        missed, missing = own.missed(other, peer), other.missed(own, rank)
+        if missed is not None:
+            return own.last, missed
+        return None if missing is None else (missing, other.last)
 
 
 def user_line() -> tuple[str, int]:
@@ -107,7 +193,9 @@ def accounts(
     def tell() -> str:
         last = {peer: board.posted(peer, CALLS) for peer in ranks if peer != rank}
         texts = [
-            f"rank {peer} was last in {_read(text)[-1]}" for peer, text in last.items() if text
+            f"rank {peer} was last in {PostedCalls.parse(text).last}"
+            for peer, text in last.items()
+            if text
         ]
         return "; ".join(["", f"rank {rank} is in {calls.last}", *texts])
 
@@ -127,10 +215,10 @@ def looking(
     """
 
     def look() -> None:
-        board.post(calls.posted(), CALLS)
+        board.post(str(calls.posted()), CALLS)
         for peer in ranks:
             text = board.posted(peer, CALLS) if peer != rank else ""
-            found = calls.parted(text) if text else None
+            found = calls.parted(PostedCalls.parse(text), rank, peer) if text else None
             if found is not None:
                 error = RankFailure(
                     "the ranks make different calls, and wait for one another; every rank must make the same calls in "

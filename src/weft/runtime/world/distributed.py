@@ -143,7 +143,7 @@ class DistributedWorld(World):
         self._board.renew()
 
     def _part(self) -> None:
-        self._board.post(self.calls.posted(), CALLS)
+        self._board.post(str(self.calls.posted()), CALLS)
 
     def close(self) -> None:
         atexit.unregister(self._part)

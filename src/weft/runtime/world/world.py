@@ -7,6 +7,7 @@ A local world holds all ranks in this process, as threads. Under torchrun every 
 from __future__ import annotations
 
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -137,7 +138,7 @@ class World(ABC):
         if missing:
             raise LayoutError(
                 f"the placement {placement} names ranks {missing}, but this world has {self.size} "
-                f"(0 to {self.size - 1}); start with torchrun --nproc-per-node {max(missing) + 1} or inside "
+                f"(0 to {self.size - 1}); start with weft run -n {max(missing) + 1}, or compile inside "
                 f"weft.local_world({max(missing) + 1})"
             )
         if placement.device_type != self.device_type:
@@ -217,7 +218,7 @@ class LocalWorld(World):
             thread.start_call(call)
         call(0)
         for thread in self._threads:
-            thread.join_call()
+            errors += thread.join_call()
         if errors:
             raise root_failure(errors)
         return [results[rank] for rank in self.ranks]
@@ -240,27 +241,41 @@ class _RankThread:
     """A thread that calls functions with its rank, one after the other."""
 
     def __init__(self, rank: int) -> None:
-        self._calls: SimpleQueue[Callable[[int], None] | None] = SimpleQueue()
-        self._done: SimpleQueue[None] = SimpleQueue()
+        self._calls: SimpleQueue[tuple[Callable[[int], None], threading.Event] | None] = (
+            SimpleQueue()
+        )
+        # Of the last call.
+        self._ended = threading.Event()
         self._rank = rank
         self._thread = HeapThread(target=self._loop, name=f"weft rank {rank}", daemon=True)
         self._thread.start()
 
     def start_call(self, call: Callable[[int], None]) -> None:
-        self._calls.put(call)
+        self._ended = threading.Event()
+        self._calls.put((call, self._ended))
 
-    def join_call(self) -> None:
-        self._done.get()
+    def join_call(self) -> list[BaseException]:
+        """Wait until the call has ended; what interrupts the wait comes back, but for a second interrupt."""
+        found: list[BaseException] = []
+        while not self._ended.is_set():
+            try:
+                self._ended.wait()
+            except BaseException as error:
+                if found:
+                    raise
+                found.append(error)
+        return found
 
     def close(self) -> None:
         self._calls.put(None)
         self._thread.join()
 
     def _loop(self) -> None:
-        while (call := self._calls.get()) is not None:
+        while (handed := self._calls.get()) is not None:
+            call, ended = handed
             call(self._rank)
-            del call  # what it refers to must not live until the next call
-            self._done.put(None)
+            del call, handed  # what it refers to must not live until the next call
+            ended.set()
 
 
 # Local worlds that are open, the innermost last.

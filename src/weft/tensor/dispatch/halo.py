@@ -13,8 +13,8 @@ from weft.layout import Layout
 from weft.ops import OpCall, Signature
 from weft.runtime.channels.collectives import run_transfer
 from weft.tensor.chain import Locals, transfer_among_own
-from weft.tensor.divergence import check_agreement
-from weft.tensor.mesh import Mesh, channel_between, open_channels
+from weft.tensor.divergence import meet
+from weft.tensor.mesh import Mesh, open_channels
 
 
 @final
@@ -40,10 +40,8 @@ class Exchange:
         open_channels(mesh.world, halo.groups)
         made = []
         for rank, node, tensor in zip(mesh.ranks, self.nodes, locals_, strict=True):
-            channel = channel_between(mesh.world, halo.group_of(rank))
-            check_agreement(
-                channel, f"{what}: border rows of {halo.value.dtype} {halo.value.shape}"
-            )
+            rows = f"{what}: border rows of {halo.value.dtype} {halo.value.shape}"
+            channel = meet(mesh.world, halo.group_of(rank), rows)
             found = run_transfer(channel, node, tensor)
             assert found is not None  # every rank reads some rows
             made.append(found)

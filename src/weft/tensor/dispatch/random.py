@@ -16,6 +16,7 @@ from weft.layout import Layout, broadcast_layout
 from weft.runtime.random import uniform
 from weft.runtime.world.world import World
 from weft.tensor.chain import Locals
+from weft.tensor.divergence import note_made
 from weft.tensor.mesh import Mesh
 from weft.tensor.spec import Spec, contiguous, without_partials
 
@@ -33,13 +34,19 @@ class _Stream:
         """The seed and the number of the next draw."""
         seed = torch.initial_seed() if self.given is None else self.given
         if seed != self.seed:
-            texts = {rank: str(seed) for rank in world.ranks}
-            world.check_same(
-                texts, "the seed of global tensors (torch.manual_seed, weft.manual_seed)"
-            )
+            _check_seed(world, seed)
             self.seed, self.count = seed, 0
         self.count += 1
         return seed, self.count - 1
+
+
+def _check_seed(world: World, seed: int) -> None:
+    """Check that all ranks begin to draw from the same seed; all processes must call it alike."""
+    if len(world.ranks) < world.size:
+        world.check_process()
+        world.calls.enter("the first draw from a seed of global tensors")
+        texts = dict.fromkeys(world.ranks, str(seed))
+        world.check_same(texts, "the seed of global tensors (torch.manual_seed, weft.manual_seed)")
 
 
 _stream = _Stream()
@@ -94,6 +101,7 @@ def _draw(
     size: tuple[int, ...], layout: Layout, mesh: Mesh, dtype: torch.dtype
 ) -> tuple[Spec, Locals]:
     seed, salt = _stream.next(mesh.world)
+    note_made(mesh, "weft.uniform", seed, salt, size)
     parts = []
     for rank in mesh.ranks:
         ranges = layout.local_ranges(size, rank)
