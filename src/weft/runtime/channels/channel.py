@@ -79,10 +79,14 @@ class Channel(ABC):
             receives: for every peer, buffers for what it sends here: same number, shapes and
                 dtypes.
         """
+        self.count(sends)
+        self._exchange(sends, receives)
+
+    def count(self, sends: Sequence[Sequence[Tensor]]) -> None:
+        """Count what is sent to others as what runs."""
         self.sent[self.running] += sum(
             part.nbytes for peer, parts in enumerate(sends) if peer != self.index for part in parts
         )
-        self._exchange(sends, receives)
 
     @abstractmethod
     def abort(self, error: BaseException) -> None:

@@ -18,12 +18,17 @@ from torch import Tensor
 
 from weft.errors import NoAnswer
 from weft.runtime.channels.channel import Channel, joined
+from weft.runtime.channels.overlapped import SLICE, OverlappedReduction
+from weft.runtime.channels.scratch import in_slices
 from weft.runtime.failures.board import FailureBoard, first_line
 from weft.runtime.failures.lookout import OtherThread
 from weft.runtime.failures.stamps import check_stamp
 
-# No exchange has so many pieces for a peer.
-_STAMP_TAG = 1 << 24
+# No exchange has so many pieces for a peer; the last place is that of a stamp.
+_PLACES = 1 << 20
+_STAMP = _PLACES - 1
+# The turn of an exchange that runs by itself, behind those of an overlapped reduction.
+_ALONE = 4
 
 # How long a broken connection may wait for the peer's own account of what went wrong.
 EXPLANATION_SECONDS = 1.0
@@ -107,7 +112,7 @@ class GroupChannel(ProcessChannel):
             dist.destroy_process_group(self._group)
 
     def _pairs(self, tensors: Sequence[Sequence[Tensor]]) -> Iterator[tuple[int, int, Tensor]]:
-        """(peer's number, tag, bytes) of every piece that is not empty and not this rank's own."""
+        """(peer's number, place, bytes) of every piece that is not empty and not this rank's own."""
         for peer, parts in enumerate(tensors):
             if peer == self.index:
                 continue
@@ -128,6 +133,7 @@ class GlooChannel(GroupChannel):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._other = OtherThread(f"weft rank {self.rank} gloo")
+        self._overlapped = OverlappedReduction(self, self.device)
         # The stamps that went with messages to, and came from, peers by their numbers in the group.
         self._went: dict[int, int] = {}
         self._came: dict[int, int] = {}
@@ -139,42 +145,64 @@ class GlooChannel(GroupChannel):
     def _exchange(
         self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
     ) -> None:
+        self._watched(lambda: self.post(sends, receives, _ALONE)())
+
+    def _all_reduce(self, tensors: Sequence[Tensor], reduction: str) -> None:
+        slices = list(in_slices(tensors, SLICE))
+        if len(slices) < 2:
+            super()._all_reduce(tensors, reduction)
+        else:
+            self._watched(partial(self._overlapped.reduce, slices, reduction))
+
+    def _watched(self, call: Callable[[], None]) -> None:
+        """Make a call that waits for peers, while somebody looks around."""
         with self._explained("an exchange"):
             if self._watchers:
                 with self._board.lookout.over(self.while_waiting, self._fail):
-                    self._run(sends, receives)
+                    call()
             else:
-                self._other.run(partial(self._run, sends, receives), self.while_waiting)
+                self._other.run(call, self.while_waiting)
 
     def _fail(self, error: Exception) -> None:
         for fail in self._watchers:
             fail(error)
 
-    def _run(self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]) -> None:
+    def post(
+        self,
+        sends: Sequence[Sequence[Tensor]],
+        receives: Sequence[Sequence[Tensor]],
+        turn: int,
+    ) -> Callable[[], None]:
+        """Begin an exchange; returns what waits for its end. Exchanges on their way at once have turns of their own."""
         coming, going = list(self._pairs(receives)), list(self._pairs(sends))
         stamps = {
             peer: torch.zeros(1, dtype=torch.int64)
             for peer in self._unstamped(self._came, [peer for peer, _, _ in coming])
         }
         own = torch.tensor([self.stamp])
-        coming += [(peer, _STAMP_TAG, stamp) for peer, stamp in stamps.items()]
+        coming += [(peer, _STAMP, stamp) for peer, stamp in stamps.items()]
         going += [
-            (peer, _STAMP_TAG, own)
+            (peer, _STAMP, own)
             for peer in self._unstamped(self._went, [peer for peer, _, _ in going])
         ]
+        first = turn * _PLACES
         works = [
-            dist.irecv(part, group=self._group, group_src=peer, tag=tag)
-            for peer, tag, part in coming
+            dist.irecv(part, group=self._group, group_src=peer, tag=first + place)
+            for peer, place, part in coming
         ]
         works += [
-            dist.isend(part, group=self._group, group_dst=peer, tag=tag)
-            for peer, tag, part in going
+            dist.isend(part, group=self._group, group_dst=peer, tag=first + place)
+            for peer, place, part in going
         ]
-        for work in works:
-            if work is not None:
-                work.wait()
-        for peer, stamp in stamps.items():
-            check_stamp(self.stamp, int(stamp), self.ranks[self._members.index(peer)])
+
+        def wait() -> None:
+            for work in works:
+                if work is not None:
+                    work.wait()
+            for peer, stamp in stamps.items():
+                check_stamp(self.stamp, int(stamp), self.ranks[self._members.index(peer)])
+
+        return wait
 
     def _unstamped(self, stamped: dict[int, int], peers: Sequence[int]) -> list[int]:
         """The peers with which no stamp of this step was exchanged; it is from now on."""

@@ -43,10 +43,10 @@ class Scratch:
         return self._buffers[-1]
 
 
-def in_slices(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Flat views of contiguous tensors of one dtype, all their elements in order, at most `SLICE` bytes at a time."""
+def in_slices(tensors: Sequence[Tensor], most: int = SLICE) -> Iterator[list[Tensor]]:
+    """Flat views of contiguous tensors of one dtype, all their elements in order, at most so many bytes at a time."""
     views: list[Tensor] = []
-    room = SLICE
+    room = most
     for tensor in tensors:
         flat, start = tensor.view(-1), 0
         while start < flat.numel():
@@ -55,6 +55,6 @@ def in_slices(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
             start, room = start + count, room - count * flat.itemsize
             if room < flat.itemsize:
                 yield views
-                views, room = [], SLICE
+                views, room = [], most
     if views:
         yield views
