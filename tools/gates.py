@@ -58,6 +58,8 @@ GATES = (
             "docs/checkpoints.md",
             "docs/data.md",
             "docs/loop.md",
+            "docs/report.md",
+            "docs/errors.md",
         ),
     ),
     Gate("pages", (PYTHON, "-m", "tools.pages")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -23,9 +24,8 @@ def page_of(reports: Sequence[Report]) -> str:
     data = json.dumps([each.data() for each in reports], separators=(",", ":"))
     data = data.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     parts = {"title": html.escape(title), "style": style, "data": data, "script": script}
-    for name, text in parts.items():
-        template = template.replace(f"{{{{{name}}}}}", text, 1)
-    return template
+    # At once: what is put in may hold such a name.
+    return re.sub(r"\{\{(\w+)\}\}", lambda found: parts[found[1]], template)
 
 
 def write_report(path: str | Path, *reports: Report) -> Path:
