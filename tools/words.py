@@ -20,7 +20,7 @@ SOURCE = Path("src/weft")
 _ASKS = re.compile(r"\s*(Wh(at|ether|ere|ich|en|o|ose|om|y)|How)\b")
 
 # Names with a word that the glossary rules out. The set only shrinks: a test fails when a name has another by now.
-AGAINST_THE_GLOSSARY = frozenset({"worker"})
+AGAINST_THE_GLOSSARY: frozenset[str] = frozenset()
 
 
 def classes(source: Path) -> dict[str, list[Path]]:
