@@ -212,6 +212,7 @@ def test_cells_of_combinations_show_what_is_above_the_limit() -> None:
         (11, "0.80", False),
         (11, "**1.00 !**", False),
         (12, "0.71", False),
+        (12, "0.00", False),
         (4, "16", False),
     ],
 )
@@ -221,7 +222,7 @@ def test_a_plan_at_real_size_may_differ_in_memory_alone(cell: int, now: str, sam
     )
     other = [now if i == cell else each for i, each in enumerate(cells.split(" | "))]
     assert same_plan(f"| {' | '.join(other)} |", f"| {cells} |") is same
-    assert same_plan(f"| {cells} |", f"| {cells} |")
+    assert same_plan(f"| {cells} |", f"| {' | '.join(other)} |") is same
 
 
 def test_rows_are_told_by_their_number_of_columns() -> None:

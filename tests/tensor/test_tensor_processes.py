@@ -1,4 +1,4 @@
-"""Global tensors on real processes; what each runs stands in global_rank.py."""
+"""Global tensors on real processes, through shared memory and over Gloo; what each runs stands in global_rank.py."""
 
 # To mypy, global tensors are torch's, without `full` and `sbp`.
 # mypy: disable-error-code="attr-defined"
@@ -22,11 +22,12 @@ TOGETHER = [
 ]
 
 
+@pytest.mark.parametrize("transport", ["shared", "gloo"])
 @pytest.mark.parametrize(
     ("arguments", "cases"), [([], TOGETHER), (["waits"], ["slow", "crossing"])]
 )
-def test_two_processes(arguments, cases):
-    outputs = [output for output, _ in run_ranks(SCRIPT, 2, *arguments)]
+def test_two_processes(arguments, cases, transport):
+    outputs = [output for output, _ in run_ranks(SCRIPT, 2, *arguments, WEFT_TRANSPORT=transport)]
     for output in outputs:
         passed = [case for case in cases if f"{case} passed\n" in output]
         assert passed == cases, output

@@ -147,7 +147,7 @@ def same_plan(found: str, line: str) -> bool:
 def _near(one: str, other: str, part: float) -> bool:
     try:
         return one == other or abs(float(one) / float(other) - 1) <= part
-    except ValueError:
+    except (ValueError, ZeroDivisionError):
         return False
 
 
