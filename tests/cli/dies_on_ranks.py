@@ -36,13 +36,13 @@ if __name__ == "__main__":
         """Ends the last rank in the first starts, in its second epoch."""
 
         def __getitem__(self, number: int) -> dict[str, object]:
-            if started < deaths and rank == size - 1 and program.steps == 6 + started:
+            if started < deaths and rank == size - 1 and program.steps == 5 + started:
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().__getitem__(number)
 
     weft.fit(
         *(program, weft.Loader(Dying(), SIZE, program, shuffle=True, drop_last=True)),
-        steps=12,
+        steps=8,
         checkpoint=weft.Checkpoints(folder / "kept", every=1),
         log=[note],
         log_every=1,

@@ -61,6 +61,9 @@ def test_several_nodes(script: Path, started: Started) -> None:
         (["--nodes", "2"], "--rendezvous host:port and --run-id"),
         (["-n", "0"], "'-n' / '--ranks'"),
         (["--timeout", "0"], "'--timeout'"),
+        (["-n", "2", "--min-ranks", "2"], "--min-ranks goes with --restarts"),
+        (["-n", "2", "--restarts", "1", "--min-ranks", "5"], "--min-ranks"),
+        (["--restarts", "-1"], "'--restarts'"),
     ],
 )
 def test_bad_options_are_refused(

@@ -5,55 +5,68 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import weft
 from program.data.datasets import Drawn, plain_losses
+from weft.cli import run
+from weft.runtime.world.launch import Ending, Exit, Fleet
 
 SCRIPT = Path(__file__).with_name("dies_on_ranks.py")
 SIZE = 12
 
 
-def _run(folder: Path, deaths: int, *options: str) -> tuple[int, str, list[list[float]]]:
-    command = [sys.executable, "-m", "weft", "run", "-n", "3", *options, str(SCRIPT)]
-    done = subprocess.run(
-        [*command, str(folder), str(deaths)], capture_output=True, text=True, timeout=200
-    )
-    lines = (folder / "losses").read_text().splitlines()
-    return done.returncode, done.stderr, [json.loads(line) for line in lines]
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("options", "sizes"), [((), [3, 3, 3]), (("--min-ranks", "2"), [3, 2, 2])])
-def test_the_run_goes_on(options: tuple[str, ...], sizes: list[int], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("options", "size"),
+    [
+        (("--min-ranks", "1"), 1),
+        pytest.param((), 2, marks=pytest.mark.thorough),
+    ],
+)
+def test_the_run_goes_on(options: tuple[str, ...], size: int, tmp_path: Path) -> None:
     """On as many ranks, or on what is left: with the losses of a run that nothing has disturbed."""
-    code, said, found = _run(tmp_path, 2, "--restarts", "3", *options)
-    assert code == 0, said[-3000:]
-    assert "restart 1 of 3" in said
-    assert "restart 2 of 3" in said
-    assert [{size for start, size, *_ in found if start == n} for n in range(3)] == [
-        {size} for size in sizes
-    ]
+    command = [sys.executable, "-m", "weft", "run", "-n", "2", "--restarts", "3", *options]
+    done = subprocess.run(
+        [*command, str(SCRIPT), str(tmp_path), "1"], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "restart 1 of 3" in done.stderr
+    found = [json.loads(line) for line in (tmp_path / "losses").read_text().splitlines()]
+    assert {(start, ranks) for start, ranks, *_ in found} == {(0, 2), (1, size)}
     losses = {int(step): loss for *_, step, loss in found}
     batches = weft.Loader(Drawn(), SIZE, shuffle=True, drop_last=True)
-    assert losses == pytest.approx(dict(enumerate(plain_losses(batches, 3), 1)), rel=1e-12)
-
-
-@pytest.mark.slow
-def test_restarts_have_an_end(tmp_path: Path) -> None:
-    code, said, _ = _run(tmp_path, 9, "--restarts", "1")
-    assert code == 1
-    assert said.count("rank 2") == 2
-    assert "restart 1 of 1" in said
+    assert losses == pytest.approx(dict(enumerate(plain_losses(batches, 2), 1)), rel=1e-12)
 
 
 @pytest.mark.parametrize(
-    "options", [("--min-ranks", "2"), ("--restarts", "1", "--min-ranks", "5"), ("--restarts", "-1")]
+    ("least", "deaths", "ranks"),
+    [(None, 9, [4, 4, 4, 4]), (2, 9, [4, 3, 2, 2]), (2, 1, [4, 3]), (None, 0, [4])],
 )
-def test_wrong_options(options: tuple[str, ...]) -> None:
-    command = [sys.executable, "-m", "weft", "run", "-n", "2", *options, str(SCRIPT)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 2
-    assert "--min-ranks" in done.stderr or "--restarts" in done.stderr
+def test_restarts_have_an_end(
+    least: int | None,
+    deaths: int,
+    ranks: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """And each start knows how many there were before."""
+    starts: list[int] = []
+
+    def start(_: Sequence[str], fleet: Fleet, environment: Mapping[str, str], **__: Any) -> Ending:
+        assert environment["WEFT_RESTART"] == str(len(starts))
+        starts.append(fleet.ranks)
+        return Ending((Exit(1, 101, int(len(starts) <= deaths)),))
+
+    monkeypatch.setattr(run, "launch", start)
+    options = run.RunOptions(4, restarts=3, least=least)
+    assert run.run_script(Path("script.py"), (), options) == int(deaths > 3)
+    assert starts == ranks
+    said = capfd.readouterr().err
+    assert said.count("rank 1 (process 101) ended with exit code 1") == min(deaths, 4)
+    for number in (1, 2, 3):
+        assert (f"restart {number} of 3" in said) == (number < len(ranks))

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,10 +33,18 @@ def run(tmp_path: Path, text: str, *arguments: str) -> subprocess.CompletedProce
     )
 
 
-def test_every_rank_runs_the_script_with_its_arguments(tmp_path: Path) -> None:
+def test_every_rank_runs_the_script_with_its_arguments_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even what torch makes in the folder for temporary files when it is imported."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     (tmp_path / "neighbour.py").touch()
     text = (
-        "import neighbour\n"
+        "import neighbour, torch._dynamo\n"
+        f"assert os.listdir({str(temporary)!r})\n"
         "assert __name__ == '__main__'\n"
         "name = os.environ['RANK'] + os.environ['WORLD_SIZE']\n"
         "Path(name).write_text(' '.join(sys.argv[1:]))\n"
@@ -43,11 +53,14 @@ def test_every_rank_runs_the_script_with_its_arguments(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "02").read_text() == "--steps 3 -n 5"
     assert (tmp_path / "12").read_text() == "--steps 3 -n 5"
+    assert not list(temporary.iterdir())
 
 
 def test_the_rank_that_raises_ends_the_run_and_its_traceback_stands_once(tmp_path: Path) -> None:
+    """A thread that waits for ever does not hold it."""
     result = run(
         tmp_path,
+        "threading.Thread(target=threading.Event().wait).start()\n"
         "def train():\n    raise ValueError('no such [batch]')\n"
         "if os.environ['RANK'] == '1':\n    train()\n"
         "threading.Event().wait()\n",
@@ -57,27 +70,6 @@ def test_the_rank_that_raises_ends_the_run_and_its_traceback_stands_once(tmp_pat
     assert result.stderr.count("Traceback") == 1
     assert "in train" in result.stderr
     assert "runpy" not in result.stderr
-
-
-def test_a_rank_that_is_killed_is_named_with_its_signal(tmp_path: Path) -> None:
-    result = run(
-        tmp_path,
-        "import signal\n"
-        "if os.environ['RANK'] == '1':\n    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "threading.Event().wait()\n",
-    )
-    assert result.returncode == 1
-    assert "rank 1 (process" in result.stderr
-    assert "signal 9 (SIGKILL)" in result.stderr
-
-
-def test_a_thread_that_waits_for_ever_does_not_hold_a_failed_rank(tmp_path: Path) -> None:
-    result = run(
-        tmp_path,
-        "threading.Thread(target=threading.Event().wait).start()\nraise RuntimeError('stuck')\n",
-    )
-    assert result.returncode == 1
-    assert "RuntimeError: stuck" in result.stderr
 
 
 CAUGHT = """
@@ -106,39 +98,28 @@ def test_a_thread_that_waits_inside_torch_does_not_abort_a_rank_that_ends(
     assert {path.name for path in tmp_path.glob("told*")} == {"told0", "told1"}
 
 
-def test_nothing_is_left_in_the_folder_for_temporary_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Not even what torch makes there when it is imported."""
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setenv("TMPDIR", str(temporary))
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    result = run(tmp_path, f"import torch._dynamo\nassert os.listdir({str(temporary)!r})\n")
-    assert result.returncode == 0, result.stderr
-    assert not list(temporary.iterdir())
+IDLE = "os.write(1, b'%d\\n' % os.getpid())\nthreading.Event().wait()\n"
 
 
-def test_an_exit_code_of_the_script_fails_the_run(tmp_path: Path) -> None:
-    result = run(tmp_path, "if os.environ['RANK'] == '0': sys.exit(3)\n")
-    assert result.returncode == 1
-    assert "rank 0 (process" in result.stderr
-    assert "exit code 3" in result.stderr
-
-
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_ends_all_ranks(tmp_path: Path, how: signal.Signals) -> None:
+@contextmanager
+def idle(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A run whose ranks do nothing, and their process ids."""
     script = tmp_path / "script.py"
-    script.write_text(
-        WAIT + "Path(os.environ['RANK']).write_text(str(os.getpid()))\nthreading.Event().wait()\n"
-    )
-    with subprocess.Popen(command(script), cwd=tmp_path, stderr=subprocess.PIPE, text=True) as run:
+    script.write_text(WAIT + IDLE)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command(script), stdout=pipe, stderr=pipe, text=True) as run:
         try:
-            pids = [wait_for_pid(tmp_path / rank) for rank in "01"]
-            run.send_signal(how)
-            _, stderr = run.communicate(timeout=SECONDS)
+            assert run.stdout is not None
+            yield run, [int(run.stdout.readline()) for _ in range(2)]
         finally:
             run.kill()
+
+
+def test_an_interrupt_ends_all_ranks(tmp_path: Path) -> None:
+    """Other signals: see the tests of `Interrupts`."""
+    with idle(tmp_path) as (run, pids):
+        run.send_signal(signal.SIGTERM)
+        _, stderr = run.communicate(timeout=SECONDS)
     assert run.returncode == 130
     assert "interrupted: all ranks were stopped" in stderr
     assert "Traceback" not in stderr
@@ -147,36 +128,11 @@ def test_an_interrupt_ends_all_ranks(tmp_path: Path, how: signal.Signals) -> Non
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux only")
 def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(
-        WAIT + "Path(os.environ['RANK']).write_text(str(os.getpid()))\nthreading.Event().wait()\n"
-    )
-    with subprocess.Popen(command(script), cwd=tmp_path) as run:
-        try:
-            pids = [wait_for_pid(tmp_path / rank) for rank in "01"]
-        finally:
-            run.kill()
+    with idle(tmp_path) as (_, pids):
+        pass
     deadline = time.monotonic() + SECONDS
     while any(alive(pid) for pid in pids):
         assert time.monotonic() < deadline, "a rank is still there"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux only")
-def test_a_rank_whose_launcher_is_gone_already_ends(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("raise SystemExit(7)")
-    worker = [sys.executable, "-m", "weft.cli.worker", str(script)]
-    for launcher, code in ((os.getpid(), 7), (os.getppid(), 1)):
-        environment = {**os.environ, "WEFT_LAUNCHER": str(launcher)}
-        done = subprocess.run(worker, env=environment, timeout=SECONDS, check=False)
-        assert done.returncode == code
-
-
-def wait_for_pid(path: Path) -> int:
-    deadline = time.monotonic() + SECONDS
-    while not (path.exists() and path.read_text()):
-        assert time.monotonic() < deadline, f"rank {path.name} did not start"
-    return int(path.read_text())
 
 
 def alive(pid: int) -> bool:

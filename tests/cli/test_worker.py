@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import io
+import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from weft.cli import worker
 from weft.cli.failure import NOTES, OWN, read_notes
-from weft.runtime.world.variables import MEETING
+from weft.runtime.world.variables import LAUNCHER, MEETING
 
 
 class LeftError(BaseException):
@@ -128,3 +130,23 @@ def test_output_that_is_lost_is_no_good_end(
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(sys, "stderr", closed)
     assert ended("") == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux only")
+@pytest.mark.parametrize("there", [True, False])
+def test_a_rank_whose_launcher_is_gone_already_ends(
+    there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    ended: list[int] = []
+
+    class Library:
+        def prctl(self, *arguments: int) -> None:
+            asked.append(arguments)
+
+    monkeypatch.setattr("weft.cli.worker.ctypes.CDLL", lambda _: Library())
+    monkeypatch.setattr("weft.cli.worker.os._exit", ended.append)
+    monkeypatch.setenv(LAUNCHER, str(os.getppid() if there else os.getpid()))
+    worker._end_with_launcher()
+    assert asked == [(worker.PR_SET_PDEATHSIG, signal.SIGKILL)]
+    assert ended == ([] if there else [1])

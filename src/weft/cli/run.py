@@ -8,7 +8,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
@@ -16,14 +16,25 @@ from typing import final
 from rich.console import Console
 from rich.text import Text
 
-from weft.cli.failure import NOTES, describe, read_notes
+from weft.cli.failure import NOTES, absent, describe, own_failure, read_notes
 from weft.errors import UserError
-from weft.runtime.world.launch import Ending, Fleet, launch
-from weft.runtime.world.nodes.launchers import Nodes, joined
+from weft.runtime.world.interrupts import Interrupts
+from weft.runtime.world.launch import (
+    GRACE_SECONDS,
+    SHUTDOWN_SECONDS,
+    Elsewhere,
+    Ending,
+    Exit,
+    Fleet,
+    launch,
+)
+from weft.runtime.world.nodes.launchers import Joined, Nodes, joined
 from weft.runtime.world.variables import LAUNCHER, MEETING, RESTART, SECRET, TIMEOUT, new_secret
 
 WORKER = "weft.cli.worker"
 INTERRUPTED = 130
+# A node whose ranks have only waited is told by another one within so many seconds who did not answer.
+TOLD_SECONDS = GRACE_SECONDS + 2 * SHUTDOWN_SECONDS + 1.0
 
 
 @final
@@ -67,10 +78,12 @@ def run_script(script: Path, arguments: Sequence[str], options: RunOptions) -> i
             "weft run: --restarts goes with one node yet; start the command again on each node, which goes on from the "
             "newest checkpoint"
         )
-    with _nothing_of_torch_s():
+    with Interrupts() as interrupts, _nothing_of_torch_s():
         for number in range(options.restarts + 1):
-            code = _run_once(command, options, number)
-            if code != 1 or number == options.restarts:
+            code = _run_once(command, options, number, interrupts)
+            if code and interrupts.heard:
+                return INTERRUPTED
+            if not code or number == options.restarts:
                 break
             if options.least is not None:
                 options = replace(options, ranks=max(options.least, options.ranks - 1))
@@ -78,7 +91,9 @@ def run_script(script: Path, arguments: Sequence[str], options: RunOptions) -> i
         return code
 
 
-def _run_once(command: Sequence[str], options: RunOptions, number: int) -> int:
+def _run_once(
+    command: Sequence[str], options: RunOptions, number: int, interrupts: Interrupts
+) -> int:
     """Start the ranks, for the time that `number` says, from 0; gives the exit code."""
     with _folder() as folder:
         environment = {
@@ -92,8 +107,11 @@ def _run_once(command: Sequence[str], options: RunOptions, number: int) -> int:
         try:
             if options.nodes is None:
                 environment.update(_alone(Path(folder)))
-                return _told(launch(command, Fleet(options.ranks), environment), Path(folder))
-            return _run_node(command, options, options.nodes, environment, Path(folder))
+                fleet = Fleet(options.ranks)
+                ending = launch(command, fleet, environment, interrupts=interrupts)
+                return _told(ending, Path(folder))
+            with _meeting(options.nodes, options.ranks, interrupts) as node:
+                return _run_node(command, node, environment, Path(folder), interrupts)
         except KeyboardInterrupt:
             _say("interrupted: all ranks were stopped")
             return INTERRUPTED
@@ -109,10 +127,12 @@ def _nothing_of_torch_s() -> Iterator[None]:
     """Take away the folder that torch makes when it is imported, unless it was there before or something lies in it."""
     made = Path(tempfile.gettempdir(), f"torchinductor_{_user()}")
     before = made.exists()
-    yield
-    if not before:
-        with suppress(OSError):
-            made.rmdir()
+    try:
+        yield
+    finally:
+        if not before:
+            with suppress(OSError):
+                made.rmdir()
 
 
 def _user() -> str:
@@ -123,24 +143,67 @@ def _user() -> str:
         return f"uid_{os.getuid()}"
 
 
+@contextmanager
+def _meeting(nodes: Nodes, ranks: int, interrupts: Interrupts) -> Iterator[Joined]:
+    """`joined`, of which only the wait for the other nodes is interrupted."""
+    with ExitStack() as stack:
+        with interrupts.raised():
+            node = stack.enter_context(joined(nodes, ranks))
+        host, port = nodes.address.rsplit(":", 1)
+        address = {"MASTER_ADDR": host, "MASTER_PORT": port}
+        yield replace(node, environment={**address, **node.environment})
+
+
 def _run_node(
     command: Sequence[str],
-    options: RunOptions,
-    nodes: Nodes,
+    node: Joined,
     environment: Mapping[str, str],
     folder: Path,
+    interrupts: Interrupts,
 ) -> int:
-    host, port = nodes.address.rsplit(":", 1)
-    with joined(nodes, options.ranks) as node:
-        own = {"MASTER_ADDR": host, "MASTER_PORT": port, **node.environment, **environment}
-        own[SECRET] = node.environment[SECRET]
-        ending = launch(command, node.fleet, own, node.events, node.say_ended)
-        if not ending.failed:
+    """Start the ranks of this node; gives the exit code."""
+    own = {**node.environment, **environment, SECRET: node.environment[SECRET]}
+    telling = _Telling(node, folder)
+    ending = launch(command, node.fleet, own, node.events, telling.end, interrupts)
+    if not ending.failed:
+        with interrupts.raised():
             ending = Ending(ending.exits, node.finish())
-        elif ending.elsewhere is None:
-            text = describe(ending.exits, read_notes(folder), node.left())
-            node.say_failed(text.splitlines()[0])
-        return _told(ending, folder, node.left())
+    elif ending.elsewhere is None:
+        ending = Ending(ending.exits, telling.first_elsewhere(ending.exits))
+    return _told(ending, folder, node.left())
+
+
+@final
+class _Telling:
+    """Tells the other nodes of the ends of ranks here, and at once of a failure that nobody else has caused."""
+
+    def __init__(self, node: Joined, folder: Path) -> None:
+        self._node, self._folder = node, folder
+        self._exits: list[Exit] = []
+        # Whether the others know of a failure here, and what one of them had told before.
+        self._said = False
+        self._before: Elsewhere | None = None
+
+    def end(self, end: Exit) -> None:
+        """A rank has ended."""
+        self._node.say_ended(end)
+        self._exits.append(end)
+        if end.code and not self._said:
+            own = own_failure(self._exits, read_notes(self._folder))
+            if own is not None:
+                self._say(own)
+
+    def first_elsewhere(self, exits: Sequence[Exit]) -> Elsewhere | None:
+        """The failure of another node that came before those of this one, once all ranks here have ended."""
+        if not self._said:
+            left = self._node.left()
+            self._before = self._node.failure(0.0 if absent(exits, left) else TOLD_SECONDS)
+            if self._before is None:
+                self._say(describe(exits, read_notes(self._folder), left))
+        return self._before
+
+    def _say(self, text: str) -> None:
+        self._said, self._before = True, self._node.say_failed(text.splitlines()[0])
 
 
 def _alone(folder: Path) -> dict[str, str]:
@@ -167,8 +230,12 @@ def _told(ending: Ending, folder: Path, left: Sequence[int] = ()) -> int:
     """Say what failed; gives the exit code. `left` is that of `describe`."""
     if not ending.failed:
         return 0
-    told = ending.elsewhere
-    text = told.text if told else describe(ending.exits, read_notes(folder), left)
+    notes = read_notes(folder)
+    if ending.elsewhere is None:
+        text = describe(ending.exits, notes, left)
+    else:
+        own = own_failure(ending.exits, notes)
+        text = "\n\n".join(filter(None, (ending.elsewhere.text, own)))
     _say(f"{text}\n\nall ranks were stopped")
     return 1
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from weft.runtime.world import launch as module
+from weft.runtime.world.interrupts import Interrupts
 from weft.runtime.world.launch import Elsewhere, Ending, Exit, Fleet, launch
 
 HEAD = "import os, signal, sys, threading\nrank = os.environ['RANK']\n"
@@ -50,7 +53,8 @@ def test_cores_are_shared_unless_the_user_says_otherwise(
 
 
 @pytest.mark.parametrize("bad", ["0", "1"])
-def test_ends_come_in_the_order_of_time(bad: str) -> None:
+def test_ends_come_in_the_order_of_time(bad: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "GRACE_SECONDS", 0.1)
     ending = ran(f"if rank == '{bad}': os._exit(3)\n{WAIT}")
     first, second = ending.exits
     assert (str(first.rank), first.code, first.asked) == (bad, 3, False)
@@ -109,3 +113,79 @@ def test_each_end_is_told() -> None:
     told: list[Exit] = []
     ending = ran("", tell=told.append)
     assert tuple(told) == ending.exits
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody has collected yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_an_interrupt_ends_the_processes() -> None:
+    found: list[int] = []
+    with Interrupts() as interrupts:
+        text = f"if rank == '1': os.kill(os.getppid(), signal.SIGTERM)\n{WAIT}"
+        with pytest.raises(KeyboardInterrupt):
+            ran(text, tell=lambda end: found.append(end.pid), interrupts=interrupts)
+    assert len(found) == 2
+    assert not any(alive(pid) for pid in found)
+
+
+def test_an_interrupt_while_processes_start_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[subprocess.Popen[bytes]] = []
+    popen = subprocess.Popen
+
+    def start(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        found.append(popen(*arguments, **options))
+        signal.raise_signal(signal.SIGINT)
+        return found[-1]
+
+    monkeypatch.setattr("weft.runtime.world.launch.subprocess.Popen", start)
+    with Interrupts() as interrupts, pytest.raises(KeyboardInterrupt):
+        ran(WAIT, interrupts=interrupts)
+    assert [process.returncode for process in found] == [-15, -15]
+
+
+def test_an_interrupt_while_processes_end_keeps_the_cause_and_kills_them_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    send = module._send
+
+    def interrupted(group: int, number: int) -> None:
+        send(group, number)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(module, "SHUTDOWN_SECONDS", 0.5)
+    monkeypatch.setattr(module, "_send", interrupted)
+    stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    with Interrupts() as interrupts:
+        ending = ran(f"{stubborn}if rank == '0': os._exit(3)\n{WAIT}", interrupts=interrupts)
+    assert interrupts.heard
+    assert [(end.rank, end.code, end.asked) for end in ending.exits] == [
+        (0, 3, False),
+        (1, -9, True),
+    ]
+    assert not any(alive(end.pid) for end in ending.exits)
+
+
+def test_no_number_is_free_before_its_group_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else another process could have it by then, and be killed."""
+    taken: list[bool] = []
+    send = module._send
+
+    def looked(group: int, number: int) -> None:
+        taken.append(Path(f"/proc/{group}").exists())
+        send(group, number)
+
+    monkeypatch.setattr(module, "_send", looked)
+    ending = ran("os._exit(3)\n")
+    assert taken == [True] * 2
+    assert not any(Path(f"/proc/{end.pid}").exists() for end in ending.exits)
+
+
+def test_ends_carry_the_time_of_a_clock_that_is_never_set() -> None:
+    before = time.monotonic_ns()
+    for end in ran("").exits:
+        assert before < end.nanoseconds < time.monotonic_ns()

@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from weft.errors import UserError
-from weft.runtime.failures.board import FailureBoard
+from weft.runtime.failures.board import FailureBoard, failure_key
 from weft.runtime.world.signed import SignedStore, signed
 from weft.runtime.world.variables import SECRET
 
@@ -54,7 +54,7 @@ def test_nor_is_what_was_written_with_another_secret_or_under_another_name(
 @pytest.mark.parametrize("planted", ["1 RuntimeError: planted", b"\xff\xfe", ""])
 def test_nobody_but_the_job_ends_it(store: HashStore, planted: str | bytes) -> None:
     mine = SignedStore(store, OWN)
-    store.set("weft/failure/0/0", planted)
+    store.set(failure_key(0, 0), planted)
     board = FailureBoard(mine, 0, 2)
     heard = threading.Event()
     board.watch(lambda _: heard.set())
@@ -86,3 +86,15 @@ def test_the_secret_comes_from_the_environment(
     monkeypatch.setenv(SECRET, "short")
     with pytest.raises(UserError, match="16 or more"):
         signed(store)
+
+
+def test_what_an_earlier_run_has_written_is_not_there(
+    store: HashStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has another name under torchrun, and may have had the same secret."""
+    monkeypatch.setenv(SECRET, OWN.decode())
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "first")
+    signed(store).set("key", "text")
+    assert signed(store).check(["key"])
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "second")
+    assert not signed(store).check(["key"])

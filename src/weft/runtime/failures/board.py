@@ -135,16 +135,13 @@ class FailureBoard:
 
     def _write(self, rank: int, text: str) -> None:
         try:
-            self._store.compare_set(self._key(rank), "", text)
+            self._store.compare_set(failure_key(self._round, rank), "", text)
         except RuntimeError:  # the store is gone, and with it all who would read
             return
 
-    def _key(self, rank: int) -> str:
-        return f"weft/failure/{self._round}/{rank}"
-
     def _wait(self, store: Any) -> None:
         try:
-            text = store.get(self._key(self._rank)).decode()
+            text = store.get(failure_key(self._round, self._rank)).decode()
         except RuntimeError:  # the store is gone: its owner ended
             return
         if text == _CLOSED:
@@ -157,6 +154,11 @@ class FailureBoard:
             watchers = list(self._watchers)
         for fail in watchers:
             fail(self._cause)
+
+
+def failure_key(times: int, rank: int) -> str:
+    """The name in the store of what ends a rank, after the job has gone on after so many failures."""
+    return f"weft/failure/{times}/{rank}"
 
 
 def _posted_key(rank: int, kind: str) -> str:

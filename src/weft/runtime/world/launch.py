@@ -12,20 +12,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, final
+
+from weft.runtime.world.interrupts import Interrupts
 
 # Seconds that other ranks have to end by themselves when one has failed: those that do not are the ones
 # that do not answer.
 GRACE_SECONDS = 1.0
 # Seconds between asking the ranks to end (SIGTERM) and ending them (SIGKILL).
 SHUTDOWN_SECONDS = 5.0
-
-# What a launcher is told to end with.
-_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 
 
 @final
@@ -68,7 +67,7 @@ class Exit:
         rank: the global rank.
         pid: of the process.
         code: the exit code; negative: minus the signal.
-        nanoseconds: when it was seen, as `time.time_ns` tells.
+        nanoseconds: when it was seen, as `time.monotonic_ns` tells.
         asked: true where the launcher had told it to end.
         state: what the process did when it was told to: "T" where it was stopped, else "".
     """
@@ -87,6 +86,12 @@ class Elsewhere:
     """The failure of another node, in words."""
 
     text: str
+
+
+@final
+@dataclass(frozen=True)
+class _Interrupted:
+    """A signal has told this process to end."""
 
 
 @final
@@ -114,41 +119,41 @@ class _Fleet:
     """The processes that run, and what is seen of them.
 
     Attributes:
-        events: the ends of processes, and the failures of other nodes, as they come.
+        events: the ends of processes, the failures of other nodes and signals, as they come.
         tell: called with each end.
-        running: by rank.
+        started: all processes, by rank; each leads a group of its own.
+        running: ranks of those whose end was not seen.
         exits: those that have ended, in the order of time.
         states: how each process was found when it was told to end, by rank.
-        groups: the process groups of all that were started.
     """
 
-    events: SimpleQueue[Exit | Elsewhere]
+    events: SimpleQueue[Exit | Elsewhere | _Interrupted]
     tell: Callable[[Exit], object]
-    running: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    started: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    running: set[int] = field(default_factory=set)
     exits: list[Exit] = field(default_factory=list)
     states: dict[int, str] = field(default_factory=dict)
-    groups: list[int] = field(default_factory=list)
 
     def start(self, command: Sequence[str], rank: int, environment: Mapping[str, str]) -> None:
         """Start the process of a rank, in a session of its own, and a thread that waits for its end."""
         process = subprocess.Popen(command, env=dict(environment), start_new_session=True)
-        self.running[rank] = process
-        self.groups.append(process.pid)
+        self.started[rank] = process
+        self.running.add(rank)
         name = f"weft rank {rank} end"
         threading.Thread(target=self._see, args=(rank, process), name=name, daemon=True).start()
 
     def _see(self, rank: int, process: subprocess.Popen[bytes]) -> None:
-        code = process.wait()
-        self.events.put(Exit(rank, process.pid, code, time.time_ns()))
+        code = _seen_end(process)
+        self.events.put(Exit(rank, process.pid, code, time.monotonic_ns()))
 
-    def next(self, seconds: float | None) -> Exit | Elsewhere | None:
+    def next(self, seconds: float | None) -> Exit | Elsewhere | _Interrupted | None:
         """The next event; None where there is none within so many seconds."""
         try:
             event = self.events.get(timeout=seconds)
         except Empty:
             return None
         if isinstance(event, Exit):
-            self.running.pop(event.rank)
+            self.running.remove(event.rank)
             if event.rank in self.states:
                 taken = (event.rank, event.pid, event.code, event.nanoseconds)
                 event = Exit(*taken, asked=True, state=self.states[event.rank])
@@ -162,17 +167,31 @@ class _Fleet:
         while self.running and (left := end - time.monotonic()) > 0:
             self.next(left)
 
+    def first(self) -> Exit | Elsewhere | _Interrupted | None:
+        """Take events until one ends the processes, and give that one; None where all of them end well."""
+        while self.running:
+            event = self.next(None)
+            if not isinstance(event, Exit) or event.code:
+                return event
+        return None
+
     def end(self) -> None:
         """End all processes, with those that they have started: asked first, killed after `SHUTDOWN_SECONDS`."""
-        for rank, process in self.running.items():
-            self.states[rank] = _state(process.pid)
+        for rank in self.running:
+            group = self.started[rank].pid
+            self.states[rank] = _state(group)
             # One that is stopped hears of nothing until it goes on.
-            _send(process.pid, signal.SIGTERM)
-            _send(process.pid, signal.SIGCONT)
+            _send(group, signal.SIGTERM)
+            _send(group, signal.SIGCONT)
         self.settle(SHUTDOWN_SECONDS)
-        for group in self.groups:
-            _send(group, signal.SIGKILL)
+        for process in self.started.values():
+            _send(process.pid, signal.SIGKILL)
         self.settle(SHUTDOWN_SECONDS)
+
+    def collect(self) -> None:
+        """Let the system forget the processes whose end was seen; until then their numbers stand for no others."""
+        for rank in self.started.keys() - self.running:
+            self.started[rank].wait()
 
 
 def launch(
@@ -181,6 +200,7 @@ def launch(
     environment: Mapping[str, str],
     events: SimpleQueue[Any] | None = None,
     tell: Callable[[Exit], object] = lambda _: None,
+    interrupts: Interrupts | None = None,
 ) -> Ending:
     """Run `command` once for each rank of this node and wait for all of them.
 
@@ -192,6 +212,7 @@ def launch(
         environment: variables of all processes, without those of `Fleet.environment`.
         events: where failures of other nodes come as `Elsewhere`.
         tell: called with each end.
+        interrupts: signals that tell this process to end. One that comes when a process has failed changes nothing.
 
     Returns:
         how all of them ended.
@@ -199,24 +220,23 @@ def launch(
     Raises:
         KeyboardInterrupt: when this process was told to end; the ranks have ended then.
     """
-    found = _Fleet(SimpleQueue() if events is None else events, tell)
-    elsewhere = None
-    with _interrupted_by_signals():
+    queue: SimpleQueue[Any] = SimpleQueue() if events is None else events
+    found = _Fleet(queue, tell)
+    with (interrupts or Interrupts()).told_to(lambda: queue.put(_Interrupted())):
         try:
             for local in range(fleet.ranks):
                 own = {**environment, **_threads(fleet.ranks), **fleet.environment(local)}
                 found.start(command, fleet.first + local, own)
-            while found.running:
-                event = found.next(None)
-                if isinstance(event, Elsewhere):
-                    elsewhere = event
-                if elsewhere or (isinstance(event, Exit) and event.code):
-                    found.settle(0 if elsewhere else GRACE_SECONDS)
-                    break
+            first = found.first()
+            if isinstance(first, Exit):
+                found.settle(GRACE_SECONDS)
         finally:
             if found.running or any(each.code for each in found.exits):
                 found.end()
-    return Ending(tuple(found.exits), elsewhere)
+            found.collect()
+    if isinstance(first, _Interrupted):
+        raise KeyboardInterrupt
+    return Ending(tuple(found.exits), first if isinstance(first, Elsewhere) else None)
 
 
 def _threads(ranks: int) -> dict[str, str]:
@@ -225,27 +245,16 @@ def _threads(ranks: int) -> dict[str, str]:
     return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", share)}
 
 
-@contextmanager
-def _interrupted_by_signals() -> Iterator[None]:
-    """Raise KeyboardInterrupt here at the first signal that tells this process to end; none disturbs what follows."""
-    heard = False
+def _seen_end(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the end of a process and give its exit code, as `Popen.wait` does.
 
-    def hear(_number: int, _frame: object) -> None:
-        nonlocal heard
-        if not heard:
-            heard = True
-            raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():  # signals are not its business
-        yield
-        return
-    numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
-    before = {number: signal.signal(number, hear) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    Where the system can, its number stays taken: its group, of which others may be left, is to be ended by that.
+    """
+    if not hasattr(os, "waitid"):
+        return process.wait()
+    found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert found is not None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
 
 
 def _send(group: int, number: int) -> None:

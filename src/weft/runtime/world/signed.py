@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import hmac
+import os
 import time
 from datetime import timedelta
 from typing import Any, final
 
+from weft.runtime.world.nodes.frames import proof
 from weft.runtime.world.variables import given_secret, timeout_seconds
 
 # Seconds between two looks at an entry that somebody else has written.
 _AGAIN_SECONDS = 0.1
+# The name that torchrun gives a run.
+_RUN_ID = "TORCHELASTIC_RUN_ID"
 
 
 def signed(store: Any) -> Any:
-    """Weft's own way to use a `torch.distributed.Store`; the store itself where the run has no secret."""
+    """Weft's own way to use a `torch.distributed.Store`; the store itself where the run has no secret.
+
+    What was written in another run with the same secret proves nothing here, where torchrun gave the runs two names.
+    """
     secret = given_secret()
-    return SignedStore(store, secret) if secret else store
+    run = os.environ.get(_RUN_ID, "").encode()
+    return SignedStore(store, proof(secret, b"entries", run)) if secret else store
 
 
 @final

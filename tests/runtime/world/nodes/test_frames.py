@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any, final
 
 import pytest
 
@@ -117,6 +118,37 @@ def test_who_says_nothing_is_not_waited_for(
     for meet in (greet, answer):
         with pytest.raises(OSError, match="timed out"):
             meet(ends[0], SECRET)
+
+
+@final
+class Slow:
+    """A connection that hears one byte a second, on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now, self.left = 0.0, 0.0
+
+    def settimeout(self, seconds: float | None) -> None:
+        assert seconds is not None
+        self.left = seconds
+
+    def sendall(self, message: bytes) -> None: ...
+
+    def recv(self, count: int) -> bytes:
+        if self.left < 1:
+            raise TimeoutError("timed out")
+        self.now += 1
+        return frames._HELLO[int(self.now) - 1 :][:1] or b"x"
+
+
+@pytest.mark.parametrize("meet", [greet, answer])
+def test_who_says_a_byte_now_and_then_is_not_waited_for(
+    meet: Callable[[Any, bytes], Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = Slow()
+    monkeypatch.setattr("weft.runtime.world.nodes.frames.time.monotonic", lambda: slow.now)
+    with pytest.raises(TimeoutError):
+        meet(slow, SECRET)
+    assert slow.now == frames.GREETING_SECONDS
 
 
 def test_who_is_no_store_is_told_apart(ends: tuple[socket.socket, socket.socket]) -> None:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from datetime import timedelta
+from queue import SimpleQueue
 
 import pytest
 
 from weft.errors import UserError
+from weft.runtime.world.launch import Elsewhere, Fleet
+from weft.runtime.world.nodes import frames, launchers
+from weft.runtime.world.nodes import server as module
 from weft.runtime.world.nodes.client import Client, split_address
-from weft.runtime.world.nodes.frames import greet
+from weft.runtime.world.nodes.frames import answer, greet
 from weft.runtime.world.nodes.server import Server
 from weft.runtime.world.nodes.store import NodesStore
 
@@ -103,6 +109,97 @@ def test_a_store_that_is_gone_is_told(server: Server, client: Client) -> None:
     server.close()
     with pytest.raises(RuntimeError, match="the store of the job"):
         store.set("key", "text")
+
+
+@pytest.fixture
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+    """A client of a store whose host has lost power when both had met."""
+    monkeypatch.setattr(frames, "SILENCE_SECONDS", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as listening, ExitStack() as held:
+
+        def listen() -> None:
+            connection = held.enter_context(listening.accept()[0])
+            answer(connection, SECRET)
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        yield Client(f"127.0.0.1:{listening.getsockname()[1]}", SECRET, 5)
+        thread.join(5)
+
+
+def test_a_store_that_is_silent_has_gone(silent: Client) -> None:
+    with pytest.raises(ConnectionError, match="has not answered for"):
+        silent.get("key", 100)
+    with pytest.raises(OSError, match="closed|descriptor|pipe"):  # it is not asked again
+        silent.set("key", b"")
+
+
+def test_a_launcher_sees_that_the_store_is_silent(silent: Client) -> None:
+    events: SimpleQueue[Elsewhere] = SimpleQueue()
+    launchers._watch(silent, events)
+    assert "which keeps the store of the job, has gone" in events.get(timeout=5).text
+    with pytest.raises(OSError, match="closed|descriptor|pipe"):
+        launchers.Joined(Fleet(1), {}, events, silent).finish()
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux's options")
+def test_the_store_sees_that_a_node_has_lost_power(server: Server, client: Client) -> None:
+    client.set("key", b"")
+    (line,) = server._lines
+    options = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+    idle, pause, probes, unanswered = (
+        line._connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in options
+    )
+    assert line._connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+    assert 0 < idle + pause * probes <= frames.SILENCE_SECONDS
+    assert unanswered == 1000 * frames.SILENCE_SECONDS
+
+
+def test_a_store_goes_on_when_one_cannot_be_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many open files, then too many threads; the next one is let in."""
+    accept, start = socket.socket.accept, threading.Thread.start
+    troubles = [OSError(errno.EMFILE, "too many open files"), RuntimeError("no new thread")]
+
+    def accepted(listening: socket.socket) -> tuple[socket.socket, object]:
+        if len(troubles) == 2:
+            raise troubles.pop(0)
+        return accept(listening)
+
+    def started(thread: threading.Thread) -> None:
+        if thread.name == "weft store connection" and troubles:
+            raise troubles.pop()
+        start(thread)
+
+    monkeypatch.setattr(socket.socket, "accept", accepted)
+    monkeypatch.setattr(threading.Thread, "start", started)
+    monkeypatch.setattr(module, "_AGAIN_SECONDS", 0.01)
+    server = Server(("127.0.0.1", 0), SECRET)
+    with pytest.raises(ConnectionError):
+        Client(f"127.0.0.1:{server.port}", SECRET, 5)
+    client = Client(f"127.0.0.1:{server.port}", SECRET, 5)
+    client.set("key", b"")
+    assert not troubles
+    assert not server._unproven
+    client.close()
+    server.close()
+
+
+def test_strangers_who_wait_do_not_crowd_the_job_out(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "GREETING_SECONDS", 100.0)
+    address = "127.0.0.1", server.port
+    strangers = [socket.create_connection(address, 20) for _ in range(module.MOST_UNPROVEN + 1)]
+    first = strangers[0]
+    heard = b"?"
+    while heard:  # its greeting, then the end
+        heard = first.recv(100)
+    client = Client(f"127.0.0.1:{server.port}", SECRET, 20)
+    client.set("key", b"")
+    assert len(server._unproven) <= module.MOST_UNPROVEN
+    client.close()
+    for stranger in strangers:
+        stranger.close()
 
 
 def test_who_has_another_secret_is_refused(server: Server) -> None:

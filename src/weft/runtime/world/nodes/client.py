@@ -9,7 +9,7 @@ import time
 from typing import Any, final
 
 from weft.errors import UserError
-from weft.runtime.world.nodes.frames import NotProvenError, greet
+from weft.runtime.world.nodes.frames import SILENCE_SECONDS, NotProvenError, greet
 
 # Seconds between two tries to connect.
 _AGAIN_SECONDS = 0.2
@@ -131,8 +131,14 @@ class Client:
         self._line.close()
 
     def _ask(self, *request: Any) -> Any:
-        """Raises OSError where the store has gone."""
+        """Raises ConnectionError where the store has gone, or does not answer: its host may have lost power."""
         message = json.dumps(request).encode()
         with self._lock:
-            self._line.send(message)
-            return json.loads(self._line.receive())
+            try:
+                self._line.send(message)
+                return json.loads(self._line.receive())
+            except TimeoutError as error:
+                self._line.close()  # what comes late would be taken for the next answer
+                raise ConnectionError(
+                    f"{self.address} has not answered for {SILENCE_SECONDS:g} s"
+                ) from error

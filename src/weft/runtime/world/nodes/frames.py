@@ -11,6 +11,7 @@ import hmac
 import secrets
 import socket
 import struct
+import time
 from contextlib import suppress
 from typing import final
 
@@ -24,6 +25,8 @@ _COUNT = struct.Struct("!Q")
 LONGEST = 2**26
 # Seconds in which the other end proves itself.
 GREETING_SECONDS = 5.0
+# Seconds without a sign of the other end's host after which it has gone.
+SILENCE_SECONDS = 30.0
 
 
 @final
@@ -94,34 +97,39 @@ class Line:
 def greet(connection: socket.socket, secret: bytes) -> Line:
     """Prove to the one who listens that this end knows the secret, and have it prove the same.
 
+    Who listens answers what it is asked within a second; where it says nothing for `SILENCE_SECONDS`, it has gone.
+
     Raises:
         OSError: the other end has gone, or said nothing.
         NotProvenError: it is no store of weft's, or has another secret.
     """
-    connection.settimeout(GREETING_SECONDS)
-    if _exactly(connection, len(_HELLO)) != _HELLO:
+    end = time.monotonic() + GREETING_SECONDS
+    if _exactly(connection, len(_HELLO), end) != _HELLO:
         raise NotProvenError("who listens there is no store of weft's")
-    theirs, own = _exactly(connection, _NONCE), secrets.token_bytes(_NONCE)
+    theirs, own = _exactly(connection, _NONCE, end), secrets.token_bytes(_NONCE)
     connection.sendall(own + proof(secret, b"client", theirs, own))
-    found = _received(connection, _PROOF)
+    found = _received(connection, _PROOF, end)
     if not hmac.compare_digest(found, proof(secret, b"server", theirs, own)):
         raise NotProvenError("who listens there has another secret")
-    connection.settimeout(None)
+    connection.settimeout(SILENCE_SECONDS)
     return Line(connection, proof(secret, b"key", theirs, own), b"to server", b"to client")
 
 
 def answer(connection: socket.socket, secret: bytes) -> Line:
     """Let an end that connected prove that it knows the secret, then prove the same to it.
 
+    It may say nothing for as long as it likes: `keep_alive` tells whether its host is there.
+
     Raises:
         OSError: as `greet`.
         NotProvenError: it does not know the secret.
     """
+    end = time.monotonic() + GREETING_SECONDS
     connection.settimeout(GREETING_SECONDS)
     own = secrets.token_bytes(_NONCE)
     connection.sendall(_HELLO + own)
-    theirs = _exactly(connection, _NONCE)
-    sign = _exactly(connection, _PROOF)
+    theirs = _exactly(connection, _NONCE, end)
+    sign = _exactly(connection, _PROOF, end)
     if not hmac.compare_digest(sign, proof(secret, b"client", own, theirs)):
         raise NotProvenError("who connected has another secret")
     connection.sendall(proof(secret, b"server", own, theirs))
@@ -129,17 +137,39 @@ def answer(connection: socket.socket, secret: bytes) -> Line:
     return Line(connection, proof(secret, b"key", own, theirs), b"to client", b"to server")
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    found = _received(connection, count)
+def keep_alive(connection: socket.socket) -> None:
+    """Have the system end a TCP connection whose other host has not answered it for `SILENCE_SECONDS`.
+
+    A host that loses power says no good-bye.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    probes = 3
+    pause = int(SILENCE_SECONDS / (probes + 1))
+    options = {
+        "TCP_KEEPIDLE": pause,
+        "TCP_KEEPINTVL": pause,
+        "TCP_KEEPCNT": probes,
+        # Of what was sent and not acknowledged, in milliseconds.
+        "TCP_USER_TIMEOUT": int(SILENCE_SECONDS * 1000),
+    }
+    for name, value in options.items():
+        if hasattr(socket, name):  # Linux has all of them
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def _exactly(connection: socket.socket, count: int, end: float | None = None) -> bytes:
+    found = _received(connection, count, end)
     if len(found) < count:
         raise ConnectionError("the other end has gone")
     return found
 
 
-def _received(connection: socket.socket, count: int) -> bytes:
-    """So many bytes, or fewer where the other end has gone."""
+def _received(connection: socket.socket, count: int, end: float | None = None) -> bytes:
+    """So many bytes, or fewer where the other end has gone; TimeoutError where they are not there at `end`."""
     parts = bytearray()
     while len(parts) < count:
+        if end is not None:  # 0 would mean not to wait, which is another error
+            connection.settimeout(max(end - time.monotonic(), 1e-3))
         part = connection.recv(min(count - len(parts), 2**16))
         if not part:
             break

@@ -84,10 +84,19 @@ class Joined:
             )
         return ()
 
-    def say_failed(self, text: str) -> None:
-        """Tell the other nodes what has failed here."""
+    def say_failed(self, text: str) -> Elsewhere | None:
+        """Tell the other nodes what has failed here; gives what one of them has told before."""
+        own = f"{_here(self.fleet)}: {text}".encode()
         with suppress(OSError):
-            self.client.compare_set(_FAILED, b"", f"{_here(self.fleet)}: {text}".encode())
+            found = self.client.compare_set(_FAILED, b"", own)
+            return None if found == own else Elsewhere(found.decode())
+        return None
+
+    def failure(self, seconds: float) -> Elsewhere | None:
+        """The failure that another node tells within so many seconds."""
+        with suppress(OSError):  # none, or the store has gone
+            return Elsewhere(self.client.get(_FAILED, seconds).decode())
+        return None
 
     def finish(self) -> Elsewhere | None:
         """Say that this node is done, and wait until all are, or until one has failed; gives that failure."""

@@ -9,14 +9,19 @@ from __future__ import annotations
 import json
 import socket
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, final
 
-from weft.runtime.world.nodes.frames import Line, answer
+from weft.runtime.world.nodes.frames import Line, answer, keep_alive
 
 # Seconds that a request may wait; who wants to wait longer asks again.
 WAIT_SECONDS = 0.5
+# Seconds until the next try where nobody could be let in, as when this process has too many files open.
+_AGAIN_SECONDS = 0.1
+# Connections whose other ends have proven nothing yet; where there are more, the oldest one ends.
+MOST_UNPROVEN = 64
 
 
 @final
@@ -39,6 +44,8 @@ class Server:
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
         self._lines: set[Line] = set()
+        self._unproven: deque[socket.socket] = deque()
+        self._closed = threading.Event()
         self._listening = socket.socket(family, socket.SOCK_STREAM)
         try:
             self._listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -62,31 +69,60 @@ class Server:
 
     def close(self) -> None:
         """Listen no more, and end all connections."""
+        self._closed.set()
         with suppress(OSError):  # not all systems wake an accept so
             self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
         with self._changed:
-            lines = list(self._lines)
+            lines, unproven = list(self._lines), list(self._unproven)
         for line in lines:
             line.close()
+        for connection in unproven:
+            _hang_up(connection)
 
     def _accept(self) -> None:
-        while True:
+        while not self._closed.is_set():
             try:
                 connection, _ = self._listening.accept()
-            except OSError:
-                return
-            name = "weft store connection"
+                self._admit(connection)
+            # Who came has gone again, or there are too many files or threads: others may come later.
+            except (OSError, RuntimeError):
+                self._closed.wait(_AGAIN_SECONDS)
+
+    def _admit(self, connection: socket.socket) -> None:
+        """Serve one more in a thread; of too many that have proven nothing, end the oldest.
+
+        One who knows the secret proves it at once.
+        """
+        name = "weft store connection"
+        with self._changed:
+            self._unproven.append(connection)
+            oldest = self._unproven.popleft() if len(self._unproven) > MOST_UNPROVEN else None
+        if oldest is not None:
+            _hang_up(oldest)
+        try:
             threading.Thread(target=self._serve, args=(connection,), name=name, daemon=True).start()
+        except RuntimeError:
+            self._is_known(connection)
+            connection.close()
+            raise
+
+    def _is_known(self, connection: socket.socket) -> None:
+        """It has proven itself, or never will."""
+        with self._changed, suppress(ValueError):  # it was the oldest
+            self._unproven.remove(connection)
 
     def _serve(self, connection: socket.socket) -> None:
         """The life of a connection. What it wished for its end comes true however it ends."""
         wills: dict[str, bytes] = {}
         try:
+            keep_alive(connection)
             line = answer(connection, self._secret)
         except OSError:
             connection.close()
             return
+        finally:
+            self._is_known(connection)
         with self._changed:
             self._lines.add(line)
         # It goes, or speaks another version.
@@ -156,6 +192,12 @@ class Server:
     def _count(self) -> int:
         with self._changed:
             return len(self._values)
+
+
+def _hang_up(connection: socket.socket) -> None:
+    """End a connection; the thread that waits for its other end wakes, and closes it."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _set_will(wills: dict[str, bytes], key: str, value: str | None) -> None:

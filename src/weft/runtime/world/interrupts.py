@@ -1,0 +1,72 @@
+"""The signals by which a launcher is told to end: heard where it waits, kept where nothing may disturb it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, final
+
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+
+
+@final
+class Interrupts:
+    """Takes the signals that tell this process to end, as long as it is entered.
+
+    The first one counts, and those behind it disturb nothing. Signals that were ignored, as SIGHUP is under nohup, stay
+    so. Outside the main thread none is heard.
+
+    Attributes:
+        heard: true once one has come.
+    """
+
+    def __init__(self) -> None:
+        self.heard = False
+        self._tell: Callable[[], object] = _nothing
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
+            found = {number: signal.getsignal(number) for number in numbers}
+            # None: of no handler of Python's.
+            self._before = {n: by for n, by in found.items() if by not in (signal.SIG_IGN, None)}
+            for number in self._before:
+                signal.signal(number, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def told_to(self, tell: Callable[[], object]) -> Iterator[None]:
+        """Call `tell` as soon as one comes while the body runs, and at its beginning where one has come before."""
+        before, self._tell = self._tell, tell
+        try:
+            if self.heard:
+                tell()
+            yield
+        finally:
+            self._tell = before
+
+    @contextmanager
+    def raised(self) -> Iterator[None]:
+        """Raise KeyboardInterrupt in the body."""
+        with self.told_to(_interrupt):
+            yield
+
+    def _hear(self, _number: int, _frame: FrameType | None) -> None:
+        if not self.heard:
+            self.heard = True
+            self._tell()
+
+
+def _nothing() -> None: ...
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
