@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 import weft
 import weft.tensor.create
-from weft.lazy import keep_names, looked_up
+from weft.lazy import interrupts_later, keep_names, looked_up
 
 
 def in_fresh(script: str) -> str:
@@ -73,3 +74,44 @@ def test_planning_imports_no_torch() -> None:
         "import weft, sys; weft.placement('cpu', [0]); weft.split(0); print('torch' in sys.modules)"
     )
     assert in_fresh(script) == "False\n"
+
+
+INTERRUPTED = """
+import importlib.abc, os, signal, sys, weft
+
+class Interrupting(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name in ("torch.nn", "sympy.core"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+finder = Interrupting()
+sys.meta_path.insert(0, finder)
+try:
+    weft.compile
+except KeyboardInterrupt:
+    print("interrupted")
+sys.meta_path.remove(finder)
+import torch
+model = torch.nn.Linear(2, 2)
+program = weft.compile(
+    model, lambda model, x: model(x).sum(), torch.optim.SGD(model.parameters(), 0.1),
+    torch.ones(2, 2), placement=weft.placement("cpu", [0]),
+)
+print(program.step(torch.ones(2, 2)).shape)
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_no_half_of_a_module() -> None:
+    assert in_fresh(INTERRUPTED).splitlines() == ["interrupted", "torch.Size([])"]
+
+
+def test_handlers_of_users_are_left_alone() -> None:
+    found: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: found.append(number))
+    try:
+        with interrupts_later():
+            signal.raise_signal(signal.SIGINT)
+            assert found == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, before)

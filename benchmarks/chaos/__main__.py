@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,7 +114,9 @@ def main() -> int:
     wrong = [row for row in rows if row["wrong"]]
     came = Counter(row["how"] for row in rows)
     print(f"{len(rows)} faults ({', '.join(f'{how} {n}' for how, n in sorted(came.items()))})")
-    print(f"{len(wrong)} after which something was wrong; at most {max(r['again'] for r in rows)} steps made again")
+    print(
+        f"{len(wrong)} after which something was wrong; at most {max(r['again'] for r in rows)} steps made again"
+    )
     return int(bool(wrong))
 
 
@@ -240,18 +243,7 @@ def wrong_with(
     if code:
         yield f"exit code {code}: {end}"
         return
-    last: dict[int, tuple[float, list[int]]] = {}
-    for line in (folder / "steps").read_text().splitlines():
-        step, loss, samples = json.loads(line)
-        last[step] = loss, samples
-    if sorted(last) != list(range(1, STEPS + 1)):
-        yield f"steps {sorted(last)}"
-        return
-    for step, (loss, samples) in sorted(last.items()):
-        if samples != expected.samples[step - 1]:
-            yield f"step {step} had the samples {samples}, not {expected.samples[step - 1]}"
-        if abs(loss - expected.losses[step - 1]) > 1e-9 * abs(expected.losses[step - 1]):
-            yield f"step {step} had the loss {loss!r}, not {expected.losses[step - 1]!r}"
+    yield from _wrong_steps(folder, expected)
     if state.keys() != expected.state.keys():
         yield f"the last parameters are {sorted(state)}"
         return
@@ -260,12 +252,26 @@ def wrong_with(
             yield f"{name} is off by {float((state[name] - value).abs().max()):.1e}"
 
 
+def _wrong_steps(folder: Path, expected: Expected) -> Iterator[str]:
+    """Steps that are missing, or had another loss or other samples when they were made last."""
+    rows = [json.loads(line) for line in (folder / "steps").read_text().splitlines()]
+    last = {step: (loss, samples) for step, loss, samples in rows}
+    if sorted(last) != list(range(1, STEPS + 1)):
+        yield f"steps {sorted(last)}"
+        return
+    for step, (loss, samples) in sorted(last.items()):
+        if samples != expected.samples[step - 1]:
+            yield f"step {step} had the samples {samples}, not {expected.samples[step - 1]}"
+        if abs(loss - expected.losses[step - 1]) > 1e-9 * abs(expected.losses[step - 1]):
+            yield f"step {step} had the loss {loss!r}, not {expected.losses[step - 1]!r}"
+
+
 def _again(folder: Path) -> int:
     """The most steps that were made again after the fault."""
     if not (folder / "steps").exists():
         return 0
     steps = [json.loads(line)[0] for line in (folder / "steps").read_text().splitlines()]
-    return max((a - b + 1 for a, b in zip(steps, steps[1:], strict=False) if b <= a), default=0)
+    return max((a - b + 1 for a, b in pairwise(steps) if b <= a), default=0)
 
 
 def _left(fault: Fault) -> list[int]:

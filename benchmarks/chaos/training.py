@@ -146,9 +146,7 @@ def main(folder: Path) -> None:
         seed=5,
     )
     kept = weft.Checkpoints(folder / "kept", every=EVERY, keep=3, wait=False)
-    loader = weft.Loader(
-        Samples(moments), BATCH, shuffle=True, drop_last=True, seed=2
-    )
+    loader = weft.Loader(Samples(moments), BATCH, shuffle=True, drop_last=True, seed=2)
     kept.load_newest(program, {"loader": loader})
     for batch in _epochs(loader):
         moments.come("step")

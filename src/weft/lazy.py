@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -20,11 +23,34 @@ def looked_up(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     def look_up(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        found = getattr(import_module(homes[name]), name)
+        with interrupts_later():
+            home = import_module(homes[name])
+        found = getattr(home, name)
         vars(sys.modules[package])[name] = found
         return found
 
     return look_up
+
+
+@contextmanager
+def interrupts_later() -> Iterator[None]:
+    """Raise an interrupt of the user's at the end: one in the middle of an import leaves halves of modules.
+
+    What torch brings takes seconds, and a half of it raises in every later import of the process. Where SIGINT has
+    another handler than Python's own, and in other threads than the main one, nothing is changed.
+    """
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
 
 
 def keep_names(package: str, homes: Mapping[str, str]) -> None:

@@ -6,13 +6,14 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from benchmarks.chaos.__main__ import Expected, Fault, drawn, tried, undisturbed, wrong_with
 from benchmarks.chaos.training import MOMENTS, STEPS
 
-FAULT = Fault(0, 2, False, 1, "sample", 40, "kill", "cut")
+FAULT = Fault(0, 2, False, 1, "sample", 60, "kill", "cut")
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def test_more_faults(number: int, expected: Expected) -> None:
 
 @pytest.mark.parametrize("what", ["loss", "samples", "steps", "code", "hang", ""])
 def test_what_is_wrong_is_seen(what: str, expected: Expected, tmp_path: Path) -> None:
-    rows = [
+    rows: list[list[Any]] = [
         [step + 1, expected.losses[step], expected.samples[step]] for step in range(STEPS)
     ]
     if what == "loss":

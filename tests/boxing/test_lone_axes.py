@@ -8,6 +8,7 @@ from itertools import product
 import pytest
 
 from weft.boxing import path, steps
+from weft.boxing.regions import State
 from weft.boxing.step import BoxingStep, StepKind
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 
@@ -66,8 +67,8 @@ def test_many_axes_of_one_rank_make_no_larger_search(monkeypatch: pytest.MonkeyP
     plain = path.changes
 
     def counted(
-        state: path.State, grid: tuple[int, ...], options: path.State
-    ) -> Iterator[tuple[StepKind, int, path.State]]:
+        state: State, grid: tuple[int, ...], options: State
+    ) -> Iterator[tuple[StepKind, int, State]]:
         seen.append(len(grid))
         return plain(state, grid, options)
 

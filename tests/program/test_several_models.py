@@ -147,7 +147,9 @@ def labelled(seed: int) -> dict[str, Tensor]:
 
 @every_strategy
 @pytest.mark.parametrize(
-    ("make", "loss_fn"), [(Distilled, distilled_loss), (adapted, class_loss)], ids=["student", "LoRA"]
+    ("make", "loss_fn"),
+    [(Distilled, distilled_loss), (adapted, class_loss)],
+    ids=["student", "LoRA"],
 )
 def test_what_is_frozen_costs_nothing(
     make: Callable[[], nn.Module], loss_fn: Any, strategy: weft.Strategy
@@ -177,7 +179,7 @@ def test_what_is_frozen_costs_nothing(
         program.close()
     for name, value in plain.state_dict().items():
         torch.testing.assert_close(state[name], value, rtol=1e-8, atol=1e-10)
-    assert {node.key for node in graph.of_kind(Update)} & frozen == set()
+    assert not any(node.target.name.startswith(tuple(frozen)) for node in graph.of_kind(Update))
     states = {node.key for node in graph.of_kind(Input) if node.role == "state"}
     assert not any(key.startswith(f"{name}.") for key in states for name in frozen)
     reduced = sum(

@@ -52,9 +52,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert of("compiler").advice == "install g++ or set CXX"
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("WEFT_MALLOC", "mine"), ("WEFT_TIMEOUT", "soon")]
-)
+@pytest.mark.parametrize(("name", "value"), [("WEFT_MALLOC", "mine"), ("WEFT_TIMEOUT", "soon")])
 def test_wrong_variables(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
     found = of("variables")

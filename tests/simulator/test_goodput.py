@@ -35,7 +35,9 @@ def played(step: float, failure: float, held: float, restart: float, every: int)
 @pytest.mark.parametrize("every", [1, 5, 20, 80])
 def test_as_a_run_that_is_played(every: int) -> None:
     step, failure, held, restart = 1.0, 400.0, 0.5, 10.0
-    found = goodput(Seconds(step), Seconds(failure), Seconds(held), Seconds(restart), Seconds(0), every)
+    found = goodput(
+        Seconds(step), Seconds(failure), Seconds(held), Seconds(restart), Seconds(0), every
+    )
     assert found.share == pytest.approx(played(step, failure, held, restart, every), rel=0.02)
     assert found.share + found.saving + found.again + found.restarting == pytest.approx(1)
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from weft.boxing import COLLECTIVES, steps
+from weft.boxing import EXCHANGES, steps
 from weft.compiler.pipeline import Compiled
 from weft.errors import RuleError
 from weft.ir.logical import Box
@@ -148,7 +148,7 @@ def causes(compiled: Compiled, most: int = 8) -> tuple[tuple[str, float], ...]:
         assert box.output.layout is not None
         acts = graph.micro_batches if box.output.name in loop else 1
         for step in steps(source.layout, box.output.layout, source.shape, ITEM_SIZE[source.dtype]):
-            if step.kind in COLLECTIVES:
+            if step.kind in EXCHANGES:
                 shape = "×".join(map(str, source.shape))
                 what = f"{step.kind} of %{source.name} [{shape}] for {box.cause}"
                 found[what] += step.bytes * acts / len(ranks)

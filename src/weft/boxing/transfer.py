@@ -13,9 +13,10 @@ import numpy as np
 from weft.boxing.numbered import all_ranks, numbered_layouts, rank_numbers
 from weft.boxing.overlaps import Ends, overlaps
 from weft.boxing.regions import Indices, State, regions_of
-from weft.boxing.routes import Piece, routes
+from weft.boxing.routes import routes
 from weft.boxing.step import BoxingStep
 from weft.cached import cached_property
+from weft.ir.plan_nodes import Piece
 from weft.layout import Layout, Placement
 from weft.units import Bytes
 

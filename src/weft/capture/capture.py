@@ -23,7 +23,6 @@ from weft.capture.tracing.leftovers import nothing_left
 from weft.capture.tracing.step_call import LossFunction, ModelTensors, read_variables
 from weft.capture.tracing.trace import Skeletons, Traced, trace_step
 from weft.capture.watch import Entry, Watch
-from weft.capture.whole_imports import import_whole
 from weft.errors import CaptureError
 from weft.ir import verify
 from weft.ir.logical import Input, LogicalGraph, Role
@@ -111,7 +110,6 @@ def capture(
         BatchError: when a leaf of the example batch is neither tensor nor constant.
     """
     _check_device(device_type)
-    import_whole()
     batch, optimizers = describe_batch(example_batch), _checked(optimizer)
     with _lock, nothing_left() as left:
         variables = read_variables(model)

@@ -278,7 +278,9 @@ def simulate(
     """Predict a step of a graph file: its time, communication, idle time, memory, and largest costs."""
     with _told():
         asked = cli.PlanOptions(graph, _loaded(strategy), topology, grid)
-        typer.echo(cli.simulate_graph(asked, costs, cli.SimulationFiles(trace, chakra, report), as_json))
+        typer.echo(
+            cli.simulate_graph(asked, costs, cli.SimulationFiles(trace, chakra, report), as_json)
+        )
 
 
 @app.command(rich_help_panel=PLAN)

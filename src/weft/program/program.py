@@ -646,7 +646,7 @@ class Program:
         return trace
 
     def report(self, path: str | Path) -> None:
-        """Write a page that shows the model's layouts, and the time and memory of the last step and of the predicted one.
+        """Write a page that shows layouts of the model, and time and memory of the last step and of the predicted one.
 
         One HTML file, which opens from disk without a network. Every process must call it, after a step; the first
         writes.

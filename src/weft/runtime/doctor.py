@@ -61,7 +61,17 @@ class Check:
 def look_over() -> list[Check]:
     """Look at versions, devices, transports, compiler, folders and limits. It starts nothing and changes nothing."""
     looks: tuple[Callable[[], Iterator[Check]], ...] = (
-        *(_versions, _devices, _transports, _compiler, _cache, _limits, _variables, _costs, _packages),
+        *(
+            _versions,
+            _devices,
+            _transports,
+            _compiler,
+            _cache,
+            _limits,
+            _variables,
+            _costs,
+            _packages,
+        ),
     )
     return [check for look in looks for check in look()]
 

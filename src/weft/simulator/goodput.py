@@ -75,4 +75,6 @@ def goodput(
     lost = min(every * step / 2 + late, failure)
     whole = failure + restart
     useful = max(0.0, steps * step - lost)
-    return Goodput(every, useful / whole, steps * held / every / whole, lost / whole, restart / whole)
+    return Goodput(
+        every, useful / whole, steps * held / every / whole, lost / whole, restart / whole
+    )

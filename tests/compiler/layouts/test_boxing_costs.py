@@ -9,7 +9,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from weft.boxing import COLLECTIVE_BYTES, steps
+from weft.boxing import EXCHANGE_BYTES, steps
 from weft.boxing.path import move_weight
 from weft.compiler.layouts.boxing_costs import BoxingCosts
 from weft.compiler.layouts.chains import Steps
@@ -66,7 +66,7 @@ def test_costs_are_those_of_the_chains_that_run(
     grid: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
     """From some layouts to all, of even and uneven pieces, as the search for one chain finds it."""
-    free = CostModel(bytes_per_held=0.0, bytes_per_collective=float(COLLECTIVE_BYTES))
+    free = CostModel(bytes_per_held=0.0, bytes_per_collective=float(EXCHANGE_BYTES))
     where = Placement("cpu", grid, tuple(range(math.prod(grid))))
     ends = (Broadcast(), Partial("sum"), *map(Split, range(len(shape))))
     layouts = list(product(ends, repeat=len(grid)))

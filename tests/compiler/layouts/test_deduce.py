@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import law
-from weft.boxing import COLLECTIVES, steps
+from weft.boxing import EXCHANGES, steps
 from weft.compiler.assignment import Assignment
 from weft.compiler.hints import Hints
 from weft.compiler.layouts import descent as deduce_descent
@@ -130,7 +130,7 @@ def collectives(graph: LogicalGraph, found: Assignment) -> list[str]:
         ):
             value = graph.values[name]
             chain = steps(found.values[name], layout, value.shape, ITEM_SIZE[value.dtype])
-            kinds = [step.kind for step in chain if step.kind in COLLECTIVES]
+            kinds = [step.kind for step in chain if step.kind in EXCHANGES]
             seen[name, tuple(kinds)] = f"{name} {' '.join(kinds)}"
     return sorted(text for (_, kinds), text in seen.items() if kinds)
 
@@ -217,7 +217,7 @@ def total_cost(graph: LogicalGraph, found: Assignment, where: Placement) -> floa
 
 def boxing(source: Layout, target: Layout, shape: tuple[int, ...], size: int) -> float:
     chain = steps(source, target, shape, size)
-    return sum(PLAIN.boxing(step.bytes, step.kind in COLLECTIVES) for step in chain)
+    return sum(PLAIN.boxing(step.bytes, step.kind in EXCHANGES) for step in chain)
 
 
 def work(

@@ -67,9 +67,7 @@ HOSTILE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_nothing_is_executed(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_executed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
         (tmp_path / NAME).write_bytes(pickle.dumps(HOSTILE[name], protocol))
@@ -100,7 +98,9 @@ def test_hostile_bytes(code: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_cut_files_are_told(tmp_path: Path) -> None:
     model, _ = trained(8)
-    save(dict(model.state_dict()), storage_writer=FileSystemWriter(tmp_path / "plain"), no_dist=True)
+    save(
+        dict(model.state_dict()), storage_writer=FileSystemWriter(tmp_path / "plain"), no_dist=True
+    )
     (shard,) = (tmp_path / "plain").glob("*.distcp")
     shard.write_bytes(shard.read_bytes()[:100])
     with pytest.raises(DamagedCheckpoint, match="damaged"):

@@ -28,7 +28,12 @@ if __name__ == "__main__":
     assert isinstance(channel, GlooChannel)
     rank, size = int(os.environ["RANK"]), world.size
     for number, (dtype, reduction) in enumerate(
-        [(torch.float32, "sum"), (torch.float64, "max"), (torch.int64, "sum"), (torch.bfloat16, "sum")]
+        [
+            (torch.float32, "sum"),
+            (torch.float64, "max"),
+            (torch.int64, "sum"),
+            (torch.bfloat16, "sum"),
+        ]
     ):
         channel.stamp = number + 1  # as if each were a step
         found = [of(rank, count, dtype) for count in COUNTS]

@@ -180,8 +180,8 @@ class Loader:
             return order
         if max(order, default=-1) >= len(self._lengths):
             raise UserError(
-                f"weft.Loader: lengths has {len(self._lengths)} numbers, and the order sample {max(order)}; give one for "
-                "each sample"
+                f"weft.Loader: lengths has {len(self._lengths)} numbers, and the order sample {max(order)}; give one "
+                "for each sample"
             )
         mixes = self._shuffle or self._sampler is not None
         seed = mixed(self._seed, self.epoch, len(order)) if mixes else None

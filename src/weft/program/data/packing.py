@@ -18,9 +18,9 @@ from weft.errors import UserError
 class Packed(Dataset[dict[str, Tensor]]):
     """Texts of many lengths as rows of one length, without padding: one plan, and no token is computed for nothing.
 
-    Row i holds the tokens from i times `length` on of all texts, one behind the other; the last tokens, fewer than a row,
-    are left out. A row is a dict of int64[length]: "tokens"; "text", the number of the text of each; "position", its place
-    there. An attention that must not look over the border of a text compares "text" of query and key.
+    Row i holds the tokens from i times `length` on of all texts, one behind the other; the last tokens, fewer than a
+    row, are left out. A row is a dict of int64[length]: "tokens"; "text", the number of the text of each; "position",
+    its place there. An attention that must not look over the border of a text compares "text" of query and key.
 
     Args:
         texts: map-style: each a tensor [n] or a list of tokens, or a mapping with one under `key`.
@@ -41,7 +41,9 @@ class Packed(Dataset[dict[str, Tensor]]):
         key: str = "input_ids",
     ) -> None:
         if isinstance(length, bool) or not isinstance(length, int) or length < 1:
-            raise UserError(f"weft.Packed: length takes a number of tokens from 1, found {length!r}")
+            raise UserError(
+                f"weft.Packed: length takes a number of tokens from 1, found {length!r}"
+            )
         if not hasattr(texts, "__getitem__") or not hasattr(texts, "__len__"):
             raise UserError(
                 f"weft.Packed: takes a dataset with __getitem__ and __len__, found a {type(texts).__name__}"
@@ -90,7 +92,7 @@ class Packed(Dataset[dict[str, Tensor]]):
         found = torch.as_tensor(tokens)
         if found.dim() != 1:
             raise UserError(
-                f"weft.Packed: text {number} has shape {list(found.shape)}; each is a row of tokens, or a mapping with one "
-                f"under {self._key!r}"
+                f"weft.Packed: text {number} has shape {list(found.shape)}; each is a row of tokens, or a mapping with "
+                f"one under {self._key!r}"
             )
         return found.to(torch.int64)

@@ -230,7 +230,7 @@ class _Loop:
     saved: int = 0
 
     def epoch(self) -> Iterator[tuple[Any, int, Seconds]]:
-        """Train by what the loader still has; the result of each update's last batch, samples, and waits for batches."""
+        """Train by what the loader still has; the result of each update's last batch, samples, and waits."""
         samples, waited = 0, 0.0
         batches = self.loader.ahead(AHEAD) if isinstance(self.loader, Loader) else self.loader
         for number, (batch, wait) in enumerate(with_waits(batches), 1):

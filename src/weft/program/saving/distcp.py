@@ -16,6 +16,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint import metadata as of_torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
@@ -30,12 +31,23 @@ _METADATA, _FILES = (
     "torch.distributed.checkpoint.metadata",
     "torch.distributed.checkpoint.filesystem",
 )
+
+
+def _layout(name: str) -> torch.layout:
+    """A layout by its name, in place of torch's function of the same use."""
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(found, torch.layout):
+        raise ValueError(f"{name!r} is no layout")
+    return found
+
+
 _CLASSES: Mapping[tuple[str, str], Any] = {
     ("collections", "OrderedDict"): OrderedDict,
     ("pathlib", "PosixPath"): PosixPath,
     ("pathlib", "PurePosixPath"): PurePosixPath,
     ("pathlib._local", "PosixPath"): PosixPath,
     ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): _layout,
 }
 
 
@@ -56,38 +68,38 @@ class Distcp:
         self._folder = folder
         self._metadata = _read(folder)
         paths = self._metadata.planner_data or {}
-        self._named: dict[str, str] = {}
+        # Names there, and what is stored, by the names here.
+        self._stored: dict[str, tuple[str, of_torch.TensorStorageMetadata]] = {}
         for name, each in self._metadata.state_dict_metadata.items():
             if isinstance(each, of_torch.TensorStorageMetadata):
                 own = _named(name, paths.get(name, (name,)))
                 if own:
-                    self._named[own] = name
+                    self._stored[own] = name, each
 
     def sizes(self) -> dict[str, int]:
         """The bytes of each tensor."""
-        return {own: self._bytes(name) for own, name in sorted(self._named.items())}
+        return {own: _bytes(each) for own, (_, each) in sorted(self._stored.items())}
 
     def read(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Some tensors, whole."""
-        every = self._metadata.state_dict_metadata
+        wanted = {own: self._stored[own] for own in names}
         state = {
-            self._named[own]: torch.empty(
-                every[self._named[own]].size, dtype=every[self._named[own]].properties.dtype
-            )
-            for own in names
+            name: torch.empty(each.size, dtype=each.properties.dtype)
+            for name, each in wanted.values()
         }
         try:
             load(state, storage_reader=_Reader(self._folder, self._metadata), no_dist=True)
-        except Exception as error:  # of many kinds, for what a file may hold
+        except (Exception, CheckpointException) as error:  # of many kinds, for what a file may hold
+            why = str(error).strip().splitlines()[-1:]
             raise DamagedCheckpoint(
-                f"{self._folder} is missing a file or damaged: {type(error).__name__}: {error}; load another checkpoint"
+                f"{self._folder} lacks a file or is damaged: {''.join(why)}; load another checkpoint"
             ) from None
-        return {own: state[self._named[own]] for own in names}
+        return {own: state[name] for own, (name, _) in wanted.items()}
 
-    def _bytes(self, name: str) -> int:
-        each = self._metadata.state_dict_metadata[name]
-        dtype = str(each.properties.dtype).removeprefix("torch.")
-        return math.prod(each.size) * ITEM_SIZE.get(dtype, 8)
+
+def _bytes(stored: of_torch.TensorStorageMetadata) -> int:
+    dtype = str(stored.properties.dtype).removeprefix("torch.")
+    return math.prod(stored.size) * ITEM_SIZE.get(dtype, 8)
 
 
 def _named(name: str, path: Sequence[Any]) -> str:

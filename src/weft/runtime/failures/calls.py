@@ -165,10 +165,10 @@ class Calls:
             call = theirs.get(own.count)
             if call is not None and call.chain != own.chain:
                 return own, call
-        own = self.posted()
-        missed, missing = own.missed(other, peer), other.missed(own, rank)
+        posted = self.posted()
+        missed, missing = posted.missed(other, peer), other.missed(posted, rank)
         if missed is not None:
-            return own.last, missed
+            return posted.last, missed
         return None if missing is None else (missing, other.last)
 
 
