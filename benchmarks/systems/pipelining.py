@@ -18,10 +18,11 @@ from torch.distributed.pipelining.schedules import (
 from torch.nn.functional import cross_entropy
 
 from benchmarks.systems.system import Job, System
+from benchmarks.works.llama import Llama, rotation
 
 
 class Part(nn.Module):
-    """Some blocks of a GPT of `benchmarks.works`; the first part embeds tokens, the last makes logits."""
+    """Some blocks of a GPT or a Llama of `benchmarks.works`; the first part embeds tokens, the last makes logits."""
 
     def __init__(self, model: Any, number: int, parts: int) -> None:
         super().__init__()
@@ -30,15 +31,25 @@ class Part(nn.Module):
             raise ValueError(f"{len(model.blocks)} blocks cannot be cut into {parts} equal parts")
         self.blocks = model.blocks[number * count : (number + 1) * count]
         self.first, self.last = number == 0, number == parts - 1
+        # A Llama turns features by their positions in each block; a GPT adds an embedding of them once.
+        self.rotated = model.size if isinstance(model, Llama) else 0
+        if self.rotated and parts > 1 and model.head.weight is model.token.weight:
+            raise ValueError("weights that the first and the last part share cannot be cut")
         if self.first:
-            self.token, self.position = model.token, model.position
+            self.token = model.token
+            self.position = None if self.rotated else model.position
         if self.last:
             self.norm, self.head = model.norm, model.head
 
     def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[1]
         if self.first:
-            x = self.token(x) + self.position(torch.arange(x.shape[1], device=x.device))
-        x = self.blocks(x)
+            tokens, x = x, self.token(x)
+            if self.position is not None:
+                x = x + self.position(torch.arange(length, device=tokens.device))
+        by = (rotation(length, self.rotated, x),) if self.rotated else ()
+        for block in self.blocks:
+            x = block(x, *by)
         return self.head(self.norm(x)) if self.last else x
 
 
