@@ -30,13 +30,15 @@ def _missed(number: int, _frame: object) -> None:
 def test_the_first_signal_is_told_once_and_no_other_disturbs(number: signal.Signals) -> None:
     told: list[str] = []
     with Interrupts() as interrupts:
-        with interrupts.told_to(lambda: told.append("outer")):
-            with interrupts.told_to(lambda: told.append("inner")):
-                signal.raise_signal(number)
-                assert interrupts.heard
-                assert told == ["inner"]
-                for other in ALL:
-                    signal.raise_signal(other)
+        with (
+            interrupts.told_to(lambda: told.append("outer")),
+            interrupts.told_to(lambda: told.append("inner")),
+        ):
+            signal.raise_signal(number)
+            assert interrupts.heard
+            assert told == ["inner"]
+            for other in ALL:
+                signal.raise_signal(other)
         assert told == ["inner"]
     assert signal.getsignal(number) is _missed
 
