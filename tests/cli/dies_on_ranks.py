@@ -26,6 +26,7 @@ if __name__ == "__main__":
         *(model, loss_fn, torch.optim.SGD(model.parameters(), lr=0.1), example(SIZE)),
         placement=weft.placement("cpu", list(range(size))),
         strategy=weft.Strategy(batch={"*": weft.split(0)}),
+        kernels="aten",
     )
 
     def note(step: int, figures: weft.logs.Figures) -> None:

@@ -100,7 +100,7 @@ def told(tmp_path: Path, how: str, bad: int, when: str) -> tuple[str, float]:
     return lines[0], seconds
 
 
-@pytest.mark.parametrize(("how", "bad", "when"), cases())
+@pytest.mark.parametrize(("how", "bad", "when"), list(cases()))
 def test_the_first_cause_is_named_soon(tmp_path: Path, how: str, bad: int, when: str) -> None:
     line, seconds = told(tmp_path, how, bad, when)
     assert re.match(rf"weft run: rank {bad} .*{CAUSES[how]}", line), line

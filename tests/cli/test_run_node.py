@@ -62,10 +62,10 @@ def noted(folder: Path, rank: int, kind: str) -> Exit:
 
 def told(node: Node, folder: Path, exits: Sequence[Exit], capfd: pytest.CaptureFixture[str]) -> str:
     """What the user is told of a node whose ranks have ended so."""
-    telling = run._Telling(node, folder)
+    reports = run._Reports(node, folder)
     for end in exits:
-        telling.end(end)
-    assert run._told(Ending(tuple(exits), telling.first_elsewhere(exits)), folder) == 1
+        reports.end(end)
+    assert run._told(Ending(tuple(exits), reports.first_elsewhere(exits)), folder) == 1
     return capfd.readouterr().err
 
 

@@ -163,18 +163,18 @@ def _run_node(
 ) -> int:
     """Start the ranks of this node; gives the exit code."""
     own = {**node.environment, **environment, SECRET: node.environment[SECRET]}
-    telling = _Telling(node, folder)
-    ending = launch(command, node.fleet, own, node.events, telling.end, interrupts)
+    reports = _Reports(node, folder)
+    ending = launch(command, node.fleet, own, node.events, reports.end, interrupts)
     if not ending.failed:
         with interrupts.raised():
             ending = Ending(ending.exits, node.finish())
     elif ending.elsewhere is None:
-        ending = Ending(ending.exits, telling.first_elsewhere(ending.exits))
+        ending = Ending(ending.exits, reports.first_elsewhere(ending.exits))
     return _told(ending, folder, node.left())
 
 
 @final
-class _Telling:
+class _Reports:
     """Tells the other nodes of the ends of ranks here, and at once of a failure that nobody else has caused."""
 
     def __init__(self, node: Joined, folder: Path) -> None:
