@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias, final, runtime_checkable
 
-from weft.errors import UserError
+from weft.errors import UNREADABLE, UserError
 from weft.whole_files import write_whole
 
 Figures: TypeAlias = Mapping[str, float]
+_DAMAGE: tuple[type[Exception], ...] = (*UNREADABLE, csv.Error)
 
 
 @runtime_checkable
@@ -220,15 +221,21 @@ def _columns(path: Path) -> list[str]:
     """The columns of a file that is there; none of another."""
     if not path.exists():
         return []
-    with path.open(newline="") as opened:
-        return next(csv.reader(opened), [])
+    try:
+        with path.open(newline="") as opened:
+            return next(csv.reader(opened), [])
+    except _DAMAGE as error:
+        raise UserError(
+            f"cannot go on with the log {path}, which is no CSV: {error}; give a path where nothing is"
+        ) from None
 
 
 def _opened(path: str | Path) -> Any:
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         return Path(path).open("a", newline="")
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        why = getattr(error, "strerror", None) or error
         raise UserError(
-            f"cannot write the log {path}: {error.strerror}; give a path that can be written"
+            f"cannot write the log {path}: {why}; give a path that can be written"
         ) from None
