@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from contextlib import suppress
@@ -64,6 +65,25 @@ def test_aliases_within_the_bounds_are_read() -> None:
     assert load("a: &x 1\nb: [*x, *x]\n") == {"a": 1, "b": [1, 1]}
     deep = "[" * DEEPEST + "]" * DEEPEST
     assert str(load(deep)) == deep
+
+
+@pytest.mark.parametrize("text", ["1:30", "010", "-010", "1:30.5", "0o7", "+1:00", "00", "1:2:3"])
+def test_what_older_yaml_takes_for_other_numbers_is_text(text: str) -> None:
+    for numbers in (False, True):
+        assert load_yaml(text, "a.yaml", "a list", numbers=numbers) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        *(("0", 0), ("-7", -7), ("+12", 12), ("1_000", 1000), ("0x1F", 31), ("0b11", 3)),
+        *(("1.5", 1.5), ("-010.5", -10.5), (".5", 0.5), ("1.", 1.0), ("1.0e+3", 1000.0)),
+        *((".inf", math.inf), ("-.INF", -math.inf)),
+    ],
+)
+def test_numbers(text: str, number: float) -> None:
+    found = load(text)
+    assert (type(found), found) == (type(number), number)
 
 
 def test_files(tmp_path: Path) -> None:

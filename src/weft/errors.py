@@ -59,6 +59,20 @@ class InternalError(WeftError):
     """An invariant of weft does not hold: a bug in weft, not in the user's program."""
 
 
+# What comes up while a text or file is read that is damaged, or of another kind: who reads one catches these, and says
+# so by a `UserError` that names it.
+UNREADABLE: tuple[type[Exception], ...] = (
+    OSError,
+    EOFError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
+
+
 def shown(value: object) -> str:
     """A value in short, for messages; of one that cannot be shown, its type."""
     try:

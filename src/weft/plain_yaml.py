@@ -11,7 +11,7 @@ from typing import Any, final
 
 import yaml
 
-from weft.errors import UserError
+from weft.errors import UNREADABLE, UserError
 
 # Bytes of a file, levels of lists and mappings in each other, and entries with all that aliases repeat: far
 # above any file that is written by hand, or by weft.
@@ -31,6 +31,30 @@ class _Loader(yaml.SafeLoader):
                     "while reading a mapping", node.start_mark, f"the key {key!r} stands twice"
                 )
         return super().construct_mapping(node, deep)
+
+
+def _without(*tags: str) -> dict[str, list[Any]]:
+    """Kinds that yaml takes plain scalars for, by their first letter, but for some."""
+    known = yaml.SafeLoader.yaml_implicit_resolvers
+    return {key: [each for each in every if each[0] not in tags] for key, every in known.items()}
+
+
+# YAML 1.1 takes 1:30 for 90, and 010 for 8: here they are texts, which whoever wants a number refuses.
+_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_Loader.yaml_implicit_resolvers = _without(_INT, _FLOAT)
+_Loader.add_implicit_resolver(
+    _INT,
+    re.compile(r"[-+]?(0b[01_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)$"),
+    list("-+0123456789"),
+)
+_Loader.add_implicit_resolver(
+    _FLOAT,
+    re.compile(
+        r"([-+]?[0-9][0-9_]*\.[0-9_]*([eE][-+][0-9]+)?|\.[0-9][0-9_]*([eE][-+][0-9]+)?"
+        r"|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN))$"
+    ),
+    list("-+0123456789."),
+)
 
 
 @final
@@ -85,7 +109,7 @@ def load_yaml(text: str | bytes, where: str, expected: str, *, numbers: bool = F
         raise UserError(
             f"{where} is no YAML that can be read: {error}; expected {expected}"
         ) from error
-    except (ValueError, TypeError):  # a day that is none, thousands of digits; a list as a key
+    except UNREADABLE:  # a day that is none, thousands of digits; a list as a key
         raise UserError(
             f"{where} is no YAML that can be read: a date, number or key of it is none; expected {expected}"
         ) from None

@@ -25,8 +25,8 @@ def write_whole(path: str | Path, text: str, what: str) -> None:
         beside.write_text(text)
         if beside != place:
             beside.replace(place)
-    except OSError as error:
-        if beside != place:
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        if beside != place and isinstance(error, OSError):
             beside.unlink(missing_ok=True)
         raise UserError(cannot_write(place, what, error)) from None
 
@@ -45,13 +45,14 @@ def check_writable(path: str | Path, what: str) -> None:
         with place.open("xb"):
             pass
         place.unlink()
-    except OSError as error:
+    except (OSError, ValueError) as error:  # as above
         raise UserError(cannot_write(place, what, error)) from None
 
 
-def cannot_write(path: Path, what: str, error: OSError) -> str:
+def cannot_write(path: Path, what: str, error: Exception) -> str:
     """The message that a file cannot be written."""
-    return f"cannot write {what} {path}: {error.strerror}; give a path that can be written"
+    why = getattr(error, "strerror", None) or error
+    return f"cannot write {what} {path}: {why}; give a path that can be written"
 
 
 def _is_other(place: Path) -> bool:

@@ -54,6 +54,16 @@ def test_bad_arguments_are_told() -> None:
     assert "cannot read the argument" in run("aten.mm.default", "[8,")[1]
 
 
+@pytest.mark.parametrize(
+    "argument",
+    ["{[]}", "[{[]}]", "(" * 5000, "[" * 5000, "1-" * 9000 + "1", "9" * 5000, "\0", "[1]*2"],
+)
+def test_arguments_that_are_no_literals_are_told(argument: str) -> None:
+    code, text = run("aten.mm.default", "[8,4]", argument)
+    assert code == 2
+    assert "cannot read the argument" in text
+
+
 @pytest.mark.parametrize("tensor", ["float99[8,4]", "abs[8,4]", "[-8,4]", "['a',4]"])
 def test_tensors_that_torch_does_not_make_are_told(tensor: str) -> None:
     code, text = run("aten.mm.default", tensor, "[4,6]")

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import os
+import re
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from mutations import mutated
 from weft.errors import UserError
 from weft.hardware import here
 from weft.hardware.call_text import call_text, exchange_text
 from weft.hardware.costs import Cost
 from weft.hardware.here import costs_here, keep_here, kept_here, load_here, this_machine
-from weft.hardware.measured import Measurements, Roofline, Sample, SizedSample
+from weft.hardware.measured import (
+    MeasuredCosts,
+    Measurements,
+    Roofline,
+    Sample,
+    SizedSample,
+    from_json,
+    to_json,
+)
+from weft.hardware.usual.device_type import usual_device
 from weft.ops import OpCall, Operand
 from weft.ops.call import TensorSpec
 from weft.units import Bytes, Seconds
@@ -103,6 +116,68 @@ def test_damaged_files_are_named() -> None:
     with pytest.raises(UserError, match=rf"{path.name}: no file of measured costs.*weft measure"):
         load_here(1)
     keep_here(measurements(1))  # as the message says
+    assert seconds(1) == 1.0
+
+
+SIZES = (SizedSample(Bytes(8), Seconds(1.0)), SizedSample(Bytes(16), Seconds(2.0), 0.1))
+FULL = Measurements(
+    {"processor": "a", "cores": 2},
+    {"a": Sample(Seconds(1.5)), "b": Sample(Seconds(1e-6), 0.1, Seconds(2.0))},
+    {"AdamW": SIZES},
+    {"transfer of 2": SIZES},
+    act=Seconds(1e-6),
+    memory=Bytes(2**30),
+    roofline=Roofline(1e12, 1e11, Seconds(1e-6)),
+)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (str(2**30), "Infinity"),
+        (str(2**30), "9" * 400),
+        ("1.5", "9" * 400),
+        ("[16,", "[8,"),
+        ("[8,", f"[{'9' * 400},"),
+        ("1000000000000.0", "0.0"),
+        ("{", "[" * 100_000),
+    ],
+)
+def test_figures_that_are_none_are_told(before: str, after: str) -> None:
+    text = to_json(FULL)
+    assert from_json(text, "a.json") == FULL
+    assert before in text
+    with pytest.raises(UserError, match=r"a\.json: no file of measured costs"):
+        from_json(text.replace(before, after, 1), "a.json")
+
+
+def test_files_with_mistakes_are_read_or_told() -> None:
+    costs = MeasuredCosts(FULL, usual_device("cpu"))
+    for broken in mutated(to_json(FULL), 400):
+        with suppress(UserError):  # all else fails the test
+            costs = MeasuredCosts(from_json(broken, "a.json"), usual_device("cpu"))
+        assert costs.of_update(0, "AdamW", Bytes(12)).seconds >= 0
+
+
+needs_users = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs users as of POSIX")
+
+
+@needs_users
+def test_what_others_may_write_to_decides_no_plan(folder: Path) -> None:
+    path = keep_here(measurements(1))
+    for place, mend in ((folder, "chmod go-w"), (path.parent, "chmod go-w"), (path, "delete it")):
+        before = place.stat().st_mode
+        place.chmod(before | 0o002)
+        with pytest.raises(UserError, match=rf"{re.escape(str(place))}.*{mend}.* set WEFT_CACHE"):
+            load_here(1)
+        place.chmod(before)
+    assert seconds(1) == 1.0
+    folder.chmod(0o777)
+    with pytest.raises(UserError, match="others may write"):
+        keep_here(measurements(1))
+    folder.chmod(0o700)
+    path.chmod(0o666)
+    keep_here(measurements(1))  # the file is made anew
     assert seconds(1) == 1.0
 
 

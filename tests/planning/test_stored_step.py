@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
+import json
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from mutations import mutated
 from planning.graph_texts import HEADER, LINEAR, linear, write
 from weft.errors import UserError
 from weft.planning import stored_step
@@ -93,6 +96,21 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         StoredStep.load(tmp_path)
     with pytest.raises(UserError, match="cannot write"):
         linear().save(tmp_path)
+    with pytest.raises(UserError, match="cannot read .*null"):
+        StoredStep.load("a\0b")
+    with pytest.raises(UserError, match="cannot write .*null"):
+        linear().save("a\0b")
+
+
+def test_headers_with_mistakes_are_read_or_told(tmp_path: Path) -> None:
+    """A file whose checksum fits."""
+    header = json.dumps({**HEADER, "rules": {"own.op": {"factors": "m n -> m n", "linear": [[0]]}}})
+    for broken in mutated(header.replace(", ", ", \n"), 200):
+        text = f"{' '.join(broken.splitlines())}\n{LINEAR}".encode()
+        content = f"weft graph 1 sha256:{hashlib.sha256(text).hexdigest()}\n".encode() + text
+        (tmp_path / "a.graph").write_bytes(content)
+        with suppress(UserError):  # everything else fails the test
+            StoredStep.load(tmp_path / "a.graph")
 
 
 def test_files_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,6 +64,22 @@ def test_hyperparameters() -> None:
     assert checksum() != checksum(update=False)
 
 
+def test_what_is_changed_in_place_changes_the_checksum() -> None:
+    tensors = torch.tensor(0.9), torch.tensor(0.99)
+    for betas in ([0.9, 0.99], tensors):
+        parameter = torch.nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.AdamW([parameter], lr=torch.tensor(0.1))
+        optimizer.param_groups[0]["betas"] = betas
+        sums = OptionsChecksum(optimizer)
+        before = sums.of(True)
+        assert sums.of(True) == before
+        if isinstance(betas, list):
+            betas[1] = 0.5
+        else:
+            betas[1].fill_(0.5)
+        assert sums.of(True) != before
+
+
 def test_a_schedule_changes_the_checksum() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
     sums = OptionsChecksum(optimizer)

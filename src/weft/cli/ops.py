@@ -7,9 +7,11 @@ import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from weft.errors import RuleError, UserError
+from weft.errors import UNREADABLE, RuleError, UserError
 from weft.ops import TensorSpec, factors_of, registered_ops, runs_whole, signatures
 from weft.runtime.call_like import call_like
+
+_NO_LITERAL: tuple[type[Exception], ...] = (*UNREADABLE, SyntaxError, MemoryError)
 
 
 def list_ops() -> Iterator[str]:
@@ -65,7 +67,7 @@ def _parse(text: str) -> Any:
         if bracket and (not name or name.isidentifier()):
             return TensorSpec(tuple(ast.literal_eval(f"[{rest}")), name or "float32")
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except _NO_LITERAL:
         raise UserError(
             f"cannot read the argument {text!r}; expected a tensor such as float32[8,4] or a Python literal such as "
             "2, (0, 1), None or \"'mean'\""

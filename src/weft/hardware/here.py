@@ -2,7 +2,7 @@
 
 Figures lie below the folder `measured` of `WEFT_CACHE`, or of the user's folder for caches: a folder for each
 fingerprint of machine and torch, in it a file for each number of ranks, processes and threads that were at work, and
-below `planned` the same figures settled, as plans take them.
+below `planned` the same figures settled, as plans take them. Nobody but the user may write there: figures decide plans.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from weft.hardware.measured import (
 )
 from weft.hardware.measured.figures import DEVICE, PROCESSES, RANKS, THREADS
 from weft.hardware.usual.device_type import usual_device
+from weft.private import is_private, make_private
 
 
 @cache
@@ -69,12 +70,12 @@ def keep_here(found: Measurements) -> Path:
     A file that is damaged is replaced.
 
     Raises:
-        UserError: the folder cannot be written.
+        UserError: the folder cannot be written, or others may write to it.
     """
     path = measured_folder() / _file_name(found)
     planned = path.parent / _PLANNED / path.name
     try:
-        planned.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(planned.parent, _INSTEAD)
         before = _whole(path)
         every = found if before is None else before.joined(found)
         _write(path, every)
@@ -102,14 +103,17 @@ def kept_here(device_type: str = "cpu", planned: bool = False) -> tuple[Measurem
         planned: as plans take it: settled.
 
     Raises:
-        UserError: a file is damaged, or of another version of weft; names it.
+        UserError: a file is damaged, or of another version of weft; names it. Or others may write to it.
     """
     folder = measured_folder() / _PLANNED if planned else measured_folder()
+    if folder.exists():
+        make_private(folder, _INSTEAD)
     found = (_read(path) for path in sorted(folder.glob("*.json")))
     own = (each for each in found if each is not None and each.machine.get(DEVICE) == device_type)
     return tuple(sorted(own, key=lambda each: tuple(_number(each, name) for name in _NUMBERS)))
 
 
+_INSTEAD = f"set {FOLDER} to a folder of your own, where nobody else may write"
 _NUMBERS = (RANKS, PROCESSES, THREADS)
 _PLANNED = "planned"
 
@@ -176,6 +180,8 @@ def costs_here(
 def _read(path: Path) -> Measurements | None:
     """The measurements of a file; None where there is none."""
     try:
+        if not is_private(path):
+            raise UserError(f"another user may have written {path}: delete it, or {_INSTEAD}")
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, final
 
 from weft.cached import cached_property
-from weft.errors import InternalError, UserError, WeftError
+from weft.errors import UNREADABLE, UserError, WeftError
 from weft.ir import LogicalGraph, parse_graph, verify
 from weft.ir.logical import Call
 from weft.layout.placement import DEVICE_NAMES
@@ -34,6 +34,7 @@ _MAGIC = f"weft graph {FORMAT} sha256:"
 # Elements of a tensor, far above any.
 _LARGEST = 2**50
 _GZIP = b"\x1f\x8b"
+_DAMAGE: tuple[type[Exception], ...] = (*UNREADABLE, WeftError, zlib.error)
 
 
 @final
@@ -85,7 +86,7 @@ class StoredStep:
             content = gzip.compress(content, mtime=0)
         try:
             Path(path).write_bytes(content)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
             raise UserError(f"cannot write the graph file {path}: {error}") from None
 
     @cached_property
@@ -156,7 +157,7 @@ def _read(where: str, path: Path) -> bytes:
             found = file.read(MAX_BYTES + 1)
     except FileNotFoundError:
         raise UserError(f"there is no graph file {path}; write it with weft capture") from None
-    except (OSError, EOFError, zlib.error) as error:
+    except _DAMAGE as error:
         raise UserError(f"cannot read {where}: {error}; capture the step again") from None
     if len(found) > MAX_BYTES:
         raise UserError(
@@ -204,7 +205,7 @@ def _graph(where: str, text: str) -> LogicalGraph:
         if large is not None:
             raise ValueError(f"{large.name} has the shape {large.shape}")
         return graph
-    except (WeftError, InternalError, ValueError, TypeError, RecursionError) as error:
+    except _DAMAGE as error:
         raise UserError(
             f"{where}: its graph, from line 3 on, cannot be read: {error}; capture the step again"
         ) from None

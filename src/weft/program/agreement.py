@@ -152,7 +152,12 @@ class OptionsChecksum:
 
 
 def _number(value: Any) -> Any:
-    """The value to compare of a hyperparameter: the number in a tensor, where the host need not wait for it."""
+    """The value to compare of a hyperparameter: the number in a tensor, where the host need not wait for it.
+
+    Of a list, which may be changed in place, a copy.
+    """
+    if isinstance(value, tuple | list):
+        return tuple(map(_number, value))
     if not isinstance(value, Tensor):
         return value
     return value.item() if value.device.type == "cpu" and value.numel() == 1 else type(value)

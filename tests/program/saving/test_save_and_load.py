@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
@@ -18,6 +19,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 import weft
+from mutations import mutated
 from program.saving.nets import Case, assert_same, batch_of, compiled, everything, loss_fn
 from weft.errors import DamagedCheckpoint, UserError
 from weft.program.saving.manifest import read_manifest
@@ -369,7 +371,24 @@ HOSTILE = {
     "groups": lambda c: c["about"]["groups"].__setitem__(0, "x"),
     "an option": lambda c: c["about"]["groups"][0][0].__setitem__("betas", "__class__"),
     "extra": lambda c: c["about"].__setitem__("extra", [[[]]]),
+    "a shape without end": lambda c: c["tensors"]["model.last.bias"].__setitem__(
+        "shape", [float("inf")]
+    ),
+    "a sum without end": lambda c: c["tensors"]["model.last.bias"]["extents"][0].__setitem__(
+        3, float("inf")
+    ),
+    "a box of another tensor": lambda c: c["tensors"]["model.last.bias"].__setitem__(
+        "extents", [["shard-00001-model-00001.safetensors", "model.first.bias", [[0, 10]], None]]
+    ),
+    "a huge number": lambda c: c["about"].__setitem__(
+        "extra", {"__weft__": "float", "value": HUGE}
+    ),
+    "a huge option": lambda c: c["about"]["groups"][0][0].__setitem__("lr", HUGE),
+    "huge steps": lambda c: c["about"].__setitem__("steps", HUGE),
+    "numbers": lambda c: c["about"].__setitem__("numbers", [3]),
+    "numbers of a parameter": lambda c: c["about"].__setitem__("numbers", {"last.bias": 3}),
 }
+HUGE = 10**400
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
@@ -381,6 +400,50 @@ def test_hostile_manifests_are_told_before_anything_is_written(kind: str, tmp_pa
         with pytest.raises(DamagedCheckpoint):
             program.load(place)
         assert_same(everything(program), before)
+
+
+def test_manifests_with_mistakes_are_read_or_told(tmp_path: Path) -> None:
+    """A program takes all that a manifest says, or stays as it was."""
+    place = _saved(tmp_path)
+    text = (place / "weft.json").read_text()
+    with compiled(Case()) as (program, _):
+        before, refused = everything(program), 0
+        for broken in mutated(text, 200):
+            (place / "weft.json").write_text(broken)
+            try:
+                program.load(place)
+            except UserError:
+                refused += 1
+                assert_same(everything(program), before)
+            else:
+                before = everything(program)
+    assert 100 < refused < 200
+
+
+@pytest.mark.parametrize(
+    "sharding",
+    [
+        "[" * 100_000,
+        "3",
+        '{"w": {"saved_offsets": ["0", "0"]}}',
+        '{"w": {"saved_offsets": [0]}}',
+        '{"w": {"saved_offsets": [1e999, 0]}}',
+        '{"w": {"saved_offsets": [-1, 0]}}',
+        '{"w": {"saved_offsets": 7}}',
+    ],
+)
+def test_headers_of_others_with_mistakes_are_told(sharding: str, tmp_path: Path) -> None:
+    about = {"format": "pt", "DCP_SHARDING_INFO": sharding}
+    save_file({"w": torch.zeros(2, 3)}, tmp_path / "a.safetensors", about)
+    with pytest.raises(DamagedCheckpoint, match=r"a\.safetensors.* is missing or damaged"):
+        read_manifest(tmp_path)
+
+
+def test_boxes_of_others_that_do_not_fit_are_told(tmp_path: Path) -> None:
+    for file, value in (("a", torch.zeros(2, 3)), ("b", torch.zeros(2))):
+        save_file({"w": value}, tmp_path / f"{file}.safetensors")
+    with pytest.raises(DamagedCheckpoint, match="is damaged: ValueError"):
+        read_manifest(tmp_path)
 
 
 def test_a_manifest_that_is_gone_is_told(tmp_path: Path) -> None:

@@ -92,6 +92,11 @@ def test_what_is_nested_without_end_is_refused() -> None:
     [
         {"__weft__": "no such"},
         {"__weft__": "float", "value": [1]},
+        {"__weft__": "float", "value": 10**400},
+        {"__weft__": "complex", "value": [10**400, 1]},
+        {"__weft__": "complex", "value": [1]},
+        {"__weft__": "dtype", "value": "_dynamo"},
+        {"__weft__": "set", "value": [[1]]},
         {"__weft__": "dtype", "value": "load"},
         {"__weft__": "dict", "value": [[1]]},
         {"__weft__": "tensor"},

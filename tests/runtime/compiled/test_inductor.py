@@ -8,6 +8,7 @@ import shutil
 import stat
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -196,7 +197,8 @@ def test_what_was_compiled_is_kept_and_run_when_it_is_private(monkeypatch, folde
     # Torch's headers too are compiled for this folder, not for one of a known name in /tmp.
     assert list((folder / "inductor" / "precompiled_headers").glob("*.gch"))
     made = []
-    monkeypatch.setattr(kernel_choice, "compile_boxed", lambda *_: made.append(1))
+    compiled = SimpleNamespace(source=None, function=None)
+    monkeypatch.setattr(kernel_choice, "compile_boxed", lambda *_: made.append(1) or compiled)
     x = torch.randn(8, 8)
     again = choose(kept, "inductor").compiled
     inputs = [x]
@@ -214,7 +216,10 @@ def test_what_inductor_cannot_lower_is_aten_code_and_told(monkeypatch):
 
     monkeypatch.setattr(kernel_choice, "compile_boxed", fails)
     told = KernelChoice(None, problem="RuntimeError: no lowering")
-    assert choose(code("odd"), "inductor") == told
+    kernel_choice._warn.cache_clear()
+    with pytest.warns(UserWarning, match=r'"inductor" runs a part .* as ATen code.*no lowering'):
+        assert choose(code("odd"), "inductor") == told
+    assert choose(code("odd"), "inductor") == told  # another warning would be an error
     assert choose(code("odd"), "auto") == told
     monkeypatch.setattr(kernel_choice, "compile_boxed", None)  # would say something else
     assert choose(code("odd"), "auto") == told

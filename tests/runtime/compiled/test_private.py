@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from strangers import needs_root, run_as_stranger
+from weft import private
 from weft.errors import UserError
-from weft.runtime import private
 from weft.runtime.compiled import cache, inductor
 from weft.runtime.compiled import choice as kernel_choice
 from weft.runtime.compiled.cache import cache_folder, read_code, write_text

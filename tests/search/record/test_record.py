@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 
 import weft
+from mutations import mutated
 from search.jobs import layers
 from weft.errors import UserError
 from weft.hardware.topology import topology
@@ -54,6 +56,8 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("answers", {"a": [-1.0, 2, 3, 4]}),
         ("answers", {"a": [True, 2, 3, 4]}),
         ("longer", {"a": float("inf")}),
+        ("answers", {"a": [10**400, 2, 3, 4]}),
+        ("longer", {"a": 10**400}),
         ("points", [[2, 1, 1, "data", 1, "", 0, False, [1, 2, 3, 4]]]),
         ("points", [[0, 1, 1, "data", 1, "", 0, False, False, [1, 2, 3, 4]]]),
         ("points", [[2, 1, 1, "rows", 1, "", 0, False, False, [1, 2, 3, 4]]]),
@@ -80,6 +84,22 @@ def test_other_texts_are_told(tmp_path: Path, text: str) -> None:
         SearchRecord.load(path)
     with pytest.raises(UserError, match="cannot read"):
         SearchRecord.load(tmp_path)
+
+
+def test_a_path_that_is_none_is_told() -> None:
+    for call in (SearchRecord.load, RECORD.save):
+        with pytest.raises(UserError, match="cannot (read|write) the record of .*null"):
+            call("a\0b")
+
+
+def test_texts_with_mistakes_are_read_or_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.search.json"
+    RECORD.save(path)
+    text = json.dumps(json.loads(path.read_text()), indent=1)
+    for broken in mutated(text, 300):
+        path.write_text(broken)
+        with suppress(UserError):  # all else fails the test
+            SearchRecord.load(path)
 
 
 def test_machines_with_other_figures_have_other_fingerprints() -> None:

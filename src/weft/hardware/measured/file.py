@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
-from weft.errors import UserError
+from weft.errors import UNREADABLE, UserError
 from weft.hardware.costs import Slowdown
 from weft.hardware.measured.figures import Measurements, Roofline, Sample, SizedSample
 from weft.units import Bytes, Seconds
@@ -63,10 +64,10 @@ def from_json(text: str, where: str) -> Measurements:
             step=_seconds(content["step"]),
             slowdown=Slowdown(*(max(1.0, each) for each in _figures(content["slowdown"], 2))),
             drift=_figures([content["drift"]], 1)[0],
-            memory=None if content["memory"] is None else Bytes(int(content["memory"])),
+            memory=None if content["memory"] is None else _bytes(content["memory"]),
             roofline=None if content["roofline"] is None else _roofline(content["roofline"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise UserError(
             f"{where}: no file of measured costs ({type(error).__name__}: {error}); run `weft measure` again"
         ) from None
@@ -89,26 +90,32 @@ def _seconds(found: Any) -> Seconds:
     return Seconds(_figures([found], 1)[0])
 
 
+def _bytes(found: Any) -> Bytes:
+    return Bytes(int(_figures([found], 1)[0]))
+
+
 def _points(found: Any) -> tuple[SizedSample, ...]:
     if not found:
         raise ValueError("expected a size at least, found none")
-    points = (_figures(each, 3) for each in found)
-    return tuple(
-        sorted(
-            SizedSample(Bytes(int(size)), Seconds(took), spread) for size, took, spread in points
-        )
-    )
+    figures = (_figures(each, 3) for each in found)
+    points = [
+        SizedSample(Bytes(int(size)), Seconds(took), spread) for size, took, spread in figures
+    ]
+    if len({each.bytes for each in points}) < len(points):
+        raise ValueError(f"expected each size once, found {found!r}")
+    return tuple(sorted(points))
 
 
 def _figures(found: Any, count: int) -> list[Any]:
-    """So many finite numbers, none below 0."""
+    """So many finite numbers, none below 0, each of which a float can hold."""
     if len(found) != count:
         raise ValueError(f"expected {count} figures, found {found!r}")
     for each in found:
         if (
             isinstance(each, bool)
             or not isinstance(each, int | float)
-            or not 0 <= each < float("inf")
+            or not isfinite(each)
+            or each < 0
         ):
             raise ValueError(f"expected a number that is not below 0, found {each!r}")
     return list(found)

@@ -12,10 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeAlias, final, runtime_checkable
 
-from weft.errors import UserError
+from weft.errors import UNREADABLE, UserError
 from weft.whole_files import write_whole
 
 Figures: TypeAlias = Mapping[str, float]
+_DAMAGE: tuple[type[Exception], ...] = (*UNREADABLE, csv.Error)
 
 
 @runtime_checkable
@@ -242,8 +243,13 @@ def _columns(path: Path) -> list[str]:
     """The columns of a file that is there; none of another."""
     if not path.exists():
         return []
-    with path.open(newline="") as opened:
-        return next(csv.reader(opened), [])
+    try:
+        with path.open(newline="") as opened:
+            return next(csv.reader(opened), [])
+    except _DAMAGE as error:
+        raise UserError(
+            f"cannot go on with the log {path}, which is no CSV: {error}; give a path where nothing is"
+        ) from None
 
 
 def _opened(path: Path) -> TextIO:
@@ -253,8 +259,9 @@ def _opened(path: Path) -> TextIO:
         opened = path.open("a", newline="")
         if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
             opened.write("\n")
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        why = getattr(error, "strerror", None) or error
         raise UserError(
-            f"cannot write the log {path}: {error.strerror}; give a path that can be written"
+            f"cannot write the log {path}: {why}; give a path that can be written"
         ) from None
     return opened

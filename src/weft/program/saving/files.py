@@ -9,23 +9,26 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from weft.errors import DamagedCheckpoint, UserError
+from weft.errors import UNREADABLE, DamagedCheckpoint, UserError
 from weft.layout.region import Region, overlap, region_shape, region_size, within
 
+T = TypeVar("T")
+
 SUFFIX = ".safetensors"
+_DAMAGE: tuple[type[Exception], ...] = (*UNREADABLE, SafetensorError, RuntimeError)
 # Threads that check or sum at a time.
 _THREADS = 4
 # The keys in a header by which torch.distributed.checkpoint knows what part of a tensor a file holds.
@@ -106,8 +109,10 @@ def extents_of_file(folder: Path, file: str) -> dict[str, tuple[Region, str]]:
                 part = opened.get_slice(name)
                 shape = part.get_shape()
                 offsets = sharding.get(name, {}).get(_OFFSETS, [0] * len(shape))
+                if not all(type(at) is int and at >= 0 for at in offsets):
+                    raise ValueError(f"{name} is to lie at {offsets!r}")
                 found[name] = tuple(zip(offsets, shape, strict=True)), part.get_dtype()
-    except (OSError, SafetensorError, ValueError, AttributeError, TypeError) as error:
+    except _DAMAGE as error:
         raise DamagedCheckpoint(_damaged(folder / file, error)) from None
     return found
 
@@ -154,26 +159,33 @@ class Reading:
 
     def check(self, extent: Extent) -> None:
         """Raise DamagedCheckpoint, naming file and tensor, where a box is not what was written."""
-        if extent.checksum is None:
-            self._read(extent, (slice(0, 0),) if extent.whole else None)
-            return
-        value = self._read(extent, None)
-        if tuple(value.shape) != region_shape(extent.whole) or checksum(value) != extent.checksum:
+        found = self._opening(extent, lambda file: file.get_slice(extent.key).get_shape())
+        same = tuple(found) == region_shape(extent.whole)
+        if same and extent.checksum is not None:
+            same = checksum(self._read(extent, None)) == extent.checksum
+        if not same:
             error = "its values are not those that were written"
             raise DamagedCheckpoint(_damaged(self.folder / extent.file, error, extent.key))
 
     def _read(self, extent: Extent, place: tuple[slice, ...] | None) -> Tensor:
         """A box, or a part of it."""
+
+        def read(file: Any) -> Tensor:
+            found: Tensor = (
+                file.get_tensor(extent.key) if place is None else file.get_slice(extent.key)[place]
+            )
+            return found
+
+        return self._opening(extent, read)
+
+    def _opening(self, extent: Extent, read: Callable[[Any], T]) -> T:
+        """The result of `read` on the file of a box, which is opened once."""
         try:
             if extent.file not in self._opened:
                 opened = _open(self.folder / extent.file)
                 self._opened[extent.file] = self._stack.enter_context(opened)
-            file = self._opened[extent.file]
-            read: Tensor = (
-                file.get_tensor(extent.key) if place is None else file.get_slice(extent.key)[place]
-            )
-            return read
-        except (OSError, SafetensorError, RuntimeError, ValueError) as error:
+            return read(self._opened[extent.file])
+        except _DAMAGE as error:
             raise DamagedCheckpoint(
                 _damaged(self.folder / extent.file, error, extent.key)
             ) from None

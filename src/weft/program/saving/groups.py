@@ -42,7 +42,7 @@ def check_program(about: Mapping[str, Any], state: ProgramState, optimizers: Opt
     """
     steps, saved = about.get("steps", 0), about.get("groups", [])
     lists = isinstance(saved, list) and all(isinstance(each, list) for each in saved)
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 0 or not lists:
+    if not _is_number(steps) or not isinstance(steps, int) or steps < 0 or not lists:
         raise DamagedCheckpoint(
             "weft.json is damaged: its steps or groups are none; load another checkpoint"
         )
@@ -87,7 +87,7 @@ def _fits(value: Any, now: Any) -> bool:
     if value is None or now is None or isinstance(now, bool):
         return value is None or now is None or isinstance(value, bool)
     if isinstance(now, Real | Tensor):
-        return isinstance(value, Real)
+        return _is_number(value)
     if isinstance(now, tuple | list):
         return (
             isinstance(value, tuple | list)
@@ -95,6 +95,13 @@ def _fits(value: Any, now: Any) -> bool:
             and all(map(_fits, value, now))
         )
     return type(value) is type(now)
+
+
+def _is_number(value: Any) -> bool:
+    """True for numbers that a tensor can hold."""
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def put_options(groups: Sequence[Sequence[Mapping[str, Any]]], optimizers: Optimizers) -> None:

@@ -77,6 +77,7 @@ def load(
     groups = agreed(world, "the groups", lambda: options_of(manifest.about, optimizers))
     sources = agreed(world, "what fits", lambda: _sources(manifest, entries))
     kept = agreed(world, "what fits of the optimizers", lambda: _kept(state, manifest))
+    numbers = agreed(world, "the numbers", lambda: _numbers(manifest))
     agreed(
         world,
         "the files",
@@ -93,7 +94,7 @@ def load(
                 if (source := sources[entry.name]) is not None:
                     for rank, part in entry.parts.items():
                         reader.read(source, entry.pieces(rank), part)
-            _read_states(state, reader, kept)
+            _read_states(state, reader, kept, numbers)
         put_options(groups, optimizers)
 
     agreed(world, "the values", read)
@@ -257,11 +258,23 @@ class _PieceReader:
             self._reading.piece(extents, piece.whole, part[slices(piece.local)])
 
 
+def _numbers(manifest: Manifest) -> Mapping[str, Mapping[str, Any]]:
+    """The states of optimizers that are no tensors, by parameter."""
+    found = from_json(manifest.about.get("numbers", {}), "numbers", {})
+    if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
+        raise DamagedCheckpoint(
+            f"{manifest.folder}: its numbers are none by parameter; load another checkpoint"
+        )
+    return found
+
+
 def _read_states(
-    state: ProgramState, reader: _PieceReader, kept: Mapping[str, Sequence[str]]
+    state: ProgramState,
+    reader: _PieceReader,
+    kept: Mapping[str, Sequence[str]],
+    numbers: Mapping[str, Mapping[str, Any]],
 ) -> None:
     """Let the ranks keep the states that were saved, and let go of others."""
-    numbers = from_json(reader.manifest.about.get("numbers", {}), "numbers", {})
     values: dict[str, dict[int, dict[str, Any]]] = {}
     for key, states, shares in state.stated():
         for name in kept.get(key, ()):

@@ -12,7 +12,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, final
 
-from weft.errors import DamagedCheckpoint, UserError
+from weft.errors import UNREADABLE, DamagedCheckpoint, UserError
 from weft.layout.region import Region, overlap, region_size
 from weft.program.saving.files import SUFFIX, Extent, extents_of_file, to_disk
 
@@ -87,9 +87,10 @@ def read_manifest(folder: Path) -> Manifest:
         UserError: there is none, or it is damaged.
     """
     path = folder / NAME
-    if not path.exists():
-        return _of_headers(folder)
     try:
+        if not path.exists():
+            path = folder
+            return _of_headers(folder)
         if not path.is_file():
             raise ValueError("it is no file")
         if path.stat().st_size > _MOST:
@@ -106,7 +107,7 @@ def read_manifest(folder: Path) -> Manifest:
         if lacking:
             raise ValueError(f"it lacks {lacking[0]}")
         return Manifest(folder, tensors, about)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise DamagedCheckpoint(
             f"{path} is damaged: {type(error).__name__}: {error}; load another checkpoint"
         ) from None

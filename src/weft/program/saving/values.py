@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.errors import DamagedCheckpoint, UserError
+from weft.errors import UNREADABLE, DamagedCheckpoint, UserError
 
 # Marks a dict that stands for a value that JSON has not.
 _KIND = "__weft__"
 _MOST_DEEP = 64
+_DTYPES = {name: each for name, each in vars(torch).items() if isinstance(each, torch.dtype)}
 
 
 def to_json(value: Any, where: str, tensors: dict[str, Tensor], deep: int = 0) -> Any:
@@ -99,7 +100,7 @@ def from_json(value: Any, where: str, tensors: dict[str, Tensor], deep: int = 0)
         return {key: inner(each, key) for key, each in value.items()}
     try:
         return _special(value, inner, tensors)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except UNREADABLE as error:
         raise DamagedCheckpoint(f"{where} is damaged: {type(error).__name__}: {error}") from None
 
 
@@ -116,10 +117,7 @@ def _special(value: dict[str, Any], inner: Any, tensors: dict[str, Tensor]) -> A
         case "tensor":
             return tensors[value["name"]]
         case "dtype":
-            dtype = getattr(torch, content)  # type: ignore[arg-type]
-            if not isinstance(dtype, torch.dtype):
-                raise ValueError(f"no dtype {content!r}")
-            return dtype
+            return _DTYPES[content]  # type: ignore[index]
         case "tuple" | "set" | "frozenset" as kind:
             every = [inner(each, number) for number, each in enumerate(content)]  # type: ignore[arg-type]
             return {"tuple": tuple, "set": set, "frozenset": frozenset}[kind](every)

@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from weft.errors import UserError
+from weft.errors import UNREADABLE, UserError
 from weft.folders import FOLDER, chosen_folder, usual_folder
-from weft.runtime.private import close_private, is_private, make_private
+from weft.private import close_private, is_private, make_private
 
 _INSTEAD = f"set {FOLDER} to a folder of your own, where nobody else may write"
 
@@ -59,7 +59,7 @@ def read_cached(path: Path) -> Any:
     """The content of a JSON file, or None when there is none that can be read."""
     try:
         return json.loads(path.read_text())
-    except (OSError, ValueError):
+    except UNREADABLE:
         return None
 
 

@@ -171,14 +171,24 @@ def _asked_for(code: Code) -> KernelChoice:
     except UserError:
         raise
     except Exception as error:  # whatever Inductor cannot lower runs as ATen code
+        _warn(_line(error))
         return KernelChoice(None, problem=_line(error))
+
+
+@cache
+def _warn(problem: str) -> None:
+    """Say once of each problem that a part is not compiled, though that was asked for."""
+    warnings.warn(
+        f'kernels="inductor" runs a part of the step as ATen code, as Inductor cannot compile it: {problem}; '
+        "program.explain(details=True) names the parts",
+        stacklevel=2,
+    )
 
 
 def _faster(code: Code, least: float) -> KernelChoice:
     """The faster choice, as was measured once on this kind of processor."""
     file = cache_folder("kernels") / f"{code.kind()}.json"
-    stored = read_cached(file)
-    known = Measured(*stored) if stored else foreseen(code.function, code.examples(), least)
+    known = _stored(file) or foreseen(code.function, code.examples(), least)
     if known is not None and not known.pays:
         _remember(file, known)
         return KernelChoice(None, *known)
@@ -194,6 +204,15 @@ def _faster(code: Code, least: float) -> KernelChoice:
         known = compare(code.function, compiled, code.examples())
         _remember(file, known)
     return KernelChoice(compiled if known.pays else None, *known)
+
+
+def _stored(file: Path) -> Measured | None:
+    """The measurements that were kept of a part; None where there are none, or something else."""
+    found = read_cached(file)
+    match found:
+        case [None | int() | float() as aten, None | int() | float() as compiled, str() as why]:
+            return Measured(aten, compiled, why)
+    return None
 
 
 def _remember(file: Path, known: Measured) -> None:

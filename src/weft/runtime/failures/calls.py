@@ -66,7 +66,7 @@ class EagerWait:
 @final
 @dataclass(frozen=True)
 class PostedCalls:
-    """What a rank posts.
+    """The calls of a rank, as it posts them.
 
     Attributes:
         calls: its last ones.
@@ -80,7 +80,7 @@ class PostedCalls:
 
     @property
     def last(self) -> PostedCall:
-        """What the rank was last in."""
+        """The call that the rank was last in."""
         return self.calls[-1] if self.waits is None else self.waits.call
 
     def missed(self, other: PostedCalls, rank: int) -> PostedCall | None:
@@ -165,10 +165,10 @@ class Calls:
             call = theirs.get(own.count)
             if call is not None and call.chain != own.chain:
                 return own, call
-        posted = self.posted()
-        missed, missing = posted.missed(other, peer), other.missed(posted, rank)
+        mine = self.posted()
+        missed, missing = mine.missed(other, peer), other.missed(mine, rank)
         if missed is not None:
-            return posted.last, missed
+            return mine.last, missed
         return None if missing is None else (missing, other.last)
 
 

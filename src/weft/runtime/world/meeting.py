@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, urlsplit
 from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.constants import default_pg_timeout
 
-from weft.runtime.private import check_private
+from weft.private import check_private
 from weft.runtime.world.arrival import await_all, hold_sign, said_to_be_gone, sign_is_gone
 from weft.runtime.world.nodes.client import Client
 from weft.runtime.world.nodes.store import NodesStore

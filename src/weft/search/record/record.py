@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
 
-from weft.errors import UserError
+from weft.errors import UNREADABLE, UserError
 from weft.planning.machine import Machine
 from weft.planning.stored_step import StoredStep
 from weft.search.record.learned import Learned
@@ -87,9 +87,10 @@ class SearchRecord:
         try:
             with Path(path).open("rb") as file:
                 text = file.read(MAX_BYTES + 1)
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+            why = getattr(error, "strerror", None) or error
             raise UserError(
-                f"cannot read {where}: {error.strerror}; give a file that weft search wrote beside its strategy"
+                f"cannot read {where}: {why}; give a file that weft search wrote beside its strategy"
             ) from None
         try:
             if len(text) > MAX_BYTES:
@@ -107,7 +108,7 @@ class SearchRecord:
                 _text(content["machine"]),
                 from_json(content),
             )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise UserError(
                 f"{where} cannot be read ({type(error).__name__}: {error}); search anew, with its strategy as the start"
             ) from None
