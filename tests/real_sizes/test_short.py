@@ -76,3 +76,13 @@ def test_an_error_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_a_pattern_that_names_no_row_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--short", "--only", "nothing"]) == 1
     assert "0 of 0" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_an_expanded_mask_that_is_cut_counts_as_what_it_looks_at() -> None:
+    """Each micro-batch's part of it, of which nobody knows whether it is a view, once counted as the whole: 3 times."""
+    name = "DeBERTa-v3-large, 12 layers, 32 × 512, fp32: pipeline on 4×2"
+    (row,) = [each for each in all_rows() if each.name == name]
+    (result,) = results([row])
+    (peak,) = [check for check in result.checks if check.quantity == "peak"]
+    assert peak.verdict != "FAIL"

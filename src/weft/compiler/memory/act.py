@@ -37,8 +37,6 @@ from weft.ops.kernel_memory.parts import FEW
 from weft.units import NO_BYTES, Bytes
 
 KindOf: TypeAlias = Callable[[str], Kind]
-# Kinds of what comes and goes.
-_PASSING = ("activations", "gradients", "communication")
 
 
 def gradient_sources(actors: Iterable[Actor]) -> frozenset[str]:
@@ -110,11 +108,10 @@ def _compute(
     taken = _updating(updates, registers, strided)
     walk = _Segment(calls, bases, shared, lasting, frozenset(kept), kind, sizes, besides, taken)
     fresh = {base: (kind(base), sizes[base]) for base in produced.values() if base in made}
-    if shared is not bases:  # what may be a view or a copy leaves the larger one
-        lives = {x: value_bytes(values[x]) for x in read if kind(x) in _PASSING} | sizes
-        for base, (of, size) in fresh.items():
-            fresh[base] = (of, max(size, lives.get(shared.get(base, base), NO_BYTES)))
-    return ActMemory(walk.most, walk.live, fresh, produced, frozenset(kept))
+    # What may be a view or a copy takes memory of its own, and leaves what it may look at.
+    under = {base: shared[base] for base in fresh if base in shared}
+    fresh |= {root: (kind(root), sizes[root]) for root in under.values() if root in made}
+    return ActMemory(walk.most, walk.live, fresh, produced, frozenset(kept), under)
 
 
 def _sizes(

@@ -39,6 +39,7 @@ class ActMemory:
         bases: for each register that it fills: a name in `fresh`, or what it reads and looks at.
         kept: those in `fresh` that are there from its first act of a step: what adds up over
             micro-batches.
+        under: of those in `fresh` that may be copies or views, what they would look at: it stays as long as they do.
     """
 
     extra: Extra = lambda taken: Counter()
@@ -46,3 +47,4 @@ class ActMemory:
     fresh: Mapping[str, tuple[Kind, Bytes]] = field(default_factory=dict)
     bases: Mapping[str, str] = field(default_factory=dict)
     kept: frozenset[str] = frozenset()
+    under: Mapping[str, str] = field(default_factory=dict)

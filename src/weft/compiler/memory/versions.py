@@ -13,6 +13,18 @@ from weft.units import Bytes
 
 
 @final
+class Base(NamedTuple):
+    """A storage on which a register stands: its name, its versions in a step (0 for no register), and what it takes.
+
+    `fresh` is kind and bytes where the act makes it; None where it was read.
+    """
+
+    name: str
+    rate: int
+    fresh: tuple[Kind, Bytes] | None
+
+
+@final
 class Left(NamedTuple):
     """A register that an actor fills.
 
@@ -23,6 +35,7 @@ class Left(NamedTuple):
         base: the name of what it stands on.
         base_rate: versions of that in a step; 0 where it is no register.
         fresh: kind and bytes of a storage of its own; None where it looks at what was read.
+        under: what it may look at besides; None where it does not.
     """
 
     name: str
@@ -31,6 +44,7 @@ class Left(NamedTuple):
     base: str
     base_rate: int
     fresh: tuple[Kind, Bytes] | None
+    under: Base | None = None
 
 
 @final
@@ -75,6 +89,12 @@ def versions_of(plan: RankPlan, acts: Sequence[ActMemory]) -> list[ActVersions]:
 
 
 def _left(registers: Mapping[str, Register], name: str, base: str, act: ActMemory) -> Left:
-    own, below = registers[name], registers.get(base)
-    rate = 0 if below is None else below.rate
-    return Left(name, own.rate, len(own.consumers), base, rate, act.fresh.get(base))
+    own, on = registers[name], _base(registers, base, act)
+    root = act.under.get(base)
+    under = None if root is None else _base(registers, root, act)
+    return Left(name, own.rate, len(own.consumers), *on, under)
+
+
+def _base(registers: Mapping[str, Register], name: str, act: ActMemory) -> Base:
+    below = registers.get(name)
+    return Base(name, 0 if below is None else below.rate, act.fresh.get(name))

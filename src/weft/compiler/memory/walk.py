@@ -92,10 +92,14 @@ class VersionStorage:
 @final
 @dataclass(slots=True, eq=False)
 class _Version:
-    """A version of a register that is there: its storage, None for a view of what always is; and readers left."""
+    """A version of a register that is there: its storage, None for a view of what always is; and readers left.
+
+    `under` is a storage that it may look at besides.
+    """
 
     storage: VersionStorage | None
     readers: int
+    under: VersionStorage | None = None
 
 
 @final
@@ -237,41 +241,48 @@ class MemoryWalk:
     def _publish(self, touched: ActVersions, left: Iterable[Left], micro: int) -> None:
         acts, versions = touched.acts, self.versions
         made: dict[str, VersionStorage] = {}
-        for name, rate, readers, base, base_rate, fresh in left:
-            number = micro * rate // acts
-            if (name, number) in versions:
-                continue
+
+        def on(
+            base: str, base_rate: int, fresh: tuple[Kind, Bytes] | None
+        ) -> VersionStorage | None:
             storage = made.get(base)
             if storage is None and fresh is not None:
                 storage = made[base] = VersionStorage(base, *fresh)
             elif storage is None and base_rate:
                 below = versions.get((base, micro * base_rate // acts))
                 storage = None if below is None else below.storage
-            self._hold(name, number, storage, readers)
+            return storage
 
-    def _hold(self, name: str, number: int, storage: VersionStorage | None, readers: int) -> None:
-        version = self.versions[name, number] = _Version(storage, readers or 1)
-        if storage is not None:
-            if not storage.users:
-                self.storages.add(storage)
-                self.since.append(storage)
-                self._add(storage.kind, storage.bytes)
-            storage.users += 1
-        if not readers:
-            self._release(name, number, version)
+        for name, rate, readers, base, base_rate, fresh, under in left:
+            number = micro * rate // acts
+            if (name, number) not in versions:
+                below = None if under is None else on(*under)
+                self._hold(name, number, _Version(on(base, base_rate, fresh), readers or 1, below))
+                if not readers:
+                    self._release(name, number, versions[name, number])
+
+    def _hold(self, name: str, number: int, version: _Version) -> None:
+        self.versions[name, number] = version
+        for storage in (version.storage, version.under):
+            if storage is not None:
+                if not storage.users:
+                    self.storages.add(storage)
+                    self.since.append(storage)
+                    self._add(storage.kind, storage.bytes)
+                storage.users += 1
 
     def _release(self, name: str, number: int, version: _Version) -> None:
         version.readers -= 1
         if version.readers:
             return
         del self.versions[name, number]
-        storage = version.storage
-        if storage is not None:
-            storage.users -= 1
-            if not storage.users:
-                self.storages.remove(storage)
-                self.since.append(storage)
-                self._add(storage.kind, -storage.bytes)
+        for storage in (version.storage, version.under):
+            if storage is not None:
+                storage.users -= 1
+                if not storage.users:
+                    self.storages.remove(storage)
+                    self.since.append(storage)
+                    self._add(storage.kind, -storage.bytes)
 
     def _add(self, kind: Kind, size: int) -> None:
         self.now[kind] += size
