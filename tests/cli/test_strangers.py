@@ -41,7 +41,8 @@ shared, sockets = torch.ones(2), torch.ones(2)
 world._everyone.all_reduce([shared], "sum")
 dist.all_reduce(sockets)
 world.gather({world.rank: "same"})
-sys.stdout.write(json.dumps({"sums": [*shared.tolist(), *sockets.tolist()]}) + "\\n")
+found = {"sums": [*shared.tolist(), *sockets.tolist()], "failed": world._board.failed}
+sys.stdout.write(json.dumps(found) + "\\n")
 """
 
 # Opens all that can be opened, writes everywhere, and plants code where torch's agent unpickles.
@@ -109,6 +110,7 @@ class Job:
         planted: whether his code was run.
         code: the exit code of `weft run`.
         sums: what the ranks computed afterwards.
+        failed: whether they heard of a failure of the job.
         errors: what was written to stderr.
     """
 
@@ -118,6 +120,7 @@ class Job:
     planted: bool
     code: int
     sums: tuple[list[float], ...]
+    failed: tuple[bool, ...]
     errors: str
 
 
@@ -141,10 +144,11 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
             output, errors = run.communicate(timeout=200)
         finally:
             run.kill()
-    sums = tuple(json.loads(line)["sums"] for line in output.splitlines())
+    ends = [json.loads(line) for line in output.splitlines()]
+    sums, failed = (tuple(end[name] for end in ends) for name in ("sums", "failed"))
     addresses = tuple(f"{host}:{port}" for host, port in tcp)
     seen = (addresses, ready[0]["NCCL_SOCKET_IFNAME"], tuple(json.loads(reached)))
-    return Job(*seen, marker.exists(), run.returncode, sums, errors)
+    return Job(*seen, marker.exists(), run.returncode, sums, failed, errors)
 
 
 def test_a_job_listens_on_the_loopback_interface_only(job: Job) -> None:
@@ -164,6 +168,8 @@ def test_nothing_is_unpickled_that_a_stranger_wrote(job: Job) -> None:
     assert not job.planted
 
 
+@needs_root
 def test_a_job_goes_on_whatever_a_stranger_does(job: Job) -> None:
     assert job.code == 0, job.errors
     assert job.sums == ([2.0] * 4, [2.0] * 4)
+    assert job.failed == (False, False)
