@@ -128,8 +128,11 @@ def api_calls() -> Iterator[Callable[[], ApiCall]]:
         "sampler": None,
         "ahead": 2,
         "split": True,
+        "lengths": None,
     }
     yield lambda: ApiCall("Loader", weft.Loader, loading)
+    packing = {"texts": [[1, 2, 3]], "length": 2, "lengths": None, "key": "input_ids"}
+    yield lambda: ApiCall("Packed", weft.Packed, packing)
     kept = {"path": "kept", "every": 2, "keep": 2, "wait": True}
     yield lambda: ApiCall("Checkpoints", weft.Checkpoints, kept)
     compiled = {
@@ -141,6 +144,7 @@ def api_calls() -> Iterator[Callable[[], ApiCall]]:
         "metrics": (),
         "shapes": None,
         "verify": False,
+        "weights": None,
     }
     yield partial(with_training, "compile", **compiled)
     yield partial(with_training, "Step")

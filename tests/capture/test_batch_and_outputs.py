@@ -12,6 +12,7 @@ import numpy
 import pytest
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 import models
 import reference
@@ -66,6 +67,20 @@ def test_a_batch_is_dense(kind: str) -> None:
     assert spec.read_batch({"x": leaf}) is None
     with pytest.raises(BatchError, match=rf"'x' of the batch is a {word}"):
         spec.flatten_batch({"x": leaf})
+
+
+def test_containers_of_users_are_taken_apart() -> None:
+    """Those that they have registered with torch's pytree, which have no length."""
+
+    @dataclass
+    class Texts:
+        x: torch.Tensor
+
+    pytree.register_dataclass(Texts)
+    spec = describe_batch(Texts(torch.ones(2)))
+    assert spec.read_batch(Texts(torch.ones(2))) is None
+    (leaf,) = spec.flatten_batch(Texts(torch.zeros(2))).values()
+    assert torch.equal(leaf, torch.zeros(2))
 
 
 def test_two_leaves_of_one_key() -> None:

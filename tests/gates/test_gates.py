@@ -46,7 +46,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         write(tmp_path / f"src/weft/{module.name}", '"""Empty."""\n')
     write(tmp_path / "README.md", "```python\nassert True\n```\n")
     write(tmp_path / "docs/glossary.md", GLOSSARY)
-    for page in ("checkpoints", "data", "loop"):
+    for page in ("checkpoints", "data", "loop", "report", "errors"):
         write(tmp_path / f"docs/{page}.md", f"# {page}\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "src"))  # not the weft that is installed
     monkeypatch.setenv("COLUMNS", "200")
@@ -422,7 +422,8 @@ def test_text(golden):
 
 
 def golden_run(tree: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    shutil.copy(ROOT / "tests/conftest.py", tree / "tests/conftest.py")
+    for name in ("conftest.py", "sampled.txt"):
+        shutil.copy(ROOT / "tests" / name, tree / "tests" / name)
     write(tree / "tests/test_text.py", GOLDEN_TEST)
     command = (*GATE["readme"].command[:3], "-q", "-p", "no:cacheprovider", *options)
     return Gate("golden", command).run(tree)

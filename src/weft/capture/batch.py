@@ -224,12 +224,10 @@ def _collect(template: Any, batch: Any, found: list[Any]) -> bool:
     if kind is int:
         found.append(batch)
         return True
-    if kind is not type(batch) or len(template) != len(batch):
+    if kind not in (dict, list, tuple) or kind is not type(batch) or len(template) != len(batch):
         return False
     if kind is dict:
         if list(template) != list(batch):
             return False
         template, batch = template.values(), batch.values()
-    elif kind is not list and kind is not tuple:
-        return False
     return all(_collect(part, own, found) for part, own in zip(template, batch, strict=True))

@@ -45,6 +45,7 @@ from weft.program.planning.variants import Planned, Variants
 from weft.program.predict import costs_in, predicted
 from weft.program.saving.groups import about_program
 from weft.program.saving.load import load
+from weft.program.saving.manifest import put_back
 from weft.program.saving.program_state import ProgramState
 from weft.program.saving.save import save
 from weft.program.saving.writing import Writing
@@ -252,13 +253,20 @@ class Program:
             raise UserError(f"program.run: ahead takes a number of batches from 0, found {ahead!r}")
         if not isinstance(batches, Iterable):
             raise UserError(f"program.run takes batches, such as a weft.Loader, found {batches!r}")
-        own = batches.ahead(ahead) if isinstance(batches, Loader) else None
-        return self._run(own or loaded_ahead(iter(batches), ahead))
+        if isinstance(batches, Loader):
+            return self._run(batches.ahead(ahead), batches.put_back)
+        return self._run(loaded_ahead(iter(batches), ahead), lambda: None)
 
-    def _run(self, batches: Iterator[Any]) -> Iterator[Any]:
+    def _run(self, batches: Iterator[Any], failed: Callable[[], None]) -> Iterator[Any]:
+        """Make a step of each batch; `failed` is called where one raises."""
         for batch, waited in with_waits(batches):
             self._waited = waited
-            yield self.step(batch)
+            try:
+                made = self.step(batch)
+            except BaseException:
+                failed()
+                raise
+            yield made
 
     @one_at_a_time
     def update(self) -> None:
@@ -540,6 +548,7 @@ class Program:
             raise UserError("this program was closed, and cannot load; compile another one")
         self._enter(f"load {place}")
         agreed(self.world, "the last checkpoint", self._written)
+        agreed(self.world, "its place", lambda: put_back(place) if self.is_first else None)
         if self._failed is None:
             self._check_no_gradients("load")
         optimizers = self._step.optimizers
@@ -645,6 +654,7 @@ class Program:
             trace.write(path, self.predicted.traces if predicted else ())
         return trace
 
+    @one_at_a_time
     def report(self, path: str | Path) -> None:
         """Write a page that shows layouts of the model, and time and memory of the last step and of the predicted one.
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
+from weft.errors import UserError
 from weft.report.content import Report
 from weft.whole_files import write_whole
 
@@ -38,7 +39,14 @@ def write_report(path: str | Path, *reports: Report) -> Path:
     Raises:
         UserError: it cannot be written.
     """
+    if not isinstance(path, str | Path) or not str(path).isprintable():
+        raise UserError(f"a report takes the path of a file, found {path!r}")
     place = Path(path)
-    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the report {place}: {error.strerror}; give a path that can be written"
+        ) from None
     write_whole(place, page_of(reports), "the report")
     return place

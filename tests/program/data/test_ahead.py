@@ -99,6 +99,17 @@ def test_any_batches_do(program: weft.Program) -> None:
     assert thread_is_gone()
 
 
+def test_a_batch_whose_step_failed_comes_again(program: weft.Program) -> None:
+    loader = weft.Loader(Drawn(), SIZE, program)
+    run = program.run(loader)
+    next(run)
+    model = program._setting.model
+    with pytest.raises(UserError, match="autocast"), torch.autocast("cpu", torch.bfloat16):
+        next(run)
+    assert (loader.state_dict()["step"], program.steps) == (1, 1)
+    assert sum(1 for _ in program.run(loader)) == 4
+
+
 def test_waits_are_told(program: weft.Program) -> None:
     assert "waited" not in program.explain()
 

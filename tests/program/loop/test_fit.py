@@ -115,6 +115,31 @@ def test_the_checkpoint_of_the_least_figure_stays(tmp_path: Path) -> None:
     assert [each.name for each in kept.all()] == ["step-00000006", "step-00000012"]
 
 
+def test_the_best_is_that_of_the_figures_of_its_step(tmp_path: Path) -> None:
+    """Evaluated after each epoch of five batches, also where the checkpoint of its last step was written before."""
+    scores = iter([5.0, 1.0, 9.0, 7.0])
+    kept = weft.Checkpoints(tmp_path, every=5, keep=1, score="held_out")
+    with compiled() as (program, _):
+        weft.fit(
+            *(program, loader(program)),
+            epochs=4,
+            evaluate=lambda: {"held_out": next(scores)},
+            checkpoint=kept,
+        )
+    assert [each.name for each in kept.all()] == ["step-00000010", "step-00000020"]
+
+
+def test_a_loader_may_have_an_epoch_of_its_own() -> None:
+    class Own:
+        epoch = None
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter(list(weft.Loader(Drawn(), SIZE)))
+
+    with compiled() as (program, _):
+        assert weft.fit(program, Own(), epochs=2).steps == 10
+
+
 def test_epochs_and_evaluation() -> None:
     found: list[tuple[int, dict[str, float]]] = []
     with compiled() as (program, _):

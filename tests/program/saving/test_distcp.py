@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from program.saving.nets import Case, assert_same, batch_of, compiled, everything, loss_fn
-from weft.errors import DamagedCheckpoint
+from weft.errors import DamagedCheckpoint, UserError
 from weft.program.saving.distcp import NAME, Distcp
 from weft.program.saving.exported import import_model
 
@@ -45,6 +45,21 @@ def test_it_is_imported(nested: bool, tmp_path: Path) -> None:
             number = [name for name, _ in model.named_parameters()].index("first.weight")
             expected = optimizer.state[model.first.weight]["exp_avg"]  # type: ignore[union-attr, index]
             assert torch.equal(states[f"{number}.exp_avg"], expected)
+
+
+def test_what_stands_beside_the_model(tmp_path: Path) -> None:
+    """A counter is left out; a model that stands elsewhere is told."""
+    model, _ = trained(8)
+    state = {"model": dict(model.state_dict()), "step": torch.tensor(5)}
+    save(state, storage_writer=FileSystemWriter(tmp_path / "plain"), no_dist=True)
+    import_model(tmp_path / "plain", tmp_path / "imported")
+    with compiled(Case((3,), seed=5)) as (program, _):
+        program.load(tmp_path / "imported")
+        assert_same(program.full_state_dict(), dict(model.state_dict()))
+    save({"app": state}, storage_writer=FileSystemWriter(tmp_path / "app"), no_dist=True)
+    with pytest.raises(UserError, match="its entries stand under app"):
+        import_model(tmp_path / "app", tmp_path / "none")
+    assert not (tmp_path / "none").exists()
 
 
 class Evil:

@@ -231,6 +231,70 @@ def test_what_plain_pytorch_wrote_is_read(named: bool, tmp_path: Path) -> None:
         assert_same(program.full_state_dict(), state)
 
 
+def test_a_model_alone_leaves_states_and_steps(tmp_path: Path) -> None:
+    with compiled(Case((2,))) as (program, _):
+        program.step(batch_of(0))
+        program.save(tmp_path / "saved")
+        saved = program.full_state_dict()
+        program.step(batch_of(1))
+        states = program.full_optimizer_state_dict()["state"]
+        program.load(tmp_path / "saved", model_only=True)
+        assert program.steps == 2
+        assert_same(program.full_state_dict(), saved)
+        after = program.full_optimizer_state_dict()["state"]
+    assert states.keys() == after.keys() != set()
+    for number, entries in states.items():
+        assert_same(entries, after[number])
+
+
+def _folder(path: Path, files: dict[str, dict[str, torch.Tensor]], index: dict[str, str]) -> Path:
+    path.mkdir()
+    for file, tensors in files.items():
+        save_file(tensors, path / file)
+    if index:
+        text = json.dumps({"weight_map": index})
+        (path / "model.safetensors.index.json").write_text(text)
+    return path
+
+
+def test_files_that_lie_beside_do_not_count(tmp_path: Path) -> None:
+    """An index decides, or model.safetensors; else each tensor must stand once."""
+    model, _ = Case(seed=8).parts()
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    others = {name: torch.zeros_like(value) for name, value in state.items()}
+    halves = [dict(list(state.items())[:6]), dict(list(state.items())[6:])]
+    indexed = {"a.safetensors": halves[0], "b.safetensors": halves[1], "zz.safetensors": others}
+    index = {name: file for file in ("a.safetensors", "b.safetensors") for name in indexed[file]}
+    alone = {"model.safetensors": state, "consolidated.safetensors": {"x": torch.ones(2)}}
+    with compiled(Case((2,))) as (program, _):
+        for number, (files, places) in enumerate([(indexed, index), (alone, {})]):
+            program.load(_folder(tmp_path / str(number), files, places))
+            assert_same(program.full_state_dict(), state)
+        with pytest.raises(DamagedCheckpoint, match=r"in a\.safetensors, zz\.safetensors"):
+            program.load(_folder(tmp_path / "twice", indexed, {}))
+        gone = dict.fromkeys(index, "c.safetensors")
+        with pytest.raises(DamagedCheckpoint, match=r"c\.safetensors is missing"):
+            program.load(_folder(tmp_path / "gone", indexed, gone))
+
+
+def test_only_checkpoints_are_replaced(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "one").mkdir(parents=True)
+    (tmp_path / "notes").write_text("mine")
+    with compiled(Case((2,))) as (program, _):
+        program.step(batch_of(0))
+        for name in ("runs", "notes"):
+            with pytest.raises(UserError, match="is no checkpoint, and is not replaced"):
+                program.save(tmp_path / name, replace=True)
+        program.save(tmp_path / "saved", replace=True)
+        program.step(batch_of(1))
+        program.save(tmp_path / "saved", replace=True)
+        (tmp_path / "saved").rename(
+            tmp_path / ".saved.x.replaced"
+        )  # as a run leaves it that is killed
+        assert program.load(tmp_path / "saved") == {}
+    assert {path.name for path in tmp_path.iterdir()} == {"runs", "notes", "saved"}
+
+
 # ---------------------------------------------------------------- what does not fit
 
 

@@ -138,6 +138,10 @@ class Loader:
             yield loaded.batch if whole else RowsOfBatch(loaded.batch, own, size)
         self.epoch, self._step = self.epoch + 1, 0
 
+    def put_back(self) -> None:
+        """Give the last batch once more, as where its step has failed, with the next loop over this loader."""
+        self._step = max(0, self._step - 1)
+
     def state_dict(self) -> dict[str, int]:
         """The place of the next batch; it means the same to a loader on any number of ranks and workers."""
         return {

@@ -75,7 +75,8 @@ class Packed(Dataset[dict[str, Tensor]]):
             tokens, first = self._tokens(text), at - begin
             if len(tokens) != self._ends[text] - begin:
                 raise UserError(
-                    f"weft.Packed: text {text} has {len(tokens)} tokens, and lengths says {self._ends[text] - begin}"
+                    f"weft.Packed: text {text} has {len(tokens)} tokens, and lengths says {self._ends[text] - begin}; "
+                    "give the lengths of these texts, or none"
                 )
             taken = min(end, self._ends[text]) - at
             parts.append((tokens[first : first + taken], text, first))
@@ -92,7 +93,7 @@ class Packed(Dataset[dict[str, Tensor]]):
         found = torch.as_tensor(tokens)
         if found.dim() != 1:
             raise UserError(
-                f"weft.Packed: text {number} has shape {list(found.shape)}; each is a row of tokens, or a mapping with "
-                f"one under {self._key!r}"
+                f"weft.Packed: text {number} has shape {list(found.shape)}; expected a row of tokens, or a "
+                f"mapping with one under {self._key!r}"
             )
         return found.to(torch.int64)

@@ -189,6 +189,6 @@ def _check_values(leaves: Mapping[str, Tensor]) -> None:
     for key, leaf in leaves.items():
         if leaf.is_meta:
             raise BatchError(
-                f"the batch's leaf {key!r} is on the meta device and has no values; an example may be, a batch that "
-                "a step runs on may not"
+                f"the batch's leaf {key!r} is on the meta device and has no values; an example may be so, but pass "
+                "a step a batch with data"
             )

@@ -127,7 +127,8 @@ class _Run:
     def until_its_end(self) -> str:
         """Make steps; why they ended."""
         loop, telling = self.loop, self.telling
-        epoch, why = getattr(loop.loader, "epoch", 0), "steps" if self._reached() else ""
+        own = loop.loader if isinstance(loop.loader, Loader) else None
+        epoch, why = 0 if own is None else own.epoch, "steps" if self._reached() else ""
         empty, self.before = 0, loop.program.steps
         while not why:
             if self.epochs is not None and epoch >= self.epochs:
@@ -135,7 +136,7 @@ class _Run:
                 break
             before = loop.program.steps
             why = self._epoch()
-            epoch = getattr(loop.loader, "epoch", epoch + (not why))
+            epoch = epoch + (not why) if own is None else own.epoch
             # A loader may go on behind the last batch of an epoch.
             empty = empty + 1 if loop.program.steps == before else 0
             if empty > 1:
@@ -144,16 +145,17 @@ class _Run:
                 )
             if not why and not self.evaluate_every and not empty:
                 why = telling.of(telling.evaluated())
+                loop.save(telling.now(), ends=False)
         if why in _AT_THE_END and telling.evaluation != loop.program.steps:
             telling.of(telling.evaluated())
-        loop.save(telling.last, ends=True)
+        loop.save(telling.now(), ends=True)
         return why
 
     def _epoch(self) -> str:
         """The rest of an epoch; why it ended before its last batch."""
         for result, samples, waited in self.loop.epoch():
             why = self._after(result, samples, waited)
-            self.loop.save(self.telling.last, ends=bool(why))
+            self.loop.save(self.telling.now(), ends=bool(why))
             if why:
                 return why
         return ""
@@ -188,6 +190,8 @@ class _Telling:
     evaluate: Callable[[], Mapping[str, float]] | None
     last: dict[str, float] = field(default_factory=dict)
     evaluation: int = -1
+    # A step, and the figures that were told of it.
+    told: tuple[int, dict[str, float]] = (-1, {})
 
     def evaluated(self) -> Mapping[str, float]:
         """The figures of an evaluation now; none where there is none."""
@@ -200,11 +204,17 @@ class _Telling:
                 f"weft.fit: evaluate gave {found!r}, and takes a dict of numbers by name: {error}"
             ) from None
 
+    def now(self) -> Figures:
+        """The figures of the step that was made last."""
+        step, figures = self.told
+        return figures if step == self.program.steps else {}
+
     def of(self, new: Mapping[str, float]) -> str:
         """Tell new figures; "stop" where the user says so, on all processes."""
         if not new:
             return ""
         self.last |= new
+        self.told = (self.program.steps, {**self.now(), **new})
         self.bar.show(self.last)
         first, step = self.program.is_first, self.program.steps
         for each in self.logs if first else ():
@@ -228,6 +238,7 @@ class _Loop:
     checkpoint: Checkpoints | None
     extra: dict[str, Any]
     saved: int = 0
+    scored: int = -1
 
     def epoch(self) -> Iterator[tuple[Any, int, Seconds]]:
         """Train by what the loader still has; the result of each update's last batch, samples, and waits."""
@@ -260,10 +271,16 @@ class _Loop:
     def save(self, figures: Figures, ends: bool) -> None:
         """Write a checkpoint where it is due, or the loop ends."""
         kept, step = self.checkpoint, self.program.steps
-        due = kept is not None and (ends or _passed(self.saved, step, kept.every))
-        if kept is not None and due and step and step != self.saved:
-            kept.save(self.program, self._kept(), figures.get(kept.score or ""))
+        if kept is None or not step:
+            return
+        score = figures.get(kept.score or "")
+        # What was saved before it was evaluated is saved with its figure.
+        again = score is not None and self.scored != step == self.saved
+        due = step != self.saved and (ends or _passed(self.saved, step, kept.every))
+        if due or again:
+            kept.save(self.program, self._kept(), score)
             self.saved = step
+            self.scored = self.scored if score is None else step
 
     def _kept(self) -> dict[str, Any]:
         own = {f"scheduler.{number}": each for number, each in enumerate(self.schedulers)}

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from weft.errors import DamagedCheckpoint
+from weft.errors import DamagedCheckpoint, UserError
 from weft.units import ITEM_SIZE
 
 NAME = ".metadata"
@@ -67,14 +67,22 @@ class Distcp:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._metadata = _read(folder)
-        paths = self._metadata.planner_data or {}
+        every = self._metadata.state_dict_metadata
+        paths = {name: (self._metadata.planner_data or {}).get(name, (name,)) for name in every}
+        nested = any(len(path) > 1 for path in paths.values())
         # Names there, and what is stored, by the names here.
         self._stored: dict[str, tuple[str, of_torch.TensorStorageMetadata]] = {}
-        for name, each in self._metadata.state_dict_metadata.items():
+        for name, each in every.items():
             if isinstance(each, of_torch.TensorStorageMetadata):
-                own = _named(name, paths.get(name, (name,)))
+                own = _named(name, paths[name], nested)
                 if own:
                     self._stored[own] = name, each
+        if not self._stored:
+            heads = ", ".join(sorted({str(path[0]) for path in paths.values()}))
+            raise UserError(
+                f"{folder} has no tensors under 'model': its entries stand under {heads or 'nothing'}; expected "
+                "those of {'model': …, 'optimizer': …}, or a model's state_dict alone"
+            )
 
     def sizes(self) -> dict[str, int]:
         """The bytes of each tensor."""
@@ -102,9 +110,9 @@ def _bytes(stored: of_torch.TensorStorageMetadata) -> int:
     return math.prod(stored.size) * ITEM_SIZE.get(dtype, 8)
 
 
-def _named(name: str, path: Sequence[Any]) -> str:
-    """The name in a weft checkpoint; "" for what it has no place for."""
-    if len(path) == 1:
+def _named(name: str, path: Sequence[Any], nested: bool) -> str:
+    """The name in a weft checkpoint; "" for what it has no place for. A model alone is not nested."""
+    if not nested:
         return f"model.{name}"
     return name if path[0] == "model" or name.startswith(_OPTIMIZER) else ""
 

@@ -19,7 +19,6 @@ from weft.program.saving.distcp import NAME as METADATA
 from weft.program.saving.distcp import Distcp
 from weft.program.saving.files import SUFFIX, Extent, Reading, check_extents, to_disk, write_file
 from weft.program.saving.manifest import (
-    DTYPES,
     Manifest,
     Stored,
     abandon,
@@ -34,6 +33,8 @@ from weft.units import ITEM_SIZE, Bytes
 # Of a file, as `transformers` has it.
 MOST: Final = Bytes(5 * 10**9)
 INDEX = f"model{SUFFIX}.index.json"
+# Dtypes that numbers can be rounded to.
+ROUNDED = ("float64", "float32", "float16", "bfloat16")
 
 
 @final
@@ -69,8 +70,8 @@ def export(
     Raises:
         UserError: there is no checkpoint, it is damaged or holds no model; or the folder cannot be written.
     """
-    if dtype and dtype not in DTYPES.values():
-        raise UserError(f"dtype takes one of {', '.join(DTYPES.values())}, found {dtype!r}")
+    if dtype and dtype not in ROUNDED:
+        raise UserError(f"dtype takes one of {', '.join(ROUNDED)}, found {dtype!r}")
     if most < 1:
         raise UserError(f"a file takes bytes from 1, found {most}")
     manifest = read_manifest(checkpoint)
@@ -142,7 +143,7 @@ class _Safetensors:
         for name, each in manifest.tensors.items():
             if each.dtype not in ITEM_SIZE:
                 raise UserError(
-                    f"{folder}: {name} is of dtype {each.dtype}, which weft does not know"
+                    f"{folder}: {name} is of dtype {each.dtype}, expected one of {', '.join(ITEM_SIZE)}"
                 )
         self._folder = folder
         self._stored = {MODEL + name: each for name, each in manifest.tensors.items()}

@@ -117,6 +117,15 @@ def extents_of_file(folder: Path, file: str) -> dict[str, tuple[Region, str]]:
     return found
 
 
+def is_shard(folder: Path, file: str) -> bool:
+    """True where the header of a file says which part of each tensor it holds."""
+    try:
+        with _open(folder / file) as opened:
+            return _SHARDING in (opened.metadata() or {})
+    except _DAMAGE as error:
+        raise DamagedCheckpoint(_damaged(folder / file, error)) from None
+
+
 @final
 class Reading:
     """The files of one checkpoint, each of which is opened once. Use as a context: they are closed with it.

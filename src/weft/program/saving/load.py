@@ -94,7 +94,9 @@ def load(
                 if (source := sources[entry.name]) is not None:
                     for rank, part in entry.parts.items():
                         reader.read(source, entry.pieces(rank), part)
-            _read_states(state, reader, kept, numbers)
+            # Files of a model alone say nothing of states, which stay.
+            if manifest.about or any(kept.values()):
+                _read_states(state, reader, kept, numbers)
         put_options(groups, optimizers)
 
     agreed(world, "the values", read)

@@ -14,7 +14,7 @@ from typing import Any, final
 
 from weft.errors import UNREADABLE, DamagedCheckpoint, UserError
 from weft.layout.region import Region, overlap, region_size
-from weft.program.saving.files import SUFFIX, Extent, extents_of_file, to_disk
+from weft.program.saving.files import SUFFIX, Extent, extents_of_file, is_shard, to_disk
 
 NAME = "weft.json"
 # Ends of hidden folders: one that is being written, and one that another takes the place of.
@@ -142,6 +142,34 @@ def _extent(file: str, key: str, whole: Sequence[Sequence[int]], checksum: int |
     return Extent(file, str(key), region, None if checksum is None else int(checksum))
 
 
+def _chosen(folder: Path, files: Sequence[str]) -> dict[str, set[str] | None]:
+    """The files that count, as `transformers` has it, and the names that count in each; None for all.
+
+    Where `torch.distributed.checkpoint` has written parts of tensors, all do; else an index decides, or the one file
+    "model.safetensors", so that files of other programs and older ones beside them do not.
+    """
+    alone, index = f"model{SUFFIX}", folder / f"model{SUFFIX}.index.json"
+    if any(is_shard(folder, file) for file in files):
+        return dict.fromkeys(files)
+    if index.is_file():
+        try:
+            places = json.loads(index.read_text())["weight_map"]
+            found: dict[str, set[str] | None] = {}
+            for name, file in places.items():
+                wanted = found.setdefault(file, set())
+                assert wanted is not None
+                wanted.add(name)
+            lacking = sorted(set(found) - set(files))
+            if lacking:
+                raise ValueError(f"{lacking[0]} is missing")
+            return found
+        except UNREADABLE as error:
+            raise DamagedCheckpoint(
+                f"{index} is damaged: {type(error).__name__}: {error}; give whole files"
+            ) from None
+    return {alone: None} if alone in files else dict.fromkeys(files)
+
+
 def _of_headers(folder: Path) -> Manifest:
     files = sorted(path.name for path in folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
     if not files:
@@ -151,14 +179,24 @@ def _of_headers(folder: Path) -> Manifest:
         )
     extents: dict[str, list[Extent]] = {}
     dtypes: dict[str, str] = {}
-    for file in files:
+    for file, wanted in _chosen(folder, files).items():
         for name, (whole, dtype) in extents_of_file(folder, file).items():
+            if wanted is not None and name not in wanted:
+                continue
             extents.setdefault(name, []).append(Extent(file, name, whole, None))
             dtypes[name] = DTYPES.get(dtype, dtype)
     tensors = {}
     for name, every in extents.items():
         ends = zip(*[[at + length for at, length in extent.whole] for extent in every], strict=True)
-        tensors[name] = Stored(tuple(map(max, ends)), dtypes[name], tuple(every))
+        shape = tuple(map(max, ends))
+        try:
+            _check_cover(shape, [extent.whole for extent in every])
+        except ValueError as error:
+            held = ", ".join(sorted({extent.file for extent in every}))
+            raise DamagedCheckpoint(
+                f"{folder}: {name} in {held}: {error}; give a folder in which each tensor stands once"
+            ) from None
+        tensors[name] = Stored(shape, dtypes[name], tuple(every))
     return Manifest(folder, tensors)
 
 
@@ -170,11 +208,27 @@ def begin(path: Path, replaces: bool = False) -> Path:
     """
     if path.exists() and not replaces:
         raise UserError(f"{path} exists; give program.save a path where nothing is")
+    if path.is_symlink() or (path.exists() and not _may_go(path)):
+        raise UserError(
+            f"{path} is no checkpoint, and is not replaced; give program.save another path"
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return Path(mkdtemp(prefix=f".{path.name}.", suffix=PARTIAL, dir=path.parent))
     except OSError as error:
         raise UserError(f"cannot write a checkpoint at {path}: {error.strerror}") from None
+
+
+def _may_go(path: Path) -> bool:
+    """True for a checkpoint, and for an empty folder."""
+    return path.is_dir() and ((path / NAME).is_file() or not any(path.iterdir()))
+
+
+def put_back(path: Path) -> None:
+    """Put a checkpoint in its place again that another was about to replace when its run was ended."""
+    if not path.exists():
+        for each in sorted(path.parent.glob(f".{path.name}.*{REPLACED}"))[:1]:
+            each.rename(path)
 
 
 def publish(beside: Path, path: Path, manifest: Manifest, replaces: bool = False) -> None:
@@ -203,7 +257,8 @@ def publish(beside: Path, path: Path, manifest: Manifest, replaces: bool = False
             path.rename(old)
         beside.rename(path)
         to_disk(path.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        for each in path.parent.glob(f".{path.name}.*{REPLACED}"):
+            shutil.rmtree(each, ignore_errors=True)
     except OSError as error:
         raise UserError(f"cannot write a checkpoint at {path}: {error.strerror}") from None
 
