@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
@@ -57,7 +58,8 @@ def signature(function: Callable[..., Any]) -> str:
     except (TypeError, ValueError):
         return "(...)"
     bare = [each.replace(annotation=inspect.Parameter.empty) for each in found.parameters.values()]
-    return str(found.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+    text = str(found.replace(parameters=bare, return_annotation=inspect.Signature.empty))
+    return re.sub(r" at 0x[0-9a-f]+", "", text)
 
 
 def test_public_names_and_signatures(golden: Callable[[str, str], None]) -> None:

@@ -689,6 +689,7 @@ def interrupted(rank: int) -> float:
     """One rank is interrupted in a step, before any update; both go on."""
     program, _, batch = make()
     steps(program, batch, 1)
+    program.full_state_dict()  # both have ended the first step
 
     def stop(self: ThreadExecutor, step: int) -> None:
         raise KeyboardInterrupt

@@ -103,7 +103,6 @@ def test_a_batch_whose_step_failed_comes_again(program: weft.Program) -> None:
     loader = weft.Loader(Drawn(), SIZE, program)
     run = program.run(loader)
     next(run)
-    model = program._setting.model
     with pytest.raises(UserError, match="autocast"), torch.autocast("cpu", torch.bfloat16):
         next(run)
     assert (loader.state_dict()["step"], program.steps) == (1, 1)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from weft.errors import UserError
+from weft.errors import UserError, shown
 
 
 @final
@@ -51,10 +51,14 @@ class Packed(Dataset[dict[str, Tensor]]):
         self._texts, self._length, self._key = texts, length, key
         if lengths is None:
             lengths = [len(self._tokens(number)) for number in range(len(texts))]
-        if len(lengths) != len(texts) or any(each < 0 for each in lengths):
+        if (
+            not isinstance(lengths, Sequence)
+            or len(lengths) != len(texts)
+            or not all(isinstance(each, int) and each >= 0 for each in lengths)
+        ):
             raise UserError(
                 f"weft.Packed: lengths takes a number of tokens for each of the {len(texts)} texts, found "
-                f"{len(lengths)} of them"
+                f"{shown(lengths)}"
             )
         # Where each text ends, of all tokens.
         self._ends = list(accumulate(map(int, lengths)))
@@ -88,12 +92,16 @@ class Packed(Dataset[dict[str, Tensor]]):
         }
 
     def _tokens(self, number: int) -> Tensor:
-        text = self._texts[number]
-        tokens = text[self._key] if hasattr(text, "keys") else text
-        found = torch.as_tensor(tokens)
-        if found.dim() != 1:
+        try:
+            text = self._texts[number]
+            found = torch.as_tensor(text[self._key] if hasattr(text, "keys") else text)
+        except (TypeError, ValueError, LookupError, RuntimeError, OverflowError) as error:
             raise UserError(
-                f"weft.Packed: text {number} has shape {list(found.shape)}; expected a row of tokens, or a "
+                f"weft.Packed: text {number} is no row of tokens, which it must be: {type(error).__name__}: {error}"
+            ) from None
+        if found.dim() != 1 or found.is_floating_point():
+            raise UserError(
+                f"weft.Packed: text {number} is {found.dtype}{list(found.shape)}; expected a row of tokens, or a "
                 f"mapping with one under {self._key!r}"
             )
         return found.to(torch.int64)
