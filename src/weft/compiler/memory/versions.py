@@ -89,12 +89,12 @@ def versions_of(plan: RankPlan, acts: Sequence[ActMemory]) -> list[ActVersions]:
 
 
 def _left(registers: Mapping[str, Register], name: str, base: str, act: ActMemory) -> Left:
-    own, on = registers[name], _base(registers, base, act)
+    own, on = registers[name], _standing(registers, base, act)
     root = act.under.get(base)
-    under = None if root is None else _base(registers, root, act)
+    under = None if root is None else _standing(registers, root, act)
     return Left(name, own.rate, len(own.consumers), *on, under)
 
 
-def _base(registers: Mapping[str, Register], name: str, act: ActMemory) -> Base:
+def _standing(registers: Mapping[str, Register], name: str, act: ActMemory) -> Base:
     below = registers.get(name)
     return Base(name, 0 if below is None else below.rate, act.fresh.get(name))
