@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from weft.cli.main import app
 from weft.runtime import doctor
-from weft.runtime.doctor import Check, look_over
+from weft.runtime.doctor import Checkup, look_over
 
 
-def of(about: str) -> Check:
+def of(about: str) -> Checkup:
     (found,) = [check for check in look_over() if check.about == about]
     return found
 
@@ -33,7 +33,7 @@ def test_here_it_can_run() -> None:
 
 def test_an_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
-    assert of("torch") == Check("torch", "2.9.1+cpu", "bad", "install torch 2.11 or later")
+    assert of("torch") == Checkup("torch", "2.9.1+cpu", "bad", "install torch 2.11 or later")
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 1
     assert "weft cannot run as this is" in done.output

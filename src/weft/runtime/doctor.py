@@ -42,7 +42,7 @@ OPTIONAL = {
 
 @final
 @dataclass(frozen=True)
-class Check:
+class Checkup:
     """One thing that was looked at.
 
     Attributes:
@@ -58,9 +58,9 @@ class Check:
     advice: str = ""
 
 
-def look_over() -> list[Check]:
+def look_over() -> list[Checkup]:
     """Look at versions, devices, transports, compiler, folders and limits. It starts nothing and changes nothing."""
-    looks: tuple[Callable[[], Iterator[Check]], ...] = (
+    looks: tuple[Callable[[], Iterator[Checkup]], ...] = (
         *(
             _versions,
             _devices,
@@ -76,105 +76,107 @@ def look_over() -> list[Check]:
     return [check for look in looks for check in look()]
 
 
-def _versions() -> Iterator[Check]:
-    yield Check("weft", f"{__version__}, Python {platform.python_version()}, {platform.platform()}")
+def _versions() -> Iterator[Checkup]:
+    yield Checkup(
+        "weft", f"{__version__}, Python {platform.python_version()}, {platform.platform()}"
+    )
     if sys.version_info < PYTHON:
         advice = f"install Python {'.'.join(map(str, PYTHON))} or later"
-        yield Check("Python", platform.python_version(), "bad", advice)
+        yield Checkup("Python", platform.python_version(), "bad", advice)
     numbers = tuple(int(each) for each in torch.__version__.split("+")[0].split(".")[:2])
     late = numbers >= TORCH
     advice = "" if late else f"install torch {'.'.join(map(str, TORCH))} or later"
-    yield Check("torch", torch.__version__, "ok" if late else "bad", advice)
+    yield Checkup("torch", torch.__version__, "ok" if late else "bad", advice)
 
 
-def _devices() -> Iterator[Check]:
+def _devices() -> Iterator[Checkup]:
     threads = os.environ.get("OMP_NUM_THREADS", "not set")
-    yield Check("CPU", f"{cores()} cores, OMP_NUM_THREADS {threads}")
+    yield Checkup("CPU", f"{cores()} cores, OMP_NUM_THREADS {threads}")
     if not torch.cuda.is_available():
-        yield Check("CUDA", "no devices; ranks run on the CPU")
+        yield Checkup("CUDA", "no devices; ranks run on the CPU")
         return
     for index in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(index)
-        yield Check(f"CUDA {index}", f"{facts.name}, {bytes_text(facts.total_memory)}")
+        yield Checkup(f"CUDA {index}", f"{facts.name}, {bytes_text(facts.total_memory)}")
 
 
-def _transports() -> Iterator[Check]:
+def _transports() -> Iterator[Checkup]:
     if not dist.is_available() or not dist.is_gloo_available():
         advice = "install a torch with torch.distributed and Gloo"
-        yield Check("Gloo", "not there: ranks as processes cannot run", "bad", advice)
+        yield Checkup("Gloo", "not there: ranks as processes cannot run", "bad", advice)
     else:
-        yield Check("Gloo", "there, for CPUs")
+        yield Checkup("Gloo", "there, for CPUs")
     if torch.cuda.is_available() and not dist.is_nccl_available():
-        yield Check("NCCL", "not there", "bad", "install a torch with NCCL for CUDA devices")
+        yield Checkup("NCCL", "not there", "bad", "install a torch with NCCL for CUDA devices")
     if not _SHM.is_dir():
-        yield Check("shared memory", "no /dev/shm: ranks of one host talk over Gloo", "note")
+        yield Checkup("shared memory", "no /dev/shm: ranks of one host talk over Gloo", "note")
         return
     free = shutil.disk_usage(_SHM).free
     advice = "" if free >= SHARED else "make /dev/shm larger (docker run --shm-size=1g)"
-    yield Check("shared memory", f"{bytes_text(free)} free in {_SHM}", _note(advice), advice)
+    yield Checkup("shared memory", f"{bytes_text(free)} free in {_SHM}", _note(advice), advice)
 
 
-def _compiler() -> Iterator[Check]:
+def _compiler() -> Iterator[Checkup]:
     missing = missing_compiler("cuda" if torch.cuda.is_available() else "cpu")
     if missing is None:
-        yield Check("compiler", 'there, for kernels="inductor" and "auto"')
+        yield Checkup("compiler", 'there, for kernels="inductor" and "auto"')
     else:
-        yield Check("compiler", 'none: kernels="aten" runs, "inductor" does not', "note", missing)
+        yield Checkup("compiler", 'none: kernels="aten" runs, "inductor" does not', "note", missing)
 
 
-def _cache() -> Iterator[Check]:
+def _cache() -> Iterator[Checkup]:
     try:
         folder = cache_folder("kernels").parent
     except UserError as error:
-        yield Check("cache", "cannot be used", "bad", str(error))
+        yield Checkup("cache", "cannot be used", "bad", str(error))
         return
     free = shutil.disk_usage(folder).free
-    yield Check("cache", f"{folder}, nobody else may write there, {bytes_text(free)} free")
+    yield Checkup("cache", f"{folder}, nobody else may write there, {bytes_text(free)} free")
 
 
-def _limits() -> Iterator[Check]:
+def _limits() -> Iterator[Checkup]:
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     advice = "" if files >= FILES else f"ulimit -n {4 * FILES}"
-    yield Check("open files", f"{files} at most", _note(advice), advice)
+    yield Checkup("open files", f"{files} at most", _note(advice), advice)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    yield Check("memory", bytes_text(memory))
+    yield Checkup("memory", bytes_text(memory))
 
 
-def _variables() -> Iterator[Check]:
+def _variables() -> Iterator[Checkup]:
     own = sorted(name for name in os.environ if name.startswith("WEFT_") and name != "WEFT_SECRET")
     shown = ", ".join(f"{name}={os.environ[name]}" for name in own) or "none is set"
     try:
         is_free_to_choose(os.environ)
         timeout_seconds()
     except UserError as error:
-        yield Check("variables", shown, "bad", str(error))
+        yield Checkup("variables", shown, "bad", str(error))
         return
-    yield Check("variables", shown)
+    yield Checkup("variables", shown)
 
 
-def _costs() -> Iterator[Check]:
+def _costs() -> Iterator[Checkup]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         found = kept_here(device)
     except UserError as error:
-        yield Check("measured costs", "cannot be read", "bad", str(error))
+        yield Checkup("measured costs", "cannot be read", "bad", str(error))
         return
     if found:
-        yield Check("measured costs", f"of this machine, {len(found)} files")
+        yield Checkup("measured costs", f"of this machine, {len(found)} files")
     else:
         advice = "weft measure, so that predictions and searches know this machine"
-        yield Check("measured costs", "none of this machine", "note", advice)
+        yield Checkup("measured costs", "none of this machine", "note", advice)
 
 
-def _packages() -> Iterator[Check]:
+def _packages() -> Iterator[Checkup]:
     for name, wants in OPTIONAL.items():
         if find_spec(name) is None:
-            yield Check(name, f"not installed; {wants} would need it")
+            yield Checkup(name, f"not installed; {wants} would need it")
             continue
         try:
-            yield Check(name, version(name))
+            yield Checkup(name, version(name))
         except PackageNotFoundError:
-            yield Check(name, "there")
+            yield Checkup(name, "there")
 
 
 def _note(advice: str) -> State:

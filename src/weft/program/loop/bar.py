@@ -62,7 +62,7 @@ class Bar:
         self._progress.update(self._task, completed=step)
 
     def figures(self) -> dict[str, float]:
-        """What there was since it was last asked for: steps and samples a second, seconds a step waited for its batch.
+        """Steps and samples a second since it was last asked for, and seconds that a step waited for its batch.
 
         And the most memory of this process until now, in bytes.
         """

@@ -96,7 +96,7 @@ class Distcp:
             for name, each in wanted.values()
         }
         try:
-            load(state, storage_reader=_Reader(self._folder, self._metadata), no_dist=True)
+            load(state, storage_reader=_DistcpFiles(self._folder, self._metadata), no_dist=True)
         except (Exception, CheckpointException) as error:  # of many kinds, for what a file may hold
             why = str(error).strip().splitlines()[-1:]
             raise DamagedCheckpoint(
@@ -118,7 +118,7 @@ def _named(name: str, path: Sequence[Any], nested: bool) -> str:
 
 
 @final
-class _Reader(FileSystemReader):
+class _DistcpFiles(FileSystemReader):
     """Reads files for metadata that was read before.
 
     Args:
@@ -131,7 +131,7 @@ class _Reader(FileSystemReader):
         self._read_before = metadata
 
     def read_metadata(self, *_: Any, **__: Any) -> of_torch.Metadata:
-        """What was read before."""
+        """The metadata that was read before."""
         return self._read_before
 
 
