@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_bubbles_are_parts_of_a_step(tmp_path: Path) -> None:
     program = str(ROOT / "benchmarks" / "bubbles.py")
     options = ["--tiny", "--steps", "2", "--schedules", "1f1b", "zero_bubble"]

@@ -97,7 +97,11 @@ def over_gloo(ranks: int, *arguments: str) -> None:
 
 @pytest.mark.timeout(320)
 @pytest.mark.parametrize(
-    ("ranks", "start"), [(2, by_weft_run), (4, by_forks), (2, over_gloo), (2, by_hosts)]
+    ("ranks", "start"),
+    [
+        *((2, by_weft_run), (4, by_forks), (2, over_gloo)),
+        pytest.param(2, by_hosts, marks=pytest.mark.thorough),
+    ],
 )
 def test_processes_equal_one_device(ranks: int, start: Callable[..., None], tmp_path: Path) -> None:
     start(ranks, str(tmp_path))
