@@ -257,14 +257,15 @@ class _RankThread:
     def join_call(self) -> list[BaseException]:
         """Wait until the call has ended; what interrupts the wait comes back, but for a second interrupt."""
         found: list[BaseException] = []
-        while not self._ended.is_set():
+        while True:
             try:
-                self._ended.wait()
+                while not self._ended.is_set():
+                    self._ended.wait()
+                return found
             except BaseException as error:
                 if found:
                     raise
                 found.append(error)
-        return found
 
     def close(self) -> None:
         self._calls.put(None)
