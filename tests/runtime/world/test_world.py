@@ -45,6 +45,7 @@ def test_the_error_of_the_rank_that_failed_is_raised():
         assert world.run(lambda rank: rank) == [0, 1]
 
 
+@pytest.mark.thorough  # a few bytecodes lie outside of what catches an interrupt
 def test_an_interrupt_does_not_leave_ranks_behind():
     """Ctrl-C while the first rank has ended, and waits for the other one."""
     main, ended = threading.main_thread().ident, []
