@@ -156,33 +156,6 @@ def _fewer(slices: list[list[Any]]) -> list[list[Any]]:
 
 
 def _tried(search: SearchResult) -> Data:
-    return {
-        "bound": search.bound,
-        "gap": search.gap,
-        "seconds": search.seconds,
-        "tried": [
-            {
-                "name": each.name,
-                "outcome": each.outcome,
-                "seconds": each.seconds,
-                "memory": each.memory,
-                "why": each.why,
-                "by_hand": each.by_hand,
-            }
-            for each in search.tried
-        ],
-        "why": [
-            {
-                "kind": each.kind,
-                "name": each.name,
-                "known": each.known,
-                "seconds": each.seconds,
-                "memory": each.memory,
-                "why": each.why,
-            }
-            for each in search.why
-        ],
-        "skipped": dict(search.skipped),
-        "not_searched": list(search.not_searched),
-        "best": search.best.to_text(),
-    }
+    found = search.to_json()
+    del found["simulation"]
+    return {**found, "seconds": search.seconds, "best": search.best.to_text()}

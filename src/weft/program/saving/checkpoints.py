@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 from weft.errors import DamagedCheckpoint, UserError
-from weft.program.saving.manifest import PARTIAL, REPLACED, read_manifest
+from weft.program.saving.manifest import PARTIAL, REPLACED, put_back, read_manifest
 from weft.program.saving.save import EXTRA
 
 _log = logging.getLogger("weft")
@@ -176,9 +176,7 @@ class Checkpoints:
     def _put_back(self) -> None:
         """Put a checkpoint in its place again that another was about to replace when the run was ended."""
         for each in self.folder.glob(f".{_PREFIX}*{REPLACED}"):
-            place = self.folder / each.name.split(".")[1]
-            if not place.exists():
-                each.rename(place)
+            put_back(self.folder / each.name.split(".")[1])
 
     def _take_away(self) -> None:
         every = self.all()
