@@ -123,6 +123,12 @@ def test_a_rank_that_did_not_answer_is_named() -> None:
     assert "stopped by a signal (SIGSTOP)" in describe(stopped, notes)
 
 
+def test_the_place_of_a_rank_that_did_not_answer_is_told() -> None:
+    exits = [Exit(0, 100, 1, 20), Exit(1, 101, -15, 30, asked=True)]
+    text = describe(exits, [note(0, 22, WAITED)], places={1: "script.py:7, in train"})
+    assert "did not wait for them; it was at script.py:7, in train." in text
+
+
 def test_a_list_of_ranks_that_did_not_answer_is_short() -> None:
     exits = [Exit(0, 100, 1, 20), *(Exit(rank, 0, -15, 30, asked=True) for rank in range(1, 9))]
     assert "; and 5 more ranks." in describe(exits, [note(0, 20, WAITED)])

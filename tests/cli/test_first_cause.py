@@ -62,7 +62,7 @@ ENDS = {
 }
 HANGS = {
     "os.kill(os.getpid(), signal.SIGSTOP)": r"was stopped by a signal \(SIGSTOP\)",
-    "threading.Event().wait()": "still ran, and did not wait for them",
+    "threading.Event().wait()": r"did not wait for them; it was at \S*script\.py:\d+, in act",
 }
 CAUSES = {**ENDS, **HANGS}
 

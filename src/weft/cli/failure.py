@@ -11,7 +11,7 @@ import os
 import signal
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -124,20 +124,26 @@ def _read(path: Path) -> Note | None:
         return None
 
 
-def describe(exits: Sequence[Exit], notes: Sequence[Note], left: Sequence[int] = ()) -> str:
+def describe(
+    exits: Sequence[Exit],
+    notes: Sequence[Note],
+    left: Sequence[int] = (),
+    places: Mapping[int, str] | None = None,
+) -> str:
     """One paragraph on the rank that failed first: who, how, and its traceback if it left one.
 
     Args:
         exits: of all ranks of this node, in the order of time.
         notes: that they left.
         left: ranks of other nodes that have ended with exit code 0.
+        places: at which ranks were that had to be told to end, by rank, as far as they have said.
     """
     own = own_failure(exits, notes)
     if own is not None:
         return own
     # Nobody failed by itself: somebody waited for a rank that had left, or that did not answer.
     first = min(notes, key=lambda note: (note.kind == TOLD, note.nanoseconds), default=None)
-    blamed = absent(exits, left)
+    blamed = absent(exits, left, places)
     if first is None or not blamed:
         return _describe_note(first) if first else _describe_exit(exits[0])
     return f"{_listed(blamed)}.\n\n{_describe_note(first)}"
@@ -164,12 +170,14 @@ def own_failure(exits: Sequence[Exit], notes: Sequence[Note]) -> str | None:
     return f"{failure}\n\n{(seen - failed) / 1e9:.1f} s later, {crash}"
 
 
-def absent(exits: Sequence[Exit], left: Sequence[int] = ()) -> list[str]:
+def absent(
+    exits: Sequence[Exit], left: Sequence[int] = (), places: Mapping[int, str] | None = None
+) -> list[str]:
     """Texts on those waited for in vain: ranks that had ended with exit code 0, else those that did not answer."""
     early = [_process(end) for end in exits if not end.code and not end.asked]
     early += [f"rank {rank} (on another node)" for rank in left]
     return [_describe_early(who) for who in early] or [
-        _describe_hung(end) for end in exits if end.asked
+        _describe_hung(end, (places or {}).get(end.rank)) for end in exits if end.asked
     ]
 
 
@@ -192,11 +200,11 @@ def _describe_early(who: str) -> str:
     return f"{who} ended with exit code 0 while others still waited for it"
 
 
-def _describe_hung(end: Exit) -> str:
+def _describe_hung(end: Exit, place: str | None) -> str:
     how = (
         "it was stopped by a signal (SIGSTOP)"
         if end.state
-        else "it still ran, and did not wait for them"
+        else "it still ran, and did not wait for them" + (f"; it was at {place}" if place else "")
     )
     return f"{_process(end)} did not answer the others: {how}"
 

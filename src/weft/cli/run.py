@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from weft.cli.failure import NOTES, absent, describe, own_failure, read_notes
+from weft.cli.places import ASKS, read_places
 from weft.errors import UserError
 from weft.runtime.world.interrupts import Interrupts
 from weft.runtime.world.launch import (
@@ -108,7 +109,7 @@ def _run_once(
             if options.nodes is None:
                 environment.update(_alone(Path(folder)))
                 fleet = Fleet(options.ranks)
-                ending = launch(command, fleet, environment, interrupts=interrupts)
+                ending = launch(command, fleet, environment, interrupts=interrupts, asks=ASKS)
                 return _told(ending, Path(folder))
             with _meeting(options.nodes, options.ranks, interrupts) as node:
                 return _run_node(command, node, environment, Path(folder), interrupts)
@@ -164,7 +165,7 @@ def _run_node(
     """Start the ranks of this node; gives the exit code."""
     own = {**node.environment, **environment, SECRET: node.environment[SECRET]}
     reports = _Reports(node, folder)
-    ending = launch(command, node.fleet, own, node.events, reports.end, interrupts)
+    ending = launch(command, node.fleet, own, node.events, reports.end, interrupts, ASKS)
     if not ending.failed:
         with interrupts.raised():
             ending = Ending(ending.exits, node.finish())
@@ -199,7 +200,8 @@ class _Reports:
             left = self._node.left()
             self._before = self._node.failure(0.0 if absent(exits, left) else TOLD_SECONDS)
             if self._before is None:
-                self._say(describe(exits, read_notes(self._folder), left))
+                notes, places = read_notes(self._folder), read_places(self._folder)
+                self._say(describe(exits, notes, left, places))
         return self._before
 
     def _say(self, text: str) -> None:
@@ -232,7 +234,7 @@ def _told(ending: Ending, folder: Path, left: Sequence[int] = ()) -> int:
         return 0
     notes = read_notes(folder)
     if ending.elsewhere is None:
-        text = describe(ending.exits, notes, left)
+        text = describe(ending.exits, notes, left, read_places(folder))
     else:
         own = own_failure(ending.exits, notes)
         text = "\n\n".join(filter(None, (ending.elsewhere.text, own)))

@@ -15,7 +15,8 @@ import signal
 import sys
 from pathlib import Path
 
-from weft.cli.failure import write_note
+from weft.cli.failure import NOTES, write_note
+from weft.cli.places import answer_where
 from weft.runtime.world.meeting import meet_privately
 from weft.runtime.world.variables import LAUNCHER
 
@@ -32,6 +33,8 @@ def main() -> None:
     atexit.register(lambda: _leave(code[0]))
     faulthandler.enable()
     _end_with_launcher()
+    if NOTES in os.environ:
+        answer_where(Path(os.environ[NOTES]), int(os.environ["RANK"]))
     del sys.argv[0]
     script = sys.argv[0]
     sys.path[0] = str(Path(script).resolve().parent)

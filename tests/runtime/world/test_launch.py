@@ -85,6 +85,18 @@ def test_no_process_outlasts_a_failure(how: str, monkeypatch: pytest.MonkeyPatch
     )
 
 
+def test_a_rank_that_still_runs_is_asked_where_it_has_a_handler(tmp_path: Path) -> None:
+    """One that has none, as while it starts, is not ended by the question."""
+    answer = f"lambda *_: open('{tmp_path}/' + rank, 'w').write('here')"
+    text = f"if rank == '1': signal.signal(signal.SIGQUIT, {answer})\n"
+    text += f"open('{tmp_path}/ready' + rank, 'w')\nwhile rank == '0' and not all("
+    text += f"os.path.exists('{tmp_path}/ready' + each) for each in '12'): pass\n"
+    ending = ran(f"{text}if rank == '0': os._exit(3)\n{WAIT}", Fleet(3), asks=signal.SIGQUIT)
+    assert sorted(each.code for each in ending.exits) == [-15, -15, 3]
+    assert (tmp_path / "1").read_text() == "here"
+    assert not (tmp_path / "2").exists()
+
+
 def test_the_usual_times_end_all_within_ten_seconds() -> None:
     assert module.GRACE_SECONDS <= 2
     assert module.GRACE_SECONDS + module.SHUTDOWN_SECONDS <= 10

@@ -25,6 +25,8 @@ from weft.runtime.world.interrupts import Interrupts
 GRACE_SECONDS = 1.0
 # Seconds between asking the ranks to end (SIGTERM) and ending them (SIGKILL).
 SHUTDOWN_SECONDS = 5.0
+# Seconds that ranks have to answer the signal that asks them at which place they are.
+ANSWER_SECONDS = 0.2
 
 
 @final
@@ -175,6 +177,16 @@ class _Fleet:
                 return event
         return None
 
+    def ask(self, number: int) -> None:
+        """Send a signal to those processes that run and have a handler for it, and let them answer."""
+        asked = [self.started[rank].pid for rank in self.running]
+        asked = [pid for pid in asked if not _state(pid) and _catches(pid, number)]
+        for pid in asked:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if asked:
+            self.settle(ANSWER_SECONDS)
+
     def end(self) -> None:
         """End all processes, with those that they have started: asked first, killed after `SHUTDOWN_SECONDS`."""
         for rank in self.running:
@@ -201,6 +213,7 @@ def launch(
     events: SimpleQueue[Any] | None = None,
     tell: Callable[[Exit], object] = lambda _: None,
     interrupts: Interrupts | None = None,
+    asks: int | None = None,
 ) -> Ending:
     """Run `command` once for each rank of this node and wait for all of them.
 
@@ -213,6 +226,7 @@ def launch(
         events: where failures of other nodes come as `Elsewhere`.
         tell: called with each end.
         interrupts: signals that tell this process to end. One that comes when a process has failed changes nothing.
+        asks: a signal for processes that still run a while after another one has failed, before they are told to end.
 
     Returns:
         how all of them ended.
@@ -230,6 +244,8 @@ def launch(
             first = found.first()
             if isinstance(first, Exit):
                 found.settle(GRACE_SECONDS)
+                if asks is not None:
+                    found.ask(asks)
         finally:
             if found.running or any(each.code for each in found.exits):
                 found.end()
@@ -260,6 +276,18 @@ def _seen_end(process: subprocess.Popen[bytes]) -> int:
 def _send(group: int, number: int) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
+
+
+def _catches(pid: int, number: int) -> bool:
+    """True where a process has a handler for a signal; False where the system does not tell."""
+    if sys.platform != "linux":
+        return False
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            caught = next(line for line in file if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
 def _state(pid: int) -> str:
