@@ -79,26 +79,14 @@ def _compute(
     registers: Mapping[str, Register],
     strided: Collection[str],
 ) -> ActMemory:
-    # Sums of products are joined where they run.
-    nodes = join_sums(actor.nodes, actor.produces)[0] if actor.acts > 1 else actor.nodes
-    calls = [node for node in nodes if isinstance(node, LocalCall)]
-    updates = [node for node in nodes if isinstance(node, LocalUpdate)]
+    calls, updates = _parts(actor)
     made = {value.name: value for call in calls for value in call.makes}
     read = {name for call in calls for name in call.reads if name in registers}
     values = made | {name: registers[name].value for name in read}
-    sharing = [call for call in calls if not _copies(call, values)]
-    shared = view_bases(sharing)
-    sure = [call for call in sharing if not _may_copy(call, values, strided)]
-    bases = shared if len(sure) == len(sharing) else view_bases(sure)
-    kept = {v.name for call in calls if call.op in OVER_STEP for v in call.makes}
+    bases, shared = _shares(calls, values, strided)
+    kept = _made_by(calls, OVER_STEP)
     marked = {bases.get(name, name) for name in made if name in sources}
-    away = {value.name for call in calls if call.op == "weft.offload" for value in call.makes}
-
-    def kind(name: str) -> Kind:
-        if name in marked or name in away:
-            return "gradients" if name in marked else "host"
-        return KINDS[registers[name].kind] if name in registers else "activations"
-
+    kind = _kinds(marked, _made_by(calls, ("weft.offload",)), registers)
     produced = {name: bases.get(name, name) for name in actor.produces if name in made}
     updated = {bases.get(update.source, update.source) for update in updates}
     lasting = frozenset((*produced.values(), *updated))
@@ -106,12 +94,49 @@ def _compute(
     sizes = _sizes(calls, made, taking)
     besides = _besides(calls, values, taking, strided)
     taken = _updating(updates, registers, strided)
-    walk = _Segment(calls, bases, shared, lasting, frozenset(kept), kind, sizes, besides, taken)
+    walk = _Segment(calls, bases, shared, lasting, kept, kind, sizes, besides, taken)
     fresh = {base: (kind(base), sizes[base]) for base in produced.values() if base in made}
     # What may be a view or a copy takes memory of its own, and leaves what it may look at.
     under = {base: shared[base] for base in fresh if base in shared}
     fresh |= {root: (kind(root), sizes[root]) for root in under.values() if root in made}
-    return ActMemory(walk.most, walk.live, fresh, produced, frozenset(kept), under)
+    return ActMemory(walk.most, walk.live, fresh, produced, kept, under)
+
+
+def _parts(actor: Compute) -> tuple[list[LocalCall], list[LocalUpdate]]:
+    """The calls and the updates of an act. Sums of products are joined where they run."""
+    nodes = join_sums(actor.nodes, actor.produces)[0] if actor.acts > 1 else actor.nodes
+    calls = [node for node in nodes if isinstance(node, LocalCall)]
+    return calls, [node for node in nodes if isinstance(node, LocalUpdate)]
+
+
+def _made_by(calls: Iterable[LocalCall], ops: Collection[str]) -> frozenset[str]:
+    """The names of what calls of some ops make."""
+    return frozenset(value.name for call in calls if call.op in ops for value in call.makes)
+
+
+def _shares(
+    calls: Sequence[LocalCall], values: Mapping[str, LocalValue], strided: Collection[str]
+) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """For each view, the value whose memory it shares; then the same, and for what may be a view or a copy."""
+    sharing = [call for call in calls if not _copies(call, values)]
+    sure = [call for call in sharing if not _may_copy(call, values, strided)]
+    shared = view_bases(sharing)
+    return shared if len(sure) == len(sharing) else view_bases(sure), shared
+
+
+def _kinds(
+    marked: Collection[str], away: Collection[str], registers: Mapping[str, Register]
+) -> KindOf:
+    """The kind of each value: gradients are `marked`, what lies on the host is `away`."""
+
+    def kind(name: str) -> Kind:
+        if name in marked:
+            return "gradients"
+        if name in away:
+            return "host"
+        return KINDS[registers[name].kind] if name in registers else "activations"
+
+    return kind
 
 
 def _sizes(
