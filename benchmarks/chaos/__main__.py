@@ -72,9 +72,10 @@ class Fault:
 
 
 class Outcome(NamedTuple):
-    """What was found after a fault: what is wrong, the steps that were made again, and seconds."""
+    """What was found after a fault: what is wrong, whether it came, the steps that were made again, and seconds."""
 
     wrong: list[str]
+    came: bool
     again: int
     seconds: float
 
@@ -112,8 +113,9 @@ def main() -> int:
         if o.json:
             o.json.write_text(json.dumps({"machine": machine(), "faults": rows}, indent=1))
     wrong = [row for row in rows if row["wrong"]]
-    came = Counter(row["how"] for row in rows)
-    print(f"{len(rows)} faults ({', '.join(f'{how} {n}' for how, n in sorted(came.items()))})")
+    came = Counter(row["how"] for row in rows if row["came"])
+    hows = ", ".join(f"{how} {number}" for how, number in sorted(came.items()))
+    print(f"{came.total()} faults that came, of {len(rows)} ({hows})")
     print(
         f"{len(wrong)} after which something was wrong; at most {max(r['again'] for r in rows)} steps made again"
     )
@@ -123,7 +125,8 @@ def main() -> int:
 def _line(fault: Fault, outcome: Outcome) -> str:
     where = f"rank {fault.rank} of {fault.ranks}, {fault.moment} {fault.count}"
     after = f", newest checkpoint {fault.damage}" if fault.damage else ""
-    told = "; ".join(outcome.wrong) or f"ok, {outcome.again} steps again"
+    came = f"{outcome.again} steps again" if outcome.came else "its moment never came"
+    told = "; ".join(outcome.wrong) or f"ok, {came}"
     return f"{fault.number}: {fault.how} at {where}{after}: {told} ({outcome.seconds:.1f} s)"
 
 
@@ -169,7 +172,7 @@ def tried(fault: Fault, expected: Expected) -> Outcome:
         wrong += [f"process {pid} is left" for pid in _left(fault)]
         wrong += [f"{path.name} is left in TMPDIR" for path in temporary.iterdir()]
         wrong += [f"{path} is left" for path in set(Path("/dev/shm").iterdir()) - there]
-        return Outcome(wrong, _again(folder), seconds)
+        return Outcome(wrong, (folder / "done").exists(), _again(folder), seconds)
 
 
 def _run(fault: Fault, folder: Path, temporary: Path) -> tuple[int, str]:
