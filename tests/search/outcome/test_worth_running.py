@@ -48,3 +48,44 @@ def test_only_what_fits_runs() -> None:
     refused = Tried("", weft.Strategy(grid=(8,)), "refused", None, None, "why", True)
     found = worth_running([*_all()[:1], full, refused], 6)
     assert found == [NEAR[0].strategy]
+
+
+def _split(zero: weft.Zero | None = None, **entries: object) -> weft.Strategy:
+    parameters = {"head.weight": weft.split(0), "*": weft.broadcast}
+    return weft.Strategy(grid=(2,), parameters=parameters, zero=zero, **entries)  # type: ignore[arg-type]
+
+
+def _found(*strategies: weft.Strategy, outcome: Outcome = "slower") -> list[Tried]:
+    first = [Tried("", strategies[0], "best", Seconds(1.0), Bytes(1))]
+    return first + [
+        Tried("", each, outcome, Seconds(1.1 + number), Bytes(1))
+        for number, each in enumerate(strategies[1:])
+    ]
+
+
+def test_the_layouts_of_the_quickest_run_bare_too() -> None:
+    """Without micro-batches and ZeRO, whose costs beside calls a simulation may miss, although nobody planned that."""
+    best = _split(weft.Zero(1), micro_batches=2)
+    alike = [_split(weft.Zero(1), micro_batches=2, clip_norm=float(n)) for n in range(1, 6)]
+    found = worth_running(_found(best, *alike), 4, memory_limit=70)
+    assert len(found) == 4
+    assert found[-1] == _split(memory_limit=70)
+    assert worth_running(_found(best, *alike), 2) == [best, alike[0]]
+
+
+def test_bare_layouts_run_beside_pipelines_too() -> None:
+    found = _found(NEAR[0].strategy, _split(weft.Zero(1), micro_batches=2))
+    assert worth_running(found, 4)[-1] == _split()
+
+
+def test_what_is_fixed_is_not_taken_away() -> None:
+    best = _split(weft.Zero(1), micro_batches=2)
+    fixed = weft.Strategy(zero=weft.Zero(1))
+    assert worth_running(_found(best, HAND.strategy), 4, fixed)[-1] == _split(weft.Zero(1))
+
+
+def test_bare_layouts_that_have_no_room_do_not_run() -> None:
+    best = _split(weft.Zero(1), micro_batches=2)
+    assert worth_running(_found(best, _split(), outcome="does not fit"), 4) == [best]
+    assert worth_running(_found(best, _split()), 4) == [best, _split()]
+    assert worth_running(_found(_split()), 4) == [_split()]

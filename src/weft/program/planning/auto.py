@@ -86,7 +86,8 @@ def chosen(
             moves=auto.moves,
             every_rank=True,
         )
-        wanted = worth_running(result.tried, max(auto.measure, 1))
+        count = max(auto.measure, 1)
+        wanted = worth_running(result.tried, count, auto.fixed, auto.memory_limit)
         return json.dumps([each.to_text() for each in wanted])
 
     texts = json.loads(told(world, "the search for a strategy", found)[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from weft.search.outcome.result import Tried
@@ -12,30 +13,60 @@ from weft.strategy.strategy import Strategy
 _Kind: TypeAlias = tuple[int, int, str | None, int]
 
 
-def worth_running(tried: Sequence[Tried], count: int) -> list[Strategy]:
+# What a step can do without, where it has no stages.
+_ADDED = ("micro_batches", "schedule", "in_flight", "zero", "recompute", "offload")
+
+
+def worth_running(
+    tried: Sequence[Tried],
+    count: int,
+    fixed: Strategy | None = None,
+    memory_limit: int | None = None,
+) -> list[Strategy]:
     """Some strategies that fit, the quickest first.
 
     A search ends among strategies that differ by little from its best: where the simulation errs about one, it errs
     about all. Half of those returned are the quickest; the other half is the quickest that people write by hand, then
-    the quickest of each other number of stages and micro-batches, as far as there are such.
+    the quickest without what is added to its layouts, then the quickest of each other number of stages and
+    micro-batches, as far as there are such.
 
     Args:
         tried: strategies that were planned, the quickest that fit first, as a result of a search has them.
         count: how many are returned at most, from 1.
+        fixed: entries that hold for every strategy.
+        memory_limit: of a strategy that was not tried, which is behind the others.
     """
     fit = [each for each in tried if each.outcome in ("best", "slower")]
     taken = fit[: (count + 1) // 2]
-    for each in (*_others(fit, taken), *fit):
-        if len(taken) < count and each not in taken:
+    bare = _bare(fit, fixed or Strategy()) if count > 2 else None
+    known = next((each for each in tried if each.strategy == bare), None)
+    room = count if bare is None or known is not None else count - 1
+    for each in (*_others(fit, taken, known), *fit):
+        if len(taken) < room and each not in taken:
             taken.append(each)
-    return [each.strategy for each in fit if each in taken]
+    found = [each.strategy for each in fit if each in taken]
+    if bare is None or known is not None:
+        return found
+    return [*found, replace(bare, memory_limit=memory_limit or bare.memory_limit)]
 
 
-def _others(fit: Sequence[Tried], taken: Sequence[Tried]) -> Iterator[Tried]:
-    """The quickest by hand, and the quickest of each kind that is not among those taken."""
-    by_hand = [each for each in fit if each.by_hand][:1]
-    kinds = {_kind(each.strategy) for each in (*taken, *by_hand)}
-    yield from by_hand
+def _bare(fit: Sequence[Tried], fixed: Strategy) -> Strategy | None:
+    """The layouts of the quickest without stages, and no more than them and what is fixed; None where it is so already.
+
+    What a part of a step, a gather or a run again costs beside its calls is what simulations know least of.
+    """
+    flat = next((each.strategy for each in fit if not each.strategy.stages), None)
+    if flat is None:
+        return None
+    found = replace(flat, **{name: getattr(fixed, name) for name in _ADDED})
+    return found if found != flat else None
+
+
+def _others(fit: Sequence[Tried], taken: Sequence[Tried], bare: Tried | None) -> Iterator[Tried]:
+    """The quickest by hand, the bare one if it fits, and the quickest of each kind that is not among those taken."""
+    first = [each for each in fit if each.by_hand][:1] + [each for each in fit if each is bare]
+    kinds = {_kind(each.strategy) for each in (*taken, *first)}
+    yield from first
     for each in fit:
         if (kind := _kind(each.strategy)) not in kinds:
             kinds.add(kind)
