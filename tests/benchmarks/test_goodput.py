@@ -17,7 +17,7 @@ def test_a_start_lives_for_as_many_steps_as_are_asked_for_in_the_mean(every: int
     assert abs(sum(lives) / len(lives) - 60) <= 0.5
     assert steps == begun[-1] + 60
     # At all distances from a checkpoint, where they are few.
-    assert len({life for life in lives}) == min(every, 7)
+    assert len(set(lives)) == min(every, 7)
 
 
 def _run() -> list[Step]:
