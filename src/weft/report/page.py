@@ -34,7 +34,7 @@ def page_of_data(reports: Sequence[Data]) -> str:
         folder.joinpath(name).read_text(encoding="utf-8")
         for name in ("template.html", "report.css", *(f"scripts/{name}" for name in _SCRIPTS))
     )
-    # "<" would end the script. What is not ASCII is written as \\u… .
+    # "<" would end the script. What is not ASCII is escaped already.
     data = _json(list(reports)).replace("<", "\\u003c")
     title = html.escape(" | ".join(each["title"] for each in reports))
     parts = {"title": title, "style": style, "data": data, "script": "".join(scripts)}
