@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeAlias, final, runtime_checkable
 
 from weft.errors import UNREADABLE, UserError
-from weft.whole_files import write_whole
+from weft.whole_files import cannot_write, write_whole
 
 Figures: TypeAlias = Mapping[str, float]
+# The name under which logs have steps.
+STEP = "step"
 _DAMAGE: tuple[type[Exception], ...] = (*UNREADABLE, csv.Error)
 
 
@@ -46,12 +48,12 @@ class JsonLines:
         """Write a line.
 
         Raises:
-            UserError: the file cannot be written.
+            UserError: the file cannot be written, or a figure is called "step".
         """
+        _check_figures(figures)
         self._file = self._file or _opened(self._path)
         plain = {name: x if math.isfinite(x) else None for name, x in figures.items()}
-        self._file.write(json.dumps({"step": step, **plain}) + "\n")
-        self._file.flush()
+        _append(self._file, json.dumps({STEP: step, **plain}) + "\n", self._path)
 
     def close(self) -> None:
         """Close the file; the next line opens it again."""
@@ -80,18 +82,21 @@ class Csv:
         """Write a row.
 
         Raises:
-            UserError: the file cannot be written.
+            UserError: the file cannot be written, is another table than a log, or a figure is called "step".
         """
+        _check_figures(figures)
         if self._file is None:
             self._columns, self._file = _columns(self._path), _opened(self._path)
-        row = {"step": step, **figures}
+        row = {STEP: step, **figures}
         more = [name for name in row if name not in self._columns]
         if more:
             self._file.close()
+            self._file = None
             self._widen(more)
             self._file = _opened(self._path)
-        csv.DictWriter(self._file, self._columns).writerow(row)
-        self._file.flush()
+        line = io.StringIO(newline="")
+        csv.DictWriter(line, self._columns).writerow(row)
+        _append(self._file, line.getvalue(), self._path)
 
     def close(self) -> None:
         """Close the file; the next row opens it again."""
@@ -101,14 +106,13 @@ class Csv:
 
     def _widen(self, more: list[str]) -> None:
         """Write the file anew, with more columns."""
-        with self._path.open(newline="") as opened:
-            rows = list(csv.DictReader(opened))
-        self._columns += more
+        columns = [*self._columns, *more]
         text = io.StringIO(newline="")
-        table = csv.DictWriter(text, self._columns)
+        table = csv.DictWriter(text, columns)
         table.writeheader()
-        table.writerows(rows)
+        table.writerows(_rows_of(self._path) if self._columns else ())
         write_whole(self._path, text.getvalue(), "the log")
+        self._columns = columns
 
 
 @final
@@ -239,24 +243,79 @@ def text_of(figures: Figures) -> str:
     return ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
 
 
+def _check_figures(figures: Figures) -> None:
+    if STEP in figures:
+        raise UserError(
+            f"a log has its steps under the name {STEP!r}, and so has a figure; give the figure another name"
+        )
+
+
+def _append(file: TextIO, text: str, path: Path) -> None:
+    try:
+        file.write(text)
+        file.flush()
+    except OSError as error:
+        raise UserError(cannot_write(path, "the log", error)) from None
+
+
 def _columns(path: Path) -> list[str]:
-    """The columns of a file that is there; none of another."""
+    """The columns of a log that is there; none of another.
+
+    Raises:
+        UserError: it is no log, as where another program has written the table.
+    """
     if not path.exists():
         return []
     try:
-        with path.open(newline="") as opened:
-            return next(csv.reader(opened), [])
+        with path.open(newline="", encoding="utf-8") as opened:
+            found = next(csv.reader(opened), [])
+            if found and STEP not in found:
+                raise ValueError(f"its header {found} has no column {STEP!r}")
+            if len(set(found)) < len(found):
+                raise ValueError(f"its header {found} has a column twice")
+            return found
     except _DAMAGE as error:
-        raise UserError(
-            f"cannot go on with the log {path}, which is no CSV: {error}; give a path where nothing is"
-        ) from None
+        raise UserError(_no_log(path, error)) from None
+
+
+def _rows_of(path: Path) -> list[dict[str, str]]:
+    """The rows of a log, by the names of its columns.
+
+    Raises:
+        UserError: naming the line that is wider than the header, or why it cannot be read.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8") as opened:
+            table, found = csv.DictReader(opened), list[dict[str, str]]()
+            for row in table:
+                if None in row:
+                    raise ValueError(
+                        f"line {table.line_num} has {sum(map(_width, row.values()))} cells, its header "
+                        f"{len(table.fieldnames or ())}"
+                    )
+                found.append(row)
+            return found
+    except _DAMAGE as error:
+        raise UserError(_no_log(path, error)) from None
+
+
+def _width(cells: object) -> int:
+    """The number of cells of an entry of a row: those beyond the header are one list."""
+    return len(cells) if isinstance(cells, list) else 1
+
+
+def _no_log(path: Path, error: Exception) -> str:
+    return (
+        f"cannot go on with the log {path}, which is no CSV of weft's: {getattr(error, 'strerror', None) or error}; "
+        "mend the file, or give a path where nothing is"
+    )
 
 
 def _opened(path: Path) -> TextIO:
     """A file that is written at its end, on a line of its own: a run that was killed may have left half of one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        opened = path.open("a", newline="")
+        opened = path.open("a", newline="", encoding="utf-8")
         if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
             opened.write("\n")
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
