@@ -38,10 +38,8 @@ def changed(text: str, draw: random.Random) -> str:
     """The text with an odd value at one place, or one place under another key, or without it."""
     content = json.loads(text)
     # Tensors have many places that are alike; what is no tensor counts as much.
-    path = draw.choice(
-        [each for each in places(content) if each[0] == draw.choice(("about", "tensors"))]
-        or [("about",)]
-    )
+    head = draw.choice(("about", "tensors"))
+    path = draw.choice([each for each in places(content) if each[0] == head])
     inner = content
     for key in path[:-1]:
         inner = inner[key]
