@@ -17,13 +17,6 @@ from weft.strategy.strategy import Strategy
 DATA = {"*": weft.split(0)}
 CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
     "data": ({"batch": DATA}, (4,)),
-    "grid": (
-        {
-            "batch": {"*": (weft.split(0), weft.broadcast)},
-            "parameters": {"*mlp*.0.weight": (weft.broadcast, weft.split(0))},
-        },
-        (2, 2),
-    ),
     "stages": ({"batch": DATA, "stages": 2, "micro_batches": 4}, (2, 2)),
 }
 
