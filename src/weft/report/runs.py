@@ -85,10 +85,12 @@ def _page(path: Path) -> list[Data]:
     try:
         data: list[Data] = json.loads(found[1])
         formats = {each["format"] for each in data}
-        titles = [each["title"] for each in data]
+        lacking = [name for each in data for name in Report("").data() if name not in each]
+        if formats == {FORMAT} and lacking:
+            raise ValueError(f"it lacks {lacking[0]!r}")
     except _DAMAGE as error:
         raise UserError(f"the report {path} is damaged: {error}; write it anew") from None
-    if formats != {FORMAT} or not all(isinstance(each, str) for each in titles):
+    if formats != {FORMAT}:
         there = ", ".join(map(str, formats))
         raise UserError(
             f"the report {path} is of another version of weft: expected format {FORMAT}, found {there or 'none'}; "
@@ -104,13 +106,14 @@ def _traced(path: Path) -> Iterator[Data]:
         return
     try:
         found = traces_in(json.loads(text))
+        measured, predicted = (found.get(group, ()) for group in ("measured", "predicted"))
+        data = Report(path.stem, measured=measured, predicted=predicted).data()
     except _DAMAGE as error:
         raise UserError(
             f"{path} is no timeline that Program.trace wrote ({type(error).__name__}: {error}); write it anew, or "
             "take it out of the folder"
         ) from None
-    measured, predicted = (found.get(group, ()) for group in ("measured", "predicted"))
-    yield Report(path.stem, measured=measured, predicted=predicted).data()
+    yield data
 
 
 def _figures(path: Path) -> dict[str, Curve]:
