@@ -30,9 +30,7 @@ def large_run(ranks: int, acts: int) -> Report:
         end = 20_000 * acts + 20_000
         middle = 20_000 * acts // 2
         steps = (StepSpan(0, 0, middle), StepSpan(1, middle, end))
-        levels = tuple(
-            Level(end * n // 50, Bytes((n % 25) * 10**8 + rank)) for n in range(50)
-        )
+        levels = tuple(Level(end * n // 50, Bytes((n % 25) * 10**8 + rank)) for n in range(50))
         order = {queue: place for place, (queue, _) in enumerate(QUEUES)}
         slices.sort(key=lambda each: (order[each.queue], each.begin))
         traces.append(RankTrace(rank, QUEUES, steps, tuple(slices), (), levels))

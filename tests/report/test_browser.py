@@ -50,7 +50,16 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     log.close()
     graph, search = folder / "decoder.graph", folder / "search.html"
     decoder().save(graph)
-    command = ["search", str(graph), "--topology", "a100x4", "--moves", "60", "--report", str(search)]
+    command = [
+        "search",
+        str(graph),
+        "--topology",
+        "a100x4",
+        "--moves",
+        "60",
+        "--report",
+        str(search),
+    ]
     assert CliRunner().invoke(app, command).exit_code == 0
     both = folder / "both.html"
     command = ["report", str(runs), str(search), "-o", str(both)]
@@ -70,7 +79,10 @@ def opened(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
         page.set_default_timeout(PATIENCE)
         page.on("pageerror", lambda error: told.append(str(error)))
         page.on("console", lambda said: told.append(said.text) if said.type == "error" else None)
-        page.on("request", lambda asked: None if asked.url.startswith("file:") else told.append(asked.url))
+        page.on(
+            "request",
+            lambda asked: None if asked.url.startswith("file:") else told.append(asked.url),
+        )
         made.append(context)
         page.goto(f"file://{path}#{view}")
         page.wait_for_selector("html[data-ready=yes]", state="attached")
@@ -146,7 +158,9 @@ def test_the_model(pages: dict[str, Path], opened: Any) -> None:
     page.locator(".leaf", has_text="head").first.click()
     side = page.locator(".chosenside")
     assert "parameter" in side.inner_text() or "lines" in side.inner_text()
-    page.evaluate("() => document.querySelectorAll('.tree details').forEach((x) => { x.open = true; })")
+    page.evaluate(
+        "() => document.querySelectorAll('.tree details').forEach((x) => { x.open = true; })"
+    )
     page.locator("summary:has(b:text-is('up'))").first.click()
     rows = side.locator("tr.click")
     rows.first.wait_for()
@@ -237,7 +251,9 @@ def test_memory_bytes_and_tables(pages: dict[str, Path], opened: Any, tmp_path: 
     assert head.get_attribute("aria-sort") == "ascending"
     table = page.locator("#view-summary table", has_text="times").first
     place = table.locator("th").all_inner_texts().index("times")
-    numbers = [int(row.locator("td").nth(place).inner_text()) for row in table.locator("tbody tr").all()]
+    numbers = [
+        int(row.locator("td").nth(place).inner_text()) for row in table.locator("tbody tr").all()
+    ]
     assert numbers == sorted(numbers)
 
 

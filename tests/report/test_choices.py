@@ -1,4 +1,4 @@
-"""Signatures of calls beside the others of their rules: the chosen one is among them, and costs are those of deduction."""
+"""Signatures of calls beside the others of their rules: the chosen one is among them, with costs as deduction has."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ def test_a_pattern_is_the_reason() -> None:
     compiled, _ = planned(strategy, (4,))
     rows = {row["path"]: row for row in model_rows(compiled, strategy)["rows"]}
     assert rows["head.weight"]["why"] == ['parameters["head.*"] of the strategy fixes its layout']
-    assert rows["norm.weight"]["why"] == ["its layout is deduced: the cheapest for all calls together"]
+    assert rows["norm.weight"]["why"] == [
+        "its layout is deduced: the cheapest for all calls together"
+    ]
     assert model_rows(compiled, None)["rows"][0]["why"] == []
 
 

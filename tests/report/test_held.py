@@ -9,8 +9,8 @@ import pytest
 
 import weft
 from report.reported import planned
-from weft.compiler.memory.order import moments_of
 from weft.actors.simulate import Timed
+from weft.compiler.memory.order import moments_of
 from weft.compiler.memory.walk import memory
 from weft.report.held import memory_rows
 from weft.strategy.strategy import Strategy
@@ -73,9 +73,16 @@ def test_a_walk_is_that_of_the_compiler() -> None:
     (trace,) = simulation.traces
     (row,) = memory_rows(compiled, {"predicted": [trace]})
     acts = [
-        Timed(int(s.details["actor"]), int(s.details.get("micro-batch", 0)), s.begin / 1e9, s.end / 1e9)  # type: ignore[arg-type]
+        Timed(
+            int(s.details["actor"]),
+            int(s.details.get("micro-batch", 0)),
+            s.begin / 1e9,
+            s.end / 1e9,
+        )  # type: ignore[arg-type]
         for s in trace.slices
     ]
     found = memory(compiled.plan.ranks[0], moments_of(acts))
     assert found.memory.peak == row["peak"]["bytes"]
-    assert [each.register for each in found.held[:5]] == [name for name, *_ in row["peak"]["held"][:5]]
+    assert [each.register for each in found.held[:5]] == [
+        name for name, *_ in row["peak"]["held"][:5]
+    ]

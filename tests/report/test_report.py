@@ -49,7 +49,9 @@ def test_a_run(tmp_path: Path) -> None:
     assert "GPT" in data["title"]
     assert any("strategy" in line for line in data["notes"])
     measured, predicted = data["time"]["groups"]
-    assert [(each["group"], [rank["rank"] for rank in each["ranks"]]) for each in (measured, predicted)] == [
+    assert [
+        (each["group"], [rank["rank"] for rank in each["ranks"]]) for each in (measured, predicted)
+    ] == [
         ("measured", [0, 1]),
         ("predicted", [0]),
     ]

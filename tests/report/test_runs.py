@@ -132,9 +132,7 @@ def test_a_trace_of_a_program(tmp_path: Path) -> None:
         ("run/log.csv", b"\xff\xfe", r"cannot read the log .*log\.csv"),
     ],
 )
-def test_what_cannot_be_read_is_named(
-    name: str, content: Any, why: str, tmp_path: Path
-) -> None:
+def test_what_cannot_be_read_is_named(name: str, content: Any, why: str, tmp_path: Path) -> None:
     place = tmp_path / name
     place.parent.mkdir(exist_ok=True)
     place.write_bytes(content if isinstance(content, bytes) else content.encode())

@@ -42,7 +42,16 @@ def test_gradients_go_all_ways_and_activations_from_stage_to_stage() -> None:
         pairs.setdefault(found["groups"][group], set()).add((row, column))
     # Stage 0 is on ranks 0 and 1, stage 1 on 2 and 3.
     assert pairs["gradients of parameters"] == {(0, 1), (1, 0), (2, 3), (3, 2)}
-    assert pairs["between stages"] <= {(0, 2), (1, 3), (2, 0), (3, 1), (0, 3), (1, 2), (2, 1), (3, 0)}
+    assert pairs["between stages"] <= {
+        (0, 2),
+        (1, 3),
+        (2, 0),
+        (3, 1),
+        (0, 3),
+        (1, 2),
+        (2, 1),
+        (3, 0),
+    }
     assert {(0, 2), (1, 3)} <= pairs["between stages"]
 
 

@@ -14,9 +14,7 @@ from weft.units import Seconds
 QUEUES: tuple[tuple[str, tuple[int, ...]], ...] = (("compute", ()), ("comm:0", (0, 1)))
 
 
-def act(
-    queue: str, name: str, kind: Kind, begin: int, end: int, **details: str | int
-) -> Slice:
+def act(queue: str, name: str, kind: Kind, begin: int, end: int, **details: str | int) -> Slice:
     return Slice(queue, name, kind, begin, end, details)
 
 

@@ -56,7 +56,9 @@ class Choices:
 
     def _key(self, node: Call) -> object:
         names = operand_names(node)
-        reads = tuple((self._made(name).layout, layout_of(self.graph.values[name])) for name in names)
+        reads = tuple(
+            (self._made(name).layout, layout_of(self.graph.values[name])) for name in names
+        )
         return op_call(self.graph, node), reads, tuple(v and v.layout for v in node.outputs)
 
     def _made(self, name: str) -> Value:
@@ -126,7 +128,9 @@ def _boxed(value: Value, source: Layout, target: Layout) -> tuple[int, int]:
     before = [isinstance(each, Partial) for each in source.sbp]
     if any(isinstance(a, Partial) and not b for a, b in zip(target.sbp, before, strict=True)):
         # Whole values count as the first part of a sum; nothing moves for that.
-        kept = (s if isinstance(t, Partial) else t for s, t in zip(source.sbp, target.sbp, strict=True))
+        kept = (
+            s if isinstance(t, Partial) else t for s, t in zip(source.sbp, target.sbp, strict=True)
+        )
         target = Layout(target.placement, tuple(kept))
     chain = steps(source, target, value.shape, ITEM_SIZE.get(value.dtype, 8))
     return sum(one.bytes for one in chain), sum(one.kind in EXCHANGES for one in chain)

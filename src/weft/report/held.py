@@ -50,7 +50,9 @@ def memory_rows(
                 row = row or _levels(trace, step, points)
                 if row is not None:
                     start = (first - begin) // UNIT
-                    found.append({"group": group, "rank": trace.rank, "step": step, "from": start, **row})
+                    found.append(
+                        {"group": group, "rank": trace.rank, "step": step, "from": start, **row}
+                    )
     return found
 
 
@@ -96,7 +98,9 @@ class _Walker:
         rows = []
         for each in peak.held[:_NAMED]:
             register = plan.register_of.get(each.register)
-            shape = "" if register is None else f"{register.value.dtype}{list(register.value.shape)}"
+            shape = (
+                "" if register is None else f"{register.value.dtype}{list(register.value.shape)}"
+            )
             where = _line(each.register, self._lines)
             rows.append([each.register, shape, each.versions, each.bytes, where])
         rest = peak.held[_NAMED:]

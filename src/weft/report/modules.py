@@ -8,7 +8,7 @@ from math import prod
 from typing import Any
 
 from weft.compiler.pipeline import Compiled
-from weft.ir.logical import Call, Input, LogicalGraph, Location, Update, Value
+from weft.ir.logical import Call, Input, Location, LogicalGraph, Update, Value
 from weft.patterns import first_match
 from weft.report.choices import Choices
 from weft.strategy.sharding import level_of, zero_rules

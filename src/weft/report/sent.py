@@ -43,7 +43,9 @@ def sent_bytes(compiled: Compiled) -> dict[str, Any]:
     groups = sorted(spread, key=lambda group: -float(spread[group].sum()))
     apart = -(-len(ranks) // MOST_CELLS)
     folded = [_folded(spread[group], apart) for group in groups]
-    kinds = [{kind for each in every if each.group == group for kind in each.kinds} for group in groups]
+    kinds = [
+        {kind for each in every if each.group == group for kind in each.kinds} for group in groups
+    ]
     return {
         "ranks": ranks,
         "apart": apart,
@@ -119,8 +121,9 @@ class _Spread:
             else:
                 yield step, partial(self._collective, step)
         if each.halo is not None:
-            yield (each.halo.value.layout, each.shape, each.halo.wanted), partial(
-                self._border, each.halo
+            yield (
+                (each.halo.value.layout, each.shape, each.halo.wanted),
+                partial(self._border, each.halo),
             )
 
     def _collective(self, step: BoxingStep) -> Iterator[_Pairs]:

@@ -213,9 +213,7 @@ def _totals(traces: Sequence[RankTrace]) -> dict[int, list[list[Any]]]:
             row[2] += 1
     longest = sorted(lengths, key=lambda number: -lengths[number])[: _STEPS // 2]
     kept = {*longest, *sorted(lengths)[-_STEPS // 2 :]}
-    return {
-        number: _largest(rows, len(traces)) for number, rows in found.items() if number in kept
-    }
+    return {number: _largest(rows, len(traces)) for number, rows in found.items() if number in kept}
 
 
 def _largest(rows: Mapping[tuple[str, str], Sequence[float]], ranks: int) -> list[list[Any]]:

@@ -166,7 +166,9 @@ def test_an_extra_of_the_user_s_stays_apart_from_the_score(tmp_path: Path) -> No
     kept = weft.Checkpoints(tmp_path)
     with compiled(Case()) as (program, _):
         for score in (None, 2.0):
-            with pytest.raises(UserError, match="the score .* extras as 'score'; give yours another"):
+            with pytest.raises(
+                UserError, match="the score .* extras as 'score'; give yours another"
+            ):
                 kept.save(program, {"score": 1.0}, score=score)
         assert names(tmp_path) == []
         kept.save(program, {"scores": 1.0}, score=2.0)

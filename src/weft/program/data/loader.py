@@ -10,9 +10,9 @@ from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from weft.errors import UserError
 from weft.program.data.ahead import loaded_ahead
-from weft.program.data.whole import whole_number, whole_numbers
 from weft.program.data.order import mixed, of_like_lengths, order_of
 from weft.program.data.samples import LoadedRows, Samples, Stream
+from weft.program.data.whole import whole_number, whole_numbers
 from weft.program.feeding.rows import RowsOfBatch
 
 

@@ -71,8 +71,8 @@ def check_initial_values(
         where = "no tensor of these weights fills them, and " if later else ""
         raise UserError(
             f"{', '.join(unknown[:5])}{' …' if len(unknown) > 5 else ''} are on the meta device; {where}their modules "
-            "have no reset_parameters() to do it, nor the model an _init_weights(module); give them one, or build these "
-            "modules on a device"
+            "have no reset_parameters() to do it, nor the model an _init_weights(module); give them one, or build "
+            "these modules on a device"
         )
 
 
@@ -83,9 +83,7 @@ def _resets(module: nn.Module) -> Fill | None:
     return lambda twin: twin.reset_parameters()  # type: ignore[operator]
 
 
-def _filler(
-    model: nn.Module, path: str, module: nn.Module
-) -> Fill | None:
+def _filler(model: nn.Module, path: str, module: nn.Module) -> Fill | None:
     """The way to fill a copy of a module: its own, or that of the nearest module around it that has one for others."""
     own = _resets(module)
     while own is None:
@@ -105,7 +103,7 @@ def _passed_over(
     device: torch.device,
     names: Sequence[str],
 ) -> list[str]:
-    """Of some tensors of a module, those that `fill` does not write: from zeros and from ones it makes different ones."""
+    """Of some tensors of a module, those that `fill` does not write: of zeros and of ones it makes different ones."""
     if not names:
         return []
     found: list[dict[str, Tensor]] = []
@@ -140,9 +138,7 @@ def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 
 
-def _filled(
-    module: nn.Module, fill: Fill, device: torch.device
-) -> nn.Module:
+def _filled(module: nn.Module, fill: Fill, device: torch.device) -> nn.Module:
     """A copy of `module`, without its children's tensors, whose own tensors have their first values."""
     return _written(_twin(module, device), fill)
 

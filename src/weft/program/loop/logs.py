@@ -12,13 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeAlias, final, runtime_checkable
 
-from weft.errors import UNREADABLE, UserError
-from weft.whole_files import cannot_write, write_whole
+from weft.errors import UserError
+from weft.program.loop.log_files import (
+    STEP,
+    append,
+    check_figures,
+    columns_of,
+    opened_log,
+    rows_of,
+)
+from weft.whole_files import write_whole
 
 Figures: TypeAlias = Mapping[str, float]
-# The name under which logs have steps.
-STEP = "step"
-_DAMAGE: tuple[type[Exception], ...] = (*UNREADABLE, csv.Error)
 
 
 @runtime_checkable
@@ -50,10 +55,10 @@ class JsonLines:
         Raises:
             UserError: the file cannot be written, or a figure is called "step".
         """
-        _check_figures(figures)
-        self._file = self._file or _opened(self._path)
+        check_figures(figures)
+        self._file = self._file or opened_log(self._path)
         plain = {name: x if math.isfinite(x) else None for name, x in figures.items()}
-        _append(self._file, json.dumps({STEP: step, **plain}) + "\n", self._path)
+        append(self._file, json.dumps({STEP: step, **plain}) + "\n", self._path)
 
     def close(self) -> None:
         """Close the file; the next line opens it again."""
@@ -84,19 +89,19 @@ class Csv:
         Raises:
             UserError: the file cannot be written, is another table than a log, or a figure is called "step".
         """
-        _check_figures(figures)
+        check_figures(figures)
         if self._file is None:
-            self._columns, self._file = _columns(self._path), _opened(self._path)
+            self._columns, self._file = columns_of(self._path), opened_log(self._path)
         row = {STEP: step, **figures}
         more = [name for name in row if name not in self._columns]
         if more:
             self._file.close()
             self._file = None
             self._widen(more)
-            self._file = _opened(self._path)
+            self._file = opened_log(self._path)
         line = io.StringIO(newline="")
         csv.DictWriter(line, self._columns).writerow(row)
-        _append(self._file, line.getvalue(), self._path)
+        append(self._file, line.getvalue(), self._path)
 
     def close(self) -> None:
         """Close the file; the next row opens it again."""
@@ -110,7 +115,7 @@ class Csv:
         text = io.StringIO(newline="")
         table = csv.DictWriter(text, columns)
         table.writeheader()
-        table.writerows(_rows_of(self._path) if self._columns else ())
+        table.writerows(rows_of(self._path) if self._columns else ())
         write_whole(self._path, text.getvalue(), "the log")
         self._columns = columns
 
@@ -241,86 +246,3 @@ def log_of(given: object) -> Log:
 def text_of(figures: Figures) -> str:
     """Figures in one line."""
     return ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
-
-
-def _check_figures(figures: Figures) -> None:
-    if STEP in figures:
-        raise UserError(
-            f"a log has its steps under the name {STEP!r}, and so has a figure; give the figure another name"
-        )
-
-
-def _append(file: TextIO, text: str, path: Path) -> None:
-    try:
-        file.write(text)
-        file.flush()
-    except OSError as error:
-        raise UserError(cannot_write(path, "the log", error)) from None
-
-
-def _columns(path: Path) -> list[str]:
-    """The columns of a log that is there; none of another.
-
-    Raises:
-        UserError: it is no log, as where another program has written the table.
-    """
-    if not path.exists():
-        return []
-    try:
-        with path.open(newline="", encoding="utf-8") as opened:
-            found = next(csv.reader(opened), [])
-            if found and STEP not in found:
-                raise ValueError(f"its header {found} has no column {STEP!r}")
-            if len(set(found)) < len(found):
-                raise ValueError(f"its header {found} has a column twice")
-            return found
-    except _DAMAGE as error:
-        raise UserError(_no_log(path, error)) from None
-
-
-def _rows_of(path: Path) -> list[dict[str, str]]:
-    """The rows of a log, by the names of its columns.
-
-    Raises:
-        UserError: naming the line that is wider than the header, or why it cannot be read.
-    """
-    try:
-        with path.open(newline="", encoding="utf-8") as opened:
-            table, found = csv.DictReader(opened), list[dict[str, str]]()
-            for row in table:
-                if None in row:
-                    raise ValueError(
-                        f"line {table.line_num} has {sum(map(_width, row.values()))} cells, its header "
-                        f"{len(table.fieldnames or ())}"
-                    )
-                found.append(row)
-            return found
-    except _DAMAGE as error:
-        raise UserError(_no_log(path, error)) from None
-
-
-def _width(cells: object) -> int:
-    """The number of cells of an entry of a row: those beyond the header are one list."""
-    return len(cells) if isinstance(cells, list) else 1
-
-
-def _no_log(path: Path, error: Exception) -> str:
-    return (
-        f"cannot go on with the log {path}, which is no CSV of weft's: {getattr(error, 'strerror', None) or error}; "
-        "mend the file, or give a path where nothing is"
-    )
-
-
-def _opened(path: Path) -> TextIO:
-    """A file that is written at its end, on a line of its own: a run that was killed may have left half of one."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        opened = path.open("a", newline="", encoding="utf-8")
-        if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
-            opened.write("\n")
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-        why = getattr(error, "strerror", None) or error
-        raise UserError(
-            f"cannot write the log {path}: {why}; give a path that can be written"
-        ) from None
-    return opened

@@ -38,6 +38,11 @@ def _why_not(tensor: Tensor) -> tuple[str, str] | None:
         return "a parameter without a shape", "run its lazy module once before"
     if tensor.is_nested:
         return "a nested tensor", "give the list of its parts, tensor.unbind()"
+    return _without_plain_values(tensor)
+
+
+def _without_plain_values(tensor: Tensor) -> tuple[str, str] | None:
+    """The same of a tensor with a shape."""
     kind = f"of shape {list(tensor.shape)}"
     if tensor.is_meta:
         return f"a tensor {kind} on the meta device, without values", "give one with values"

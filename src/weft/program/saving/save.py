@@ -157,6 +157,6 @@ def state_of(value: Any, where: str) -> Any:
         raise
     except Exception as error:
         raise UserError(
-            f"{where}, a {type(value).__name__}, gives no state_dict(): {type(error).__name__}: {error}; give an object "
-            "that has one, or the values themselves"
+            f"{where}, a {type(value).__name__}, gives no state_dict(): {type(error).__name__}: {error}; give an "
+            "object that has one, or the values themselves"
         ) from error
