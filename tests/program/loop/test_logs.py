@@ -97,10 +97,11 @@ def test_a_table_gets_columns_as_figures_come(tmp_path: Path) -> None:
         ("step,loss\n1,2.0,3.0,4.0\n", "line 2 has 4 cells, its header 2"),
         ("a,b\n1,2\n", r"its header \['a', 'b'\] has no column 'step'"),
         ("step,loss,loss\n1,2,3\n", "has a column twice"),
+        ("\nstep,loss\n1,2\n", "begins with an empty line"),
         (b"step,loss\n1,\xff\n", "which is no CSV"),
         (b"\xff\xfe\n", "which is no CSV"),
     ],
-    ids=["wider", "another", "twice", "bytes", "header"],
+    ids=["wider", "another", "twice", "blank", "bytes", "header"],
 )
 def test_tables_of_others_are_told_and_stay(content: Any, why: str, tmp_path: Path) -> None:
     path = tmp_path / "log.csv"

@@ -47,6 +47,8 @@ def columns_of(path: Path) -> list[str]:
     try:
         with path.open(newline="", encoding="utf-8") as opened:
             found = next(csv.reader(opened), [])
+            if not found and opened.read().strip():
+                raise ValueError("it begins with an empty line")
             if found and STEP not in found:
                 raise ValueError(f"its header {found} has no column {STEP!r}")
             if len(set(found)) < len(found):
