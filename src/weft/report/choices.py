@@ -91,12 +91,13 @@ class Choices:
         """The cheapest signatures along an axis, and the chosen one, the cheapest first."""
         grid = placement.shape
         works = self._works.setdefault(grid, WorkOptions(grid, self.model))
+        call = OpChoice(op_call(self.graph, node), node)
         try:
-            options = works.of(OpChoice(op_call(self.graph, node), node), axis, chosen)
+            options = works.of(call, axis, chosen)
+            costs = zip(options.signatures, options.costs, strict=True)
+            rows = [self._weighed(node, axis, each, float(work)) for each, work in costs]
         except UserError:  # an op without a rule runs whole
             return []
-        costs = zip(options.signatures, options.costs, strict=True)
-        rows = [self._weighed(node, axis, signature, float(work)) for signature, work in costs]
         rows.sort(key=lambda row: row[-1])
         own = [row for row in rows[_SHOWN:] if row[0] == str(chosen[axis])]
         return rows[:_SHOWN] + own
