@@ -35,7 +35,7 @@ class Choices:
 
     Costs are those that deduction minimises: bytes that cross between ranks, work weighed as such (`CostModel`). A
     signature is weighed alone: all other calls, and other axes, keep theirs; what it reads comes from the layouts in
-    which it is made, and what it makes is brought to the layout that it has.
+    which it is made, and what it makes is brought to the layouts in which it is read.
     """
 
     graph: LogicalGraph
@@ -55,11 +55,10 @@ class Choices:
         return self._known[key]
 
     def _key(self, node: Call) -> object:
-        names = operand_names(node)
-        reads = tuple(
-            (self._made(name).layout, layout_of(self.graph.values[name])) for name in names
-        )
-        return op_call(self.graph, node), reads, tuple(v and v.layout for v in node.outputs)
+        values = [self.graph.values[name] for name in operand_names(node)]
+        reads = tuple((self._made(each.name).layout, each.layout) for each in values)
+        makes = tuple(v and (v.layout, self._wanted(v)) for v in node.outputs)
+        return op_call(self.graph, node), reads, makes
 
     def _made(self, name: str) -> Value:
         """A value as it was made, before it was boxed on its placement."""
@@ -71,6 +70,14 @@ class Choices:
                 break
             value, node = before, producers[before.name]
         return value
+
+    def _wanted(self, made: Value) -> tuple[Layout, ...]:
+        """The layouts in which a value is read: its own, and those that it is boxed to on its placement."""
+        own, found = layout_of(made), dict[Layout, None]()
+        for reader in self.graph.users[made.name]:
+            boxed = layout_of(reader.output) if isinstance(reader, Box) else own
+            found[boxed if boxed.placement == own.placement else own] = None
+        return tuple(found)
 
     def _axes(self, node: Call) -> Iterator[dict[str, Any]]:
         values = [self.graph.values[name] for name in operand_names(node)]
@@ -111,9 +118,10 @@ class Choices:
             moved, collectives = moved + size, collectives + times
         for made, sbp in zip(node.outputs, signature.results, strict=True):
             if made is not None:
-                has = layout_of(made)
-                size, times = _boxed(made, _with(has, axis, sbp), has)
-                moved, collectives = moved + size, collectives + times
+                source = _with(layout_of(made), axis, sbp)
+                for wanted in self._wanted(made):
+                    size, times = _boxed(made, source, wanted)
+                    moved, collectives = moved + size, collectives + times
         total = work + self.model.boxing(Bytes(moved), collectives)
         return [str(signature), round(work), moved, collectives, round(total)]
 
