@@ -170,6 +170,21 @@ def test_the_model(pages: dict[str, Path], opened: Any) -> None:
     assert side.locator("tr.best").count() == 1
 
 
+def test_two_side_by_side(pages: dict[str, Path], opened: Any, tmp_path: Path) -> None:
+    both = tmp_path / "two.html"
+    command = ["report", str(pages["run"]), str(pages["search"]), "-o", str(both)]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    page = opened(both, "summary")
+    summary = page.locator("#view-summary")
+    table = summary.locator("table").first
+    assert "second against first" in table.inner_text()
+    row = table.locator("tr", has_text="a step, predicted").inner_text()
+    assert "%" in row
+    assert page.locator(".side > div").count() == 2
+    page.locator("summary", has_text="Parameters that lie otherwise").click()
+    assert "head.weight" in summary.inner_text()
+
+
 def test_the_keyboard(pages: dict[str, Path], opened: Any) -> None:
     page = opened(pages["run"], "summary")
     page.locator("nav button[aria-selected=true]").focus()

@@ -18,7 +18,7 @@ from weft.whole_files import write_whole
 # The parts of the page's script, in order.
 _SCRIPTS = (
     *("base.js", "summary.js", "model.js", "canvas.js", "lanes.js", "time.js", "memory.js"),
-    *("bytes.js", "search.js", "run.js", "views.js"),
+    *("bytes.js", "search.js", "run.js", "compare.js", "views.js"),
 )
 
 

@@ -13,6 +13,7 @@ const buttons = VIEWS.map(([name, view, there], place) => {
     main.querySelectorAll("section").forEach((each) => { each.hidden = each !== section; });
     if (section.childElementCount) return;
     const sides = reports.map((report) => make("div", {}, ...(reports.length > 1 ? [make("h2", { class: "whose", text: report.title })] : []), ...(there(report) ? view(report) : [make("p", { class: "dim", text: "not in this report" })])));
+    if (reports.length > 1 && !place) section.append(...comparison());
     section.append(reports.length > 1 ? make("div", { class: "side" }, ...sides) : sides[0]);
   }
   button.openView = open;
