@@ -77,7 +77,7 @@ def test_slices_by_queue_with_their_words() -> None:
         ("communication", "all_reduce x", ""),
     ]
     # Of 4 µs of communication, from 4 to 6 µs nothing is computed.
-    rows = {(kind, name): rest for kind, name, *rest in found["groups"][0]["totals"][0]}
+    rows = {(kind, name): rest for kind, name, *rest in found["groups"][0]["totals"]["0"]}
     assert rows["compute", "forward blocks.*"] == [pytest.approx(7e-6), 0.0, 2]
     assert rows["communication", "all_reduce x"] == [pytest.approx(4e-6), pytest.approx(2e-6), 1]
 
@@ -98,9 +98,9 @@ def test_totals_are_by_step_and_the_mean_of_ranks() -> None:
         for rank in (0, 1)
     ]
     totals = made(*traces)["groups"][0]["totals"]
-    assert totals[0] == [["compute", "a", pytest.approx(1e-6), 0.0, 2]]
-    assert totals[1][0] == ["compute", "a", pytest.approx(1.5e-6), 0.0, 2]
-    assert totals[1][1][:2] == ["wait", "waits"]
+    assert totals["0"] == [["compute", "a", pytest.approx(1e-6), 0.0, 2]]
+    assert totals["1"][0] == ["compute", "a", pytest.approx(1.5e-6), 0.0, 2]
+    assert totals["1"][1][:2] == ["wait", "waits"]
 
 
 def test_the_critical_path_is_on_the_same_clock() -> None:
@@ -136,7 +136,7 @@ def test_many_short_acts_are_joined(waits: bool) -> None:
     assert names.count("long") == 1
     assert "several short acts" in names
     # Totals are those of all acts, whatever is drawn.
-    rows = {name: times for _, name, _, _, times in found["groups"][0]["totals"][0]}
+    rows = {name: times for _, name, _, _, times in found["groups"][0]["totals"]["0"]}
     assert rows["act 0"] == len(range(0, count, 7))
 
 

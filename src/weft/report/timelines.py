@@ -92,7 +92,8 @@ class Timelines:
 
     def data(self) -> dict[str, Any]:
         """All of it as JSON has it."""
-        return {"words": self.words.texts, "kinds": self.kinds, "groups": self.groups}
+        kinds = [list(each) for each in self.kinds]
+        return {"words": self.words.texts, "kinds": kinds, "groups": self.groups}
 
     def _rank(self, trace: RankTrace, begin: int, most: int) -> dict[str, Any]:
         """The columns of a rank: slices by queue and begin; begins as differences from slice to slice."""
@@ -195,7 +196,7 @@ def _steps(traces: Sequence[RankTrace], begin: int) -> list[list[int]]:
     ]
 
 
-def _totals(traces: Sequence[RankTrace]) -> dict[int, list[list[Any]]]:
+def _totals(traces: Sequence[RankTrace]) -> dict[str, list[list[Any]]]:
     """For steps, seconds by cause, the mean of the ranks: kind, name, seconds, exposed seconds, times."""
     found: dict[int, dict[tuple[str, str], list[float]]] = {}
     lengths = dict[int, int]()
@@ -213,7 +214,9 @@ def _totals(traces: Sequence[RankTrace]) -> dict[int, list[list[Any]]]:
             row[2] += 1
     longest = sorted(lengths, key=lambda number: -lengths[number])[: _STEPS // 2]
     kept = {*longest, *sorted(lengths)[-_STEPS // 2 :]}
-    return {number: _largest(rows, len(traces)) for number, rows in found.items() if number in kept}
+    return {
+        str(number): _largest(rows, len(traces)) for number, rows in found.items() if number in kept
+    }
 
 
 def _largest(rows: Mapping[tuple[str, str], Sequence[float]], ranks: int) -> list[list[Any]]:

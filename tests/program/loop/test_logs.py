@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
+from errno import ENOSPC
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -122,13 +125,18 @@ def test_a_figure_that_is_called_step_is_told(kind: Any, tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no full disk")
+class Full(io.StringIO):
+    """A file on a disk that has no room left."""
+
+    def flush(self) -> None:
+        raise OSError(ENOSPC, os.strerror(ENOSPC))
+
+
 @pytest.mark.parametrize("kind", [weft.logs.JsonLines, weft.logs.Csv])
 def test_a_full_disk_is_told(kind: Any, tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    log = kind(path)
+    log = kind(tmp_path / "log")
     log.write(1, {"loss": 2.0})
-    with Path("/dev/full").open("w") as full:
-        log._file = full
-        with pytest.raises(UserError, match="cannot write the log .*No space left"):
-            log.write(2, {"loss": 1.0})
+    log.close()
+    log._columns, log._file = ["step", "loss"], Full()
+    with pytest.raises(UserError, match="cannot write the log .*No space left"):
+        log.write(2, {"loss": 1.0})

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from weft.errors import UserError
+from weft.errors import UserError, shown
 from weft.program.data.whole import whole_number, whole_numbers
 
 
@@ -57,7 +57,7 @@ class Packed(Dataset[dict[str, Tensor]]):
         if len(every) != len(texts):
             raise UserError(
                 f"weft.Packed: lengths takes a number of tokens for each of the {len(texts)} texts, found "
-                f"{len(every)} of them"
+                f"{shown(every)}"
             )
         # Where each text ends, of all tokens.
         self._ends = list(accumulate(every))

@@ -51,7 +51,7 @@ def _without_plain_values(tensor: Tensor) -> tuple[str, str] | None:
     if str(tensor.layout) != "torch.strided":
         layout = str(tensor.layout).removeprefix("torch.")
         return f"a tensor {kind} of layout {layout}", "give tensor.to_dense()"
-    if tensor.has_names():
+    if any(getattr(tensor, "names", ())):
         return f"a tensor {kind} with named dimensions", "give tensor.rename(None)"
     if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
         # Its values are elsewhere, or nowhere.
