@@ -54,7 +54,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "search",
         str(graph),
         "--topology",
-        "a100x4",
+        "h100x4",
         "--moves",
         "60",
         "--report",
@@ -149,15 +149,17 @@ def test_every_view_of_every_page(
             assert wide <= 0, (name, tab, wide)
 
 
-def test_the_model(pages: dict[str, Path], opened: Any) -> None:
+def test_the_model(pages: dict[str, Path], opened: Any, tmp_path: Path) -> None:
     page = opened(pages["run"], "model")
     page.locator("summary", has_text="blocks").first.click()
     page.locator("summary", has_text="blocks").first.click()
     assert page.locator(".tag", has_text="ZeRO 3").count() > 0
     assert page.locator(".tag", has_text="recompute").count() > 0
-    page.locator(".leaf", has_text="head").first.click()
+    page.locator(".leaf", has_text="weight").first.click()
     side = page.locator(".chosenside")
-    assert "parameter" in side.inner_text() or "lines" in side.inner_text()
+    assert "parameter float32[17, 16]" in side.inner_text()
+    assert "state exp_avg" in side.inner_text()
+    assert "ZeRO 3, as the strategy says" in side.inner_text()
     page.evaluate(
         "() => document.querySelectorAll('.tree details').forEach((x) => { x.open = true; })"
     )
@@ -168,6 +170,7 @@ def test_the_model(pages: dict[str, Path], opened: Any) -> None:
     rows.filter(has_text="mm").first.click()
     assert "against the chosen" in side.inner_text()
     assert side.locator("tr.best").count() == 1
+    photo(page, tmp_path / "model.png")
 
 
 def test_two_side_by_side(pages: dict[str, Path], opened: Any, tmp_path: Path) -> None:
@@ -254,7 +257,7 @@ def test_memory_bytes_and_tables(pages: dict[str, Path], opened: Any, tmp_path: 
     page.get_by_role("tab", name="Bytes").click()
     matrix = page.locator("#view-bytes canvas").first
     before = photo(page, tmp_path / "bytes.png")
-    matrix.click(position={"x": 64 + 40, "y": 35})
+    matrix.click(position={"x": 84 + 40, "y": 35})
     assert "rank 0 sends rank 1" in page.locator("#view-bytes").inner_text()
     for box in page.locator("#view-bytes input[type=checkbox]").all():
         box.uncheck()

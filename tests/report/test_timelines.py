@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weft.report.timelines import MOST_SLICES, UNIT, Timelines
+from weft.report.timelines import MOST_SLICES, UNIT, Timelines, from_work
 from weft.simulator.results.facts import PathAct
 from weft.traces.rows import Kind, RankTrace, Slice, StepSpan
 from weft.units import Seconds
@@ -155,3 +155,31 @@ def test_what_lies_far_apart_is_not_joined() -> None:
 def test_a_rank_without_slices() -> None:
     (rank,) = made(RankTrace(0, QUEUES, (StepSpan(0, 0, 10),), ()))["groups"][0]["ranks"]
     assert rank["took"] == []
+
+
+def test_a_step_begins_with_its_work() -> None:
+    """Not with a host that runs a step ahead."""
+    trace = RankTrace(
+        0,
+        QUEUES,
+        (StepSpan(1, 100, 9000),),
+        (
+            act("host", "feed", "host", 100, 100, step=1),
+            act("compute", "a", "compute", 5000, 9000, step=1),
+        ),
+    )
+    (found,) = from_work([trace])
+    assert found.steps == (StepSpan(1, 5000, 9000),)
+    assert found.slices == trace.slices
+
+
+def test_what_is_joined_says_how_full_it_is() -> None:
+    slices = tuple(
+        act("compute", "a", "compute", at, at + 500, step=0) for at in range(0, 400_000, 1000)
+    )
+    trace = RankTrace(0, QUEUES, (StepSpan(0, 0, 400_000),), slices)
+    (rank,) = made(trace, most=100)["groups"][0]["ranks"]
+    assert len(rank["full"]) == len(rank["took"]) <= 100
+    assert all(48 <= each <= 60 for each in rank["full"])
+    (whole,) = made(trace)["groups"][0]["ranks"]
+    assert whole["full"] == []

@@ -11,7 +11,7 @@ from weft.compiler.pipeline import Compiled
 from weft.report.held import memory_rows
 from weft.report.modules import model_rows
 from weft.report.sent import sent_bytes
-from weft.report.timelines import Timelines
+from weft.report.timelines import Timelines, from_work
 from weft.search.outcome.result import SearchResult
 from weft.simulator.results.simulation import Simulation
 from weft.strategy.strategy import Strategy
@@ -61,7 +61,7 @@ class Report:
         seconds; sizes in bytes.
         """
         simulation = self.simulation
-        simulated = simulation.traces if simulation is not None else self.predicted
+        simulated = from_work(simulation.traces if simulation is not None else self.predicted)
         timelines = Timelines()
         timelines.add("measured", self.measured)
         timelines.add("predicted", simulated, simulation.path if simulation is not None else ())

@@ -15,6 +15,7 @@ from weft.ir.plan import RankPlan
 from weft.ir.queries.memory import KINDS
 from weft.report.timelines import UNIT
 from weft.traces.names import lines_of
+from weft.traces.notes import near
 from weft.traces.rows import RankTrace
 from weft.units import Seconds
 
@@ -63,6 +64,7 @@ class _Walker:
         schedule = compiled.schedule
         self._plans = {plan.rank: plan for plan in (*schedule.plans, *compiled.plan.ranks)}
         self._classes, self._lines = schedule.classes, lines_of(compiled.graph)
+        self._values = compiled.graph.values
         self._left = _WALKS
 
     def row(self, trace: RankTrace, step: int, points: int) -> dict[str, Any] | None:
@@ -97,16 +99,24 @@ class _Walker:
     def _peak(self, peak: Peak, plan: RankPlan) -> dict[str, Any]:
         rows = []
         for each in peak.held[:_NAMED]:
-            register = plan.register_of.get(each.register)
-            shape = (
-                "" if register is None else f"{register.value.dtype}{list(register.value.shape)}"
-            )
-            where = _line(each.register, self._lines)
+            where = near(_line(each.register, self._lines))
+            shape = self._shape(each.register, plan)
             rows.append([each.register, shape, each.versions, each.bytes, where])
         rest = peak.held[_NAMED:]
         if rest:
             rows.append([f"{len(rest)} more", "", len(rest), sum(each.bytes for each in rest), ""])
         return {"bytes": peak.memory.peak, "held": rows}
+
+    def _shape(self, name: str, plan: RankPlan) -> str:
+        """Dtype and shape of a value on a rank, also of one that no register holds; "" where that is not known."""
+        register, value = plan.register_of.get(name), self._values.get(name)
+        if register is not None:
+            return f"{register.value.dtype}{list(register.value.shape)}"
+        if value is None or value.layout is None:
+            return ""
+        if plan.rank not in value.layout.placement.coordinates:
+            return ""
+        return f"{value.dtype}{list(value.layout.local_shape(value.shape, plan.rank))}"
 
 
 def _fits(plan: RankPlan, acts: Sequence[Timed]) -> bool:
@@ -132,7 +142,7 @@ def _walked(
         for extra in walk.running.values():
             now.update(extra.kinds)
         now.pop("host", None)
-        times.append(round(at * 1e9 / UNIT))
+        times.append(max(round(at * 1e9 / UNIT), 0))
         levels.append(now)
     return times, levels, walk
 

@@ -13,6 +13,7 @@ from weft.patterns import first_match
 from weft.report.choices import Choices
 from weft.strategy.sharding import level_of, zero_rules
 from weft.strategy.strategy import Strategy
+from weft.traces.notes import near
 from weft.units import ITEM_SIZE
 
 
@@ -103,7 +104,7 @@ def _modules(graph: LogicalGraph, choices: Choices) -> Iterator[dict[str, Any]]:
         yield {
             "path": path,
             "role": "module",
-            "lines": list(dict.fromkeys(f"{where.file}:{where.line}" for _, where in every)),
+            "lines": list(dict.fromkeys(_line(where) for _, where in every)),
             "stages": sorted({call.phase.stage for call, _ in every}),
             "again": again,
             "calls": [
@@ -123,7 +124,11 @@ def _call(
     phase = call.phase.kind if forward or where.backward else "made again"
     shapes = ", ".join(_short(values[name]) for name in call.operands)
     made = ", ".join(_short(value) for value in call.makes)
-    return call.op, f"{where.file}:{where.line}", phase, f"{shapes} → {made}", choices.of(call)
+    return call.op, _line(where), phase, f"{shapes} → {made}", choices.of(call)
+
+
+def _line(where: Location) -> str:
+    return near(f"{where.file}:{where.line}")
 
 
 def _short(value: Value) -> str:

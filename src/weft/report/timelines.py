@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -108,9 +108,12 @@ class Timelines:
             )
             for each in trace.slices
         ]
-        table = self._fewer(np.array(rows, dtype=np.int64).reshape(-1, 5), most)
+        every = np.array(rows, dtype=np.int64).reshape(-1, 5)
+        table = self._fewer(np.c_[every, every[:, 2] - every[:, 1]], most)
         table = table[np.lexsort((table[:, 2], table[:, 1], table[:, 0]))]
-        queue, begins, ends, kind, micro = table.T
+        queue, begins, ends, kind, micro, busy = table.T
+        took = np.maximum(ends - begins, 1)
+        full = np.minimum(100 * busy // took, 100)
         return {
             "rank": trace.rank,
             "queues": list(places),
@@ -119,6 +122,8 @@ class Timelines:
             "took": (ends - begins).tolist(),
             "kind": kind.tolist(),
             "micro": micro.tolist() if (micro >= 0).any() else [],
+            # Of slices that stand for several, the part of their time that these take, in hundredths.
+            "full": full.tolist() if len(table) < len(every) else [],
         }
 
     def _kind(self, each: Slice) -> int:
@@ -142,7 +147,7 @@ class Timelines:
         """As many slices as can be drawn: neighbours of a queue and a kind are joined where all is short.
 
         Args:
-            table: queue, begin, end, number of the kind, micro-batch of each slice.
+            table: queue, begin, end, number of the kind, micro-batch, time that acts take of each slice.
             most: slices to be left, about.
         """
         if len(table) <= most:
@@ -168,8 +173,9 @@ class Timelines:
         """One slice from each of `first` to the next."""
         found: Numbers = table[first].copy()
         found[:, 2] = np.maximum.reduceat(table[:, 2], first)
+        found[:, 5] = np.add.reduceat(table[:, 5], first)
         for row in np.flatnonzero(np.diff(first, append=len(table)) > 1).tolist():
-            found[row, 3:] = self._several(self.kinds[found[row, 3]][0]), -1
+            found[row, 3:5] = self._several(self.kinds[found[row, 3]][0]), -1
         return found
 
     def _several(self, kind: str) -> int:
@@ -181,6 +187,24 @@ class Timelines:
 
 _SORTS = ("compute", "communication", "host", "wait")
 _JOINED = 4
+
+
+def from_work(traces: Sequence[RankTrace]) -> list[RankTrace]:
+    """The same, each step from its first act on that is none of the host's, which may begin long before."""
+    begins: dict[int, int] = {}
+    for trace in traces:
+        for each, number in zip(trace.slices, _step_numbers(trace), strict=True):
+            if each.kind != "host":
+                begins[number] = min(begins.get(number, each.begin), each.begin)
+    return [
+        replace(
+            trace,
+            steps=tuple(
+                span._replace(begin=begins.get(span.number, span.begin)) for span in trace.steps
+            ),
+        )
+        for trace in traces
+    ]
 
 
 def _steps(traces: Sequence[RankTrace], begin: int) -> list[list[int]]:

@@ -2,14 +2,14 @@
 // ------------------------------------------------------------------------------------------ bytes
 function matrix(report) {
   const { ranks, apart, groups, kinds, cells, largest } = report.sent, count = Math.ceil(ranks.length / apart);
-  const chosen = new Set(groups.map((_, place) => place)), side = make("div", { class: "dim", text: "Choose a cell, or a row of ranks." });
+  const chosen = new Set(groups.map((_, place) => place)), side = make("div", { class: "dim", text: "Choose a cell." });
   const names = (place) => { const first = ranks[place * apart], last = ranks[Math.min(ranks.length, (place + 1) * apart) - 1]; return first === last ? "" + first : first + " to " + last; };
   let sums, most, picked = null;
   function add() {
     sums = new Float64Array(count * count); most = 0;
     for (const [row, column, group, size] of cells) if (chosen.has(group)) most = Math.max(most, sums[row * count + column] += size);
   }
-  const LEFT = 64, each = () => Math.max(5, Math.min(34, ((canvas?.clientWidth || 640) - LEFT) / count));
+  const LEFT = 84, each = () => Math.max(5, Math.min(34, ((canvas?.clientWidth || 640) - LEFT) / count));
   let canvas = null;
   const height = () => 30 + count * each() + 6;
   const [made, paint] = drawing(height, (context) => {
@@ -18,9 +18,9 @@ function matrix(report) {
     const every = Math.max(1, Math.ceil(26 / size));
     for (let n = 0; n < count; n += every) {
       context.fillText(fit(context, "" + ranks[n * apart], size * every - 2), LEFT + n * size + 2, 24);
-      if (size * every >= 12) context.fillText("" + ranks[n * apart], 30, 30 + n * size + Math.min(size, 14) - 2);
+      if (size * every >= 12) context.fillText("" + ranks[n * apart], 44, 30 + n * size + Math.min(size, 14) - 2);
     }
-    context.fillText("from", 2, 42); context.fillText("to rank", 2, 24);
+    context.fillText("from ↓ to →", 4, 24);
     for (let row = 0; row < count; row++) for (let column = 0; column < count; column++) {
       const here = sums[row * count + column];
       context.globalAlpha = 1; context.fillStyle = found.soft; context.fillRect(LEFT + column * size, 30 + row * size, size - 1, size - 1);

@@ -76,12 +76,13 @@ function paintLane(context, lane, y, view, found, report) {
       const begin = rank.at[n], end = begin + rank.took[n], kind = kinds[rank.kind[n]][0], right = place(end);
       if (right < left || right <= last[kind]) continue; // nothing of it would be seen
       last[kind] = Math.max(right, place(begin) + 0.7);
+      const full = rank.full.length ? 0.25 + 0.75 * rank.full[n] / 100 : 1;
       if (kind === "communication") {
-        if (!whole) box(begin, end, found.hidden, 0, ROW); else box(begin, end, found.hidden, ROW - 5, 5);
+        if (!whole) box(begin, end, found.hidden, 0, ROW, full); else box(begin, end, found.hidden, ROW - 5, 5, full);
         const bare = right - place(begin) < 1.5 ? (gaps(rank, kinds, (begin + end) / 2, (begin + end) / 2 + 1).length ? [[begin, end]] : []) : gaps(rank, kinds, begin, end);
-        for (const [a, b] of bare) box(a, b, found.exposed, 0, ROW);
-      } else if (kind === "wait") { if (!whole || lane.rank.queues[rank.queue[n]] === "compute") box(begin, end, found.wait, whole ? 0 : 4, whole ? ROW : ROW - 8, 0.45); }
-      else if (!whole || kind === "compute") box(begin, end, found[kind], 0, whole ? ROW - 5 : ROW);
+        for (const [a, b] of bare) box(a, b, found.exposed, 0, ROW, full);
+      } else if (kind === "wait") { if (!whole || lane.rank.queues[rank.queue[n]] === "compute") box(begin, end, found.wait, whole ? 0 : 4, whole ? ROW : ROW - 8, 0.45 * full); }
+      else if (!whole || kind === "compute") box(begin, end, found[kind], 0, whole ? ROW - 5 : ROW, full);
       const x = Math.max(left, place(begin)), room = Math.min(width, right) - x;
       if (room > 46 && kind !== "wait" && !(whole && kind === "communication")) {
         context.fillStyle = "#ffffff";
@@ -103,5 +104,6 @@ function sliceText(report, lane, n) {
   const begin = rank.at[n], end = begin + rank.took[n], from = stepOf(report, lane.group)?.[1] || 0;
   const bare = kind === "communication" ? gaps(rank, report.time.kinds, begin, end).reduce((sum, [a, b]) => sum + b - a, 0) : 0;
   const micro = rank.micro.length && rank.micro[n] >= 0 ? ", micro-batch " + rank.micro[n] : "";
-  return words[name] + ": " + ticks(rank.took[n]) + " from " + ticks(begin - from) + (kind === "communication" ? ", exposed " + ticks(bare) : "") + micro + (words[details] ? "; " + words[details] : "");
+  const part = rank.full.length && rank.full[n] < 100 ? ", " + rank.full[n] + " % of which they take" : "";
+  return words[name] + ": " + ticks(rank.took[n]) + part + " from " + ticks(begin - from) + (kind === "communication" ? ", exposed " + ticks(bare) : "") + micro + (words[details] ? "; " + words[details] : "");
 }

@@ -12,10 +12,10 @@ function memory(report) {
   const chosen = new Set(groups.map((group) => { const row = fullest(group); return row.group + " " + row.rank; }));
   function update() {
     const few = keys.length <= 4, wanted = few ? keys.map(([key]) => key) : [...chosen];
-    holder.replaceChildren(...wanted.flatMap((key) => {
-      const own = report.memory.filter((row) => row.group + " " + row.rank === key), { steps: all, place } = steps(report);
-      const row = (place === null ? null : own.find((each) => each.step === all[place][0])) || own[own.length - 1];
-      return row ? [make("h2", { text: row.group + " rank " + row.rank + ", step " + row.step + ": " + bytes(row.peak.bytes) + " at most" }), ...memoryOf(row)] : [];
+    holder.replaceChildren(...wanted.flatMap((key, place) => {
+      const own = report.memory.filter((row) => row.group + " " + row.rank === key), { steps: all, place: chosenStep } = steps(report);
+      const row = (chosenStep === null ? null : own.find((each) => each.step === all[chosenStep][0])) || own[own.length - 1];
+      return row ? [make("h2", { text: row.group + " rank " + row.rank + ", step " + row.step + ": " + bytes(row.peak.bytes) + " at most" }), ...memoryOf(row, !place)] : [];
     }));
   }
   select.addEventListener("change", () => { chosen.clear(); chosen.add(select.value); update(); });
@@ -29,7 +29,7 @@ function memory(report) {
     holder,
   ];
 }
-function memoryOf(row) {
+function memoryOf(row, first) {
   // Bytes by kind, one above the other, and what is alive at the peak.
   const sums = row.times.map((_, n) => row.levels.reduce((sum, own) => sum + own[n], 0));
   const most = Math.max(1, row.peak.bytes, ...sums), end = Math.max(1, row.times[row.times.length - 1] || 1);
@@ -59,6 +59,6 @@ function memoryOf(row) {
   });
   canvas.addEventListener("mouseleave", (event) => show(event, ""));
   const named = row.peak.held.length ? [fold("Alive at the peak, beside variables and batch", table(row.peak.held, [["value", (x) => x[0]], ["local shape", (x) => x[1]], ["versions", (x) => x[2], null, true], ["bytes", (x) => x[3], bytes, true], ["made at", (x) => x[4]]]))] : [];
-  if (named.length) named[0].open = true;
+  if (named.length) named[0].open = first;
   return [canvas, ...named];
 }
