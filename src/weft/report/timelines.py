@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from weft.ir.plan import COMPUTE
 from weft.simulator.results.facts import PathAct
-from weft.traces.notes import stars
+from weft.traces.notes import near, stars
 from weft.traces.rows import RankTrace, Slice
 
 # Slices of a report; of more, short neighbours on a queue are joined until about so many are left.
@@ -134,7 +134,7 @@ class Timelines:
         key = (each.kind, each.name, told)
         place = self._kinds.get(key)
         if place is None:
-            details = ", ".join(f"{name} {value}" for name, value in told)
+            details = near(", ".join(f"{name} {value}" for name, value in told))
             place = self._number(each.kind, each.name, details)
             self._kinds[key] = place
         return place
