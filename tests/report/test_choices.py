@@ -52,7 +52,8 @@ def test_what_a_product_would_have_cost() -> None:
         for call in compiled.graph.of_kind(Call)
         if call.op.startswith("aten.mm") and call.phase.kind == "forward"
     )
-    (axis,) = choices.found[choices.of(product)]["axes"] if choices.of(product) >= 0 else ()
+    assert choices.of(product) >= 0
+    (axis,) = choices.found[choices.of(product)]["axes"]
     rows = {row[0]: row[1:] for row in axis["rows"]}
     assert axis["chosen"] == "S(0), B -> S(0)"
     work, moved, exchanges, total = rows["S(0), B -> S(0)"]

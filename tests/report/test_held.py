@@ -15,7 +15,7 @@ from weft.compiler.memory.walk import memory
 from weft.report.held import memory_rows
 from weft.strategy.strategy import Strategy
 from weft.traces.rows import Level, RankTrace, StepSpan
-from weft.units import Bytes
+from weft.units import Bytes, Seconds
 
 DATA = {"*": weft.split(0)}
 CASES: dict[str, tuple[dict[str, Any], tuple[int, ...]]] = {
@@ -76,9 +76,9 @@ def test_a_walk_is_that_of_the_compiler() -> None:
         Timed(
             int(s.details["actor"]),
             int(s.details.get("micro-batch", 0)),
-            s.begin / 1e9,
-            s.end / 1e9,
-        )  # type: ignore[arg-type]
+            Seconds(s.begin / 1e9),
+            Seconds(s.end / 1e9),
+        )
         for s in trace.slices
     ]
     found = memory(compiled.plan.ranks[0], moments_of(acts))

@@ -28,7 +28,8 @@ def _fake() -> torch.Tensor:
 def _named() -> torch.Tensor:
     if not hasattr(torch.Tensor, "names"):
         pytest.skip("this torch has no named dimensions")
-    return torch.zeros(2).refine_names("N")
+    named: torch.Tensor = torch.zeros(2, names=("N",))  # type: ignore[call-overload]
+    return named
 
 
 ODD: dict[str, tuple[Any, str]] = {

@@ -206,5 +206,6 @@ def _score(place: Path) -> float | None:
     except UserError:
         return None
     found = extra.get(SCORE) if isinstance(extra, dict) else None
-    number = isinstance(found, int | float) and not isinstance(found, bool)
-    return float(found) if number and abs(found) <= sys.float_info.max else None
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return None
+    return float(found) if abs(found) <= sys.float_info.max else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from weft.errors import UserError
 from weft.program.saving.manifest import DTYPES
@@ -34,7 +34,7 @@ def _why_not(tensor: Tensor) -> tuple[str, str] | None:
         return f"a global tensor of shape {list(tensor.shape)}", "give tensor.full()"
     if isinstance(tensor, DTensor):
         return f"a DTensor of shape {list(tensor.shape)}", "give tensor.full_tensor()"
-    if isinstance(tensor, UninitializedTensorMixin):
+    if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
         return "a parameter without a shape", "run its lazy module once before"
     if tensor.is_nested:
         return "a nested tensor", "give the list of its parts, tensor.unbind()"
