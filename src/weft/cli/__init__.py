@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from weft.cli.ops import show_op as show_op
     from weft.cli.plan import plan_graph as plan_graph
     from weft.cli.planned import PlanOptions as PlanOptions
+    from weft.cli.report import join_reports as join_reports
     from weft.cli.run import RunOptions as RunOptions
     from weft.cli.run import run_script as run_script
     from weft.cli.search import SearchOptions as SearchOptions
@@ -31,6 +32,7 @@ _HOMES = {
     "diff_strategies": "weft.cli.diff",
     "export_checkpoint": "weft.cli.convert",
     "import_files": "weft.cli.convert",
+    "join_reports": "weft.cli.report",
     "list_ops": "weft.cli.ops",
     "look_here": "weft.cli.doctor",
     "measure_here": "weft.cli.measure",

@@ -338,6 +338,25 @@ def search(
         typer.echo(cli.search_graph(asked, output, resume, as_json, report))
 
 
+@app.command("report", rich_help_panel=LOOK)
+def report_(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN…",
+            help="Pages that --report or Program.report wrote, or folders of runs with pages, timelines (.json) and "
+            "logs (.csv, .jsonl).",
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", metavar="FILE", help="The page to write.")
+    ],
+) -> None:
+    """Write a page of runs, or of several reports side by side: one HTML file, which opens from disk."""
+    with _told():
+        typer.echo(cli.join_reports(runs, output))
+
+
 @app.command(rich_help_panel=PLAN)
 def diff(
     first: Annotated[Path, typer.Argument(metavar="FIRST", help="The file of a strategy.")],

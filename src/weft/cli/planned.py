@@ -54,7 +54,7 @@ class PlanOptions:
         title = f"{step.graph.name} on {shape} of {self.topology}"
         if step.device_type != machine.device_type:
             title += f", captured for {step.device_type!r}: its ops are in the form of that device"
-        return StoredPlan(step, compiled, machine, title)
+        return StoredPlan(step, compiled, machine, title, strategy)
 
 
 @final
@@ -67,9 +67,11 @@ class StoredPlan:
         compiled: plans of a rank of each class.
         machine: that it is planned for.
         title: what was planned where, in words.
+        strategy: that it is planned by.
     """
 
     step: StoredStep
     compiled: Compiled
     machine: Machine
     title: str
+    strategy: Strategy

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from weft.cli.planned import PlanOptions
 from weft.errors import UserError
 from weft.planning.machine import machine_of
 from weft.planning.stored_step import StoredStep
@@ -125,8 +126,14 @@ def search_graph(
     result = _found(asked, files, _start(asked, files, resume))
     files.write_all(result)
     if report is not None:
-        title = f"{asked.graph.name} on {asked.topology}"
-        write_report(report, Report(title, simulation=result.simulation, search=result))
+        # The search keeps measures, not plans: that of the best is made once more.
+        plan = PlanOptions(asked.graph, result.best, asked.topology, "").found()
+        shown = Report(
+            *(plan.title, plan.compiled, result.simulation),
+            search=result,
+            strategy=result.best,
+        )
+        write_report(report, shown)
     return json.dumps(result.to_json()) if as_json else str(result)
 
 

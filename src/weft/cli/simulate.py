@@ -65,8 +65,11 @@ def simulate_graph(
     if wanted.chakra is not None:
         write_chakra(priced.step, priced.acts, found.machine.costs, wanted.chakra)
     if wanted.report is not None:
-        graph, notes = found.compiled.graph, joined_notes(found.compiled.notes)
-        write_report(wanted.report, Report(found.title, graph, simulation, notes=notes))
+        notes = joined_notes(found.compiled.notes)
+        shown = Report(
+            found.title, found.compiled, simulation, notes=notes, strategy=found.strategy
+        )
+        write_report(wanted.report, shown)
     if as_json:
         return json.dumps({"title": found.title, **simulation.to_json()})
     return "\n".join([found.title, str(simulation), *joined_notes(found.compiled.notes)])

@@ -78,9 +78,10 @@ def compile(
             layout in which each is stored (ordinary tensors where there is one rank). They are the
             same objects, under the same names, and the optimizer's; what is written to them the
             next step sees, and eager code may use them. May be on the meta device when its modules
-            have `reset_parameters()`, or with `weights`. A model whose parameters an open program holds already is
-            shared; `weft.release` gives it back. Or a `weft.Step`, which holds this and the next
-            three and is captured once for all strategies.
+            have `reset_parameters()`, or the model `_init_weights(module)`, or with `weights`. A model
+            whose parameters an open program holds already is shared; `weft.release` gives it back.
+            Or a `weft.Step`, which holds this and the next three and is captured once for all
+            strategies.
         loss_fn: `loss_fn(model, batch)` returns the loss, or a tuple or dict with it (see
             `weft.capture.capture`).
         optimizer: a `torch.optim` optimizer of the model's parameters, or a list of several, which

@@ -659,7 +659,7 @@ class Program:
         """Write a page that shows layouts of the model, and time and memory of the last step and of the predicted one.
 
         One HTML file, which opens from disk without a network. Every process must call it, after a step; the first
-        writes.
+        writes. After `recording`, it shows all steps of it.
 
         Args:
             path: of the file.
@@ -670,7 +670,11 @@ class Program:
         trace = self.trace()
         if self.is_first:
             notes = self.explain().splitlines()
-            shown = Report(title(self.graph), self.graph, self.predicted, trace.ranks, notes=notes)
+            shown = Report(
+                *(title(self.graph), self._compiled, self.predicted, trace.ranks),
+                notes=notes,
+                strategy=self.strategy,
+            )
             write_report(path, shown)
 
     @contextmanager

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from math import isfinite
 from typing import Any, TypeAlias, final
 
-from weft.ir.logical import Call, Input, LogicalGraph
+from weft.compiler.pipeline import Compiled
+from weft.report.held import memory_rows
+from weft.report.modules import model_rows
+from weft.report.sent import sent_bytes
+from weft.report.timelines import Timelines, from_work
 from weft.search.outcome.result import SearchResult
 from weft.simulator.results.simulation import Simulation
+from weft.strategy.strategy import Strategy
 from weft.traces.rows import RankTrace
-from weft.units import ITEM_SIZE
 
-# Slices of a timeline; of more, the shortest are joined until so many are left.
-MOST_SLICES = 20_000
+# Of the data of a page: pages of other formats are not read back.
+FORMAT = 1
 # Data as JSON has it.
 Data: TypeAlias = "dict[str, Any]"
+# A figure of a run: its steps and values.
+Curve: TypeAlias = "tuple[Sequence[int], Sequence[float | None]]"
+# Rows of what a search looked at.
+_MOST_LOOKS = 20_000
 
 
 @final
@@ -25,64 +34,50 @@ class Report:
 
     Attributes:
         title: of the page.
-        graph: with layouts, for the view of the model.
+        compiled: the plan, for the views of the model, of bytes and of memory.
         simulation: for what is predicted.
-        measured: timelines of a step that ran.
+        measured: timelines of steps that ran.
         search: what was tried.
         notes: lines to stand at the top.
+        strategy: that the plan was made by, for reasons.
+        predicted: timelines, where there is no simulation that has them.
+        figures: of a run, by name, such as its loss.
     """
 
     title: str
-    graph: LogicalGraph | None = None
+    compiled: Compiled | None = None
     simulation: Simulation | None = None
     measured: Sequence[RankTrace] = ()
     search: SearchResult | None = None
     notes: Sequence[str] = ()
+    strategy: Strategy | None = None
+    predicted: Sequence[RankTrace] = ()
+    figures: Mapping[str, Curve] = field(default_factory=dict)
 
     def data(self) -> Data:
-        """All of it as JSON has it: times in microseconds from the begin of the step, sizes in bytes."""
-        simulated = self.simulation.traces if self.simulation is not None else ()
+        """All of it as JSON has it.
+
+        Times of timelines and of memory are in tenths of a microsecond from the begin of the first step, others in
+        seconds; sizes in bytes.
+        """
+        simulation = self.simulation
+        simulated = from_work(simulation.traces if simulation is not None else self.predicted)
+        timelines = Timelines()
+        timelines.add("measured", self.measured)
+        timelines.add("predicted", simulated, simulation.path if simulation is not None else ())
+        groups = {"measured": self.measured, "predicted": simulated}
         return {
+            "format": FORMAT,
             "title": self.title,
             "notes": list(self.notes),
-            "model": list(_modules(self.graph)) if self.graph is not None else [],
-            "summary": _summary(self.simulation) if self.simulation is not None else {},
-            "timelines": [
-                *(_timeline("measured", each) for each in self.measured),
-                *(_timeline("predicted", each) for each in simulated),
-            ],
-            "search": _tried(self.search) if self.search is not None else {},
+            "model": {} if self.compiled is None else model_rows(self.compiled, self.strategy),
+            "sent": {} if self.compiled is None else sent_bytes(self.compiled),
+            "summary": {} if simulation is None else _summary(simulation),
+            "time": timelines.data(),
+            "memory": memory_rows(self.compiled, groups),
+            "search": {} if self.search is None else _searched(self.search),
+            "figures": {name: list(map(list, curve)) for name, curve in self.figures.items()},
         }
-
-
-def _modules(graph: LogicalGraph) -> Iterator[Data]:
-    """A row for each parameter and buffer, and for each module with its lines and ops."""
-    calls: dict[str, list[Call]] = {}
-    for node in graph.of_kind(Call):
-        if node.location is not None:
-            calls.setdefault(node.location.module, []).append(node)
-    for node in graph.of_kind(Input):
-        if node.role in ("parameter", "buffer"):
-            value, layout = node.value, node.value.layout
-            size = ITEM_SIZE.get(value.dtype, 8)
-            for length in value.shape:
-                size *= length
-            yield {
-                "path": node.key,
-                "role": node.role,
-                "shape": list(value.shape),
-                "dtype": value.dtype,
-                "bytes": size,
-                "layout": [] if layout is None else [str(sbp) for sbp in layout.sbp],
-                "grid": [] if layout is None else list(layout.placement.shape),
-                "ranks": [] if layout is None else list(layout.placement.ranks),
-            }
-    for path, every in calls.items():
-        lines = dict.fromkeys(f"{x.location.file}:{x.location.line}" for x in every if x.location)
-        ops: dict[str, int] = {}
-        for each in every:
-            ops[each.op] = ops.get(each.op, 0) + 1
-        yield {"path": path, "role": "module", "lines": list(lines), "ops": ops}
 
 
 def _summary(simulation: Simulation) -> Data:
@@ -96,6 +91,7 @@ def _summary(simulation: Simulation) -> Data:
                 "rank": each.rank,
                 "count": each.count,
                 "bubble": each.bubble,
+                "hidden": each.parts.hidden,
                 **{name: float(x) for name, x in asdict(each.parts).items() if name != "rank"},
             }
             for each in simulation.ranks
@@ -106,56 +102,26 @@ def _summary(simulation: Simulation) -> Data:
     }
 
 
-def _timeline(group: str, trace: RankTrace) -> Data:
-    begin = min((step.begin for step in trace.steps), default=0)
-    queues = {name: place for place, (name, _) in enumerate(trace.queues)}
-    slices = [
-        [
-            queues[each.queue],
-            (each.begin - begin) / 1000,
-            (each.end - each.begin) / 1000,
-            each.kind,
-            each.name,
-            _details(each.details),
-        ]
-        for each in trace.slices
-    ]
+def _searched(search: SearchResult) -> Data:
+    found = search.to_json()
+    del found["simulation"]
+    course = search.course
+    apart = -(-len(course) // _MOST_LOOKS)
+    chains = list(dict.fromkeys(each.chain for each in course))
+    places = {chain: place for place, chain in enumerate(chains)}
     return {
-        "group": group,
-        "rank": trace.rank,
-        "queues": list(queues),
-        "slices": _fewer(slices),
-        "steps": [[n, (a - begin) / 1000, (b - begin) / 1000] for n, a, b in trace.steps],
-        "levels": [[(time - begin) / 1000, size] for time, size in trace.levels],
+        **found,
+        "seconds": search.seconds,
+        "best": search.best.to_text(),
+        "chains": chains,
+        # Of many, some are shown, and all that became the best.
+        "course": [
+            [each.after, places[each.chain], each.seconds, each.best, _finite(each.bound)]
+            for place, each in enumerate(course)
+            if place % max(apart, 1) == 0 or each.best == each.seconds
+        ],
     }
 
 
-def _details(details: Mapping[str, str | int]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in details.items())
-
-
-def _fewer(slices: list[list[Any]]) -> list[list[Any]]:
-    """As many slices as can be drawn: neighbours of a queue and kind are joined where all are short."""
-    least = 0.0
-    while len(slices) > MOST_SLICES:
-        lengths = sorted(each[2] for each in slices)
-        least = max(2 * least, lengths[len(lengths) // 2], 1e-3)
-        joined: list[list[Any]] = []
-        for each in slices:
-            last = joined[-1] if joined else None
-            near = last is not None and last[0] == each[0] and last[3] == each[3]
-            if near and last is not None and max(last[2], each[2]) <= least:
-                last[2] = each[1] + each[2] - last[1]
-                last[4], last[5] = "several short acts", ""
-            else:
-                joined.append(list(each))
-        if len(joined) == len(slices):
-            return joined
-        slices = joined
-    return slices
-
-
-def _tried(search: SearchResult) -> Data:
-    found = search.to_json()
-    del found["simulation"]
-    return {**found, "seconds": search.seconds, "best": search.best.to_text()}
+def _finite(number: float) -> float | None:
+    return number if isfinite(number) else None

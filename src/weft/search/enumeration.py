@@ -19,6 +19,7 @@ from weft.search.evaluation.measures import Longer, Measures, Refused
 from weft.search.order.estimates import Estimates
 from weft.search.order.frontier import Frontier
 from weft.search.order.lines import Lines
+from weft.search.outcome.course import LookedAt
 from weft.search.outcome.outcomes import Planned, not_searched, nothing_fits, rows
 from weft.search.outcome.result import SearchResult
 from weft.search.outcome.why_not import Sources, kinds_of, why_not
@@ -77,6 +78,9 @@ class Enumeration:
         self.locality = ""
         self._additive: dict[str, AdditivePart | None] = {}
         self._took: list[float] = []
+        self._begin = monotonic()
+        self._course: list[LookedAt] = []
+        self.chain = "points"
         self.until = 1.0
         self.learned = learned
         evaluator.learn(learned.answers, learned.longer)
@@ -130,6 +134,7 @@ class Enumeration:
         self._tried[key] = name, strategy, found, by_hand
         if isinstance(found, Measures) and self._has_room(found.memory) and self._beats(found):
             self._take(found, key, strategy)
+        self._noted(found)
         return found
 
     def move(self, name: str, strategy: Strategy, most: Seconds) -> Measures | Refused | Longer:
@@ -147,7 +152,15 @@ class Enumeration:
         if isinstance(found, Measures) and self._has_room(found.memory) and self._beats(found):
             self._tried.setdefault(key, (name, strategy, found, False))
             self._take(found, key, strategy)
+        self._noted(found)
         return found
+
+    def _noted(self, found: Measures | Refused | Longer) -> None:
+        """Note what came of a strategy, in the course of the search."""
+        fits = isinstance(found, Measures) and self._has_room(found.memory)
+        seconds = found.seconds if fits and isinstance(found, Measures) else None
+        after, best = Seconds(monotonic() - self._begin), self._best and self._best[0]
+        self._course.append(LookedAt(after, self.chain, seconds, best, self.bound))
 
     def _note(self, key: str, strategy: Strategy, known: bool) -> None:
         """Note how long a plan took, or that an earlier search made it."""
@@ -311,6 +324,7 @@ class Enumeration:
             self.locality,
             why_not(self._by_hand, best, self._sources()),
             additive,
+            tuple(self._course),
             record=self.record(),
         )
 

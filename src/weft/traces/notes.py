@@ -11,8 +11,12 @@ from pathlib import Path
 
 def stars(name: str) -> str:
     """`blocks.3.fc` as `blocks.*.fc`, so that repeated blocks fall together; files relative to here."""
-    near = name.replace(f"{Path.cwd()}{os.sep}", "")
-    return re.sub(r"(?<=\.)\d+(?=[. ]|$)", "*", near)
+    return re.sub(r"(?<=\.)\d+(?=[. ]|$)", "*", near(name))
+
+
+def near(text: str) -> str:
+    """A text with files relative to here."""
+    return text.replace(f"{Path.cwd()}{os.sep}", "")
 
 
 def joined_notes(notes: Iterable[str]) -> list[str]:

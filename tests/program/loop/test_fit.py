@@ -257,6 +257,18 @@ def test_a_scheduler_that_follows_a_figure_is_refused() -> None:
             weft.fit(program, loader(program), steps=3, schedulers=[schedule])
 
 
+def test_an_extra_that_is_called_as_a_scheduler_is_refused() -> None:
+    with compiled() as (program, optimizer):
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        with pytest.raises(UserError, match=r"'scheduler\.0'; give yours another name"):
+            weft.fit(
+                *(program, loader(program)),
+                steps=1,
+                schedulers=[schedule],
+                extra={"scheduler.0": 1},
+            )
+
+
 def test_several_batches_an_update() -> None:
     found: dict[int, float] = {}
     with compiled() as (program, optimizer):
@@ -330,6 +342,11 @@ def test_logs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         ({"steps": 1, "log_every": True}, "log_every takes"),
         ({"steps": 1, "log": [3]}, "log takes logs"),
         ({"steps": 1, "extra": {"loader": 1}}, "give yours another name"),
+        (
+            {"steps": 1, "extra": {"score": 1}, "checkpoint": weft.Checkpoints("nowhere")},
+            "'score'; give yours another name",
+        ),
+        ({"steps": 1, "extra": [1]}, "extra takes a dict"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], text: str) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
+from errno import ENOSPC
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -10,6 +13,7 @@ from typing import Any
 import pytest
 
 import weft
+from weft.errors import UserError
 
 
 class Writer:
@@ -75,3 +79,64 @@ def test_a_line_that_was_cut_stays_alone(kind: Any, tmp_path: Path) -> None:
     second.close()
     assert path.read_text().startswith(cut + "\n")
     assert "1.5" in path.read_text().splitlines()[-1]
+
+
+def test_a_table_gets_columns_as_figures_come(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    log = weft.logs.Csv(path)
+    log.write(1, {"loss": 2.0})
+    log.write(2, {"loss": 1.0, "held": 3.0})
+    log.close()
+    assert path.read_text().splitlines() == ["step,loss,held", "1,2.0,", "2,1.0,3.0"]
+    again = weft.logs.Csv(path)
+    again.write(3, {"held": 2.5})
+    again.close()
+    assert path.read_text().splitlines()[-1] == "3,,2.5"
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("step,loss\n1,2.0,3.0,4.0\n", "line 2 has 4 cells, its header 2"),
+        ("a,b\n1,2\n", r"its header \['a', 'b'\] has no column 'step'"),
+        ("step,loss,loss\n1,2,3\n", "has a column twice"),
+        ("\nstep,loss\n1,2\n", "begins with an empty line"),
+        (b"step,loss\n1,\xff\n", "which is no CSV"),
+        (b"\xff\xfe\n", "which is no CSV"),
+    ],
+    ids=["wider", "another", "twice", "blank", "bytes", "header"],
+)
+def test_tables_of_others_are_told_and_stay(content: Any, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    before = path.read_bytes()
+    log = weft.logs.Csv(path)
+    for _ in range(2):
+        with pytest.raises(UserError, match=why):
+            log.write(5, {"held": 1.0})
+    log.close()
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("kind", [weft.logs.JsonLines, weft.logs.Csv])
+def test_a_figure_that_is_called_step_is_told(kind: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="steps under the name 'step', and so has a figure"):
+        kind(tmp_path / "log").write(1, {"step": 2.0})
+    assert list(tmp_path.iterdir()) == []
+
+
+class Full(io.StringIO):
+    """A file on a disk that has no room left."""
+
+    def flush(self) -> None:
+        raise OSError(ENOSPC, os.strerror(ENOSPC))
+
+
+@pytest.mark.parametrize("kind", [weft.logs.JsonLines, weft.logs.Csv])
+def test_a_full_disk_is_told(kind: Any, tmp_path: Path) -> None:
+    log = kind(tmp_path / "log")
+    log.write(1, {"loss": 2.0})
+    log.close()
+    log._columns, log._file = ["step", "loss"], Full()
+    with pytest.raises(UserError, match="cannot write the log .*No space left"):
+        log.write(2, {"loss": 1.0})

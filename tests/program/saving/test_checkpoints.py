@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from errno import ENOSPC
 from pathlib import Path
@@ -159,3 +160,29 @@ def test_one_that_is_still_written_is_the_newest(tmp_path: Path) -> None:
 def test_wrong_arguments(entries: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="weft.Checkpoints: "):
         weft.Checkpoints(**{"path": "x", **entries})
+
+
+def test_an_extra_of_the_user_s_stays_apart_from_the_score(tmp_path: Path) -> None:
+    kept = weft.Checkpoints(tmp_path)
+    with compiled(Case()) as (program, _):
+        for score in (None, 2.0):
+            with pytest.raises(
+                UserError, match="the score .* extras as 'score'; give yours another"
+            ):
+                kept.save(program, {"score": 1.0}, score=score)
+        assert names(tmp_path) == []
+        kept.save(program, {"scores": 1.0}, score=2.0)
+        assert kept.load_newest(program) == {"scores": 1.0, "score": 2.0}
+
+
+@pytest.mark.parametrize("extra", [[], {"score": 10**400}, {"score": True}, {"score": "1"}])
+def test_scores_that_are_none_count_for_none(extra: Any, tmp_path: Path) -> None:
+    kept = weft.Checkpoints(tmp_path, keep=1)
+    with compiled(Case()) as (program, _):
+        place = kept.save(program)
+        content = json.loads((place / "weft.json").read_text())
+        content["about"]["extra"] = extra
+        (place / "weft.json").write_text(json.dumps(content))
+        program.step(batch_of(0))
+        kept.save(program, score=1.0)
+    assert names(tmp_path) == [1]

@@ -110,6 +110,25 @@ def test_there_and_back_with_transformers(imported: bool, tmp_path: Path) -> Non
         torch.testing.assert_close(read.state_dict()[name], value, rtol=1e-5, atol=1e-6)
 
 
+def test_a_model_on_the_meta_device(tmp_path: Path) -> None:
+    """No file has its rotary buffers; the model's own way makes them."""
+    batch = torch.randint(17, (4, 6))
+    plain = llama()
+    plain.save_pretrained(tmp_path / "files")
+    with torch.device("meta"):
+        model = llama()
+    with weft.local_world(2):
+        program = weft.compile(
+            *(model, llama_loss, torch.optim.SGD(model.parameters(), lr=0.1), batch),
+            placement=weft.placement("cpu", [0, 1]),
+            strategy=weft.Strategy(batch={"*": weft.split(0)}, zero=weft.Zero(3)),
+            weights=tmp_path / "files",
+        )
+        found = float(program.step(batch))
+        program.close()
+    assert found == pytest.approx(llama_loss(plain, batch).item(), rel=1e-5)
+
+
 def test_what_cannot_be(saved: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     place = saved[0]
     with pytest.raises(UserError, match="is no checkpoint"):

@@ -15,7 +15,7 @@ from torch import nn
 import weft
 from program.saving.nets import Case, assert_same, batch_of, compiled, loss_fn
 from weft.errors import UserError
-from weft.program.live import variables
+from weft.program.live import first_values
 from weft.program.saving import files
 
 
@@ -57,7 +57,7 @@ def test_a_checkpoint_s_model(case: Case, tmp_path: Path, monkeypatch: pytest.Mo
         saved = program.full_state_dict()
     filled: list[str] = []
     monkeypatch.setattr(
-        variables, "_filled", lambda module, _: filled.append(type(module).__name__)
+        first_values, "_filled", lambda module, *_: filled.append(type(module).__name__)
     )
     with begun(case, tmp_path / "saved", meta()) as program:
         assert program.steps == 0

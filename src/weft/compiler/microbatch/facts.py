@@ -79,7 +79,8 @@ def _leaves(graph: LogicalGraph, micro_batches: int) -> tuple[int, frozenset[str
             f"micro_batches={micro_batches}: the batch leaf {cut[0].key!r} of shape "
             f"{list(cut[0].value.shape)} has {size} samples, which make no {micro_batches} equal "
             f"parts; take a number of micro-batches that divides {size}, or a batch of a multiple "
-            f"of {micro_batches}"
+            f"of {micro_batches}; where it is the last, smaller batch of an epoch, drop_last=True of the loader leaves "
+            "it out"
         )
     return size, frozenset(node.value.name for node in cut)
 

@@ -12,6 +12,7 @@ from weft.errors import UserError
 from weft.program.data.ahead import loaded_ahead
 from weft.program.data.order import mixed, of_like_lengths, order_of
 from weft.program.data.samples import LoadedRows, Samples, Stream
+from weft.program.data.whole import whole_number, whole_numbers
 from weft.program.feeding.rows import RowsOfBatch
 
 
@@ -47,7 +48,8 @@ class Loader:
         sampler: gives the numbers of samples in place of `shuffle`; the same on all processes.
         ahead: batches that a worker loads ahead.
         split: False where `collate_fn` must see all samples of a batch, as one that pads to the longest, or draws.
-        lengths: of all samples, such as tokens: those of a batch have lengths alike then, and less of it is padding.
+        lengths: of all samples, such as tokens, whole numbers from 0 (a list, an array or a tensor): those of a batch
+            have lengths alike then, and less of it is padding.
 
     Raises:
         UserError: an argument cannot be.
@@ -67,10 +69,10 @@ class Loader:
         sampler: Iterable[int] | None = None,
         ahead: int = 2,
         split: bool = True,
-        lengths: Sequence[int] | None = None,
+        lengths: Iterable[int] | None = None,
     ) -> None:
-        _check_numbers(batch_size=(batch_size, 1), workers=(workers, 0), ahead=(ahead, 1))
-        _check_numbers(seed=(seed, None))
+        batch_size, seed = _number("batch_size", batch_size, 1), _number("seed", seed)
+        workers, ahead = _number("workers", workers, 0), _number("ahead", ahead, 1)
         _check_kinds(shuffle, drop_last, split, program, collate_fn, sampler)
         iterable = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
         if iterable and not isinstance(dataset, Iterable):
@@ -82,10 +84,10 @@ class Loader:
                 "weft.Loader: an iterable dataset is read in its own order, by one worker at most; leave out shuffle, "
                 "sampler and more workers, or give a map-style dataset"
             )
-        if lengths is not None and (iterable or not isinstance(lengths, Sequence)):
+        if lengths is not None and iterable:
             raise UserError(
-                "weft.Loader: lengths takes a number for each sample of a map-style dataset, found a "
-                f"{type(lengths).__name__}"
+                "weft.Loader: lengths takes a number for each sample of a map-style dataset, and this one is iterable; "
+                "leave lengths out"
             )
         if shuffle and sampler is not None:
             raise UserError("weft.Loader: give shuffle or a sampler, not both")
@@ -100,7 +102,7 @@ class Loader:
         self._collate = collate_fn or default_collate
         self._drop_last = drop_last
         self._split = split
-        self._lengths = lengths
+        self._lengths = None if lengths is None else whole_numbers(lengths, "weft.Loader: lengths")
 
     def __len__(self) -> int:
         """Batches of an epoch."""
@@ -250,13 +252,13 @@ def _as_it_is(loaded: Any) -> Any:
     return loaded
 
 
-def _check_numbers(**numbers: tuple[Any, int | None]) -> None:
-    """Numbers by name, each with the least that it may be."""
-    for name, (value, least) in numbers.items():
-        plain = isinstance(value, int) and not isinstance(value, bool)
-        if not plain or (least is not None and value < least):
-            from_ = "" if least is None else f" from {least}"
-            raise UserError(f"weft.Loader: {name} takes a number{from_}, found {value!r}")
+def _number(name: str, value: Any, least: int | None = None) -> int:
+    """An argument that is a whole number, of Python or numpy, from `least` on."""
+    found = whole_number(value)
+    if found is None or (least is not None and found < least):
+        from_ = "" if least is None else f" from {least}"
+        raise UserError(f"weft.Loader: {name} takes a number{from_}, found {value!r}")
+    return found
 
 
 def _check_kinds(

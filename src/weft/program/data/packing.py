@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable
 from itertools import accumulate
 from typing import Any, final
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from weft.errors import UserError, shown
+from weft.program.data.whole import whole_number, whole_numbers
 
 
 @final
@@ -37,10 +38,11 @@ class Packed(Dataset[dict[str, Tensor]]):
         texts: Any,
         length: int,
         *,
-        lengths: Sequence[int] | None = None,
+        lengths: Iterable[int] | None = None,
         key: str = "input_ids",
     ) -> None:
-        if isinstance(length, bool) or not isinstance(length, int) or length < 1:
+        tokens = whole_number(length)
+        if tokens is None or tokens < 1:
             raise UserError(
                 f"weft.Packed: length takes a number of tokens from 1, found {length!r}"
             )
@@ -48,20 +50,17 @@ class Packed(Dataset[dict[str, Tensor]]):
             raise UserError(
                 f"weft.Packed: takes a dataset with __getitem__ and __len__, found a {type(texts).__name__}"
             )
-        self._texts, self._length, self._key = texts, length, key
+        self._texts, self._length, self._key = texts, tokens, key
         if lengths is None:
             lengths = [len(self._tokens(number)) for number in range(len(texts))]
-        if (
-            not isinstance(lengths, Sequence)
-            or len(lengths) != len(texts)
-            or not all(isinstance(each, int) and each >= 0 for each in lengths)
-        ):
+        every = whole_numbers(lengths, "weft.Packed: lengths")
+        if len(every) != len(texts):
             raise UserError(
                 f"weft.Packed: lengths takes a number of tokens for each of the {len(texts)} texts, found "
-                f"{shown(lengths)}"
+                f"{shown(every)}"
             )
         # Where each text ends, of all tokens.
-        self._ends = list(accumulate(map(int, lengths)))
+        self._ends = list(accumulate(every))
 
     def __len__(self) -> int:
         """Rows."""

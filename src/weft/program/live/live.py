@@ -15,6 +15,7 @@ from weft.ir.logical import Input
 from weft.layout import Layout, Placement, Shares
 from weft.program.everyone import agreed, everyone, told
 from weft.program.feeding.shards import shares_of
+from weft.program.live.first_values import check_initial_values, initial_values
 from weft.program.live.holds import (
     LiveHold,
     check_unread,
@@ -24,7 +25,6 @@ from weft.program.live.holds import (
 )
 from weft.program.live.laid import check_unused, cut_value, laid_as, parts_of, swap, whole_of
 from weft.program.live.unwrapped import retired
-from weft.program.live.variables import check_initial_values, initial_values
 from weft.runtime.memory.state import Variables
 from weft.runtime.world.world import World
 from weft.tensor import GlobalTensor
@@ -64,7 +64,7 @@ def take_over(
     ranks = [rank for rank in world.ranks if rank in placement.coordinates]
     parts: dict[int, dict[str, Tensor]] = {rank: {} for rank in ranks}
     device, alone = world.device(ranks[0]), len(placement.ranks) == 1
-    _agree(model, world, device if alone else None, later)
+    _agree(model, world, device, alone, later)
     meshes = _meshes(model, layouts.values())
     with everyone(world) as channel:
         values = initial_values(
@@ -91,14 +91,15 @@ def take_over(
 
 
 def _agree(
-    model: nn.Module, world: World, own: torch.device | None, later: Collection[str]
+    model: nn.Module, world: World, device: torch.device, alone: bool, later: Collection[str]
 ) -> None:
     """Check on every process that a model can be taken over.
 
     Args:
         model: to be taken over.
         world: of all processes.
-        own: the device of the only rank, on which plain tensors stay as they are; None for several.
+        device: of the first rank here.
+        alone: True where it is the only rank, on whose device plain tensors stay as they are.
         later: names of tensors that get their values later.
 
     Raises:
@@ -106,10 +107,10 @@ def _agree(
     """
 
     def check() -> None:
-        check_initial_values(model, later)
+        check_initial_values(model, device, later)
         for key, tensor in named_variables(model).items():
             plain = not isinstance(tensor, GlobalTensor)
-            if plain and (own is None or not _stays(tensor, own)):
+            if plain and not (alone and _stays(tensor, device)):
                 _check_free(model, key, tensor)
 
     with retired(model):

@@ -1,13 +1,8 @@
-"""Variables of a program: every rank's part of the model's parameters and buffers, and their first values.
-
-First values are made whole, one at a time.
-"""
+"""Variables of a program: every rank's part of the model's parameters and buffers."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -87,81 +82,3 @@ def load_whole(setting: Setting, graph: LogicalGraph, state: Mapping[str, Tensor
                     for written in (key, f"{key}.{MASTER}"):
                         if written in variables:
                             variables.write(written, part)
-
-
-def initial_values(
-    model: nn.Module,
-    device: torch.device,
-    agree: Callable[[Callable[[], nn.Module]], nn.Module],
-    later: Collection[str] = (),
-) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """Every parameter and buffer of a model, tied ones once: its name, itself and its value.
-
-    The value of a tensor is itself, unless it is on the meta device: then its module is filled by
-    `reset_parameters`, as when it was built, on `device`. Only one such module is whole at a time.
-    Call `check_initial_values` first.
-
-    Args:
-        model, device: whose values, and where.
-        agree: calls what fills a module, and raises when that fails on any process.
-        later: names of tensors that get their values later; those on the meta device have None.
-    """
-    seen: set[int] = set()
-    for path, module in model.named_modules():
-        own = _own_tensors(module)
-        fill = partial(_filled, module, device)
-        filled = _own_tensors(agree(fill)) if _to_fill(path, module, later) else {}
-        for name, tensor in own.items():
-            if id(tensor) not in seen:
-                seen.add(id(tensor))
-                key = _join(path, name)
-                yield key, tensor, filled.pop(name, None) if tensor.is_meta else tensor
-
-
-def check_initial_values(model: nn.Module, later: Collection[str] = ()) -> None:
-    """Raise UserError, naming the tensors, when some on the meta device have no way to get values."""
-    unknown = [
-        name
-        for path, module in model.named_modules()
-        if not callable(getattr(module, "reset_parameters", None))
-        for name in _to_fill(path, module, later)
-    ]
-    if unknown:
-        where = "no tensor of these weights fills them, and " if later else ""
-        raise UserError(
-            f"{', '.join(unknown[:5])}{' …' if len(unknown) > 5 else ''} are on the meta device; {where}their modules "
-            "have no reset_parameters() to do it; give them one, or build these modules on a device"
-        )
-
-
-def _to_fill(path: str, module: nn.Module, later: Collection[str]) -> list[str]:
-    """The module's own tensors on the meta device that have to be filled, by their names in the model."""
-    names = {_join(path, name): tensor for name, tensor in _own_tensors(module).items()}
-    return [name for name, tensor in names.items() if tensor.is_meta and name not in later]
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
-    tensors = {**module._parameters, **module._buffers}
-    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
-
-
-def _filled(module: nn.Module, device: torch.device) -> nn.Module:
-    """A copy of `module`, without its children's tensors, whose own tensors have their first values."""
-    twin = copy.copy(module)
-    twin._parameters = {
-        name: None
-        if value is None
-        else nn.Parameter(torch.empty_like(value, device=device), value.requires_grad)
-        for name, value in module._parameters.items()
-    }
-    twin._buffers = {
-        name: None if value is None else torch.empty_like(value, device=device)
-        for name, value in module._buffers.items()
-    }
-    with torch.no_grad():
-        twin.reset_parameters()  # type: ignore[operator]
-    return twin

@@ -18,7 +18,7 @@ from weft.program.loop.bar import Bar
 from weft.program.loop.logs import Figures, Log, log_of
 from weft.program.loop.stopping import Stopping
 from weft.program.program import Program
-from weft.program.saving.checkpoints import Checkpoints
+from weft.program.saving.checkpoints import SCORE, Checkpoints, check_names
 from weft.units import Seconds
 
 LOADER = "loader"
@@ -91,10 +91,15 @@ def fit(
     """
     _check(steps, epochs, accumulate, log_every, evaluate_every)
     _check_schedulers(schedulers)
-    if LOADER in (extra or {}) and isinstance(loader, Loader):
+    if extra is not None and not isinstance(extra, Mapping):
         raise UserError(
-            f"weft.fit: the place of the loader stands among the extras as {LOADER!r}; give yours another name"
+            f"weft.fit: extra takes a dict of what is to be saved by name, found a {type(extra).__name__}"
         )
+    if isinstance(loader, Loader):
+        check_names(extra, (LOADER,), "weft.fit: the place of the loader stands")
+    if checkpoint is not None:
+        check_names(extra, (SCORE,), "weft.fit: the score of a checkpoint stands")
+    check_names(extra, _scheduler_names(schedulers), "weft.fit: a scheduler stands")
     logs = [log_of(each) for each in log]
     loop = _Loop(program, loader, schedulers, accumulate, checkpoint, dict(extra or {}))
     loop.resume()
@@ -283,10 +288,15 @@ class _Loop:
             self.scored = self.scored if score is None else step
 
     def _kept(self) -> dict[str, Any]:
-        own = {f"scheduler.{number}": each for number, each in enumerate(self.schedulers)}
+        names = _scheduler_names(self.schedulers)
+        own: dict[str, Any] = dict(zip(names, self.schedulers, strict=True))
         if isinstance(self.loader, Loader):
             own[LOADER] = self.loader
         return {**self.extra, **own}
+
+
+def _scheduler_names(schedulers: Sequence[Any]) -> list[str]:
+    return [f"scheduler.{number}" for number in range(len(schedulers))]
 
 
 def _passed(before: int, now: int, every: int) -> bool:

@@ -12,11 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeAlias, final, runtime_checkable
 
-from weft.errors import UNREADABLE, UserError
+from weft.errors import UserError
+from weft.program.loop.log_files import (
+    STEP,
+    append,
+    check_figures,
+    columns_of,
+    opened_log,
+    rows_of,
+)
 from weft.whole_files import write_whole
 
 Figures: TypeAlias = Mapping[str, float]
-_DAMAGE: tuple[type[Exception], ...] = (*UNREADABLE, csv.Error)
 
 
 @runtime_checkable
@@ -46,12 +53,12 @@ class JsonLines:
         """Write a line.
 
         Raises:
-            UserError: the file cannot be written.
+            UserError: the file cannot be written, or a figure is called "step".
         """
-        self._file = self._file or _opened(self._path)
+        check_figures(figures)
+        self._file = self._file or opened_log(self._path)
         plain = {name: x if math.isfinite(x) else None for name, x in figures.items()}
-        self._file.write(json.dumps({"step": step, **plain}) + "\n")
-        self._file.flush()
+        append(self._file, json.dumps({STEP: step, **plain}) + "\n", self._path)
 
     def close(self) -> None:
         """Close the file; the next line opens it again."""
@@ -80,18 +87,21 @@ class Csv:
         """Write a row.
 
         Raises:
-            UserError: the file cannot be written.
+            UserError: the file cannot be written, is another table than a log, or a figure is called "step".
         """
+        check_figures(figures)
         if self._file is None:
-            self._columns, self._file = _columns(self._path), _opened(self._path)
-        row = {"step": step, **figures}
+            self._columns, self._file = columns_of(self._path), opened_log(self._path)
+        row = {STEP: step, **figures}
         more = [name for name in row if name not in self._columns]
         if more:
             self._file.close()
+            self._file = None
             self._widen(more)
-            self._file = _opened(self._path)
-        csv.DictWriter(self._file, self._columns).writerow(row)
-        self._file.flush()
+            self._file = opened_log(self._path)
+        line = io.StringIO(newline="")
+        csv.DictWriter(line, self._columns).writerow(row)
+        append(self._file, line.getvalue(), self._path)
 
     def close(self) -> None:
         """Close the file; the next row opens it again."""
@@ -101,14 +111,13 @@ class Csv:
 
     def _widen(self, more: list[str]) -> None:
         """Write the file anew, with more columns."""
-        with self._path.open(newline="") as opened:
-            rows = list(csv.DictReader(opened))
-        self._columns += more
+        columns = [*self._columns, *more]
         text = io.StringIO(newline="")
-        table = csv.DictWriter(text, self._columns)
+        table = csv.DictWriter(text, columns)
         table.writeheader()
-        table.writerows(rows)
+        table.writerows(rows_of(self._path) if self._columns else ())
         write_whole(self._path, text.getvalue(), "the log")
+        self._columns = columns
 
 
 @final
@@ -237,31 +246,3 @@ def log_of(given: object) -> Log:
 def text_of(figures: Figures) -> str:
     """Figures in one line."""
     return ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
-
-
-def _columns(path: Path) -> list[str]:
-    """The columns of a file that is there; none of another."""
-    if not path.exists():
-        return []
-    try:
-        with path.open(newline="") as opened:
-            return next(csv.reader(opened), [])
-    except _DAMAGE as error:
-        raise UserError(
-            f"cannot go on with the log {path}, which is no CSV: {error}; give a path where nothing is"
-        ) from None
-
-
-def _opened(path: Path) -> TextIO:
-    """A file that is written at its end, on a line of its own: a run that was killed may have left half of one."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        opened = path.open("a", newline="")
-        if path.stat().st_size and not path.read_bytes().endswith(b"\n"):
-            opened.write("\n")
-    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-        why = getattr(error, "strerror", None) or error
-        raise UserError(
-            f"cannot write the log {path}: {why}; give a path that can be written"
-        ) from None
-    return opened

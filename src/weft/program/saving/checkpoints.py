@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -97,7 +98,8 @@ class Checkpoints:
         Args:
             program: that trains.
             extra: as `Program.save` takes it.
-            score: the least is the best, as of a validation loss; it stands among the extras as "score".
+            score: the least is the best, as of a validation loss; it stands among the extras as "score", which no other
+                extra may be called.
 
         Returns:
             The folder of the checkpoint.
@@ -108,6 +110,7 @@ class Checkpoints:
         place = self.folder / f"{_PREFIX}{program.steps:08d}"
         if score is not None and not isinstance(score, Real):
             raise UserError(f"weft.Checkpoints: score takes a number, found {score!r}")
+        check_names(extra, (SCORE,), "the score of a checkpoint stands")
         scored: dict[str, float] = {} if score is None else {SCORE: float(score)}
         program.wait_for_saved()
         if program.is_first:
@@ -186,10 +189,23 @@ class Checkpoints:
                 shutil.rmtree(each, ignore_errors=True)
 
 
+def check_names(extra: object, taken: Iterable[str], why: str) -> None:
+    """Refuse extras of the user's under names that weft takes for its own.
+
+    Raises:
+        UserError: naming the first of them.
+    """
+    for name in taken:
+        if isinstance(extra, Mapping) and name in extra:
+            raise UserError(f"{why} among the extras as {name!r}; give yours another name")
+
+
 def _score(place: Path) -> float | None:
     try:
         extra = read_manifest(place).about.get(EXTRA, {})
     except UserError:
         return None
-    found = extra.get(SCORE)
-    return float(found) if isinstance(found, int | float) else None
+    found = extra.get(SCORE) if isinstance(extra, dict) else None
+    if isinstance(found, bool) or not isinstance(found, int | float):
+        return None
+    return float(found) if abs(found) <= sys.float_info.max else None

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from weft.errors import UserError
+from weft.errors import DamagedCheckpoint, UserError
 from weft.program.saving.distcp import NAME as METADATA
 from weft.program.saving.distcp import Distcp
 from weft.program.saving.files import SUFFIX, Extent, Reading, check_extents, to_disk, write_file
@@ -76,7 +76,8 @@ def export(
         raise UserError(f"a file takes bytes from 1, found {most}")
     manifest = read_manifest(checkpoint)
     named = _model(manifest, masters)
-    check_extents(checkpoint, (extent for each in named.values() for extent in each.extents))
+    extents = ((extent, each.dtype) for each in named.values() for extent in each.extents)
+    check_extents(checkpoint, extents)
     files = _files({name: _bytes(each, dtype) for name, each in named.items()}, most)
     beside = begin(folder)
     try:
@@ -169,6 +170,10 @@ def _model(manifest: Manifest, masters: bool) -> dict[str, Stored]:
         )
     if masters:
         tied = manifest.about.get(TIED, {})
+        if not isinstance(tied, dict) or not all(isinstance(each, str) for each in tied.values()):
+            raise DamagedCheckpoint(
+                f"{manifest.folder}: its tied tensors are no names; load another checkpoint"
+            )
         for name in found:
             own = tied.get(MODEL + name, MODEL + name).removeprefix(MODEL)
             found[name] = stored.get(MASTERS + own, found[name])

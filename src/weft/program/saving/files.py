@@ -33,6 +33,13 @@ _DAMAGE: tuple[type[Exception], ...] = (*UNREADABLE, SafetensorError, RuntimeErr
 _THREADS = 4
 # The keys in a header by which torch.distributed.checkpoint knows what part of a tensor a file holds.
 _SHARDING, _OFFSETS, _VERSION = "DCP_SHARDING_INFO", "saved_offsets", "DCP_VERSION"
+# As headers of safetensors name dtypes.
+DTYPES = {
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+    "U16": "uint16", "U32": "uint32", "U64": "uint64", "C64": "complex64",
+    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
+}  # fmt: skip
 # Marks files that have a manifest beside them.
 _MARK = "weft"
 
@@ -166,10 +173,18 @@ class Reading:
                 f"{self.folder} holds only a part of {name}; a file is missing: load another checkpoint"
             )
 
-    def check(self, extent: Extent) -> None:
-        """Raise DamagedCheckpoint, naming file and tensor, where a box is not what was written."""
-        found = self._opening(extent, lambda file: file.get_slice(extent.key).get_shape())
-        same = tuple(found) == region_shape(extent.whole)
+    def check(self, extent: Extent, dtype: str) -> None:
+        """Raise DamagedCheckpoint, naming file and tensor, where a box is not what was written, or of another dtype."""
+
+        def kind(file: Any) -> tuple[tuple[int, ...], str]:
+            part = file.get_slice(extent.key)
+            return tuple(part.get_shape()), str(part.get_dtype())
+
+        shape, stored = self._opening(extent, kind)
+        if DTYPES.get(stored, stored) != dtype:
+            error = f"its values are of {DTYPES.get(stored, stored)}, expected {dtype}"
+            raise DamagedCheckpoint(_damaged(self.folder / extent.file, error, extent.key))
+        same = shape == region_shape(extent.whole)
         if same and extent.checksum is not None:
             same = checksum(self._read(extent, None)) == extent.checksum
         if not same:
@@ -200,18 +215,23 @@ class Reading:
             ) from None
 
 
-def check_extents(folder: Path, extents: Iterable[Extent]) -> None:
-    """Raise DamagedCheckpoint, naming file and tensor, where a box is not what was written; by some threads."""
-    by_file: dict[str, list[Extent]] = {}
-    for extent in extents:
-        by_file.setdefault(extent.file, []).append(extent)
+def check_extents(folder: Path, extents: Iterable[tuple[Extent, str]]) -> None:
+    """Raise DamagedCheckpoint, naming file and tensor, where a box is not what was written; by some threads.
+
+    Args:
+        folder: of the files.
+        extents: each with the dtype of its tensor.
+    """
+    by_file: dict[str, list[tuple[Extent, str]]] = {}
+    for extent, dtype in extents:
+        by_file.setdefault(extent.file, []).append((extent, dtype))
     # Also one file is read by several threads: checksums take longer than reading.
     parts = [each[n::_THREADS] for each in by_file.values() for n in range(_THREADS)]
 
-    def check(part: list[Extent]) -> None:
+    def check(part: list[tuple[Extent, str]]) -> None:
         with Reading(folder) as reading:
-            for extent in part:
-                reading.check(extent)
+            for extent, dtype in part:
+                reading.check(extent, dtype)
 
     with ThreadPoolExecutor(_THREADS) as pool:
         for _ in pool.map(check, filter(None, parts)):
@@ -235,7 +255,8 @@ def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, tensor in tensors.items():
-        value = tensor.detach().to("cpu").contiguous()
+        # Conjugates and negatives may be views whose bytes are those of another tensor.
+        value = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
         memory = value.untyped_storage()
         if memory.nbytes() != value.nbytes or memory.data_ptr() in seen:
             value = value.clone()

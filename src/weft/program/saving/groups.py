@@ -84,6 +84,8 @@ def options_of(about: Mapping[str, Any], optimizers: Optimizers) -> list[list[di
 
 def _fits(value: Any, now: Any) -> bool:
     """True where an option may have a value: of the kind of the one that it has."""
+    if value is None and isinstance(now, Tensor):
+        return False
     if value is None or now is None or isinstance(now, bool):
         return value is None or now is None or isinstance(value, bool)
     if isinstance(now, Real | Tensor):

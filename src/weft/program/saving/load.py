@@ -179,6 +179,11 @@ def _sources(manifest: Manifest, entries: Sequence[SavedTensor]) -> dict[str, st
                 f"{entry.name} has shape {list(entry.shape)} in the program, {list(stored[source].shape)} in "
                 f"{manifest.folder}; load it into the model that was saved"
             )
+        if source is not None and _is_complex(stored[source].dtype) > _is_complex(entry.dtype):
+            raise UserError(
+                f"{entry.name} is of {entry.dtype} in the program, and of {stored[source].dtype} in "
+                f"{manifest.folder}; load it into the model that was saved, or into one of complex numbers"
+            )
     return found
 
 
@@ -196,6 +201,10 @@ def _source(
         wide = _size(entry.dtype) > _size(stored[own].dtype)
         return master if wide and master in stored else own
     return entry.name if entry.name in stored else None
+
+
+def _is_complex(dtype: str) -> bool:
+    return dtype.startswith("complex")
 
 
 def _size(dtype: str) -> int:
@@ -235,7 +244,8 @@ def _few(names: Sequence[str]) -> str:
 
 def _check_files(manifest: Manifest, own: int, first: int, ranks: int) -> None:
     """Check the files that fall to this process: all of them are checked once."""
-    extents = [extent for each in manifest.tensors.values() for extent in each.extents]
+    stored = manifest.tensors.values()
+    extents = [(extent, each.dtype) for each in stored for extent in each.extents]
     mine = (x for number, x in enumerate(extents) if first <= number % ranks < first + own)
     check_extents(manifest.folder, mine)
 

@@ -14,6 +14,7 @@ from typing import Any, final
 
 from weft.errors import UNREADABLE, DamagedCheckpoint, UserError
 from weft.layout.region import Region, overlap, region_size
+from weft.program.saving.files import DTYPES as DTYPES
 from weft.program.saving.files import SUFFIX, Extent, extents_of_file, is_shard, to_disk
 
 NAME = "weft.json"
@@ -22,15 +23,10 @@ PARTIAL, REPLACED = ".partial", ".replaced"
 _VERSION = 1
 # Bytes that a manifest may have.
 _MOST = 1 << 30
+# Dimensions and elements of a tensor, more than which torch does not take.
+_MOST_DIMS, _MOST_ELEMENTS = 64, 1 << 60
 # Boxes of a tensor of which no two are to overlap.
 _COMPARED = 256
-# As headers of safetensors name dtypes.
-DTYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
-    "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
-    "U16": "uint16", "U32": "uint32", "U64": "uint64", "C64": "complex64",
-    "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
-}  # fmt: skip
 
 
 @final
@@ -115,9 +111,20 @@ def read_manifest(folder: Path) -> Manifest:
 
 def _stored(content: Mapping[str, Any]) -> Stored:
     extents = tuple(_extent(*each) for each in content["extents"])
-    shape = tuple(map(int, content["shape"]))
+    shape, dtype = tuple(map(_whole, content["shape"])), content["dtype"]
+    if dtype not in DTYPES.values():
+        raise ValueError(f"a tensor is of no dtype {dtype!r}")
+    if len(shape) > _MOST_DIMS or math.prod(size or 1 for size in shape) >= _MOST_ELEMENTS:
+        raise ValueError(f"no tensor has the shape {shape}")
     _check_cover(shape, [extent.whole for extent in extents])
-    return Stored(shape, str(content["dtype"]), extents)
+    return Stored(shape, dtype, extents)
+
+
+def _whole(number: object) -> int:
+    """A whole number from 0, as JSON has it."""
+    if type(number) is not int or number < 0:
+        raise ValueError(f"{number!r} is no whole number from 0")
+    return number
 
 
 def _check_cover(shape: tuple[int, ...], boxes: Sequence[Region]) -> None:
@@ -138,8 +145,10 @@ def _check_cover(shape: tuple[int, ...], boxes: Sequence[Region]) -> None:
 def _extent(file: str, key: str, whole: Sequence[Sequence[int]], checksum: int | None) -> Extent:
     if Path(file).name != file or not file.endswith(SUFFIX):
         raise ValueError(f"{file!r} is no name of a file of a checkpoint")
-    region: Region = tuple((int(at), int(length)) for at, length in whole)
-    return Extent(file, str(key), region, None if checksum is None else int(checksum))
+    if not isinstance(key, str):
+        raise ValueError(f"{key!r} is no name of a tensor")
+    region: Region = tuple((_whole(at), _whole(length)) for at, length in whole)
+    return Extent(file, key, region, None if checksum is None else _whole(checksum))
 
 
 def _chosen(folder: Path, files: Sequence[str]) -> dict[str, set[str] | None]:

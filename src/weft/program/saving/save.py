@@ -19,7 +19,6 @@ from weft.program.saving.program_state import ProgramState
 from weft.program.saving.saved_tensors import SavedTensor, writers
 from weft.program.saving.values import to_json
 from weft.program.saving.writing import WriteJob, Writing
-from weft.tensor import GlobalTensor
 
 EXTRA, TIED = "extra", "tied"
 
@@ -100,6 +99,7 @@ def _work(
     extra: Mapping[str, Any],
 ) -> WriteJob:
     """The job of this process: the pieces of its ranks; by the first one the user's own, too."""
+    _check_dtypes(entries)
     files: dict[str, dict[str, tuple[Region, Tensor]]] = {}
     plan = writers(entries)
     for entry in entries:
@@ -121,25 +121,42 @@ def _work(
     return WriteJob(path, beside, files, tensors, {**about, EXTRA: content}, own, tuple(others))
 
 
+def _check_dtypes(entries: Sequence[SavedTensor]) -> None:
+    for entry in entries:
+        if entry.dtype not in DTYPES.values():
+            raise UserError(
+                f"{entry.name} is of {entry.dtype}, which safetensors, and so a checkpoint, has not; expected one of "
+                f"{', '.join(DTYPES.values())}"
+            )
+
+
 def _extra(extra: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
     """The user's own as JSON, and the tensors in it."""
+    if not isinstance(extra, Mapping):
+        raise UserError(
+            f"extra takes a dict of what is to be saved by name, found a {type(extra).__name__}"
+        )
     found: dict[str, Tensor] = {}
-    content = to_json({name: state_of(each) for name, each in extra.items()}, EXTRA, found)
-    for tensor in found.values():
-        if isinstance(tensor, GlobalTensor):
-            raise UserError(
-                f"extra holds a global tensor of shape {list(tensor.shape)}; a checkpoint takes extra tensors that are "
-                "whole: give tensor.full()"
-            )
-        if str(tensor.dtype).removeprefix("torch.") not in DTYPES.values():
-            raise UserError(
-                f"extra holds a tensor of {tensor.dtype}, which safetensors has not; give it as another dtype, as by "
-                "torch.view_as_real"
-            )
-    return content, found
+    own = {name: state_of(each, f"{EXTRA}.{name}") for name, each in extra.items()}
+    return to_json(own, EXTRA, found), found
 
 
-def state_of(value: Any) -> Any:
-    """The part of an extra that is saved: its `state_dict()` where it has one."""
-    stateful = hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-    return value.state_dict() if stateful else value
+def state_of(value: Any, where: str) -> Any:
+    """The part of an extra that is saved: its `state_dict()` where it has one.
+
+    Raises:
+        UserError: `state_dict()` fails.
+    """
+    if isinstance(value, type) or not (
+        hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+    ):
+        return value
+    try:
+        return value.state_dict()
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{where}, a {type(value).__name__}, gives no state_dict(): {type(error).__name__}: {error}; give an "
+            "object that has one, or the values themselves"
+        ) from error

@@ -9,10 +9,13 @@ import torch
 from torch import Tensor
 
 from weft.errors import UNREADABLE, DamagedCheckpoint, UserError
+from weft.program.saving.plain_tensors import check_plain
 
 # Marks a dict that stands for a value that JSON has not.
 _KIND = "__weft__"
 _MOST_DEEP = 64
+# Bits of whole numbers: Python reads no longer ones from a text.
+_MOST_BITS = 14_000
 _DTYPES = {name: each for name, each in vars(torch).items() if isinstance(each, torch.dtype)}
 
 
@@ -25,7 +28,7 @@ def to_json(value: Any, where: str, tensors: dict[str, Tensor], deep: int = 0) -
         tensors: that were met.
 
     Raises:
-        UserError: naming what is none of these.
+        UserError: naming what is none of these, and tensors that are not plain.
     """
     if deep > _MOST_DEEP:
         raise UserError(
@@ -37,6 +40,7 @@ def to_json(value: Any, where: str, tensors: dict[str, Tensor], deep: int = 0) -
 
     match value:
         case Tensor():
+            check_plain(value, where)
             name = f"{where.partition('.')[0]}.{len(tensors)}"
             tensors[name] = value
             return {_KIND: "tensor", "name": name}
@@ -58,8 +62,13 @@ def _single(value: Any, where: str) -> Any:
     match value:
         case None | bool() | str():
             return value
-        case int():
+        case int() if int(value).bit_length() <= _MOST_BITS:
             return int(value)
+        case int():
+            raise UserError(
+                f"{where} is a number of {int(value).bit_length()} bits; a checkpoint takes whole numbers of at most "
+                f"{_MOST_BITS}: give it as text, or as bytes"
+            )
         case float():
             return (
                 float(value)

@@ -80,6 +80,7 @@ class LocalSearch:
     ) -> None:
         self._found, self._random, self._told = found, random, told
         self._neighbours = neighbours or Neighbours(found)
+        self._begun = 0
 
     @property
     def best(self) -> tuple[Strategy, Measures]:
@@ -94,6 +95,7 @@ class LocalSearch:
         Returns:
             False where the budget ended before.
         """
+        self._begin("descent")
         changes, place, failed = self._neighbours.every(strategy), 0, 0
         while failed < len(changes):
             change = changes[place % len(changes)]
@@ -110,6 +112,11 @@ class LocalSearch:
                 changes, failed = self._neighbours.every(strategy), 0
         return True
 
+    def _begin(self, kind: str) -> None:
+        """Begin a descent or a chain, under a name of its own in the course of the search."""
+        self._begun += 1
+        self._found.chain = f"{kind} {self._begun}"
+
     def chains(self) -> None:
         """A chain from each start, and descents from what they find; once more where something was found."""
         quiet = 0
@@ -123,6 +130,7 @@ class LocalSearch:
 
     def _chain(self, strategy: Strategy) -> None:
         """Metropolis from a strategy; then a descent from the best of the chain, where that is near the best of all."""
+        self._begin("chain")
         here = self._tried(StrategyMove("start of a chain", _same), strategy, Seconds(float("inf")))
         if here is None:
             return

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias, final
 
 from weft.search.bounds.additive import AdditivePart
+from weft.search.outcome.course import LookedAt
 from weft.search.outcome.why_not import WhyNot
 from weft.search.record.record import SearchRecord
 from weft.simulator.results.simulation import Simulation
@@ -67,6 +68,7 @@ class SearchResult:
         why: of each kind of strategy that people write by hand the best that is known, and what it loses by.
         additive: what calls and boxing of the best sum to beside the least of any layouts in its grid and stages; None
             where that cannot be said, or time did not suffice.
+        course: all that was looked at, in its order.
         record: what the search learned, for the next one; with `save`.
     """
 
@@ -79,6 +81,7 @@ class SearchResult:
     locality: str = ""
     why: tuple[WhyNot, ...] = ()
     additive: AdditivePart | None = None
+    course: tuple[LookedAt, ...] = field(default=(), repr=False, compare=False)
     record: SearchRecord = field(kw_only=True, repr=False, compare=False)
 
     @property

@@ -1,0 +1,153 @@
+"""Reports read back: pages that were written, and folders of runs with pages, timelines and logs of figures."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Iterator, Sequence
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from weft.errors import UNREADABLE, UserError
+from weft.report.content import FORMAT, Curve, Data, Report
+from weft.report.traced import traces_in
+
+_DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
+# Bytes of a file that is read, at most.
+MAX_BYTES = 1 << 30
+# Points of a curve, at most; of more, every n-th is taken.
+_POINTS = 20_000
+_DAMAGE: tuple[type[Exception], ...] = (*UNREADABLE, csv.Error)
+
+
+def reports_of(paths: Sequence[Path]) -> list[Data]:
+    """The data of the reports of pages and runs, in their order.
+
+    Args:
+        paths: of pages, or of folders of runs. Of a folder count its pages (`.html`), the timelines that
+            `Program.trace` wrote (`.json`), and the logs of `weft.fit` (`.csv`, `.jsonl`); other files do not.
+
+    Raises:
+        UserError: naming the file that cannot be read, or a folder without any.
+    """
+    return [report for path in paths for report in (_run(path) if path.is_dir() else _page(path))]
+
+
+def _run(folder: Path) -> list[Data]:
+    """The reports of a folder."""
+    pages = [one for each in _files(folder, "html") if _is_page(each) for one in _page(each)]
+    traced = [one for each in _files(folder, "json") for one in _traced(each)]
+    logs = (*_files(folder, "csv"), *_files(folder, "jsonl"))
+    figures = {name: curve for each in logs for name, curve in _figures(each).items()}
+    if not pages and not figures and not traced:
+        raise UserError(
+            f"the folder {folder} holds nothing of a run: a page of Program.report (.html), a timeline of "
+            "Program.trace (.json), or a log of weft.fit (.csv, .jsonl); give a folder with one of them"
+        )
+    found = [*pages, *traced]
+    if figures:
+        # Of one run there are figures and, mostly, one page.
+        own = Report("figures", figures=figures).data()
+        found = [{**found[0], "figures": own["figures"]}, *found[1:]] if found else [own]
+    return [{**each, "title": f"{folder.name}: {each['title']}"} for each in found]
+
+
+def _files(folder: Path, ending: str) -> list[Path]:
+    return sorted(each for each in folder.glob(f"*.{ending}") if each.is_file())
+
+
+def _text(path: Path, what: str) -> str:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise UserError(f"{what} {path} is larger than {MAX_BYTES} bytes; give a smaller one")
+        return content.decode("utf-8")
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, a zero byte in the path
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot read {what} {path}: {why}; give the path of one") from None
+
+
+def _is_page(path: Path) -> bool:
+    """True where a file has a report's data; damage is for who reads it."""
+    return _DATA.search(_text(path, "the report")) is not None
+
+
+def _page(path: Path) -> list[Data]:
+    """The reports that stand in a page."""
+    found = _DATA.search(_text(path, "the report"))
+    if found is None:
+        raise UserError(
+            f"{path} is no report of weft; give a page that Program.report or --report wrote, or a run's folder"
+        )
+    try:
+        data: list[Data] = json.loads(found[1])
+        formats = {each["format"] for each in data}
+        lacking = [name for each in data for name in Report("").data() if name not in each]
+        if formats == {FORMAT} and lacking:
+            raise ValueError(f"it lacks {lacking[0]!r}")
+    except _DAMAGE as error:
+        raise UserError(f"the report {path} is damaged: {error}; write it anew") from None
+    if formats != {FORMAT}:
+        there = ", ".join(map(str, formats))
+        raise UserError(
+            f"the report {path} is of another version of weft: expected format {FORMAT}, found {there or 'none'}; "
+            "write it anew"
+        )
+    return data
+
+
+def _traced(path: Path) -> Iterator[Data]:
+    """The report of a timeline's file; none of another file of JSON."""
+    text = _text(path, "the timeline")
+    if '"traceEvents"' not in text:
+        return
+    try:
+        found = traces_in(json.loads(text))
+        measured, predicted = (found.get(group, ()) for group in ("measured", "predicted"))
+        data = Report(path.stem, measured=measured, predicted=predicted).data()
+    except _DAMAGE as error:
+        raise UserError(
+            f"{path} is no timeline that Program.trace wrote ({type(error).__name__}: {error}); write it anew, or "
+            "take it out of the folder"
+        ) from None
+    yield data
+
+
+def _figures(path: Path) -> dict[str, Curve]:
+    """The curves of a log, by name; none of a table without steps."""
+    points: dict[str, list[tuple[int, float | None]]] = {}
+    try:
+        for row in _rows(_text(path, "the log"), path.suffix):
+            if "step" not in row:
+                return {}
+            step = int(float(row.pop("step")))
+            for name, value in row.items():
+                if value not in ("", None):
+                    number = float(value)
+                    kept = number if isfinite(number) else None
+                    points.setdefault(str(name), []).append((step, kept))
+    except _DAMAGE as error:
+        raise UserError(
+            f"{path} is no log of weft.fit ({type(error).__name__}: {error}); expected a step and numbers in each "
+            "row; mend it, or take it out of the folder"
+        ) from None
+    return {name: _curve(own) for name, own in points.items()}
+
+
+def _rows(text: str, suffix: str) -> Iterator[dict[str, Any]]:
+    if suffix == ".csv":
+        for row in csv.DictReader(text.splitlines()):
+            if None in row:
+                raise ValueError(f"the row {list(row.values())} is wider than its header")
+            yield row
+    else:
+        yield from (dict(json.loads(line)) for line in text.splitlines() if line.strip())
+
+
+def _curve(points: Sequence[tuple[int, float | None]]) -> Curve:
+    apart = -(-len(points) // _POINTS)
+    kept = points[:: max(apart, 1)]
+    return [step for step, _ in kept], [value for _, value in kept]

@@ -1,0 +1,305 @@
+"""The page in a browser: every view is opened, clicked and photographed, in light, in dark and in a narrow window."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import weft
+from report.large import large_run
+from report.reported import write_run
+from search.jobs import decoder
+from weft.cli.main import app
+from weft.report import Report, write_report
+from weft.report.runs import reports_of
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+playwright = pytest.importorskip("playwright.sync_api", reason="there is no Playwright")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium"),
+]
+# Milliseconds after which a page that does not do what is expected fails.
+PATIENCE = 20_000
+VIEWS = ("summary", "model", "time", "memory", "bytes", "search", "run")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as running:
+        opened = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run of three steps with stages, a search, and both side by side with a log."""
+    folder = tmp_path_factory.mktemp("pages")
+    runs = folder / "run"
+    runs.mkdir()
+    write_run(runs / "page.html", steps=3, recompute=["blocks.1"])
+    log = weft.logs.Csv(runs / "log.csv")
+    for step in range(40):
+        log.write(step, {"loss": 3.0 * 0.95**step, **({"held": 2.0} if step % 10 == 9 else {})})
+    log.close()
+    graph, search = folder / "decoder.graph", folder / "search.html"
+    decoder().save(graph)
+    command = [
+        "search",
+        str(graph),
+        "--topology",
+        "h100x4",
+        "--moves",
+        "60",
+        "--report",
+        str(search),
+    ]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    both = folder / "both.html"
+    command = ["report", str(runs), str(search), "-o", str(both)]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    return {"run": runs / "page.html", "search": search, "both": both}
+
+
+@pytest.fixture
+def opened(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
+    """Opens pages; whatever a page says against itself fails the test."""
+    made, told = [], list[str]()
+
+    def open_page(path: Path, view: str = "", **options: Any) -> Any:
+        options = {"viewport": {"width": 1280, "height": 900}, **options}
+        context = browser.new_context(**options)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE)
+        page.on("pageerror", lambda error: told.append(str(error)))
+        page.on("console", lambda said: told.append(said.text) if said.type == "error" else None)
+        page.on(
+            "request",
+            lambda asked: None if asked.url.startswith("file:") else told.append(asked.url),
+        )
+        made.append(context)
+        page.goto(f"file://{path}#{view}")
+        page.wait_for_selector("html[data-ready=yes]", state="attached")
+        return page
+
+    yield open_page
+    for context in made:
+        context.close()
+    assert told == []
+
+
+def photo(page: Any, path: Path) -> bytes:
+    """A picture of the whole page, after two frames."""
+    page.evaluate("() => new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(r)))")
+    data: bytes = page.screenshot(path=str(path), full_page=True)
+    return data
+
+
+def shades(page: Any, canvas: str) -> int:
+    """The number of colors in a canvas: of one that nothing is drawn on, one."""
+    found: int = page.evaluate(
+        """(name) => {
+          const canvas = document.querySelector(name);
+          const data = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+          const found = new Set();
+          for (let n = 0; n < data.length; n += 4) found.add((data[n] << 16) | (data[n + 1] << 8) | data[n + 2]);
+          return found.size;
+        }""",
+        canvas,
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        {"color_scheme": "light"},
+        {"color_scheme": "dark"},
+        {"color_scheme": "light", "viewport": {"width": 420, "height": 800}},
+    ],
+    ids=["light", "dark", "narrow"],
+)
+def test_every_view_of_every_page(
+    look: dict[str, Any], pages: dict[str, Path], opened: Any, tmp_path: Path
+) -> None:
+    for name, path in pages.items():
+        page = opened(path, **look)
+        tabs = page.locator("nav button").all_inner_texts()
+        wanted = {"run": VIEWS[:5], "search": (*VIEWS[:6],), "both": VIEWS}[name]
+        assert [each.lower() for each in tabs] == list(wanted)
+        for tab in tabs:
+            page.get_by_role("tab", name=tab).click()
+            assert page.url.endswith(f"#{tab.lower()}")
+            section = page.locator(f"#view-{tab.lower()}")
+            assert section.is_visible()
+            picture = photo(page, tmp_path / f"{name}-{tab}.png")
+            assert len(picture) > 5_000
+            for number in range(section.locator("canvas").count()):
+                section.locator("canvas").nth(number).evaluate("(x) => { x.id = 'looked-at'; }")
+                assert shades(page, "#looked-at") > 1, (name, tab, number)
+                section.locator("canvas").nth(number).evaluate("(x) => { x.id = ''; }")
+            # Nothing is wider than the window but what scrolls by itself.
+            wide = page.evaluate("() => document.documentElement.scrollWidth - innerWidth")
+            assert wide <= 0, (name, tab, wide)
+
+
+def test_the_model(pages: dict[str, Path], opened: Any, tmp_path: Path) -> None:
+    page = opened(pages["run"], "model")
+    page.locator("summary", has_text="blocks").first.click()
+    page.locator("summary", has_text="blocks").first.click()
+    assert page.locator(".tag", has_text="ZeRO 3").count() > 0
+    assert page.locator(".tag", has_text="recompute").count() > 0
+    page.locator(".leaf", has_text="weight").first.click()
+    side = page.locator(".chosenside")
+    assert "parameter float32[17, 16]" in side.inner_text()
+    assert "state exp_avg" in side.inner_text()
+    assert "ZeRO 3, as the strategy says" in side.inner_text()
+    page.evaluate(
+        "() => document.querySelectorAll('.tree details').forEach((x) => { x.open = true; })"
+    )
+    page.locator("summary:has(b:text-is('up'))").first.click()
+    rows = side.locator("tr.click")
+    rows.first.wait_for()
+    assert "made again" in side.inner_text() or rows.count() > 0
+    rows.filter(has_text="mm").first.click()
+    assert "against the chosen" in side.inner_text()
+    assert side.locator("tr.best").count() == 1
+    photo(page, tmp_path / "model.png")
+
+
+def test_two_side_by_side(pages: dict[str, Path], opened: Any, tmp_path: Path) -> None:
+    both = tmp_path / "two.html"
+    command = ["report", str(pages["run"]), str(pages["search"]), "-o", str(both)]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    page = opened(both, "summary")
+    summary = page.locator("#view-summary")
+    table = summary.locator("table").first
+    assert "second against first" in table.inner_text()
+    row = table.locator("tr", has_text="a step, predicted").inner_text()
+    assert "%" in row
+    assert page.locator(".side > div").count() == 2
+    page.locator("summary", has_text="Parameters that lie otherwise").click()
+    assert "head.weight" in summary.inner_text()
+
+
+def test_the_keyboard(pages: dict[str, Path], opened: Any) -> None:
+    page = opened(pages["run"], "summary")
+    page.locator("nav button[aria-selected=true]").focus()
+    page.keyboard.press("ArrowRight")
+    assert page.url.endswith("#model")
+    page.locator(".leaf").first.focus()
+    page.keyboard.press("Enter")
+    assert page.locator(".leaf.chosen").count() == 1
+
+
+def test_time(pages: dict[str, Path], opened: Any, tmp_path: Path) -> None:
+    page = opened(pages["run"], "time")
+    canvas = page.locator("#view-time .lanes canvas")
+    before = photo(page, tmp_path / "whole.png")
+    box = canvas.bounding_box()
+    page.mouse.move(box["x"] + 600, box["y"] + 40)
+    page.mouse.wheel(0, -600)
+    closer = photo(page, tmp_path / "closer.png")
+    assert closer != before
+    page.mouse.down()
+    page.mouse.move(box["x"] + 300, box["y"] + 40, steps=4)
+    page.mouse.up()
+    assert photo(page, tmp_path / "moved.png") != closer
+    page.get_by_role("button", name="whole step").click()
+    # An act is told by the pointer, and kept by a click.
+    page.evaluate("() => document.querySelector('.lanes').scrollIntoView()")
+    box = canvas.bounding_box()
+    for place in range(60):
+        page.mouse.move(box["x"] + 210 + 17 * place, box["y"] + 36)
+        if page.locator("#tip").is_visible():
+            break
+    assert " from " in page.locator("#tip").inner_text()
+    page.mouse.down()
+    page.mouse.up()
+    assert "measured rank 0 compute: " in page.locator(".pin").inner_text()
+    # The critical path, on and off.
+    on = photo(page, tmp_path / "path.png")
+    page.get_by_label("critical path").uncheck()
+    assert photo(page, tmp_path / "no-path.png") != on
+    # Steps.
+    heads = page.locator("h2", has_text="Totals by cause, measured")
+    assert "step 2" in heads.inner_text()
+    slider = page.locator("#view-time input[type=range]")
+    slider.focus()
+    page.keyboard.press("ArrowLeft")
+    assert "step 1" in heads.inner_text()
+    assert "step 1," in page.locator("#view-time output").inner_text()
+    page.get_by_role("button", name="all steps").click()
+    assert "all 3 steps" in page.locator("#view-time output").inner_text()
+    # A click on the name of a rank folds its queues.
+    first = photo(page, tmp_path / "open.png")
+    page.mouse.click(box["x"] + 30, canvas.bounding_box()["y"] + 36)
+    assert photo(page, tmp_path / "folded.png") != first
+    # An act of the critical path is shown where it is.
+    page.locator("summary", has_text="Critical path").click()
+    page.locator("#view-time details tr.click").nth(1).click()
+
+
+def test_memory_bytes_and_tables(pages: dict[str, Path], opened: Any, tmp_path: Path) -> None:
+    page = opened(pages["run"], "memory")
+    assert page.locator("#view-memory td", has_text="models.py").count() > 0
+    chart = page.locator("#view-memory canvas[aria-label*='rank 0']").first
+    chart.scroll_into_view_if_needed()
+    box = chart.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 100)
+    assert "activations" in page.locator("#tip").inner_text()
+    page.get_by_role("tab", name="Bytes").click()
+    matrix = page.locator("#view-bytes canvas").first
+    before = photo(page, tmp_path / "bytes.png")
+    matrix.click(position={"x": 84 + 40, "y": 35})
+    assert "rank 0 sends rank 1" in page.locator("#view-bytes").inner_text()
+    for box in page.locator("#view-bytes input[type=checkbox]").all():
+        box.uncheck()
+    assert photo(page, tmp_path / "none.png") != before
+    # A click on the head of a column sorts.
+    page.get_by_role("tab", name="Summary").click()
+    head = page.locator("#view-summary th", has_text="times").first
+    head.click()
+    assert head.get_attribute("aria-sort") == "ascending"
+    table = page.locator("#view-summary table", has_text="times").first
+    place = table.locator("th").all_inner_texts().index("times")
+    numbers = [
+        int(row.locator("td").nth(place).inner_text()) for row in table.locator("tbody tr").all()
+    ]
+    assert numbers == sorted(numbers)
+
+
+def test_a_thousand_ranks_and_a_million_acts_open_in_seconds(
+    opened: Any, tmp_path: Path, record_property: Any
+) -> None:
+    path = write_report(tmp_path / "large.html", large_run(ranks=1000, acts=1000))
+    page = opened(path, "time")
+    page.evaluate("() => new Promise((r) => requestAnimationFrame(() => requestAnimationFrame(r)))")
+    took = page.evaluate("() => performance.now()")
+    record_property("milliseconds", took)
+    assert took < 3_000
+    assert shades(page, "#view-time .lanes canvas") > 3
+    lanes = page.locator(".lanes")
+    lanes.evaluate("(x) => { x.scrollTop = x.scrollHeight / 2; }")
+    photo(page, tmp_path / "middle.png")
+    assert shades(page, "#view-time .lanes canvas") > 3
+    for tab in page.locator("nav button").all_inner_texts():
+        begin = page.evaluate("() => performance.now()")
+        page.get_by_role("tab", name=tab).click()
+        photo(page, tmp_path / f"large-{tab}.png")
+        assert page.evaluate("() => performance.now()") - begin < 3_000, tab
+
+
+def test_an_empty_page_says_so(opened: Any, tmp_path: Path) -> None:
+    page = opened(write_report(tmp_path / "empty.html", Report("nothing")))
+    assert "There is nothing in this report" in page.locator("main").inner_text()
+
+
+def test_reports_of_the_same_page(pages: dict[str, Path]) -> None:
+    assert len(reports_of([pages["both"]])) == 2
