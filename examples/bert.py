@@ -1,6 +1,6 @@
 """BERT of `transformers`: trained to fill in masked bytes, then fine-tuned to tell packages apart by their source text.
 
-weft run -n 2 examples/bert.py --strategy pipeline
+    weft run -n 2 examples/bert.py --strategy pipeline
 
 Nothing is downloaded. The first training is data parallel; the weights go into a classifier, whose embeddings and lower
 layers stay frozen, and which is trained by the chosen strategy: with gradients and states in shards, or as a pipeline.
@@ -92,9 +92,7 @@ def main(words: Sequence[str] | None = None) -> None:
         plain = Plain(model, (loss_fn, optimizer))
         batches, (test,) = labelled(run.steps), labelled(1, size=200, seed=3)
         program = weft.compile(
-            *(model, loss_fn, optimizer, batches[0]),
-            placement=run.placement,
-            strategy=run.strategy,
+            model, loss_fn, optimizer, batches[0], placement=run.placement, strategy=run.strategy
         )
         run.train(batches, plain, program)
         found = int(program.evaluation(right, test).step(test))

@@ -1,6 +1,6 @@
 """A diffusion model: a U-Net learns to find the noise in handwritten digits.
 
-weft run -n 2 examples/diffusion.py --strategy pipeline
+    weft run -n 2 examples/diffusion.py --strategy pipeline
 
 Pipeline: the net is cut into two stages of equal cost; what the upper half reads of the lower one by its skip
 connections is sent straight to where it is read.
@@ -105,9 +105,7 @@ def main(words: Sequence[str] | None = None) -> None:
     batches = noisy_batches(run.steps)
     with run.world():
         program = weft.compile(
-            *(model, loss_fn, optimizer, batches[0]),
-            placement=run.placement,
-            strategy=run.strategy,
+            model, loss_fn, optimizer, batches[0], placement=run.placement, strategy=run.strategy
         )
         run.train(batches, plain, program)
         run.finish(program)

@@ -1,6 +1,6 @@
 """A recommender: DLRM on made-up clicks, with its tables of embeddings split over the ranks.
 
-weft run -n 2 examples/dlrm.py --strategy columns
+    weft run -n 2 examples/dlrm.py --strategy columns
 
 By rows: each rank holds a part of every table's ids, and looks up its own. By columns: each rank holds a part of every
 vector. Batch and networks are data parallel in both.
@@ -34,6 +34,8 @@ STRATEGIES = {"rows": strategy(0), "columns": strategy(1)}
 
 class DLRM(nn.Module):
     """Ids int64 [n, FIELDS] and numbers [n, NUMBERS] to the logits of clicks [n] (Naumov et al. 2019)."""
+
+    pairs: Tensor
 
     def __init__(self, width: int = 32, hidden: int = 128) -> None:
         super().__init__()
@@ -84,9 +86,7 @@ def main(words: Sequence[str] | None = None) -> None:
     plain, batches = Plain(model, (loss_fn, optimizer)), clicks(run.steps)
     with run.world():
         program = weft.compile(
-            *(model, loss_fn, optimizer, batches[0]),
-            placement=run.placement,
-            strategy=run.strategy,
+            model, loss_fn, optimizer, batches[0], placement=run.placement, strategy=run.strategy
         )
         run.train(batches, plain, program)
         run.finish(program)

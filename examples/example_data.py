@@ -17,7 +17,7 @@ Batch = dict[str, Tensor]
 
 @cache
 def digits(side: int = 8) -> tuple[Batch, Batch]:
-    """1437 images to train on and 360 to test on: "x" float32 [n, 1, side, side] in [0, 1], "y" the digits int64 [n]."""
+    """1437 to train on and 360 to test on: "x" float32 [n, 1, side, side] in [0, 1], "y" the digits int64 [n]."""
     pixels, classes = load_digits(return_X_y=True)
     parts = train_test_split(pixels / 16, classes, test_size=360, random_state=0)
     train_x, test_x, train_y, test_y = map(torch.as_tensor, parts)

@@ -1,7 +1,7 @@
 """What the examples of the gallery share: options, ranks, and the same steps in plain PyTorch beside those of weft.
 
-weft run -n 2 examples/NAME.py --strategy STRATEGY
-python examples/NAME.py --strategy STRATEGY        both ranks as threads of this process
+    weft run -n 2 examples/NAME.py --strategy STRATEGY
+    python examples/NAME.py --strategy STRATEGY        both ranks as threads of this process
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import weft
 # Steps that --check compares, and how far a loss may be off, as a part of itself.
 CHECKED, TOLERANCE = 3, 1e-4
 Strategies = Mapping[str, weft.Strategy]
-Loss = Callable[[nn.Module, Any], Tensor]
+Loss = Callable[..., Tensor]
 
 
 class Plain:
@@ -62,6 +62,8 @@ class Run:
         parser.add_argument("--check", action="store_true", help="first steps in plain PyTorch too")
         parser.add_argument("--report", type=Path, help="an HTML file to write at the end")
         asked = parser.parse_args(words)
+        if asked.steps < 1:
+            parser.error(f"--steps takes a number from 1, found {asked.steps}")
         self.steps, self.check, self.report = asked.steps, asked.check, asked.report
         self.strategy = strategies[asked.strategy]
         self.ranks = int(os.environ.get("WORLD_SIZE", "2"))
@@ -73,9 +75,9 @@ class Run:
     @property
     def placement(self) -> weft.Placement:
         """All ranks; in two rows where the strategy cuts the model into two stages."""
-        rows = torch.arange(self.ranks).reshape(2, -1)
+        ranks = torch.arange(self.ranks)
         staged = isinstance(self.strategy.stages, int)
-        return weft.placement("cpu", rows.tolist() if staged else range(self.ranks))
+        return weft.placement("cpu", (ranks.reshape(2, -1) if staged else ranks).tolist())
 
     def say(self, text: str) -> None:
         """Print a line, once for all ranks."""

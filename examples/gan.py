@@ -1,6 +1,6 @@
 """A GAN on handwritten digits: two programs share one model, and each trains a part of it.
 
-weft run -n 2 examples/gan.py --strategy apart
+    weft run -n 2 examples/gan.py --strategy apart
 
 Apart: generator and discriminator are stages on ranks of their own; images and their gradients travel between them.
 """
@@ -85,9 +85,7 @@ def main(words: Sequence[str] | None = None) -> None:
     with run.world():
         programs = [
             weft.compile(
-                *(gan, loss_fn, optimizer, batches[0]),
-                placement=run.placement,
-                strategy=run.strategy,
+                gan, loss_fn, optimizer, batches[0], placement=run.placement, strategy=run.strategy
             )
             for loss_fn, optimizer in zip(losses, optimizers)
         ]

@@ -1,6 +1,6 @@
 """A Llama of `transformers`, as that library builds it, on the source text of Python's standard library.
 
-weft run -n 2 examples/llama.py --strategy tensor
+    weft run -n 2 examples/llama.py --strategy tensor
 
 The model comes from a config: nothing is downloaded. The strategies name its layers as `transformers` does. Tensor
 parallel: heads, feed-forward nets and the vocabulary are split over the ranks. Pipeline: each rank has half of the
@@ -68,9 +68,7 @@ def main(words: Sequence[str] | None = None) -> None:
     batches = [{"x": batch["x"]} for batch in text_batches(run.steps)]
     with run.world():
         program = weft.compile(
-            *(model, loss_fn, optimizer, batches[0]),
-            placement=run.placement,
-            strategy=run.strategy,
+            model, loss_fn, optimizer, batches[0], placement=run.placement, strategy=run.strategy
         )
         run.train(batches, plain, program)
         run.finish(program)

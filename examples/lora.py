@@ -1,6 +1,6 @@
 """LoRA: a trained GPT is frozen, and narrow matrices beside its own learn another kind of text.
 
-weft run -n 2 examples/lora.py --strategy tensor
+    weft run -n 2 examples/lora.py --strategy tensor
 
 The GPT learns the source text of Python's standard library, data parallel. Then it has to predict the same text with
 upper and lower case exchanged. Tensor parallel: frozen matrices and those beside them are split alike.
@@ -22,7 +22,7 @@ COLUMNS, ROWS = ("qkv", "up"), ("proj", "down")
 
 
 class Adapted(nn.Module):
-    """A frozen linear layer, and what two narrow matrices add to it (Hu et al. 2021): [..., inputs] to [..., outputs]."""
+    """A frozen linear layer and what two narrow matrices add (Hu et al. 2021): [..., inputs] to [..., outputs]."""
 
     def __init__(self, inner: nn.Linear, rank: int = 8) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ STRATEGIES = {"data": weft.data_parallel(), "tensor": tensor_parallel()}
 
 def exchanged_case(text: Tensor) -> Tensor:
     """ASCII text with "a" for "A" and "A" for "a"."""
-    return torch.frombuffer(bytearray(bytes(text.tolist()).swapcase()), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(text.numpy().tobytes().swapcase()), dtype=torch.uint8)
 
 
 def adapt(model: GPT) -> list[nn.Parameter]:
@@ -78,9 +78,7 @@ def main(words: Sequence[str] | None = None) -> None:
         plain = Plain(model, (loss_fn, optimizer))
         batches = text_batches(run.steps, text=exchanged_case(library_text()))
         program = weft.compile(
-            *(model, loss_fn, optimizer, batches[0]),
-            placement=run.placement,
-            strategy=run.strategy,
+            model, loss_fn, optimizer, batches[0], placement=run.placement, strategy=run.strategy
         )
         run.train(batches, plain, program)
         run.finish(program)

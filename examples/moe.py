@@ -1,6 +1,6 @@
 """A mixture of experts: Mixtral of `transformers` on the source text of Python's standard library.
 
-weft run -n 2 examples/moe.py --strategy experts
+    weft run -n 2 examples/moe.py --strategy experts
 
 The model comes from a config: nothing is downloaded. Expert parallel: each rank has half of the experts, and the rows
 of the batch travel to those that the router chose, by all-to-all. ZeRO: parameters, gradients and states lie in shards,
@@ -52,9 +52,7 @@ def main(words: Sequence[str] | None = None) -> None:
     batches = [{"x": batch["x"]} for batch in text_batches(run.steps)]
     with run.world():
         program = weft.compile(
-            *(model, loss_fn, optimizer, batches[0]),
-            placement=run.placement,
-            strategy=run.strategy,
+            model, loss_fn, optimizer, batches[0], placement=run.placement, strategy=run.strategy
         )
         run.train(batches, plain, program)
         run.finish(program)

@@ -1,7 +1,7 @@
 """Pictures of reports for the gallery: a headless Chromium opens each, pngquant keeps the pictures small.
 
-python examples/run_all.py --reports runs/gallery
-python examples/pictures.py runs/gallery docs/pictures/gallery
+    python examples/run_all.py --reports runs/gallery
+    python examples/pictures.py runs/gallery docs/pictures/gallery
 
 Both programs are packages of Debian, `chromium` and `pngquant`.
 """

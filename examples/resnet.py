@@ -1,8 +1,8 @@
 """A residual network on handwritten digits.
 
-weft run -n 2 examples/resnet.py --strategy space
+    weft run -n 2 examples/resnet.py --strategy space
 
-Parallel in space: each rank has a strip of every image, and fetches the border rows that its convolutions see beyond it.
+Parallel in space: each rank has a strip of every image, and fetches the border rows that its convolutions see beyond.
 The statistics of batch norm are those of all strips, and of all samples, whatever the strategy.
 """
 
@@ -75,9 +75,7 @@ def main(words: Sequence[str] | None = None) -> None:
     batches, (_, test) = digit_batches(run.steps, side=16), digits(side=16)
     with run.world():
         program = weft.compile(
-            *(model, loss_fn, optimizer, batches[0]),
-            placement=run.placement,
-            strategy=run.strategy,
+            model, loss_fn, optimizer, batches[0], placement=run.placement, strategy=run.strategy
         )
         run.train(batches, plain, program)
         found = int(program.evaluation(right, test).step(test))

@@ -1,7 +1,7 @@
 """Run every example with each of its strategies on two ranks, and the notebooks; say how long each took.
 
-python examples/run_all.py
-python examples/run_all.py vit gan --reports runs/gallery
+    python examples/run_all.py
+    python examples/run_all.py vit gan --reports runs/gallery
 
 A line for each run; the exit code is 1 where one of them has failed.
 """

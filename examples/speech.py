@@ -1,6 +1,6 @@
 """A recurrent speech model: dialled numbers are written down from the sound of their tones.
 
-weft run -n 2 examples/speech.py --strategy pipeline
+    weft run -n 2 examples/speech.py --strategy pipeline
 
 The recordings are made here: two tones for each digit, as telephones dial, with noise. A net of a convolution and LSTMs
 in both directions reads their spectrograms, and CTC compares what it writes with the digits, of which nobody says when
@@ -85,9 +85,7 @@ def main(words: Sequence[str] | None = None) -> None:
     plain, batches = Plain(model, (loss_fn, optimizer)), dialled(run.steps)
     with run.world():
         program = weft.compile(
-            *(model, loss_fn, optimizer, batches[0]),
-            placement=run.placement,
-            strategy=run.strategy,
+            model, loss_fn, optimizer, batches[0], placement=run.placement, strategy=run.strategy
         )
         run.train(batches, plain, program)
         (test,) = dialled(1, size=100, seed=1)

@@ -1,6 +1,6 @@
 """A vision transformer on handwritten digits.
 
-weft run -n 2 examples/vit.py --strategy tensor
+    weft run -n 2 examples/vit.py --strategy tensor
 
 Tensor parallel: the layers' large matrices are split over the ranks by columns and rows, as Megatron-LM does; what lies
 between them is split along the patches.
@@ -45,7 +45,7 @@ class Layer(nn.Module):
 
 
 class ViT(nn.Module):
-    """Images [n, 1, 8, 8] to logits [n, 10], by way of 16 patches and a token for the class (Dosovitskiy et al. 2020)."""
+    """Images [n, 1, 8, 8] to logits [n, 10] by 16 patches and a token for the class (Dosovitskiy et al. 2020)."""
 
     def __init__(self, width: int = 64, heads: int = 4, layers: int = 3) -> None:
         super().__init__()
@@ -78,9 +78,7 @@ def main(words: Sequence[str] | None = None) -> None:
     batches, (_, test) = digit_batches(run.steps), digits()
     with run.world():
         program = weft.compile(
-            *(model, loss_fn, optimizer, batches[0]),
-            placement=run.placement,
-            strategy=run.strategy,
+            model, loss_fn, optimizer, batches[0], placement=run.placement, strategy=run.strategy
         )
         run.train(batches, plain, program)
         found = int(program.evaluation(right, test).step(test))
