@@ -44,9 +44,7 @@ class DLRM(nn.Module):
             nn.Linear(NUMBERS, hidden), nn.ReLU(), nn.Linear(hidden, width), nn.ReLU()
         )
         pairs = FIELDS * (FIELDS + 1) // 2
-        self.top = nn.Sequential(
-            nn.Linear(width + pairs, hidden), nn.ReLU(), nn.Linear(hidden, 1)
-        )
+        self.top = nn.Sequential(nn.Linear(width + pairs, hidden), nn.ReLU(), nn.Linear(hidden, 1))
         one, other = torch.triu_indices(FIELDS + 1, FIELDS + 1, offset=1)
         self.register_buffer("pairs", one * (FIELDS + 1) + other)
 

@@ -51,7 +51,9 @@ def windows(text: Tensor, count: int, length: int, seed: int = 0) -> Tensor:
     return text[starts + torch.arange(length)].long()
 
 
-def text_batches(steps: int, size: int = 16, length: int = 64, text: Tensor | None = None) -> list[Batch]:
+def text_batches(
+    steps: int, size: int = 16, length: int = 64, text: Tensor | None = None
+) -> list[Batch]:
     """Batches of windows: "x" the bytes, "y" the bytes that follow, both int64 [size, length]."""
     text = library_text() if text is None else text
     drawn = windows(text, steps * size, length + 1).split(size)

@@ -1,7 +1,7 @@
 """What the examples of the gallery share: options, ranks, and the same steps in plain PyTorch beside those of weft.
 
-    weft run -n 2 examples/NAME.py --strategy STRATEGY
-    python examples/NAME.py --strategy STRATEGY        both ranks as threads of this process
+weft run -n 2 examples/NAME.py --strategy STRATEGY
+python examples/NAME.py --strategy STRATEGY        both ranks as threads of this process
 """
 
 from __future__ import annotations

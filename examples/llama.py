@@ -41,7 +41,8 @@ STRATEGIES = {
     "pipeline": weft.Strategy(
         stages=[
             weft.Stage(
-                ["model.embed_tokens", "model.layers.[0-1]"], placement=weft.placement("cpu", [0])
+                ["model.embed_tokens", "model.rotary_emb", "model.layers.[0-1]"],
+                placement=weft.placement("cpu", [0]),
             ),
             weft.Stage(
                 ["model.layers.[2-3]", "model.norm", "lm_head"],

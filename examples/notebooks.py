@@ -1,6 +1,6 @@
 """Run notebooks: by nbclient in a kernel of their own where it is installed, else cell by cell in this process.
 
-    python examples/notebooks.py examples/first_steps.ipynb
+python examples/notebooks.py examples/first_steps.ipynb
 """
 
 from __future__ import annotations

@@ -86,7 +86,10 @@ def main() -> int:
         begin = time.perf_counter()
         output, well = run(command)
         seconds = time.perf_counter() - begin
-        print(f"{name:12} {strategy:9} {seconds:6.1f} s  {told(output) if well else 'FAILED'}", flush=True)
+        print(
+            f"{name:12} {strategy:9} {seconds:6.1f} s  {told(output) if well else 'FAILED'}",
+            flush=True,
+        )
         if not well:
             print(output, flush=True)
             failed += 1

@@ -48,7 +48,9 @@ def test_the_first_steps_equal_plain_pytorch(
     module = example(name)
     assert tuple(module.STRATEGIES) == RUN_ALL.STRATEGIES[name]
     module.main(["--strategy", strategy, "--steps", "2", "--check"])
-    told = re.findall(r"^loss .* to .* in 2 steps, as plain PyTorch to (\S+);", capsys.readouterr().out, re.M)
+    told = re.findall(
+        r"^loss .* to .* in 2 steps, as plain PyTorch to (\S+);", capsys.readouterr().out, re.M
+    )
     trainings = 2 if name in ("bert", "lora") else 1
     assert len(told) == trainings
     assert all(float(off) <= 1e-4 for off in told)

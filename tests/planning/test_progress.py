@@ -93,7 +93,9 @@ def test_a_terminal_shows_the_phase_and_its_seconds(
     assert shown.rpartition(PHASES[1])[2].count("\x1b[2K") >= 1, "the line is gone at the end"
 
 
-def test_other_ranks_show_nothing(capsys: pytest.CaptureFixture[str], drawn: threading.Event) -> None:
+def test_other_ranks_show_nothing(
+    capsys: pytest.CaptureFixture[str], drawn: threading.Event
+) -> None:
     threads = threading.active_count()
     with progress(first=False, patience=Seconds(0)) as begin:
         begin("capturing")
