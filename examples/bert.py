@@ -19,7 +19,7 @@ from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassificat
 
 import weft
 
-PACKAGES = ("asyncio", "email", "unittest", "xml")
+PACKAGES = ("asyncio", "encodings", "pydoc_data", "unittest")
 MASK, LENGTH = 256, 64
 CONFIG = BertConfig(
     vocab_size=257,

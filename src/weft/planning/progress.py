@@ -30,8 +30,8 @@ _REDRAWN = Seconds(0.25)
 def progress(first: bool, patience: Seconds = PATIENCE) -> Iterator[Callable[[str], None]]:
     """Gives what says that a phase begins.
 
-    A terminal shows the phase and for how long it has run; the line is gone at the end. The log "weft" is told each phase
-    when it has ended.
+    A terminal shows the phase and for how long it has run; the line is gone at the end. The log "weft" is told each
+    phase when it has ended.
 
     Args:
         first: true where this process has the first rank, so that its terminal shows the line.

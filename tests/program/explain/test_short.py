@@ -31,7 +31,7 @@ def rows(program: weft.Program) -> tuple[str | None, dict[str, str]]:
     assert table.tag == "table"
     every = table.findall("tbody/tr")
     cells = [[each.text or "" for each in row] for row in every]
-    return table.findtext("caption"), {name: text for name, text in cells}
+    return table.findtext("caption"), dict(cells)
 
 
 def test_a_notebook_shows_a_program_by_itself(program: weft.Program) -> None:
