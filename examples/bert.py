@@ -31,7 +31,7 @@ CONFIG = BertConfig(
     type_vocab_size=1,
     hidden_dropout_prob=0.0,
     attention_probs_dropout_prob=0.0,
-    num_labels=len(PACKAGES),
+    id2label=dict(enumerate(PACKAGES)),
 )
 STRATEGIES = {
     "zero": replace(weft.data_parallel(), zero=weft.Zero(2)),
@@ -78,7 +78,7 @@ def pretrained(run: Run) -> BertForMaskedLM:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    run = Run(__doc__, STRATEGIES, 100, words)
+    run = Run(__doc__, STRATEGIES, 150, words)
     torch.manual_seed(0)
     with run.world():
         model = BertForSequenceClassification(CONFIG)
@@ -87,7 +87,7 @@ def main(words: Sequence[str] | None = None) -> None:
             frozen.requires_grad_(False)
         head = list(model.classifier.parameters())
         body = [each for each in model.bert.parameters() if each.requires_grad]
-        groups = [{"params": body, "lr": 5e-4}, {"params": head, "lr": 2e-3}]
+        groups = [{"params": body, "lr": 1e-3}, {"params": head, "lr": 2e-3}]
         optimizer = torch.optim.AdamW(groups)
         plain = Plain(model, (loss_fn, optimizer))
         batches, (test,) = labelled(run.steps), labelled(1, size=200, seed=3)

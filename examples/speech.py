@@ -2,9 +2,9 @@
 
     weft run -n 2 examples/speech.py --strategy pipeline
 
-The recordings are made here: two tones for each digit, as telephones dial, with noise. A net of a convolution and LSTMs
-in both directions reads their spectrograms, and CTC compares what it writes with the digits, of which nobody says when
-they sound. Pipeline: the net is cut into two stages.
+The recordings are made here: two tones for each digit, as telephones dial, with noise. A convolution and an LSTM in both
+directions read their spectrograms, and CTC compares what they write with the digits, of which nobody says when they
+sound. Pipeline: the net is cut into two stages.
 """
 
 from __future__ import annotations
@@ -31,16 +31,15 @@ STRATEGIES = {
 class Listener(nn.Module):
     """Spectrograms [n, 129, frames] to logits [n, frames, 11]: the ten digits, and 10 for none."""
 
-    def __init__(self, width: int = 48) -> None:
+    def __init__(self, width: int = 64) -> None:
         super().__init__()
-        self.conv = nn.Conv1d(129, width, 3, padding=1)
-        self.lower = nn.LSTM(width, width, batch_first=True, bidirectional=True)
-        self.upper = nn.LSTM(2 * width, width, batch_first=True, bidirectional=True)
+        self.conv = nn.Conv1d(129, width, 5, padding=2)
+        self.lstm = nn.LSTM(width, width, batch_first=True, bidirectional=True)
         self.head = nn.Linear(2 * width, 11)
 
     def forward(self, spectrograms: Tensor) -> Tensor:
         x = relu(self.conv(spectrograms)).transpose(1, 2)
-        return self.head(self.upper(self.lower(x)[0])[0])
+        return self.head(self.lstm(x)[0])
 
 
 def recording(digits: Sequence[int], generator: torch.Generator) -> Tensor:
@@ -66,6 +65,8 @@ def dialled(steps: int, size: int = 16, seed: int = 0) -> list[Batch]:
     window = torch.hann_window(256)
     waves = torch.stft(sounds, 256, hop_length=160, window=window, return_complex=True)
     spectrograms = waves.abs().log1p()
+    spectrograms = spectrograms - spectrograms.mean((0, 2), keepdim=True)
+    spectrograms = spectrograms / spectrograms.std((0, 2), keepdim=True)
     frames = torch.full((size,), spectrograms.shape[2])
     lengths = {"frames": frames, "count": torch.full((size,), DIGITS)}
     pairs = zip(spectrograms.split(size), digits.split(size))
@@ -78,7 +79,7 @@ def loss_fn(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    run = Run(__doc__, STRATEGIES, 120, words)
+    run = Run(__doc__, STRATEGIES, 250, words)
     torch.manual_seed(0)
     model = Listener()
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -25,7 +26,7 @@ PHASES = [
 ]
 
 
-def compile_small(**options: object) -> None:
+def compile_small(**options: Any) -> None:
     model = nn.Linear(4, 2)
     with weft.local_world(2):
         weft.compile(
