@@ -2,9 +2,9 @@
 
     weft run -n 2 examples/speech.py --strategy pipeline
 
-The recordings are made here: two tones for each digit, as telephones dial, with noise. A convolution and an LSTM in both
-directions read their spectrograms, and CTC compares what they write with the digits, of which nobody says when they
-sound. Pipeline: the net is cut into two stages.
+The recordings are made here: two tones for each digit, as telephones dial, with noise. A convolution and an LSTM in
+both directions read their spectrograms, and CTC compares what they write with the digits, of which nobody says when
+they sound. Pipeline: the net is cut into two stages.
 """
 
 from __future__ import annotations
