@@ -57,9 +57,9 @@ def progress(first: bool, patience: Seconds = PATIENCE) -> Iterator[Callable[[st
 
 
 @contextmanager
-def _line(patience: Seconds) -> Iterator[_Line]:
+def _line(patience: Seconds) -> Iterator[_PhaseLine]:
     """A line that is shown after a while, and gone at the end with its thread."""
-    line = _Line(patience)
+    line = _PhaseLine(patience)
     line.start()
     try:
         yield line
@@ -68,7 +68,7 @@ def _line(patience: Seconds) -> Iterator[_Line]:
 
 
 @final
-class _Line:
+class _PhaseLine:
     """A line on the terminal that says what is going on, and for how long.
 
     A thread draws it, so that it moves while Python computes.
