@@ -15,10 +15,14 @@ export PYTHONUNBUFFERED := 1
 # Tests start many processes: none shall compile all modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test thorough chaos quick gates check bench real-sizes accuracy search-bench scores matrix oldest golden clean
+.PHONY: demo examples test thorough chaos quick gates check bench real-sizes accuracy search-bench scores matrix oldest golden clean
 
 demo: $(READY)
 	env -u OMP_NUM_THREADS $(BIN)/weft run -n 2 examples/gpt.py
+
+# Every example in both of its strategies, and the notebooks: some minutes.
+examples: $(READY)
+	$(BIN)/python examples/run_all.py --reports runs/gallery
 
 test: $(READY)
 	timeout $(LIMIT) $(BIN)/python -m pytest --numprocesses 2 --dist worksteal

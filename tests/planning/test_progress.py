@@ -1,45 +1,134 @@
-"""What compiling says of itself: phases in the log, a line on terminals only."""
+"""What compiling says of itself: phases in the log, a line on terminals only, and only where it takes long."""
 
 from __future__ import annotations
 
+import re
+import threading
+from typing import Any
+
 import pytest
 import torch
+from rich.live import Live
 from torch import nn
 
 import weft
-from weft.planning.progress import progress
+from weft.planning import progress as module
+from weft.planning.progress import PATIENCE, progress
+from weft.units import Seconds
+
+PHASES = [
+    "capturing",
+    "cutting into stages and micro-batches",
+    "choosing layouts",
+    "planning",
+    "filling variables",
+    "starting the ranks",
+]
 
 
-def test_phases_are_logged_and_nothing_is_printed(
-    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
-) -> None:
+def compile_small(**options: Any) -> None:
     model = nn.Linear(4, 2)
-    with weft.local_world(2), caplog.at_level("INFO", "weft"):
+    with weft.local_world(2):
         weft.compile(
             model,
             lambda model, batch: model(batch).sum(),
             torch.optim.SGD(model.parameters()),
             torch.ones(8, 4),
             placement=weft.placement("cpu", [0, 1]),
-        )
-    phases = [record.getMessage().split(" took ")[0] for record in caplog.records]
-    assert phases == [
-        "capturing",
-        "cutting into stages and micro-batches",
-        "choosing layouts",
-        "planning",
-        "filling variables",
-        "starting the ranks",
-    ]
+            **options,
+        ).close()
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [re.sub(r" took [\d.]+ s$", "", record.getMessage()) for record in caplog.records]
+
+
+def test_phases_are_logged_and_nothing_is_printed(
+    caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with caplog.at_level("INFO", "weft"):
+        compile_small()
+    assert logged(caplog) == PHASES
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_a_terminal_shows_the_phase(
-    first: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_search_is_a_phase(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", "weft"):
+        compile_small(strategy=weft.Auto(moves=1))
+    assert logged(caplog)[-len(PHASES) - 1 :] == ["searching for a strategy", *PHASES]
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Set whenever the line was drawn; stderr is taken for a terminal."""
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
-    with progress(first) as begin:
+    found, refresh = threading.Event(), Live.refresh
+
+    def refreshed(live: Live) -> None:
+        refresh(live)
+        found.set()
+
+    monkeypatch.setattr(Live, "refresh", refreshed)
+    return found
+
+
+def test_a_terminal_shows_the_phase_and_its_seconds(
+    drawn: threading.Event,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(module, "_REDRAWN", 0.001)
+    threads = threading.active_count()
+    with progress(first=True, patience=Seconds(0)) as begin:
+        for name in PHASES[:2]:
+            begin(name)
+            drawn.clear()
+            assert drawn.wait(60)  # a drawing that has begun before may be the other's
+            drawn.clear()
+            assert drawn.wait(60)
+    assert threading.active_count() == threads
+    shown = capsys.readouterr().err
+    for name in PHASES[:2]:
+        assert f"weft: {name} … 0 s" in shown
+    assert shown.rpartition(PHASES[1])[2].count("\x1b[2K") >= 1, "the line is gone at the end"
+
+
+def test_other_ranks_show_nothing(
+    capsys: pytest.CaptureFixture[str], drawn: threading.Event
+) -> None:
+    threads = threading.active_count()
+    with progress(first=False, patience=Seconds(0)) as begin:
         begin("capturing")
-    assert ("capturing" in capsys.readouterr().err) == first
+        assert threading.active_count() == threads
+    assert not drawn.is_set()
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_soon_over_shows_nothing(
+    capsys: pytest.CaptureFixture[str], drawn: threading.Event
+) -> None:
+    assert PATIENCE >= 1
+    threads = threading.active_count()
+    with progress(first=True, patience=Seconds(600)) as begin:
+        begin("capturing")
+        assert threading.active_count() == threads + 1
+    assert threading.active_count() == threads
+    assert not drawn.is_set()
+    assert capsys.readouterr().err == ""
+
+
+def test_the_line_is_gone_after_an_error(
+    drawn: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = threading.active_count()
+
+    def fail() -> None:
+        with progress(first=True, patience=Seconds(0)) as begin:
+            begin("capturing")
+            assert drawn.wait(60)
+            raise ValueError("refused")
+
+    with pytest.raises(ValueError, match="refused"):
+        fail()
+    assert threading.active_count() == threads

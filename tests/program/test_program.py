@@ -86,6 +86,26 @@ def test_evaluation_reads_the_live_parameters_in_eval_mode() -> None:
     assert model.training
 
 
+class LooksAtItsMode(MLP):
+    """As models of `transformers` do: `train` reads the mode that there was."""
+
+    def train(self, mode: bool = True) -> nn.Module:
+        self.switched = getattr(self, "training", None) != mode
+        return super().train(mode)
+
+
+def test_a_model_that_looks_at_its_mode_is_evaluated() -> None:
+    torch.manual_seed(0)
+    model, batch = LooksAtItsMode(dropout=0.5).double(), vector_batch(8)
+    expected = copy.deepcopy(model).eval()(batch["x"])
+    with weft.local_world(2):
+        program = compiled(model)
+        evaluation = program.evaluation(lambda model, batch: model(batch["x"]), batch)
+        torch.testing.assert_close(evaluation.step(batch), expected)
+        assert model.training
+        program.close()
+
+
 def test_full_state_can_be_loaded_again() -> None:
     batch = vector_batch(8)
     with weft.local_world(2):

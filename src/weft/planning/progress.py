@@ -6,24 +6,36 @@ import gc
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, final
+
+from weft.units import Seconds
 
 if TYPE_CHECKING:
-    from rich.status import Status
+    from rich.live import Live
+    from rich.spinner import Spinner
 
 _log = logging.getLogger("weft")
+# For so long nothing is shown: most programs are compiled by then.
+PATIENCE = Seconds(2.0)
+# After which a line is drawn anew.
+_REDRAWN = Seconds(0.25)
 
 
 @contextmanager
-def progress(first: bool) -> Iterator[Callable[[str], None]]:
-    """Gives what says that a phase begins; the line is gone at the end.
+def progress(first: bool, patience: Seconds = PATIENCE) -> Iterator[Callable[[str], None]]:
+    """Gives what says that a phase begins.
+
+    A terminal shows the phase and for how long it has run; the line is gone at the end. The log "weft" is told each
+    phase when it has ended.
 
     Args:
         first: true where this process has the first rank, so that its terminal shows the line.
+        patience: after which the line is shown.
     """
     shown = first and (sys.stderr.isatty() or "FORCE_COLOR" in os.environ)
     begun: list[tuple[str, float]] = []
@@ -37,19 +49,77 @@ def progress(first: bool) -> Iterator[Callable[[str], None]]:
         ended()
         begun.append((name, time.perf_counter()))
         if line is not None:
-            line.update(f"weft: {name} … ({time.perf_counter() - started:.0f} s so far)")
+            line.begin(name)
 
-    started = time.perf_counter()
-    with _line() if shown else nullcontext() as line:
+    with _line(patience) if shown else nullcontext() as line:
         yield begin
         ended()
 
 
-def _line() -> Status:
-    """A line on the terminal; rich takes long to import, and most have no use for it."""
-    console = import_module("rich.console").Console(stderr=True)
-    line: Status = console.status("weft: compiling …")
-    return line
+@contextmanager
+def _line(patience: Seconds) -> Iterator[_PhaseLine]:
+    """A line that is shown after a while, and gone at the end with its thread."""
+    line = _PhaseLine(patience)
+    line.start()
+    try:
+        yield line
+    finally:
+        line.end()
+
+
+@final
+class _PhaseLine:
+    """A line on the terminal that says what is going on, and for how long.
+
+    A thread draws it, so that it moves while Python computes.
+
+    Args:
+        patience: before which nothing is shown.
+    """
+
+    def __init__(self, patience: Seconds) -> None:
+        self._patience = patience
+        self._started = time.perf_counter()
+        # What is going on, and since when.
+        self._phase = "compiling", self._started
+        # rich takes long to import, and most have no use for it.
+        self._spinner: Spinner = import_module("rich.spinner").Spinner("dots")
+        make = import_module("rich.live").Live
+        console = import_module("rich.console").Console(stderr=True)
+        self._live: Live = make(
+            console=console, get_renderable=self._drawn, auto_refresh=False, transient=True
+        )
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._draw, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def begin(self, name: str) -> None:
+        """Say that a phase begins."""
+        self._phase = name, time.perf_counter()
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _draw(self) -> None:
+        if self._over.wait(self._patience):
+            return
+        with self._live:
+            while True:
+                self._live.refresh()
+                if self._over.wait(_REDRAWN):
+                    return
+
+    def _drawn(self) -> Spinner:
+        """The line as it is to be drawn now."""
+        (name, since), now = self._phase, time.perf_counter()
+        text = f"weft: {name} … {now - since:.0f} s"
+        if since > self._started + 1:
+            text += f", {now - self._started:.0f} s in all"
+        self._spinner.update(text=text)
+        return self._spinner
 
 
 @contextmanager

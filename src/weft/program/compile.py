@@ -38,7 +38,7 @@ from weft.program.training.states import check_states
 from weft.program.training.training import training_of
 from weft.program.trials import Trials
 from weft.program.verification import check_values
-from weft.runtime.compiled.choice import Kernels, usable_kernels
+from weft.runtime.compiled.choice import UNCOMPILED, Kernels, usable_kernels
 from weft.runtime.memory.allocator import give_back
 from weft.runtime.world.distributed import current_world
 from weft.runtime.world.world import World
@@ -157,9 +157,7 @@ def compile(
         if world.size > len(world.ranks):
             check_same_asked(told(world, "model and optimizer", lambda: asked_by(step)))
         if auto is not None:
-            candidates = chosen(world, step, placement, auto)
-            trials = Trials(world, step, wanted.kernels)
-            found, ranks = trials.fastest(candidates) if len(candidates) > 1 else candidates[0]
+            found, ranks = _searched(wanted, step, auto)
             options = _options(found, metrics, kernels)
             wanted = replace(wanted, strategy=found, placement=ranks, options=options)
         program = _started(wanted, step, seed, weights)
@@ -218,6 +216,17 @@ def _options(strategy: Strategy, metrics: Sequence[Metric], kernels: Kernels) ->
     return replace(options_of(strategy), metrics=tuple(metrics), own_kernels=own)
 
 
+def _searched(wanted: _Wanted, step: Step, auto: Auto) -> tuple[Strategy, Placement]:
+    """The strategy that a search finds, and the ranks of the placement in its grid; every process must call it."""
+    with progress(0 in wanted.ranks) as begin:
+        begin("searching for a strategy")
+        candidates = chosen(wanted.world, step, wanted.placement, auto)
+        if len(candidates) == 1:
+            return candidates[0]
+        begin("running the best candidates")
+        return Trials(wanted.world, step, wanted.kernels).fastest(candidates)
+
+
 def _started(wanted: _Wanted, step: Step, seed: int | None, weights: str | Path | None) -> Program:
     """The program of a step, whose model it takes over; every process must call it."""
     world, placement, ranks = wanted.world, wanted.placement, wanted.ranks
@@ -240,7 +249,7 @@ def _started(wanted: _Wanted, step: Step, seed: int | None, weights: str | Path 
         )
         add_loss_scale(setting, graph)
         add_masters(setting, graph)
-        begin("starting the ranks")
+        begin("starting the ranks" if wanted.kernels in UNCOMPILED else "compiling kernels")
         training = training_of(setting, step.optimizers) if step.optimizers else None
         every = planner.variants(setting, step, first, training)
         if training is not None:

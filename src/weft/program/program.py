@@ -32,6 +32,7 @@ from weft.program.explain.details import details_of
 from weft.program.explain.explain import explain
 from weft.program.explain.kernels import kernel_text, replay_text
 from weft.program.explain.memory import ProgramMemory, program_memory
+from weft.program.explain.short import short_html
 from weft.program.explain.words import title
 from weft.program.live.holds import hold, let_go, reads
 from weft.program.live.places import LivePlaces
@@ -95,13 +96,25 @@ class Program:
         self._places = LivePlaces(self._setting.model, self._setting.variables)
 
     def __repr__(self) -> str:
-        leaves = (
+        said = "; ".join((title(self.graph), f"batch {self._batch_text}", self._steps_text))
+        return f"<weft.Program: {said}>"
+
+    def _repr_html_(self) -> str:
+        """A short form of `explain`, which notebooks show; it simulates nothing and asks no other process."""
+        more = {"batch": self._batch_text, "steps": self._steps_text}
+        return short_html(self._compiled, self._setting.options, self.memory(), more)
+
+    @property
+    def _batch_text(self) -> str:
+        return ", ".join(
             f"{node.key} {node.value.dtype}{list(node.value.shape)}"
             for node in self.graph.of_kind(Input)
             if node.role == "batch"
         )
-        made = "closed" if not self._close.alive else f"{self._steps} steps made"
-        return f"<weft.Program: {title(self.graph)}; batch {', '.join(leaves)}; {made}>"
+
+    @property
+    def _steps_text(self) -> str:
+        return f"{self._steps} steps made" if self._close.alive else "closed"
 
     def _enter_step(self, shapes: str, adding: bool) -> None:
         onto = ", to add to gradients" if adding else ""

@@ -127,6 +127,9 @@ def with_numbers(
 def _running(step: StepCall) -> Iterator[None]:
     """While this lasts, the step may be run on fake tensors; inside of `restored`, which puts back what it writes."""
     forget_numbers()
+    if not step.training:
+        # Before reading is noted: a model may look at the mode that it is in.
+        step.model.eval()
     with (
         hints_recorded(),
         step.recorder.recording(),
@@ -137,8 +140,6 @@ def _running(step: StepCall) -> Iterator[None]:
         _compiled_parts_eager(),
         torch.set_grad_enabled(step.training),
     ):
-        if not step.training:
-            step.model.eval()
         yield
         step.left.numbers()
 
