@@ -18,16 +18,16 @@ from pathlib import Path
 # For each example the strategy, the view, its height, and what of the model is unfolded.
 SHOWN = {
     "gpt": ("hybrid", "model", 920, "blocks.3"),
-    "llama": ("pipeline", "time", 560, ""),
+    "llama": ("pipeline", "time", 620, ""),
     "vit": ("tensor", "model", 800, "layers.0"),
-    "resnet": ("space", "time", 500, ""),
+    "resnet": ("space", "time", 450, ""),
     "bert": ("zero", "memory", 620, ""),
-    "lora": ("tensor", "model", 860, "blocks.0"),
-    "moe": ("experts", "time", 500, ""),
-    "dlrm": ("columns", "model", 700, ""),
-    "gan": ("apart", "time", 560, ""),
-    "diffusion": ("pipeline", "time", 560, ""),
-    "speech": ("pipeline", "time", 560, ""),
+    "lora": ("tensor", "model", 1010, "blocks.0"),
+    "moe": ("experts", "time", 450, ""),
+    "dlrm": ("columns", "model", 850, "tables"),
+    "gan": ("apart", "time", 590, ""),
+    "diffusion": ("pipeline", "time", 590, ""),
+    "speech": ("pipeline", "time", 590, ""),
 }
 WIDTH, MOST = 800, 60_000  # pixels; bytes of a picture
 # Opens a module of the tree and all that is below it, as clicks do; a list is filled after its click.

@@ -83,7 +83,7 @@ def test_all_examples_are_run_and_shown() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.ipynb")} == set(RUN_ALL.NOTEBOOKS)
     page = PAGE.read_text()
     for name, strategies in RUN_ALL.STRATEGIES.items():
-        section = page.partition(f"examples/{name}.py")[2].partition("\n## ")[0]
+        section = page.partition(f"\n`examples/{name}.py`: ")[2].partition("\n## ")[0]
         for strategy in strategies:
             assert f"`{strategy}`" in section, (name, strategy)
         (picture,) = re.findall(r"!\[[^\]]+\]\((.+?)\)", section)
