@@ -125,7 +125,7 @@ def _cluster(work: Work, links: Links) -> Iterator[Cluster]:
         conf.write_text(_conf(folder, links, socket))
         (folder / "state").mkdir()
         daemons = [(0, CONTROL, ["slurmctld", "-D"])]
-        daemons += [(1 + n, name, ["slurmd", "-D", "-N", name]) for n, name in enumerate(NODES)]
+        daemons += [(1 + n, name, ["slurmd", "-D"]) for n, name in enumerate(NODES)]
         for host, name, command in daemons:
             stack.enter_context(_daemon(_on(links, host, name, command), folder / name, variables))
         cluster = Cluster(links, variables)

@@ -34,7 +34,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
 }
 
 
-class WeftTrainer(transformers.Trainer):
+class WeftTrainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
     """A Trainer whose steps weft compiles.
 
     After `train` the model is ordinary again, the same on every process: evaluate and save it then.

@@ -30,7 +30,7 @@ if ((nodes > 1)); then
     fi
     # The name of a pod is known when it has begun.
     for ((look = 0; look < ${LOOKS:-300}; look++)); do
-        getent hosts "${meeting%:*}" >/dev/null && break
+        getent ahosts "${meeting%:*}" >/dev/null && break
         sleep 1
     done
     options+=(--nnodes "$nodes" --rendezvous "$meeting" --run-id "${RUN:-job}")

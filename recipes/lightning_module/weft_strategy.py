@@ -40,7 +40,7 @@ _values: ContextVar[dict[str, Any]] = ContextVar("values")
 _options: ContextVar[dict[str, dict[str, Any]]] = ContextVar("options")
 
 
-class WeftStrategy(SingleDeviceStrategy):
+class WeftStrategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     """Steps on all ranks of the job.
 
     While `fit` runs, what `training_step` logs are tensors of the step; its argument `batch_idx` is None. After `fit` the
