@@ -36,6 +36,10 @@ class Prometheus:
     def __init__(self, path: str | Path, labels: Mapping[str, str] | None = None) -> None:
         self._path = Path(path)
         self._figures: dict[str, float] = {}
+        if not isinstance(labels, Mapping | None):
+            raise UserError(
+                f"weft.logs.Prometheus: labels takes texts by name, such as {{'run': 'gpt'}}, found {labels!r}"
+            )
         for name in labels or {}:
             if not isinstance(name, str) or not _LABEL.fullmatch(name) or name.startswith("__"):
                 raise UserError(
