@@ -3,9 +3,9 @@
     python -m recipes --only slurm ssh
     python -m recipes --offline             install nothing
 
-Each trains the same small model and must show the losses of one process of plain PyTorch. What a recipe needs from pip it
-installs below `--out`, by constraints.txt; what needs root or a Debian package is skipped with a line that says so. Prints
-a table, writes it as JSON, and ends with 1 where a recipe failed.
+Each must show the losses of one process of plain PyTorch. What a recipe needs from pip it installs below `--out`, by
+constraints.txt; what needs root or a Debian package is skipped with a line that says so. Prints a table, writes it as
+JSON, and ends with 1 where a recipe failed.
 """
 
 from __future__ import annotations

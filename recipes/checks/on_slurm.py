@@ -1,4 +1,4 @@
-"""Slurm: a controller and two nodes on this machine, each a host of its own, and the job file as users give it to sbatch."""
+"""Slurm: a controller and two nodes, each a host of its own, and the job file as users give it to sbatch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts with the Trainer of transformers, with Accelerate and with Lightning: before in one process, after on two ranks."""
+"""Scripts with transformers, Accelerate and Lightning: before in one process, after on two ranks."""
 
 from __future__ import annotations
 

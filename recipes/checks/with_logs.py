@@ -1,4 +1,4 @@
-"""TensorBoard, Weights & Biases without a network, Prometheus: what a run logs is read back by each one's own library."""
+"""TensorBoard, Weights & Biases offline, Prometheus: what a run logs is read back by each one's own library."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Prometheus:
         self._figures: dict[str, float] = {}
         if not isinstance(labels, Mapping | None):
             raise UserError(
-                f"weft.logs.Prometheus: labels takes texts by name, such as {{'run': 'gpt'}}, found {labels!r}"
+                f'weft.logs.Prometheus: labels takes texts by name, such as {{"run": "gpt"}}, found {labels!r}'
             )
         for name in labels or {}:
             if not isinstance(name, str) or not _LABEL.fullmatch(name) or name.startswith("__"):
