@@ -33,9 +33,9 @@ _HOOKS = (
     "optimizer_step",
     "optimizer_zero_grad",
 )
-# What `training_step` logs while it is captured, by name, and with which options. Not attributes: capture puts back what
-# a step writes to those.
+# Before the names of results that `training_step` has logged.
 _LOG = "log "
+# What it logs while it is captured, and with which options. No attributes: capture puts back what a step writes there.
 _values: ContextVar[dict[str, Any]] = ContextVar("values")
 _options: ContextVar[dict[str, dict[str, Any]]] = ContextVar("options")
 
@@ -43,8 +43,8 @@ _options: ContextVar[dict[str, dict[str, Any]]] = ContextVar("options")
 class WeftStrategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
     """Steps on all ranks of the job.
 
-    What `training_step` logs are tensors of the step; its argument `batch_idx` is None. After `fit` the module is ordinary
-    again, the same on every process: validate it then.
+    What `training_step` logs are tensors of the step; its argument `batch_idx` is None. After `fit` the module is
+    ordinary again, the same on every process: validate it then.
 
     Args:
         layout: how the step lies on the ranks; data parallel without one.

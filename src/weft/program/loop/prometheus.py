@@ -43,8 +43,8 @@ class Prometheus:
         for name in labels or {}:
             if not isinstance(name, str) or not _LABEL.fullmatch(name) or name.startswith("__"):
                 raise UserError(
-                    "weft.logs.Prometheus: labels have names of letters, digits and _, which begin with no digit and no "
-                    f"__; found {name!r}"
+                    "weft.logs.Prometheus: labels have names of letters, digits and _, which begin with no digit "
+                    f"and no __; found {name!r}"
                 )
         pairs = (f'{name}="{str(x).translate(_ESCAPES)}"' for name, x in (labels or {}).items())
         self._labels = ",".join(pairs)
