@@ -11,6 +11,8 @@ from recipes.harness import DIES_AT, TRAIN, Missing, Work
 
 PORT = 29400
 DIES = ("--die-at", str(DIES_AT))
+# torchrun keeps one store over all starts, in which ranks may find addresses of those that have died: a new one each time.
+NEW_STORES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
 def weft_run(work: Work) -> str:
@@ -24,8 +26,9 @@ def weft_run(work: Work) -> str:
 def torchrun(work: Work) -> str:
     """Two ranks of this host, started again by torchrun when one dies."""
     out = work.folder("torchrun")
-    start = [work.python, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
-    work.run([*start, "--max-restarts", "1", TRAIN, "--out", str(out), *DIES], "torchrun")
+    start = [work.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*start, "--max-restarts", "1", TRAIN, "--out", str(out), *DIES]
+    work.run(command, "torchrun", **NEW_STORES)
     return work.losses(out, killed=True)
 
 
@@ -56,7 +59,7 @@ def torchrun_on_hosts(work: Work) -> str:
             own = ["--rdzv-id", "gpt", "--rdzv-conf", f"is_host={not host}", "--local-addr", address]
             command = [*start, *meet, *own, "--max-restarts", "1", TRAIN, "--out", str(out), *DIES]
             commands.append(links.command(host, command))
-        work.together(commands, "torchrun-hosts", GLOO_SOCKET_IFNAME="link0")
+        work.together(commands, "torchrun-hosts", GLOO_SOCKET_IFNAME="link0", **NEW_STORES)
     return work.losses(out, killed=True)
 
 

@@ -123,7 +123,10 @@ def _cluster(work: Work, links: Links) -> Iterator[Cluster]:
     variables = {**work.variables, "PATH": path, "SLURM_CONF": str(conf), "PYTHON": work.python}
     with _munge(variables) as socket, ExitStack() as stack:
         conf.write_text(_conf(folder, links, socket))
-        (folder / "state").mkdir()
+        # Nothing here uses it; looking for another version fails in a namespace.
+        (folder / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        for name in ("state", *(f"spool-{node}" for node in NODES)):
+            (folder / name).mkdir()
         daemons = [(0, CONTROL, ["slurmctld", "-D"])]
         daemons += [(1 + n, name, ["slurmd", "-D"]) for n, name in enumerate(NODES)]
         for host, name, command in daemons:
