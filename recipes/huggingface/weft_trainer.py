@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 import transformers
 from torch import Tensor, nn
 
@@ -32,6 +33,8 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "torch_compile": (False, 'weft.compile has kernels="inductor"'),
     "auto_find_batch_size": (False, "set per_device_train_batch_size"),
 }
+# The tokens of a batch, of all processes, by which models divide their loss; the Trainer counts them.
+_COUNT = "num_items_in_batch"
 
 
 class WeftTrainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
@@ -55,6 +58,11 @@ class WeftTrainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
                 raise UserError(
                     f"WeftTrainer: {name}={must!r} is expected, found {found!r}; {instead}"
                 )
+        if not self.args.average_tokens_across_devices:
+            raise UserError(
+                "WeftTrainer: average_tokens_across_devices=True is expected, found False; a step's loss is that of the "
+                "batch of all processes"
+            )
         own = type(self).compute_loss is not transformers.Trainer.compute_loss
         if own or self.compute_loss_func is not None:
             raise UserError(
@@ -87,17 +95,19 @@ class WeftTrainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         self, model: nn.Module, inputs: Mapping[str, Any], num_items_in_batch: Any = None
     ) -> Tensor:
         """One step with its update; gives the mean loss over the batch of all processes."""
-        batch = dict(self._prepare_inputs(inputs))
+        batch, strategy = dict(self._prepare_inputs(inputs)), self._strategy
+        if num_items_in_batch is not None:
+            batch[_COUNT] = torch.as_tensor(num_items_in_batch)
+            strategy = replace(strategy, batch={_COUNT: weft.broadcast, **strategy.batch})
         if self._program is None:
+            ranks = range(int(os.environ.get("WORLD_SIZE", "1")))
             self._program = weft.compile(
                 self.model,
                 _loss,
                 self._bare_optimizer(),
                 batch,
-                placement=weft.placement(
-                    self.args.device.type, range(int(os.environ.get("WORLD_SIZE", "1")))
-                ),
-                strategy=self._strategy,
+                placement=weft.placement(self.args.device.type, ranks),
+                strategy=strategy,
                 batch="local",
                 metrics=["grad_norm"],
             )
