@@ -60,7 +60,9 @@ class Work:
             "WANDB_MODE": "offline",
             "WANDB_SILENT": "true",
         }
-        path = os.pathsep.join(filter(None, (str(ROOT / "src"), self.environment.get("PYTHONPATH"))))
+        path = os.pathsep.join(
+            filter(None, (str(ROOT / "src"), self.environment.get("PYTHONPATH")))
+        )
         return {
             **self.environment,
             **quiet,

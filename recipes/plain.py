@@ -1,6 +1,8 @@
 """The training of all recipes in one process of plain PyTorch: the losses that each of them must show.
 
     python recipes/plain.py --out runs/plain.json
+
+Takes the steps of `train.py`, in its order.
 """
 
 from __future__ import annotations

@@ -33,7 +33,9 @@ def unknown(given: Any, known: Any, where: str = "") -> list[str]:
             place
             for name, value in given.items()
             for place in (
-                unknown(value, known[name], f"{where}.{name}") if name in known else [f"{where}.{name}"]
+                unknown(value, known[name], f"{where}.{name}")
+                if name in known
+                else [f"{where}.{name}"]
             )
         ]
     if isinstance(given, list):

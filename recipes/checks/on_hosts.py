@@ -11,7 +11,7 @@ from recipes.harness import DIES_AT, TRAIN, Missing, Work
 
 PORT = 29400
 DIES = ("--die-at", str(DIES_AT))
-# torchrun keeps one store over all starts, in which ranks may find addresses of those that have died: a new one each time.
+# torchrun keeps one store over all starts, in which ranks may find addresses of ranks that have died.
 NEW_STORES = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
 
 
@@ -49,14 +49,29 @@ def weft_run_on_hosts(work: Work) -> str:
 
 
 def torchrun_on_hosts(work: Work) -> str:
-    """torchrun on two hosts, which starts the ranks of both again when one dies."""
+    """A rank on each of two hosts, by torchrun, which starts the ranks of both again when one dies."""
     out = work.folder("torchrun-hosts")
     with hosts(2) as links:
-        start = [work.python, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+        start = [
+            work.python,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes",
+            "2",
+            "--nproc-per-node",
+            "1",
+        ]
         meet = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{links.addresses[0]}:{PORT}"]
         commands = []
         for host, address in enumerate(links.addresses):
-            own = ["--rdzv-id", "gpt", "--rdzv-conf", f"is_host={not host}", "--local-addr", address]
+            own = [
+                "--rdzv-id",
+                "gpt",
+                "--rdzv-conf",
+                f"is_host={not host}",
+                "--local-addr",
+                address,
+            ]
             command = [*start, *meet, *own, "--max-restarts", "1", TRAIN, "--out", str(out), *DIES]
             commands.append(links.command(host, command))
         work.together(commands, "torchrun-hosts", GLOO_SOCKET_IFNAME="link0", **NEW_STORES)

@@ -13,12 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.links import Links
-from recipes.harness import DIES_AT, RECIPES, ROOT, TRAIN, Missing, Work, Wrong
 from recipes.checks.on_hosts import hosts
+from recipes.harness import DIES_AT, RECIPES, ROOT, TRAIN, Missing, Work, Wrong
 
 NODES = ("node1", "node2")
 CONTROL = "control"
-PROGRAMS = {"slurmctld": "slurm-wlm", "slurmd": "slurm-wlm", "sbatch": "slurm-wlm", "munged": "munge"}
+PROGRAMS = {
+    "slurmctld": "slurm-wlm",
+    "slurmd": "slurm-wlm",
+    "sbatch": "slurm-wlm",
+    "munged": "munge",
+}
 # Seconds: for the daemons to come up, for the job, and between two looks.
 UP, JOB, LOOK = 60.0, 240.0, 0.5
 # Tokens of munge, and so credentials of steps, hold for this long; a job that is queued again waits for them to end.
@@ -35,7 +40,9 @@ def slurm(work: Work) -> str:
         output = work.out / "slurm-job.log"
         output.unlink(missing_ok=True)
         asked = ["--nodes", "2", "--output", str(output), str(RECIPES / "slurm" / "train.sbatch")]
-        job = cluster.call("sbatch", "--parsable", *asked, TRAIN, "--out", str(out), "--die-at", str(DIES_AT))
+        job = cluster.call(
+            "sbatch", "--parsable", *asked, TRAIN, "--out", str(out), "--die-at", str(DIES_AT)
+        )
         state = cluster.ended(job.strip())
         if state != ("COMPLETED", "1"):
             said = output.read_text()[-3000:] if output.exists() else "nothing"
@@ -105,7 +112,9 @@ def _check() -> None:
     there = {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"}["PATH"]
     missing = {PROGRAMS[name] for name in PROGRAMS if shutil.which(name, path=there) is None}
     if missing:
-        raise Missing(f"Debian's {' and '.join(sorted(missing))}: apt-get install {' '.join(sorted(missing))}")
+        raise Missing(
+            f"Debian's {' and '.join(sorted(missing))}: apt-get install {' '.join(sorted(missing))}"
+        )
 
 
 def _on(links: Links, host: int, name: str, command: Sequence[str]) -> list[str]:
@@ -146,7 +155,12 @@ def _munge(variables: dict[str, str]) -> Iterator[Path]:
         key.touch(mode=0o600)
         key.write_bytes(os.urandom(1024))
         socket = folder / "socket"
-        files = {"key-file": key, "socket": socket, "pid-file": folder / "pid", "seed-file": folder / "seed"}
+        files = {
+            "key-file": key,
+            "socket": socket,
+            "pid-file": folder / "pid",
+            "seed-file": folder / "seed",
+        }
         files["log-file"] = folder / "log"
         options = [f"--{name}={path}" for name, path in files.items()]
         command = ["munged", "--foreground", "--force", *options]
@@ -205,5 +219,5 @@ MpiDefault=none
 SwitchType=switch/none
 SelectType=select/linear
 ReturnToService=2
-{nodes}PartitionName=all Nodes={','.join(NODES)} Default=YES MaxTime=INFINITE State=UP
+{nodes}PartitionName=all Nodes={",".join(NODES)} Default=YES MaxTime=INFINITE State=UP
 """

@@ -10,8 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from benchmarks.links import Links
-from recipes.harness import TRAIN, Missing, Work, Wrong
 from recipes.checks.on_hosts import hosts
+from recipes.harness import TRAIN, Missing, Work, Wrong
 
 SSHD = "/usr/sbin/sshd"
 UP, LOOK = 20.0, 0.2

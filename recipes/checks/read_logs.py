@@ -1,6 +1,8 @@
 """Read the logs of a run by the libraries that they are for.
 
     python recipes/checks/read_logs.py runs/gpt read.json
+
+Writes steps and losses of each, as JSON.
 """
 
 from __future__ import annotations
@@ -45,7 +47,11 @@ def of_wandb(folder: Path) -> list[tuple[int, float]]:
 def value_of(item: Any) -> Any:
     """The value of an item of a history."""
     kind = item.WhichOneof("value")
-    return json.loads(item.value_json if kind is None else item.json) if kind in (None, "json") else getattr(item, kind)
+    return (
+        json.loads(item.value_json if kind is None else item.json)
+        if kind in (None, "json")
+        else getattr(item, kind)
+    )
 
 
 def messages(log: bytes) -> Iterator[bytes]:

@@ -47,9 +47,7 @@ def pair(folder: str) -> tuple[str, str]:
     return before.read_text(), after.read_text()
 
 
-def _both(
-    work: Work, packages: str, folder: str, read: Callable[[Path], list[float]]
-) -> str:
+def _both(work: Work, packages: str, folder: str, read: Callable[[Path], list[float]]) -> str:
     lines = len(written(*pair(folder)))
     if lines > MOST:
         raise Wrong(f"{lines} lines of {folder}/after.py are other, at most {MOST} may be")

@@ -60,8 +60,8 @@ class WeftTrainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
                 )
         if not self.args.average_tokens_across_devices:
             raise UserError(
-                "WeftTrainer: average_tokens_across_devices=True is expected, found False; a step's loss is that of the "
-                "batch of all processes"
+                "WeftTrainer: average_tokens_across_devices=True is expected, found False; a step's loss is that of "
+                "the batch of all processes"
             )
         own = type(self).compute_loss is not transformers.Trainer.compute_loss
         if own or self.compute_loss_func is not None:

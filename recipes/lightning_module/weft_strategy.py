@@ -171,7 +171,9 @@ def _unsupported(trainer: Trainer, optimizers: int) -> list[tuple[str, str]]:
         (trainer.precision != "32-true", f"precision={trainer.precision!r}", "precision="),
     ]
     found = [
-        (name, f"give WeftStrategy(weft.Strategy({option}…))") for bad, name, option in checks if bad
+        (name, f"give WeftStrategy(weft.Strategy({option}…))")
+        for bad, name, option in checks
+        if bad
     ]
     if not module.automatic_optimization:
         found.append(("manual optimization", "call weft.compile and program.step yourself"))

@@ -91,7 +91,9 @@ def test_each_host_is_started_and_given_the_secret_by_standard_input(programs: P
     assert found.returncode == 0, found.stderr
     first, second = found.stdout.splitlines()
     assert first == second
-    assert first.startswith("1 64 -m weft run -n 2 --nnodes 2 --rendezvous here:29400 --run-id ssh-")
+    assert first.startswith(
+        "1 64 -m weft run -n 2 --nnodes 2 --rendezvous here:29400 --run-id ssh-"
+    )
     assert first.endswith(" train.py x y")
     assert sorted(line.split()[0] for line in found.stderr.splitlines()) == ["a", "root@b"]
     program(programs, "python", "echo $WEFT_SECRET")
@@ -151,7 +153,9 @@ def test_manifests_name_what_is_there() -> None:
     runtime, job = (manifest("trainjob.yaml", kind) for kind in ("TrainingRuntime", "TrainJob"))
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
     for each in (runtime["spec"]["template"], manifest("jobset.yaml", "JobSet")):
-        (pods,) = (x["template"]["spec"]["template"]["spec"] for x in each["spec"]["replicatedJobs"])
+        (pods,) = (
+            x["template"]["spec"]["template"]["spec"] for x in each["spec"]["replicatedJobs"]
+        )
         (volume,), (container,) = pods["volumes"], pods["containers"]
         assert volume["persistentVolumeClaim"]["claimName"] == claim
         (mount,) = container["volumeMounts"]

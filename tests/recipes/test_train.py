@@ -20,7 +20,7 @@ def test_it_goes_on_where_it_was_killed(tmp_path: Path, monkeypatch: pytest.Monk
     script, out = RECIPES / "train.py", tmp_path / "gpt"
     arguments = ("--out", str(out), "--steps", "9", "--die-at", "8", "--logs", "prometheus")
     ended = run_ranks(script, 2, *arguments, WEFT_TIMEOUT="20")
-    assert [code for _, code in ended][0] == -9, ended[0][0]
+    assert ended[0][1] == -9, ended[0][0]
     passed(script, 2, *arguments)
     lines = map(json.loads, (out / "losses.jsonl").read_text().splitlines())
     compared([(line["step"], line["loss"]) for line in lines], plain.losses(9), killed=True)
