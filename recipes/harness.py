@@ -121,10 +121,10 @@ class Work:
         name: str,
         seconds: float = SECONDS,
         ends: int | None = 0,
-        **variables: str,
+        variables: Mapping[str, str] | None = None,
     ) -> str:
         """Run a command at the root of the tree; gives what it wrote, which stands in the file `NAME.log` too."""
-        return self.together([command], name, seconds, ends, **variables)
+        return self.together([command], name, seconds, ends, variables)
 
     def together(
         self,
@@ -132,7 +132,7 @@ class Work:
         name: str,
         seconds: float = SECONDS,
         ends: int | None = 0,
-        **variables: str,
+        variables: Mapping[str, str] | None = None,
     ) -> str:
         """Run commands at the same time, as on several hosts.
 
@@ -156,7 +156,7 @@ class Work:
                 subprocess.Popen(
                     command,
                     cwd=ROOT,
-                    env={**self.variables, **variables},
+                    env={**self.variables, **(variables or {})},
                     stdin=subprocess.DEVNULL,
                     stdout=written,
                     stderr=subprocess.STDOUT,

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from benchmarks.links import Links, LinksError, slow_links
+from benchmarks.links import INTERFACE, Links, LinksError, slow_links
 from recipes.harness import DIES_AT, TRAIN, Missing, Work
 
 PORT = 29400
@@ -28,14 +28,14 @@ def torchrun(work: Work) -> str:
     out = work.folder("torchrun")
     start = [work.python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command = [*start, "--max-restarts", "1", TRAIN, "--out", str(out), *DIES]
-    work.run(command, "torchrun", **NEW_STORES)
+    work.run(command, "torchrun", variables=NEW_STORES)
     return work.losses(out, killed=True)
 
 
 def weft_run_on_hosts(work: Work) -> str:
     """`weft run` on two hosts: one dies, all end, and the same command is given again on both."""
     out = work.folder("weft-run-hosts")
-    secret = secrets.token_hex(32)
+    secret = {"WEFT_SECRET": secrets.token_hex(32)}
     with hosts(2) as links:
         place = f"{links.addresses[0]}:{PORT}"
         for number in range(2):
@@ -44,7 +44,7 @@ def weft_run_on_hosts(work: Work) -> str:
             command = [*start, *meet, TRAIN, "--out", str(out), *DIES]
             commands = [links.command(host, command) for host in range(2)]
             ends = 0 if number else None
-            work.together(commands, f"weft-run-hosts-{number}", ends=ends, WEFT_SECRET=secret)
+            work.together(commands, f"weft-run-hosts-{number}", ends=ends, variables=secret)
     return work.losses(out, killed=True)
 
 
@@ -74,7 +74,8 @@ def torchrun_on_hosts(work: Work) -> str:
             ]
             command = [*start, *meet, *own, "--max-restarts", "1", TRAIN, "--out", str(out), *DIES]
             commands.append(links.command(host, command))
-        work.together(commands, "torchrun-hosts", GLOO_SOCKET_IFNAME="link0", **NEW_STORES)
+        own_link = {"GLOO_SOCKET_IFNAME": INTERFACE}
+        work.together(commands, "torchrun-hosts", variables={**own_link, **NEW_STORES})
     return work.losses(out, killed=True)
 
 

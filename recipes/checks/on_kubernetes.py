@@ -36,5 +36,5 @@ def entry(work: Work) -> str:
         for host, variables in enumerate(pods):
             given = [f"{name}={value}" for name, value in variables.items()]
             commands.append(links.command(host, ["env", *given, ENTRY, TRAIN, "--out", str(out)]))
-        work.together(commands, "kubernetes", **common)
+        work.together(commands, "kubernetes", variables=common)
     return work.losses(out)

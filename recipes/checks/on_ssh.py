@@ -29,13 +29,12 @@ def ssh(work: Work) -> str:
             stack.enter_context(_daemon(links, host, keys))
         start = ["recipes/ssh/start.sh", " ".join(links.addresses), "1", TRAIN, "--out", str(out)]
         exported = (f"{name}={work.variables[name]}" for name in ("PYTHONPATH", "OMP_NUM_THREADS"))
-        work.run(
-            links.command(0, start),
-            "ssh",
-            SSH=f"ssh -F {config}",
-            PYTHON=work.python,
-            EXPORT=" ".join(exported),
-        )
+        given = {
+            "SSH": f"ssh -F {config}",
+            "PYTHON": work.python,
+            "EXPORT": " ".join(exported),
+        }
+        work.run(links.command(0, start), "ssh", variables=given)
     return work.losses(out)
 
 

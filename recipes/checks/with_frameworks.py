@@ -16,8 +16,9 @@ MOST = 3
 def huggingface(work: Work) -> str:
     """The losses, and the norms of the gradients before they are clipped."""
     seen = _both(work, "huggingface", "huggingface", _of_json("losses.json"))
-    _same(work, "huggingface", _of_json("norms.json"))
-    return f"{seen}; norms too"
+    _compared(work, "huggingface", _of_json("norms.json"))
+    _same_states(work, "huggingface", "model/model.safetensors")
+    return f"{seen}; norms and saved weights too"
 
 
 def accelerate(work: Work) -> str:
@@ -28,8 +29,9 @@ def accelerate(work: Work) -> str:
 def lightning(work: Work) -> str:
     """The losses, and a figure, as `self.log` has written them."""
     seen = _both(work, "lightning", "lightning_module", _of_csv("loss"))
-    _same(work, "lightning_module", _of_csv("right"))
-    return f"{seen}; another figure too"
+    _compared(work, "lightning_module", _of_csv("right"))
+    _same_states(work, "lightning_module", "checkpoints/*.ckpt")
+    return f"{seen}; another figure and the checkpoint of the last epoch too"
 
 
 def written(before: str, after: str) -> list[str]:
@@ -60,8 +62,16 @@ def _both(work: Work, packages: str, folder: str, read: Callable[[Path], list[fl
     return f"{_compared(work, folder, read)}, {lines} lines changed"
 
 
-def _same(work: Work, folder: str, read: Callable[[Path], list[float]]) -> None:
-    _compared(work, folder, read)
+def _same_states(work: Work, folder: str, pattern: str) -> None:
+    """The one file that both scripts have saved under a name like that holds the same tensors."""
+    files = [
+        str(path)
+        for name in ("before", "after")
+        for path in (work.out / f"{folder}-{name}").glob(pattern)
+    ]
+    if len(files) != 2:
+        raise Wrong(f"{folder}: {pattern} is saved as {files}, expected one of each script")
+    work.run([work.python, "recipes/checks/same_states.py", *files], f"{folder}-states")
 
 
 def _compared(work: Work, folder: str, read: Callable[[Path], list[float]]) -> str:

@@ -77,22 +77,27 @@ class WeftTrainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         # The model is weft's to distribute: nothing is wrapped.
         self.accelerator.prepare_model = lambda model, **_: model
 
-    def train(self, resume_from_checkpoint: Any = None, **options: Any) -> Any:
+    def train(
+        self,
+        resume_from_checkpoint: Any = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> Any:
         """Train; at the end the model and the optimizer are ordinary again."""
         if resume_from_checkpoint:
             raise UserError(
                 "WeftTrainer: resume_from_checkpoint is not there; load the weights into the model before train()"
             )
         try:
-            return super().train(**options)
+            return super().train(None, trial, ignore_keys_for_eval)
         finally:
             program, self._program = self._program, None
             if program is not None:
                 program.close()
-                weft.release(self.model, self._bare_optimizer())
+                weft.release(self._module, self._bare_optimizer())
 
     def training_step(
-        self, model: nn.Module, inputs: Mapping[str, Any], num_items_in_batch: Any = None
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Tensor:
         """One step with its update; gives the mean loss over the batch of all processes."""
         batch, strategy = dict(self._prepare_inputs(inputs)), self._strategy
@@ -102,7 +107,7 @@ class WeftTrainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         if self._program is None:
             ranks = range(int(os.environ.get("WORLD_SIZE", "1")))
             self._program = weft.compile(
-                self.model,
+                self._module,
                 _loss,
                 self._bare_optimizer(),
                 batch,
@@ -120,6 +125,11 @@ class WeftTrainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         return self._clip_grad_norm(model) if grad_norm is None else grad_norm
+
+    @property
+    def _module(self) -> nn.Module:
+        assert self.model is not None
+        return self.model
 
     def _bare_optimizer(self) -> Any:
         """The optimizer without the wrapper of accelerate."""

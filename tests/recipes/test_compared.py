@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from recipes.harness import AGAIN, Missing, Work, Wrong, compared
@@ -34,14 +36,17 @@ def test_other_losses_are_told() -> None:
         compared(PAIRS[:-1], EXPECTED)
 
 
-def test_packages_that_are_not_to_be_installed_are_missing(tmp_path) -> None:
+def test_packages_that_are_not_to_be_installed_are_missing(tmp_path: Path) -> None:
     with pytest.raises(Missing, match="logs.txt; leave --offline out"):
         Work(tmp_path, install=False).python_with("logs")
 
 
-def test_commands_that_fail_or_hang_are_told(tmp_path) -> None:
+def test_commands_that_fail_or_hang_are_told(tmp_path: Path) -> None:
     work = Work(tmp_path)
-    assert work.run(["sh", "-c", "echo $OMP_NUM_THREADS $MORE"], "said", MORE="x") == "1 x\n"
+    assert (
+        work.run(["sh", "-c", "echo $OMP_NUM_THREADS $MORE"], "said", variables={"MORE": "x"})
+        == "1 x\n"
+    )
     with pytest.raises(Wrong, match=r"exit codes \[0, 3\]"):
         work.together([["true"], ["sh", "-c", "exit 3"]], "fails")
     with pytest.raises(Wrong, match=r"exit codes \[0, 3\]"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -128,7 +129,7 @@ def test_slurm_queues_a_job_again_that_failed(
     assert found.returncode == code
 
 
-def manifest(name: str, kind: str) -> dict:
+def manifest(name: str, kind: str) -> dict[str, Any]:
     every = yaml.safe_load_all((RECIPES / "kubernetes" / name).read_text())
     (found,) = [each for each in every if each["kind"] == kind]
     return found
