@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from recipes.harness import DIES_AT, Work
 
-
 # It starts all its processes, and the workers twice.
 SECONDS = 480.0
 
