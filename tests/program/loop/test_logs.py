@@ -166,6 +166,8 @@ def test_prometheus_is_told_apart(tmp_path: Path) -> None:
     assert (tmp_path / "weft.prom").read_text() == before
     with pytest.raises(weft.errors.UserError, match="found '1a'"):
         weft.logs.Prometheus(tmp_path / "weft.prom", labels={"1a": ""})
+    with pytest.raises(weft.errors.UserError, match="under the name 'step', and so has a figure"):
+        log.write(2, {"step": 1.0})
     (tmp_path / "file").touch()
     with pytest.raises(weft.errors.UserError, match="cannot write the log"):
         weft.logs.Prometheus(tmp_path / "file" / "weft.prom").write(1, {})

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import final
 
 from weft.errors import UserError
+from weft.program.loop.log_files import STEP, check_figures
 from weft.whole_files import cannot_write, write_whole
 
 _PREFIX = "weft_"
-_STEP = "step"
 _ELSE = re.compile(r"[^a-zA-Z0-9_]")
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _ESCAPES = {ord("\\"): r"\\", ord('"'): r"\"", ord("\n"): r"\n"}
@@ -53,9 +53,10 @@ class Prometheus:
         """Write the file.
 
         Raises:
-            UserError: it cannot be written, or two figures have one name there.
+            UserError: it cannot be written, a figure is called "step", or two have one name there.
         """
-        self._figures |= {**figures, _STEP: step}
+        check_figures(figures)
+        self._figures |= {**figures, STEP: step}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
