@@ -15,7 +15,7 @@ export PYTHONUNBUFFERED := 1
 # Tests start many processes: none shall compile all modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo examples test thorough chaos quick gates check bench real-sizes accuracy search-bench scores matrix oldest golden clean
+.PHONY: demo examples test thorough chaos quick gates check bench recipes real-sizes accuracy search-bench scores matrix oldest golden clean
 
 demo: $(READY)
 	env -u OMP_NUM_THREADS $(BIN)/weft run -n 2 examples/gpt.py
@@ -41,6 +41,10 @@ check: gates test
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# Schedulers, launchers and other libraries, as far as this machine has them: a quarter of an hour.
+recipes: $(READY)
+	$(BIN)/python -m recipes
 
 real-sizes: $(READY)
 	$(BIN)/python -m tools.real_sizes --page docs/real_sizes.md

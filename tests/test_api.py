@@ -25,8 +25,13 @@ def lines() -> Iterator[str]:
     for module in (errors, logs):
         short = module.__name__.rpartition(".")[2]
         for name, found in sorted(vars(module).items()):
-            if inspect.isclass(found) and found.__module__ == module.__name__:
+            if inspect.isclass(found) and package(found.__module__) == package(module.__name__):
                 yield from described(f"weft.{short}.{name}", found)
+
+
+def package(module: str) -> str:
+    """Where a module lies: what one takes from beside it is its own."""
+    return module.rpartition(".")[0]
 
 
 def described(name: str, found: Any) -> Iterator[str]:

@@ -22,7 +22,7 @@ from typing import TypeAlias
 from tools.code_names import CodeNames
 
 # What pages name files of.
-FOLDERS = ("src", "tests", "tools", "benchmarks", "examples", "docs")
+FOLDERS = ("src", "tests", "tools", "benchmarks", "examples", "recipes", "docs")
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 # Pages that name the code, and not what other libraries have.

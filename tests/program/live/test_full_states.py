@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +56,16 @@ def test_the_whole_state_is_that_of_plain_training(name: str) -> None:
         both.other.load_state_dict(copy.deepcopy(again))
         both.eager_step()
         both.check()
+
+
+def test_what_is_released_is_read_as_weights_only(tmp_path: Path) -> None:
+    with twins("one rank") as both:
+        both.step()
+        both.program.close()
+        weft.release(both.model, both.optimizer)
+        torch.save(both.optimizer.state_dict(), tmp_path / "states")
+        found = torch.load(tmp_path / "states", weights_only=True)
+        assert_same_states(found, both.optimizer.state_dict())
 
 
 def test_it_is_a_copy() -> None:

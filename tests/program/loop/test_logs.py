@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import sys
 from errno import ENOSPC
@@ -140,3 +141,33 @@ def test_a_full_disk_is_told(kind: Any, tmp_path: Path) -> None:
     log._columns, log._file = ["step", "loss"], Full()
     with pytest.raises(UserError, match="cannot write the log .*No space left"):
         log.write(2, {"loss": 1.0})
+
+
+def test_the_newest_figures_are_gauges_of_prometheus(tmp_path: Path) -> None:
+    path = tmp_path / "runs" / "weft.prom"
+    log = weft.logs.Prometheus(path, labels={"run": 'a "b"\\\n'})
+    log.write(1, {"loss": 2.5, "held out/loss": math.inf})
+    log.write(2, {"loss": 0.1, "peak": math.nan})
+    log.close()
+    labels = r'{run="a \"b\"\\\n"}'
+    gauges = {"loss": "0.1", "held_out_loss": "+Inf", "step": "2.0", "peak": "NaN"}
+    assert path.read_text() == "".join(
+        f"# TYPE weft_{name} gauge\nweft_{name}{labels} {value}\n" for name, value in gauges.items()
+    )
+
+
+def test_prometheus_is_told_apart(tmp_path: Path) -> None:
+    log = weft.logs.Prometheus(tmp_path / "weft.prom")
+    log.write(1, {"a/b": 1.0})
+    before = (tmp_path / "weft.prom").read_text()
+    assert before.startswith("# TYPE weft_a_b gauge\nweft_a_b 1.0\n")
+    with pytest.raises(weft.errors.UserError, match="'a/b' and 'a b' are both weft_a_b"):
+        log.write(2, {"a b": 1.0})
+    assert (tmp_path / "weft.prom").read_text() == before
+    with pytest.raises(weft.errors.UserError, match="found '1a'"):
+        weft.logs.Prometheus(tmp_path / "weft.prom", labels={"1a": ""})
+    with pytest.raises(weft.errors.UserError, match="under the name 'step', and so has a figure"):
+        log.write(2, {"step": 1.0})
+    (tmp_path / "file").touch()
+    with pytest.raises(weft.errors.UserError, match="cannot write the log"):
+        weft.logs.Prometheus(tmp_path / "file" / "weft.prom").write(1, {})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -198,10 +199,14 @@ def release(model: nn.Module, optimizer: Optimizing = None) -> None:
         told(world, "what can be released", lambda: _check_released(model))
     for tensor in global_variables(model).values():
         _swap(tensor, whole_of(tensor))
-    for entries in (state for one in optimizers.each for state in one.state.values()):
-        for name, value in entries.items():
-            if isinstance(value, GlobalTensor):
-                entries[name] = whole_of(value)
+    for one in optimizers.each:
+        for parameter, entries in one.state.items():
+            # An ordinary dict: what a program shows cannot be read by `torch.load(…, weights_only=True)`.
+            one.state[parameter] = {name: _whole(value) for name, value in entries.items()}
+
+
+def _whole(value: Any) -> Any:
+    return whole_of(value) if isinstance(value, GlobalTensor) else value
 
 
 def _worlds(model: nn.Module) -> list[World]:

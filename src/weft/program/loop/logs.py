@@ -1,4 +1,4 @@
-"""Places for the figures of a loop: files, Python's logging, TensorBoard, Weights & Biases, functions of the user's."""
+"""Places for the figures of a loop: files, Python's logging, TensorBoard, Weights & Biases, Prometheus, functions."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from weft.program.loop.log_files import (
     opened_log,
     rows_of,
 )
+from weft.program.loop.prometheus import Prometheus as Prometheus
 from weft.whole_files import write_whole
 
 Figures: TypeAlias = Mapping[str, float]

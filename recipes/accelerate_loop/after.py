@@ -1,0 +1,42 @@
+"""The same loop on ranks of weft: weft run -n 2 after.py."""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import weft
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=Path, required=True)
+out = parser.parse_args().out
+
+
+def loss_fn(model, batch):
+    inputs, classes = batch
+    return nn.functional.cross_entropy(model(inputs), classes)
+
+
+accelerator = Accelerator(cpu=True)
+world = accelerator.num_processes
+accelerator.print(f"{world} processes")
+torch.manual_seed(0)
+x = torch.randn(96, 16)
+loader = DataLoader(TensorDataset(x, x[:, :4].argmax(1)), batch_size=12)
+model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+program = weft.compile(model, loss_fn, optimizer, next(iter(loader)), placement=weft.placement("cpu", range(world)))
+
+losses = []
+for _ in range(2):
+    for batch in loader:
+        loss = program.step(batch)
+        losses.append(loss.item())
+
+if accelerator.is_main_process:
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "losses.json").write_text(json.dumps(losses))
