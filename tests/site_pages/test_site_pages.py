@@ -21,8 +21,6 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 REFERENCE = DOCS / "reference"
 PUBLIC = [name for name in weft.__all__ if not name.startswith("_")]
-# Pages of packages and of decisions begin with what the package holds, or what was decided.
-ABOUT_THE_CODE = ("design", "decisions")
 LINK = re.compile(r"\]\(([^)#]+\.md)")
 
 
@@ -88,8 +86,7 @@ def test_pages_begin_with_what_one_can_do_after_them() -> None:
     others = [
         page.relative_to(DOCS)
         for page in sorted(DOCS.rglob("*.md"))
-        if page.parent.name not in ABOUT_THE_CODE
-        and not re.search(r"^(After this page you |From here you )", _first_lines(page), re.M)
+        if not re.search(r"^(After this page you |From here you )", _first_lines(page), re.M)
     ]
     assert others == []
 
