@@ -47,6 +47,8 @@ RUN = (
     "docs/loop.md",
     "docs/report.md",
     "docs/errors.md",
+    "docs/search.md",
+    "docs/traces.md",
     "docs/tutorial/two_ranks.md",
     "docs/tutorial/pipeline.md",
     "docs/tutorial/auto.md",
