@@ -41,7 +41,7 @@ check: gates test
 
 # The documentation as a site, build/site/index.html; a warning is an error.
 docs: $(READY)
-	timeout $(LIMIT) $(BIN)/python -m mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 timeout $(LIMIT) $(BIN)/python -m mkdocs build --strict
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
@@ -93,5 +93,5 @@ clean:
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,models]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,models,docs]'
 	touch $(READY)

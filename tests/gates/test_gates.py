@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,6 +16,9 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 GATE = {gate.name: gate for gate in GATES}
+NEEDS_MKDOCS = pytest.mark.skipif(
+    importlib.util.find_spec("mkdocs") is None, reason="pip install -c constraints.txt -e '.[docs]'"
+)
 
 BRANCHES = "\n".join(f"    if x == {i}:\n        return {i}" for i in range(10))
 COMPLEX = f'"""Bad."""\n\n\ndef f(x: int) -> int:\n    """Bad."""\n{BRANCHES}\n    return x\n'
@@ -72,7 +76,11 @@ def assert_fires(gate: Gate, tree: Path, *words: str) -> None:
 @pytest.mark.parametrize(
     # Rows of pages need the whole project: tests/scores.
     "gate",
-    [gate for gate in GATES if gate.name != "scores"],
+    [
+        pytest.param(gate, marks=[NEEDS_MKDOCS] if gate.name == "site" else [])
+        for gate in GATES
+        if gate.name != "scores"
+    ],
     ids=lambda gate: gate.name,
 )
 def test_a_tree_in_order_passes(gate: Gate, tree: Path) -> None:
@@ -212,6 +220,7 @@ def test_readme_runs_shell_blocks_with_the_programs_of_the_environment(tree: Pat
     assert (tree / "where.txt").read_text().strip() == str(BIN / "weft")
 
 
+@NEEDS_MKDOCS
 def test_site_fires(tree: Path) -> None:
     """On links to nowhere, names that are not public, docstrings that say another signature, and what is loaded."""
     bad = '"""Bad."""\n\n\ndef f(x: int) -> int:\n    """Double.\n\n    Args:\n        y: a number.\n    """\n'
@@ -224,6 +233,7 @@ def test_site_fires(tree: Path) -> None:
     )
 
 
+@NEEDS_MKDOCS
 def test_site_takes_links_to_what_is_not_in_docs(tree: Path) -> None:
     write(tree / "src/weft/ir/good.py", '"""Good."""\n')
     write(tree / "CONTRIBUTING.md", "# How\n\n[a page](docs/page.md#page), [up](README.md)\n")
