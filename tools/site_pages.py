@@ -21,7 +21,11 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 # Files of the root that are pages, with their names on the site.
-ROOT_PAGES = {"README.md": "start.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+ROOT_PAGES = {
+    "README.md": "start.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+}
 # The folder of the site for copies of other files of the tree.
 COPIES = "tree"
 

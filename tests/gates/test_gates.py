@@ -229,7 +229,15 @@ def test_site_fires(tree: Path) -> None:
     lines = ("[a](gone.md)", "[b](glossary.md#gone)", "::: weft.gone", "::: weft.ir.bad.f", loaded)
     write(tree / "docs/page.md", "# Page\n\n" + "\n\n".join(lines) + "\n")
     assert_fires(
-        *(GATE["site"], tree, "'gone.md'", "#gone", "no public name gone", "bad.py", "weft.invalid"),
+        *(
+            GATE["site"],
+            tree,
+            "'gone.md'",
+            "#gone",
+            "no public name gone",
+            "bad.py",
+            "weft.invalid",
+        ),
     )
 
 

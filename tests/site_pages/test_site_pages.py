@@ -17,7 +17,7 @@ from weft.hardware.given_costs import parse_given_costs
 from weft.hardware.topology import parse_topology
 
 pytest.importorskip("mkdocs", reason="pip install -c constraints.txt -e '.[docs]'")
-from tools.site_pages import definition, site_target  # noqa: E402
+from tools.site_pages import definition, site_target
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -127,9 +127,13 @@ def test_the_page_of_topology_files_has_every_entry() -> None:
     page = REFERENCE / "topology_files.md"
     (machine,) = (parse_topology(yaml.safe_load(each), page.name) for each in blocks(page, "yaml"))
     assert len(machine) == 32
-    source = "".join(path.read_text() for path in (ROOT / "src/weft/hardware/topology").glob("read*.py"))
+    source = "".join(
+        path.read_text() for path in (ROOT / "src/weft/hardware/topology").glob("read*.py")
+    )
     named = entries(page) | set(re.findall(r"`(\w+)`", page.read_text()))
-    tables = re.findall(r"^_(?:KEYS|LEVEL|DEVICES|SWITCH|LINK|PORT) = \((.*?)\)$", source, re.S | re.M)
+    tables = re.findall(
+        r"^_(?:KEYS|LEVEL|DEVICES|SWITCH|LINK|PORT) = \((.*?)\)$", source, re.S | re.M
+    )
     known = {name for table in tables for name in re.findall(r'"(\w+)"', table)}
     assert len(known) > 15
     assert known <= named
