@@ -117,7 +117,8 @@ def test_a_script_with_megatron(tmp_path: Path) -> None:
     # Gradients of key biases are zero but for rounding, which Adam divides by itself.
     names = [name for name in saved if not name.endswith("qkv.bias")]
     found_weights, expected_weights = ({n: each[n] for n in names} for each in (saved, weights))
-    torch.testing.assert_close(found_weights, expected_weights, rtol=1e-3, atol=1e-4)
+    # An update moves weights by some 1e-2.
+    torch.testing.assert_close(found_weights, expected_weights, rtol=0, atol=2e-3)
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
