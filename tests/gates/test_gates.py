@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -39,7 +40,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     tools = (
         f"tools/{name}.py"
         for name in (
-            *("code_names", "gates", "leaves", "mirror", "pages", "readme", "site_pages", "words"),
+            *("cached_properties", "code_names", "gates", "leaves", "mirror", "pages", "readme"),
+            *("site_pages", "words"),
         )
     )
     for name in ("pyproject.toml", *tools):
@@ -241,12 +243,27 @@ def test_site_fires(tree: Path) -> None:
     )
 
 
+GOOD = '''"""Good."""
+
+from weft.cached import cached_property
+
+
+class Made:
+    """Made."""
+
+    @cached_property
+    def size(self) -> int:
+        """In bytes."""
+        return 1
+'''
+
+
 @NEEDS_MKDOCS
-def test_site_takes_links_to_what_is_not_in_docs(tree: Path) -> None:
-    write(tree / "src/weft/ir/good.py", '"""Good."""\n')
+def test_site_takes_links_to_what_is_not_in_docs_and_cached_properties(tree: Path) -> None:
+    write(tree / "src/weft/ir/good.py", GOOD)
     write(tree / "CONTRIBUTING.md", "# How\n\n[a page](docs/page.md#page), [up](README.md)\n")
     links = "[how](../CONTRIBUTING.md#how), [code](../src/weft/ir/good.py), [up](../README.md)"
-    write(tree / "docs/page.md", f"# Page\n\n{links}\n")
+    write(tree / "docs/page.md", f"# Page\n\n{links}\n\n::: weft.ir.good.Made\n")
     result = GATE["site"].run(tree)
     assert result.returncode == 0, result.stdout
     page = (tree / "build/site/page.html").read_text()
@@ -254,6 +271,9 @@ def test_site_takes_links_to_what_is_not_in_docs(tree: Path) -> None:
         assert f'href="{target}"' in page
         assert (tree / "build/site" / target.partition("#")[0]).is_file()
     assert 'href="page.html#page"' in (tree / "build/site/contributing.html").read_text()
+    said = re.sub(r"<[^>]+>|\s+", "", page)
+    assert "size:int" in said
+    assert "size()" not in said
 
 
 STUB = """```python
