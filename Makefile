@@ -15,7 +15,7 @@ export PYTHONUNBUFFERED := 1
 # Tests start many processes: none shall compile all modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo examples test thorough chaos quick gates check bench recipes real-sizes accuracy search-bench scores matrix oldest golden clean
+.PHONY: demo examples test thorough chaos quick gates check docs bench recipes real-sizes accuracy search-bench scores matrix oldest golden clean
 
 demo: $(READY)
 	env -u OMP_NUM_THREADS $(BIN)/weft run -n 2 examples/gpt.py
@@ -38,6 +38,10 @@ gates: $(READY)
 	timeout $(LIMIT) $(BIN)/python -m tools.gates
 
 check: gates test
+
+# The documentation as a site, build/site/index.html; a warning is an error.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 timeout $(LIMIT) $(BIN)/python -m mkdocs build --strict
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
@@ -93,5 +97,5 @@ clean:
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,models]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test,models,docs]'
 	touch $(READY)

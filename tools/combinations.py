@@ -295,6 +295,8 @@ def page(cells: Mapping[Combination, str], stamp: Stamp) -> str:
 
 HEAD = f"""# Combinations
 
+After this page you know which parallelisms are combined in the tests, and how far the results are from one device's.
+
 {{stamp}}
 
 A small GPT and a small ResNet train {STEPS} steps on 4 ranks, threads of one process, {MICRO_BATCHES} micro-batches a

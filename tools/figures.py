@@ -17,6 +17,8 @@ from weft.hardware.topology.link_kinds import LINKS
 PAGE = Path(__file__).parents[1] / "docs" / "catalogue.md"
 HEAD = """# Catalogue of hardware
 
+After this page you can name a device or a machine in a command, and see where each of its figures is from.
+
 Written by `python -m tools.figures` from `src/weft/hardware/catalogue/`. Peaks are those of dense matrices, in 10^12
 operations a second; rates are 10^9 bytes a second, of links each way; memory is in GiB. A source that says *assumed* or
 *not looked up* is a guess, or a figure whose source was named from memory; others were found there, or as quoted from

@@ -42,6 +42,8 @@ BARE = (
 )
 HEAD = """# Versions
 
+After this page you know on which Pythons and torches the tests have run.
+
 {stamp}
 
 The tests on each Python that weft supports (those below that the machine had), with the oldest torch that it supports

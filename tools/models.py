@@ -53,6 +53,8 @@ AS_DATA = "as data"
 LEFT_OUT = "–"
 HEAD = f"""# Models
 
+After this page you know which whole models equal plain PyTorch, under which strategies.
+
 {{stamp}}
 
 Each model trains {STEPS} steps with AdamW (rate {RATE:g}, weight decay {DECAY:g}), alone with plain PyTorch and with

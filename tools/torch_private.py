@@ -30,6 +30,8 @@ MODULES = frozenset(
 _PATH = re.compile(r"torch(\.\w+)+")
 HEAD = """# Private names of torch
 
+After this page you know what weft uses of torch that torch does not promise, and for what.
+
 Written by `python -m tools.torch_private`, which also says which of them do not do any more what they are used for. A
 test holds each of them, and that weft uses no others. `torch.utils._pytree` and `torch.utils._python_dispatch` are
 private by name; other libraries build on them, too. A name that begins with a dot is a member of some object.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,12 +11,15 @@ from pathlib import Path
 import pytest
 
 from tools import words as names
-from tools.gates import BIN, GATES, Gate
+from tools.gates import BIN, GATES, RUN, Gate
 
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 GATE = {gate.name: gate for gate in GATES}
+NEEDS_MKDOCS = pytest.mark.skipif(
+    importlib.util.find_spec("mkdocs") is None, reason="pip install -c constraints.txt -e '.[docs]'"
+)
 
 BRANCHES = "\n".join(f"    if x == {i}:\n        return {i}" for i in range(10))
 COMPLEX = f'"""Bad."""\n\n\ndef f(x: int) -> int:\n    """Bad."""\n{BRANCHES}\n    return x\n'
@@ -34,7 +39,10 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The configuration of the project around the packages of weft and beside it, all of them empty."""
     tools = (
         f"tools/{name}.py"
-        for name in ("code_names", "gates", "leaves", "mirror", "pages", "readme", "words")
+        for name in (
+            *("cached_properties", "code_names", "gates", "leaves", "mirror", "pages", "readme"),
+            *("site_pages", "words"),
+        )
     )
     for name in ("pyproject.toml", *tools):
         write(tmp_path / name, (ROOT / name).read_text())
@@ -46,8 +54,10 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         write(tmp_path / f"src/weft/{module.name}", '"""Empty."""\n')
     write(tmp_path / "README.md", "```python\nassert True\n```\n")
     write(tmp_path / "docs/glossary.md", GLOSSARY)
-    for page in ("checkpoints", "data", "loop", "report", "errors"):
-        write(tmp_path / f"docs/{page}.md", f"# {page}\n")
+    for page in RUN[1:]:
+        write(tmp_path / page, f"# {page}\n")
+    # Without the places of pages, all have one.
+    write(tmp_path / "mkdocs.yml", (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[0] + "\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "src"))  # not the weft that is installed
     monkeypatch.setenv("COLUMNS", "200")
     return tmp_path
@@ -68,7 +78,11 @@ def assert_fires(gate: Gate, tree: Path, *words: str) -> None:
 @pytest.mark.parametrize(
     # Rows of pages need the whole project: tests/scores.
     "gate",
-    [gate for gate in GATES if gate.name != "scores"],
+    [
+        pytest.param(gate, marks=[NEEDS_MKDOCS] if gate.name == "site" else [])
+        for gate in GATES
+        if gate.name != "scores"
+    ],
     ids=lambda gate: gate.name,
 )
 def test_a_tree_in_order_passes(gate: Gate, tree: Path) -> None:
@@ -206,6 +220,60 @@ def test_readme_runs_shell_blocks_with_the_programs_of_the_environment(tree: Pat
     result = GATE["readme"].run(tree)
     assert result.returncode == 0, result.stdout
     assert (tree / "where.txt").read_text().strip() == str(BIN / "weft")
+
+
+@NEEDS_MKDOCS
+def test_site_fires(tree: Path) -> None:
+    """On links to nowhere, names that are not public, docstrings that say another signature, and what is loaded."""
+    bad = '"""Bad."""\n\n\ndef f(x: int) -> int:\n    """Double.\n\n    Args:\n        y: a number.\n    """\n'
+    write(tree / "src/weft/ir/bad.py", bad)
+    loaded = '<script src="https://weft.invalid/a.js"></script>'
+    lines = ("[a](gone.md)", "[b](glossary.md#gone)", "::: weft.gone", "::: weft.ir.bad.f", loaded)
+    write(tree / "docs/page.md", "# Page\n\n" + "\n\n".join(lines) + "\n")
+    assert_fires(
+        *(
+            GATE["site"],
+            tree,
+            "'gone.md'",
+            "#gone",
+            "no public name gone",
+            "bad.py",
+            "weft.invalid",
+        ),
+    )
+
+
+GOOD = '''"""Good."""
+
+from weft.cached import cached_property
+
+
+class Made:
+    """Made."""
+
+    @cached_property
+    def size(self) -> int:
+        """In bytes."""
+        return 1
+'''
+
+
+@NEEDS_MKDOCS
+def test_site_takes_links_to_what_is_not_in_docs_and_cached_properties(tree: Path) -> None:
+    write(tree / "src/weft/ir/good.py", GOOD)
+    write(tree / "CONTRIBUTING.md", "# How\n\n[a page](docs/page.md#page), [up](README.md)\n")
+    links = "[how](../CONTRIBUTING.md#how), [code](../src/weft/ir/good.py), [up](../README.md)"
+    write(tree / "docs/page.md", f"# Page\n\n{links}\n\n::: weft.ir.good.Made\n")
+    result = GATE["site"].run(tree)
+    assert result.returncode == 0, result.stdout
+    page = (tree / "build/site/page.html").read_text()
+    for target in ("contributing.html#how", "tree/src/weft/ir/good.py", "start.html"):
+        assert f'href="{target}"' in page
+        assert (tree / "build/site" / target.partition("#")[0]).is_file()
+    assert 'href="page.html#page"' in (tree / "build/site/contributing.html").read_text()
+    said = re.sub(r"<[^>]+>|\s+", "", page)
+    assert "size:int" in said
+    assert "size()" not in said
 
 
 STUB = """```python

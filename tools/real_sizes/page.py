@@ -15,6 +15,7 @@ QUANTITIES = ("bytes", "work", "parameters", "states", "peak", "exchanges")
 MARKS: Mapping[Verdict, str] = {"ok": "", "better": " <", "explained": " *", "FAIL": " !"}
 COMMAND = "python -m tools.real_sizes --page docs/real_sizes.md"
 SOURCES = ("src/weft", "tools/real_sizes")
+FIRST = "After this page you can see what plans of published models send, compute and hold, beside closed formulas."
 HEAD = f"""Each row plans a training step with AdamW on the meta device, without running it, and compares what one rank
 sends, computes and holds with closed formulas (`tools/real_sizes/textbook.py`). Widths, heads and vocabularies are the
 published ones; where fewer layers are planned than published, the formulas have as many.
@@ -70,7 +71,7 @@ def _first(error: str) -> str:
 def page_of(results: Sequence[Result], stamp: Stamp) -> str:
     """All results: a table for each family, the explanations that were needed, and what fails."""
     failed = [result for result in results if result.fails]
-    lines = ["# Plans at real sizes", "", str(stamp), "", HEAD, "## Results", ""]
+    lines = ["# Plans at real sizes", "", FIRST, "", str(stamp), "", HEAD, "## Results", ""]
     good = len(results) - len(failed)
     lines.append(
         f"{len(results)} of {len(all_rows())} rows are planned here; {good} plans are as the textbook says, "

@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, final
 
 from weft.files import users_file
 
@@ -23,6 +23,7 @@ _THREAD = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 
 
+@final
 class _Frame(NamedTuple):
     """A frame of a stack."""
 

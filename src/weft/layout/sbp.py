@@ -44,6 +44,7 @@ class Partial:
 SBP: TypeAlias = Split | Broadcast | Partial
 
 broadcast = Broadcast()
+"""Each rank along the axis holds the whole tensor."""
 
 
 def split(dim: int) -> Split:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, final
 
 from weft.actors.simulate import Timed
 from weft.compiler.memory.order import moments_of
@@ -57,6 +57,7 @@ def memory_rows(
     return found
 
 
+@final
 class _Walker:
     """Walks the acts of traces through the plans that they are of."""
 

@@ -39,7 +39,7 @@ def sent_bytes(compiled: Compiled) -> dict[str, Any]:
     ranks = sorted({rank for each in compiled.stages.placements for rank in each.ranks})
     if not every or len(ranks) < 2:
         return {}
-    spread = _Spread(ranks).of(every)
+    spread = _RankSpread(ranks).of(every)
     groups = sorted(spread, key=lambda group: -float(spread[group].sum()))
     apart = -(-len(ranks) // MOST_CELLS)
     folded = [_folded(spread[group], apart) for group in groups]
@@ -86,7 +86,7 @@ def _folded(sizes: Sizes, apart: int) -> Sizes:
 
 
 @final
-class _Spread:
+class _RankSpread:
     """Bytes by group: [from, to], by the places of ranks. Equal exchanges, as of repeated layers, are spread once.
 
     Args:

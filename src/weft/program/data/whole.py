@@ -52,7 +52,7 @@ def whole_numbers(given: Any, where: str) -> list[int]:
 
 
 def _listed(given: Any) -> Iterable[Any] | None:
-    """What may be numbers; None where it cannot be."""
+    """The elements of something that may hold numbers; None where it cannot."""
     if isinstance(given, np.ndarray | Tensor):
         return list(given.tolist()) if given.ndim == 1 else None
     texts = isinstance(given, str | bytes | dict)

@@ -54,7 +54,10 @@ class Step:
     one may lay it out otherwise.
 
     Args:
-        model, loss_fn, optimizer, example_batch: as `weft.compile` takes them.
+        model: as `weft.compile` takes it.
+        loss_fn: of the model and a batch.
+        optimizer: of the model's parameters, or several; None for an evaluation step.
+        example_batch: a nest of tensors of the whole batch's shapes and dtypes.
     """
 
     def __init__(
