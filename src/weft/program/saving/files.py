@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from typing import Any, TypeVar, final
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as save_bytes
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -79,8 +80,7 @@ def write_file(
         UserError: it cannot be written, as where the disk is full.
     """
     values = _plain({name: tensor for name, (_, tensor) in pieces.items()})
-    offsets = {name: {_OFFSETS: [at for at, _ in whole]} for name, (whole, _) in pieces.items()}
-    about = {"format": "pt", _VERSION: "1.0", _SHARDING: json.dumps(offsets), _MARK: "1"}
+    about = about_file({name: [at for at, _ in whole] for name, (whole, _) in pieces.items()})
     path = folder / file
     try:
         with ThreadPoolExecutor(_THREADS) as pool:
@@ -90,6 +90,23 @@ def write_file(
             return dict(zip(values, sums, strict=True))
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write {path}: {error}") from None
+
+
+def file_bytes(pieces: Mapping[str, tuple[Region, Tensor]]) -> tuple[bytes, dict[str, int]]:
+    """The bytes that `write_file` would write, and the checksums."""
+    values = _plain({name: tensor for name, (_, tensor) in pieces.items()})
+    about = about_file({name: [at for at, _ in whole] for name, (whole, _) in pieces.items()})
+    return save_bytes(values, about), {name: checksum(each) for name, each in values.items()}
+
+
+def about_file(offsets: Mapping[str, Sequence[int]]) -> dict[str, str]:
+    """The entries of a header that are no tensors.
+
+    Args:
+        offsets: by the tensor's name, where the box in the file begins in the tensor.
+    """
+    sharding = json.dumps({name: {_OFFSETS: list(each)} for name, each in offsets.items()})
+    return {"format": "pt", _VERSION: "1.0", _SHARDING: sharding, _MARK: "1"}
 
 
 def checksum(tensor: Tensor) -> int:
