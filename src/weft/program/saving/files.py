@@ -31,7 +31,7 @@ T = TypeVar("T")
 SUFFIX = ".safetensors"
 _DAMAGE: tuple[type[Exception], ...] = (*UNREADABLE, SafetensorError, RuntimeError)
 # Threads that check or sum at a time.
-_THREADS = 4
+THREADS = 4
 # The keys in a header by which torch.distributed.checkpoint knows what part of a tensor a file holds.
 _SHARDING, _OFFSETS, _VERSION = "DCP_SHARDING_INFO", "saved_offsets", "DCP_VERSION"
 # As headers of safetensors name dtypes.
@@ -83,7 +83,7 @@ def write_file(
     about = about_file({name: [at for at, _ in whole] for name, (whole, _) in pieces.items()})
     path = folder / file
     try:
-        with ThreadPoolExecutor(_THREADS) as pool:
+        with ThreadPoolExecutor(THREADS) as pool:
             sums = pool.map(checksum, values.values())
             save_file(values, path, about)
             to_disk(path)
@@ -243,14 +243,14 @@ def check_extents(folder: Path, extents: Iterable[tuple[Extent, str]]) -> None:
     for extent, dtype in extents:
         by_file.setdefault(extent.file, []).append((extent, dtype))
     # Also one file is read by several threads: checksums take longer than reading.
-    parts = [each[n::_THREADS] for each in by_file.values() for n in range(_THREADS)]
+    parts = [each[n::THREADS] for each in by_file.values() for n in range(THREADS)]
 
     def check(part: list[tuple[Extent, str]]) -> None:
         with Reading(folder) as reading:
             for extent, dtype in part:
                 reading.check(extent, dtype)
 
-    with ThreadPoolExecutor(_THREADS) as pool:
+    with ThreadPoolExecutor(THREADS) as pool:
         for _ in pool.map(check, filter(None, parts)):
             pass
 

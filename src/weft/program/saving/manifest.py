@@ -20,7 +20,7 @@ from weft.program.saving.files import SUFFIX, Extent, extents_of_file, is_shard,
 NAME = "weft.json"
 # Ends of hidden folders: one that is being written, and one that another takes the place of.
 PARTIAL, REPLACED = ".partial", ".replaced"
-_VERSION = 1
+VERSION = 1
 # Bytes that a manifest may have.
 _MOST = 1 << 30
 # Dimensions and elements of a tensor, more than which torch does not take.
@@ -72,7 +72,7 @@ class Manifest:
             }
             for name, each in self.tensors.items()
         }
-        content = {"weft_checkpoint": _VERSION, "about": self.about, "tensors": tensors}
+        content = {"weft_checkpoint": VERSION, "about": self.about, "tensors": tensors}
         return json.dumps(content, indent=1)
 
 
@@ -93,9 +93,9 @@ def read_manifest(folder: Path) -> Manifest:
             raise ValueError(f"it has more than {_MOST} bytes")
         content = json.loads(path.read_text())
         version = content["weft_checkpoint"]
-        if version != _VERSION:
+        if version != VERSION:
             raise UserError(
-                f"{path} is of version {version!r}, this weft reads {_VERSION}; load it with the weft that wrote it"
+                f"{path} is of version {version!r}, this weft reads {VERSION}; load it with the weft that wrote it"
             )
         tensors = {name: _stored(each) for name, each in content["tensors"].items()}
         about = dict(content["about"])

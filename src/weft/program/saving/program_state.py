@@ -76,22 +76,25 @@ class ProgramState:
             for member in each.members:
                 yield member.key, member.states, member.shares
 
+    def kept_here(self) -> dict[str, tuple[list[str], Any]]:
+        """What ranks of this process keep: by parameter, names of states that are tensors, and the others as JSON."""
+        found: dict[str, tuple[list[str], Any]] = {}
+        for key, states, _ in self.stated():
+            for variables in self.setting.variables.values():
+                entries = variables.kept.entries.get(key)
+                if entries:
+                    tensors = [name for name in entries if name in states]
+                    others = {n: x for n, x in entries.items() if n not in states}
+                    found[key] = tensors, to_json(others, STATE + key, {})
+        return found
+
     def kept(self) -> tuple[dict[str, list[str]], dict[str, Any]]:
         """By parameter, the names of the states that are tensors, and those that are none, as JSON. Collective."""
-
-        def own() -> str:
-            found: dict[str, Any] = {}
-            for key, states, _ in self.stated():
-                for variables in self.setting.variables.values():
-                    entries = variables.kept.entries.get(key)
-                    if entries:
-                        tensors = [name for name in entries if name in states]
-                        others = {n: x for n, x in entries.items() if n not in states}
-                        found[key] = [tensors, to_json(others, STATE + key, {})]
-            return json.dumps(found)
-
         merged: dict[str, Any] = {}
-        for text in told(self.setting.world, "what is kept", own):
+        told_here = told(
+            self.setting.world, "what is kept", lambda: json.dumps(self.kept_here())
+        )
+        for text in told_here:
             merged |= json.loads(text)
         tensors = {key: each[0] for key, each in merged.items()}
         return tensors, {key: each[1] for key, each in merged.items() if each[1]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,14 @@ from weft.layout.region import Region
 from weft.program.everyone import agreed, told
 from weft.program.saving.files import SUFFIX, slices
 from weft.program.saving.manifest import DTYPES, abandon, begin
+from weft.program.saving.pieces import Piece
 from weft.program.saving.program_state import ProgramState
 from weft.program.saving.saved_tensors import SavedTensor, writers
 from weft.program.saving.values import to_json
 from weft.program.saving.writing import WriteJob, Writing
 
 EXTRA, TIED = "extra", "tied"
+EXTRA_FILE = f"{EXTRA}{SUFFIX}"
 
 
 def save(
@@ -66,7 +68,7 @@ def save(
             "what is saved",
             lambda: _work(
                 *(state, entries, path, beside),
-                {**about, "numbers": numbers, TIED: _tied(entries)},
+                {**about, "numbers": numbers, TIED: tied_names(entries)},
                 extra,
             ),
         )
@@ -83,7 +85,7 @@ def save(
     return None
 
 
-def _tied(entries: Sequence[SavedTensor]) -> dict[str, str]:
+def tied_names(entries: Sequence[SavedTensor]) -> dict[str, str]:
     """Further names of tensors that have several, each with the first one."""
     first: dict[str, str] = {}
     found = {entry.name: first.setdefault(entry.key, entry.name) for entry in entries}
@@ -100,21 +102,15 @@ def _work(
 ) -> WriteJob:
     """The job of this process: the pieces of its ranks; by the first one the user's own, too."""
     _check_dtypes(entries)
-    files: dict[str, dict[str, tuple[Region, Tensor]]] = {}
-    plan = writers(entries)
-    for entry in entries:
-        for rank, part in entry.parts.items():
-            for number, piece in enumerate(plan.get((entry.name, rank), ())):
-                file = f"shard-{rank + 1:05d}-model-{number + 1:05d}{SUFFIX}"
-                files.setdefault(file, {})[entry.name] = piece.whole, part[slices(piece.local)]
+    files = files_of(entries, writers(entries))
     tensors = {each.name: (each.shape, each.dtype) for each in entries}
     world = state.setting.world
     content: Any = {}
     if 0 in world.ranks:
-        content, found = _extra(extra)
+        content, found = extra_parts(extra)
         for name, tensor in found.items():
             whole = tuple((0, size) for size in tensor.shape)
-            files.setdefault(f"{EXTRA}{SUFFIX}", {})[name] = whole, tensor
+            files.setdefault(EXTRA_FILE, {})[name] = whole, tensor
             tensors[name] = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     own = world.ranks[0]
     others = range(world.size) if len(world.ranks) < world.size else (own,)
@@ -130,7 +126,25 @@ def _check_dtypes(entries: Sequence[SavedTensor]) -> None:
             )
 
 
-def _extra(extra: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
+def files_of(
+    entries: Iterable[SavedTensor], plan: Mapping[tuple[str, int], Sequence[Piece]]
+) -> dict[str, dict[str, tuple[Region, Tensor]]]:
+    """The files that this process writes: by the tensor's name, where a box lies in it, and its values.
+
+    Args:
+        entries: of the program.
+        plan: of `writers`.
+    """
+    files: dict[str, dict[str, tuple[Region, Tensor]]] = {}
+    for entry in entries:
+        for rank, part in entry.parts.items():
+            for number, piece in enumerate(plan.get((entry.name, rank), ())):
+                file = f"shard-{rank + 1:05d}-model-{number + 1:05d}{SUFFIX}"
+                files.setdefault(file, {})[entry.name] = piece.whole, part[slices(piece.local)]
+    return files
+
+
+def extra_parts(extra: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
     """The user's own as JSON, and the tensors in it."""
     if not isinstance(extra, Mapping):
         raise UserError(

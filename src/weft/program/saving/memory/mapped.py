@@ -7,7 +7,7 @@ import math
 import mmap
 import os
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from weft.errors import UserError
 from weft.layout.region import Region, region_shape
-from weft.program.saving.files import about_file, checksum
+from weft.program.saving.files import about_file
 from weft.program.saving.manifest import DTYPES
 from weft.units import ITEM_SIZE
 
@@ -156,9 +156,10 @@ class FormedFile:
         for name, tensor in self._tensors.items():
             tensor.copy_(parts[name])
 
-    def sums(self) -> Iterator[int]:
-        """The checksums of all boxes, in the order of the form."""
-        return map(checksum, self._tensors.values())
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The boxes, in the order of the form."""
+        return tuple(self._tensors.values())
 
 
 def mapped_to_read(path: Path) -> Tensor:

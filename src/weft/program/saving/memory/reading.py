@@ -1,0 +1,274 @@
+"""Snapshots that are there, on whatever hosts, and what a process reads of one, brought to its host where it is not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, final
+
+from torch import Tensor
+
+from weft.errors import UNREADABLE, DamagedCheckpoint, UserError
+from weft.program.everyone import agreed, told
+from weft.program.saving.files import check_extents
+from weft.program.saving.manifest import NAME, Manifest
+from weft.program.saving.memory.mapped import MappedFile, in_pieces, mapped_to_read
+from weft.program.saving.memory.places import (
+    RECORD,
+    UNSURE,
+    HeldPart,
+    free_bytes,
+    held_parts,
+    part_folder,
+)
+from weft.program.saving.memory.records import manifest_text
+from weft.program.saving.memory.snapshots import Shelf
+from weft.runtime.world.world import World
+from weft.units import bytes_text
+
+# A folder of links to files of one generation, as those of a checkpoint lie.
+_VIEW = "view"
+# All files of a snapshot, in the place of their names.
+_ALL = "*"
+
+
+@final
+@dataclass(frozen=True)
+class Generation:
+    """A snapshot that counts, in its parts.
+
+    Attributes:
+        step: after which it was taken.
+        start: of the program, from 1.
+        turn: 0 or 1.
+        processes: how many have saved a part.
+        held: by the first process of each host, the parts there, by the process that saved them.
+    """
+
+    step: int
+    start: int
+    turn: int
+    processes: int
+    held: Mapping[int, Mapping[int, HeldPart]]
+
+    @property
+    def lacking(self) -> list[int]:
+        """The processes of whose part no host has a copy."""
+        there = {process for parts in self.held.values() for process in parts}
+        return sorted(set(range(self.processes)) - there)
+
+    def files(self, host: int) -> dict[str, tuple[int, int]]:
+        """The files that a host has: by name, the process that saved it, and bytes."""
+        parts = self.held.get(host, {}).values()
+        return {n: (part.process, size) for part in parts for n, size in part.files.items()}
+
+
+def generations(world: World, shelf: Shelf) -> list[Generation]:
+    """The snapshots that count, the newest last. Every process must call it."""
+
+    def tell() -> str:
+        parts = held_parts(shelf.folder) if shelf.is_first_here else []
+        return json.dumps([each.to_json() for each in parts])
+
+    texts = told(world, "snapshots in memory", tell)
+    held = {host: [HeldPart(**x) for x in json.loads(texts[host])] for host in shelf.hosts.firsts}
+    every = [part for parts in held.values() for part in parts]
+    # One that says so of all is enough: the others were about to say it, too.
+    whole = {(x.step, x.start, x.turn): x.processes for x in every if x.whole}
+    return [
+        Generation(
+            *key,
+            processes,
+            {
+                host: {x.process: x for x in parts if (x.step, x.start, x.turn) == key}
+                for host, parts in held.items()
+            },
+        )
+        for key, processes in sorted(whole.items())
+    ]
+
+
+class Move(NamedTuple):
+    """A file that one process sends to another, on whose host it is not."""
+
+    file: str
+    saved_by: int
+    bytes: int
+    sender: int
+    receiver: int
+
+
+def moves_of(
+    generation: Generation, wanted: Mapping[int, Collection[str]], members: Mapping[int, Sequence[int]]
+) -> list[Move]:
+    """The files that hosts lack, each from one that has it; the work is shared among hosts and their processes.
+
+    Args:
+        generation: that is read.
+        wanted: files by the first process of the host that wants them.
+        members: the processes of each host, by its first.
+    """
+    there = {host: generation.files(host) for host in members}
+    found = []
+    for host, files in wanted.items():
+        for number, file in enumerate(sorted(set(files) - there[host].keys())):
+            having = [each for each in members if file in there[each]]
+            source = having[number % len(having)]
+            sender = members[source][number % len(members[source])]
+            receiver = members[host][number % len(members[host])]
+            found.append(Move(file, *there[source][file], sender, receiver))
+    return found
+
+
+@final
+class SnapshotReading:
+    """One snapshot, as a folder of each host that `load` takes for a checkpoint. Use as a context, on every process.
+
+    Args:
+        world: of all ranks.
+        shelf: where snapshots lie.
+        generation: that is read.
+
+    Attributes:
+        folder: of this host.
+    """
+
+    def __init__(self, world: World, shelf: Shelf, generation: Generation) -> None:
+        self.folder = shelf.folder / _VIEW
+        self._world, self._shelf, self._generation = world, shelf, generation
+
+    def __enter__(self) -> SnapshotReading:
+        """Bring all records together.
+
+        Raises:
+            DamagedCheckpoint: on all processes: a part lies on no host any more, or a record is damaged.
+        """
+        world, shelf, generation = self._world, self._shelf, self._generation
+        if generation.lacking:
+            raise DamagedCheckpoint(
+                f"the snapshot of step {generation.step} in memory lacks the parts of ranks {generation.lacking}: their "
+                "hosts were lost with those of their copies; load another checkpoint"
+            )
+        texts = told(world, "records", lambda: json.dumps(self._records()))
+        every: dict[str, str] = {}
+        for host in shelf.hosts.firsts:
+            every |= json.loads(texts[host])
+        agreed(world, "a folder of links", lambda: self._begin(every.values()))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._shelf.is_first_here:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def bring(self, manifest: Manifest, files: Collection[str]) -> None:
+        """Have files on this host, and check them. Every process must call it, each with what it reads.
+
+        Raises:
+            DamagedCheckpoint: on all processes: one is damaged, or a host has no room for it.
+        """
+        world, shelf, generation = self._world, self._shelf, self._generation
+        every = {extent.file for each in manifest.tensors.values() for extent in each.extents}
+        own = _ALL if every <= set(files) else sorted(files)
+        texts = told(world, "files that are read", lambda: json.dumps(own))
+        wanted: dict[int, set[str]] = {host: set() for host in shelf.hosts.firsts}
+        for process in range(len(shelf.hosts.names)):
+            read = json.loads(texts[process])
+            wanted[shelf.hosts.first(process)] |= every if read == _ALL else set(read)
+        members = {each[0]: each for each in shelf.hosts.members.values()}
+        moves = moves_of(generation, wanted, members)
+        came = agreed(world, "room for files", lambda: self._room(moves))
+        self._exchange(moves, came)
+        agreed(world, "links to files", lambda: self._link(wanted))
+        agreed(world, "the files", lambda: self._check(manifest, wanted))
+
+    def _records(self) -> dict[int, str]:
+        """The records that this host alone tells, by the process that saved them."""
+        if not self._shelf.is_first_here:
+            return {}
+        held, own = self._generation.held, self._shelf.line.process
+        before = {x for host, parts in held.items() if host < own for x in parts}
+        texts = {}
+        for process in held[own].keys() - before:
+            place = self._place(process)
+            record = place / RECORD
+            texts[process] = (record if record.exists() else place / UNSURE).read_text()
+        return texts
+
+    def _place(self, process: int) -> Path:
+        of = self._generation
+        return part_folder(self._shelf.folder, of.start, of.turn, process)
+
+    def _begin(self, records: Iterable[str]) -> None:
+        if not self._shelf.is_first_here:
+            return
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(mode=0o700)
+        try:
+            (self.folder / NAME).write_text(manifest_text(records))
+        except OSError as error:
+            raise UserError(
+                f"cannot write into {self.folder}: {error.strerror}; give memory file systems more room"
+            ) from None
+        except UNREADABLE as error:
+            raise DamagedCheckpoint(
+                f"a record of the snapshot of step {self._generation.step} in memory is damaged: "
+                f"{type(error).__name__}: {error}; load another checkpoint"
+            ) from None
+
+    def _room(self, moves: Sequence[Move]) -> dict[str, Tensor]:
+        """Make the files that come to this process."""
+        first, own = self._shelf.hosts.first, self._shelf.line.process
+        comes = sum(move.bytes for move in moves if first(move.receiver) == first(own))
+        if comes and comes > free_bytes(self._shelf.folder):
+            raise DamagedCheckpoint(
+                f"{self._shelf.folder} has no room for {bytes_text(comes)} that ranks of its host read of a snapshot on "
+                "other hosts; load another checkpoint"
+            )
+        try:
+            return {
+                move.file: MappedFile(self.folder / move.file, move.bytes).bytes
+                for move in moves
+                if move.receiver == own
+            }
+        except OSError as error:
+            raise DamagedCheckpoint(
+                f"{self.folder} takes no files of a snapshot on other hosts: {error.strerror}; load another checkpoint"
+            ) from None
+
+    def _exchange(self, moves: Sequence[Move], came: Mapping[str, Tensor]) -> None:
+        line = self._shelf.line
+        sends: dict[int, list[Tensor]] = {}
+        receives: dict[int, list[Tensor]] = {}
+        for move in moves:
+            if move.sender == line.process:
+                there = mapped_to_read(self._place(move.saved_by) / move.file)
+                sends.setdefault(move.receiver, []).extend(in_pieces(there))
+            if move.receiver == line.process:
+                receives.setdefault(move.sender, []).extend(in_pieces(came[move.file]))
+        if moves:
+            line.swap(sends, receives)
+
+    def _link(self, wanted: Mapping[int, Collection[str]]) -> None:
+        """Show the files of this host in the folder."""
+        own = self._shelf.line.process
+        if self._shelf.is_first_here:
+            for file, (process, _) in self._generation.files(own).items():
+                if file in wanted[own]:
+                    os.link(self._place(process) / file, self.folder / file)
+
+    def _check(self, manifest: Manifest, wanted: Mapping[int, Collection[str]]) -> None:
+        """Check the files that fall to this process: of those of its host all are checked once."""
+        hosts, own = self._shelf.hosts, self._shelf.line.process
+        members = hosts.members[hosts.names[own]]
+        extents = [
+            extent
+            for each in manifest.tensors.values()
+            for extent in each.extents
+            if extent.file in wanted[hosts.first(own)]
+        ]
+        check_extents(self.folder, extents[members.index(own) :: len(members)])
+

@@ -1,0 +1,356 @@
+"""Snapshots of a program: taken after a step into mapped files of this host, copied to another one meanwhile.
+
+Two generations take turns: one is whole while the other is written. The step that takes a snapshot waits until the
+one before is whole, and for a copy of its values.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from weft.ir import LogicalGraph
+from weft.layout.region import Region
+from weft.program.everyone import agreed, told
+from weft.program.saving.memory.hosts import Hosts
+from weft.program.saving.memory.mapped import FileForm, FormedFile, MappedFile, form_of
+from weft.program.saving.memory.places import (
+    TURNS,
+    discount,
+    folder_of,
+    free_bytes,
+    host_folder,
+    host_name,
+    part_folder,
+    starts,
+    take_away,
+)
+from weft.program.saving.memory.records import ExtraPart, extra_part, fixed_text, record_text
+from weft.program.saving.memory.taking import BuddyLine, HeldFiles, Taking
+from weft.program.saving.pieces import Piece
+from weft.program.saving.program_state import ProgramState
+from weft.program.saving.save import EXTRA, TIED, files_of, tied_names
+from weft.program.saving.saved_tensors import SavedTensor, writers
+from weft.runtime.world.world import World
+from weft.units import bytes_text
+
+_log = logging.getLogger("weft")
+Files = Mapping[str, Mapping[str, tuple[Region, Tensor]]]
+
+
+@final
+@dataclass(frozen=True)
+class SnapshotPlan:
+    """What is equal in all snapshots of a program that holds the same tensors.
+
+    Attributes:
+        kept: by parameter, names of the states that are tensors.
+        plan: of `writers`.
+        forms: of this process's files.
+        fixed: of `fixed_text`.
+        tied: further names of tensors.
+        sizes: for each process, bytes of its files by name, and a checksum of their headers.
+    """
+
+    kept: Mapping[str, list[str]]
+    plan: Mapping[tuple[str, int], tuple[Piece, ...]]
+    forms: Mapping[str, FileForm]
+    fixed: str
+    tied: Mapping[str, str]
+    sizes: tuple[tuple[Mapping[str, int], int], ...]
+
+
+@final
+@dataclass(frozen=True)
+class Shelf:
+    """The place of a run's snapshots, once all processes know each other's hosts.
+
+    Attributes:
+        folder: of them on this host.
+        start: number of this start of the program.
+        line: to the other processes.
+    """
+
+    folder: Path
+    start: int
+    line: BuddyLine
+
+    @property
+    def hosts(self) -> Hosts:
+        """Of all processes."""
+        return self.line.hosts
+
+    @property
+    def is_first_here(self) -> bool:
+        """True in the process that does what one alone has to do on this host."""
+        return self.hosts.first(self.line.process) == self.line.process
+
+    def part(self, turn: int, process: int) -> Path:
+        """The folder of what a process saves."""
+        return part_folder(self.folder, self.start, turn, process)
+
+
+def shelf_of(world: World, checkpoints: Path) -> Shelf:
+    """Find the place. Every process must call it.
+
+    Raises:
+        UserError: on all processes, where a host has no folder for snapshots.
+    """
+    folders: list[Path] = []
+
+    def tell() -> str:
+        host = host_folder()
+        folders.append(folder_of(host, checkpoints))
+        folders[0].mkdir(mode=0o700, exist_ok=True)
+        return json.dumps([host_name(host), max(starts(folders[0]), default=0)])
+
+    # A process that has all ranks is one.
+    alone = len(world.ranks) == world.size
+    texts = told(world, "the hosts", tell)[: 1 if alone else None]
+    names, last = zip(*map(json.loads, texts), strict=True)
+    process = 0 if alone else world.ranks[0]
+    line = BuddyLine(world.host_channel(), Hosts(tuple(names)), process)
+    return Shelf(folders[0], 1 + max(last), line)
+
+
+@final
+class Snapshots:
+    """The snapshots of a program that belong to the checkpoints of a folder.
+
+    Args:
+        world: of the program.
+        shelf: where they lie.
+
+    Attributes:
+        shelf: the same.
+        came_from: start and turn of the generation that the program went on from; None without one.
+        off: why none are taken any more; "" as long as they are.
+    """
+
+    def __init__(self, world: World, shelf: Shelf) -> None:
+        self.shelf = shelf
+        self.came_from: tuple[int, int] | None = None
+        self.off = ""
+        self._world = world
+        # By what processes hold.
+        self._plans: dict[tuple[str, ...], SnapshotPlan] = {}
+        # Of the program so far; alive, so that none takes another one's place.
+        self._graphs: list[LogicalGraph] = []
+        # Of the generations that take turns, and what they were made for.
+        self._held: list[HeldFiles | None] = [None] * TURNS
+        self._made_for: list[SnapshotPlan | None] = [None] * TURNS
+        self._taken = 0
+        self._taking: tuple[int, Taking] | None = None
+
+    def take(
+        self, state: ProgramState, step: int, about: Mapping[str, Any], extra: Mapping[str, Any]
+    ) -> None:
+        """Copy what a checkpoint holds; a thread does the rest. Every process must call it.
+
+        Args:
+            state: of the program.
+            step: that it has made last.
+            about: the program, as JSON.
+            extra: the user's own, of which that of the first process counts.
+
+        Raises:
+            UserError: on all processes, where `extra` or a tensor is what no checkpoint takes.
+            RankFailure: another process has gone.
+        """
+        self.wait()
+        if self.off:
+            return
+        extras: list[ExtraPart] = []
+        here = state.kept_here()
+
+        def tell() -> str:
+            extras.append(extra_part(extra) if 0 in self._world.ranks else ExtraPart())
+            names = json.dumps({key: each[0] for key, each in here.items()})
+            return f"{self._number(state.graph)} {zlib.crc32(names.encode())}"
+
+        texts = tuple(told(self._world, "a snapshot", tell))
+        if texts not in self._plans:
+            self._plans[texts] = self._planned(state)
+        plan = self._plans[texts]
+        if not self.off:
+            self._prepare(plan)
+        if self.off:
+            return
+        held = self._held[self._taken % TURNS]
+        assert held is not None  # it was prepared
+        discount(held.places)
+        files = files_of(self._entries(state, plan.kept), plan.plan)
+        with torch.no_grad():
+            for file, each in held.own.items():
+                each.fill({name: part for name, (_, part) in files[file].items()})
+        numbers = {key: each[1] for key, each in here.items() if each[1]}
+        first, own = 0 in self._world.ranks, extras[0]
+        told_about = {**about, TIED: plan.tied, EXTRA: own.content} if first else {}
+
+        def record(sums: Sequence[int]) -> str:
+            return record_text(plan.fixed, step, sums, own, told_about, numbers)
+
+        self._taken += 1
+        self._taking = step, Taking(held, record, own.bytes, self.shelf.line)
+
+    def wait(self) -> None:
+        """Wait until the snapshot that was taken last counts.
+
+        Raises:
+            RankFailure: another process has gone.
+        """
+        if self._taking is None:
+            return
+        step, taking = self._taking
+        self._taking = None
+        why = taking.wait()
+        if why:
+            # The other generation is the one that is whole.
+            self._taken -= 1
+            self._say(f"the snapshot of step {step} in memory was dropped: {why}; the run goes on")
+        elif self._taken == 1:
+            self.came_from = None
+            self._take_away()
+
+    def close(self) -> None:
+        """Wait for the last one, and let the line to the others go."""
+        try:
+            self.wait()
+        finally:
+            self._held = [None] * TURNS
+            if self.shelf.line.channel is not None:
+                self.shelf.line.channel.close()
+
+    def _number(self, graph: LogicalGraph) -> int:
+        """The number of a graph of the program, the same on all processes: they make the same steps."""
+        for number, known in enumerate(self._graphs):
+            if known is graph:
+                return number
+        self._graphs.append(graph)
+        return len(self._graphs) - 1
+
+    def _entries(
+        self, state: ProgramState, kept: Mapping[str, list[str]]
+    ) -> list[SavedTensor]:
+        return [*state.variables(), *state.states(kept)]
+
+    def _planned(self, state: ProgramState) -> SnapshotPlan:
+        """Plan what each process saves, and see that there is room for it on all hosts. Collective."""
+        world, line = self._world, self.shelf.line
+        kept, _ = state.kept()
+        entries = self._entries(state, kept)
+        plan = writers(entries)
+        forms: dict[str, FileForm] = {}
+
+        if self._taken == 0:
+            agreed(world, "room for snapshots", self._take_away)
+
+        def tell() -> str:
+            forms.update(_forms(files_of(entries, plan)))
+            used = sum(held.bytes for held in self._held if held is not None)
+            sizes = {file: form.bytes for file, form in forms.items()}
+            heads = zlib.crc32(b"".join(form.head for form in forms.values()))
+            return json.dumps([sizes, used, free_bytes(self.shelf.folder), heads])
+
+        every = [json.loads(text) for text in told(world, "the size of a snapshot", tell)]
+        every = every[: len(line.hosts.names)]
+        self.off = _lacking(line.hosts, every)
+        if self.off:
+            self._say(self.off)
+        first = 0 in world.ranks
+        tensors = {e.name: [list(e.shape), e.dtype] for e in entries} if first else {}
+        fixed = fixed_text(line.process, len(line.hosts.names), forms, tensors)
+        sizes = tuple((each[0], each[3]) for each in every)
+        return SnapshotPlan(kept, plan, forms, fixed, tied_names(entries), sizes)
+
+    def _prepare(self, plan: SnapshotPlan) -> None:
+        """Have files for the generation whose turn it is. All processes find alike whether there are some."""
+        turn = self._taken % TURNS
+        made_for = self._made_for[turn]
+        if made_for is not None and made_for.sizes == plan.sizes:
+            return
+        self._held[turn], self._made_for[turn] = None, plan
+
+        def make() -> str:
+            try:
+                self._held[turn] = self._made(turn, plan)
+            except OSError as error:
+                return f"cannot make files in {self.shelf.folder}: {error.strerror}"
+            return ""
+
+        texts = told(self._world, "files for a snapshot", make)
+        why = next(filter(None, texts), "")
+        if why:
+            self._held[turn] = None
+            for process in (self.shelf.line.process, *self._copied()):
+                shutil.rmtree(self.shelf.part(turn, process), ignore_errors=True)
+            self.off = (
+                f"no more snapshots in memory: {why}; the run goes on with its checkpoints on disk"
+            )
+            self._say(self.off)
+
+    def _made(self, turn: int, plan: SnapshotPlan) -> HeldFiles:
+        place = _empty(self.shelf.part(turn, self.shelf.line.process))
+        own = {file: FormedFile(place / file, form) for file, form in plan.forms.items()}
+        copies: dict[int, tuple[Path, Mapping[str, MappedFile]]] = {}
+        for process in self._copied():
+            there = _empty(self.shelf.part(turn, process))
+            sizes, _ = plan.sizes[process]
+            copies[process] = there, {n: MappedFile(there / n, size) for n, size in sizes.items()}
+        return HeldFiles(place, own, copies)
+
+    def _copied(self) -> tuple[int, ...]:
+        return self.shelf.hosts.copied_to(self.shelf.line.process)
+
+    def _take_away(self) -> None:
+        """Take away what earlier starts have left but for what the program went on from."""
+        if self.shelf.is_first_here:
+            take_away(self.shelf.folder, self.came_from, self.shelf.start)
+
+    def _say(self, text: str) -> None:
+        if 0 in self._world.ranks:
+            _log.warning("%s", text)
+
+
+def _forms(files: Files) -> dict[str, FileForm]:
+    return {
+        file: form_of(
+            {name: (whole, str(x.dtype).removeprefix("torch.")) for name, (whole, x) in each.items()}
+        )
+        for file, each in files.items()
+    }
+
+
+def _empty(place: Path) -> Path:
+    """Make an empty folder for this user alone."""
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(mode=0o700, parents=True)
+    return place
+
+
+def _lacking(hosts: Hosts, every: Sequence[Sequence[Any]]) -> str:
+    """Why there is no room for two generations on some host; "" where there is on all.
+
+    Args:
+        hosts: of the processes.
+        every: of each process: bytes of its files by name, bytes that it has taken already, and those that are free.
+    """
+    for members in hosts.members.values():
+        saved = [*members, *(x for process in members for x in hosts.copied_to(process))]
+        takes = TURNS * sum(sum(every[process][0].values()) for process in saved)
+        free = min(every[process][2] for process in members)
+        if takes > free + sum(every[process][1] for process in members):
+            return (
+                f"no snapshots in memory: two generations take {bytes_text(takes)} on the host of rank {members[0]}, which "
+                f"has {bytes_text(free)} free for them; the run goes on with its checkpoints on disk"
+            )
+    return ""

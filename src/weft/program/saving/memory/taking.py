@@ -1,0 +1,188 @@
+"""One snapshot on its way: a thread sums it, sends it to the buddy, and lets it count once all have theirs."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import final
+
+import torch
+from torch import Tensor
+
+from weft.program.saving.files import THREADS, checksum
+from weft.program.saving.memory.hosts import Hosts
+from weft.program.saving.memory.mapped import FormedFile, MappedFile, in_pieces
+from weft.program.saving.memory.places import RECORD, UNSURE
+from weft.program.saving.save import EXTRA_FILE
+from weft.runtime.channels.channel import Channel
+
+
+@final
+@dataclass(frozen=True)
+class HeldFiles:
+    """The files of one generation that a process writes on its host, mapped.
+
+    Attributes:
+        place: of its own.
+        own: by name.
+        copies: by process: the folder, and the files by name, of copies of what others save.
+    """
+
+    place: Path
+    own: Mapping[str, FormedFile]
+    copies: Mapping[int, tuple[Path, Mapping[str, MappedFile]]] = field(default_factory=dict)
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """All folders."""
+        return (self.place, *(place for place, _ in self.copies.values()))
+
+    @property
+    def bytes(self) -> int:
+        """Of all files."""
+        copies = (file for _, files in self.copies.values() for file in files.values())
+        files = [*(file.mapped for file in self.own.values()), *copies]
+        return sum(file.bytes.numel() for file in files)
+
+
+@final
+@dataclass(frozen=True)
+class BuddyLine:
+    """The line between all processes, over which buddies get their copies.
+
+    Attributes:
+        channel: of all processes; None where this is the only one.
+        hosts: of all.
+        process: this one.
+    """
+
+    channel: Channel | None
+    hosts: Hosts
+    process: int
+
+    def swap(
+        self, sends: Mapping[int, Sequence[Tensor]], receives: Mapping[int, Sequence[Tensor]]
+    ) -> None:
+        """Send tensors to processes, and fill others with what comes from some.
+
+        Raises:
+            RankFailure: a process has gone.
+        """
+        if self.channel is not None:
+            every = range(self.channel.size)
+            self.channel.exchange(
+                [list(sends.get(each, ())) for each in every],
+                [list(receives.get(each, ())) for each in every],
+            )
+
+    def failed(self, why: str) -> str:
+        """The first of the reasons that processes have; "" where none has one. All must call it."""
+        if self.channel is None:
+            return why
+        flag = torch.tensor([bool(why)], dtype=torch.int32)
+        self.channel.all_reduce([flag], "max")
+        if not int(flag):
+            return ""
+        every = self.channel.exchange_text(why)
+        return next(f"rank {rank}: {text}" for rank, text in enumerate(every) if text)
+
+
+@final
+class Taking:
+    """A snapshot whose values are copied, and which is still to be summed, sent and declared whole.
+
+    Args:
+        files: with the values.
+        record: gives the record, given the checksums.
+        extra: the bytes of the extras' file; empty where there is none.
+        line: to the others.
+    """
+
+    def __init__(
+        self,
+        files: HeldFiles,
+        record: Callable[[Sequence[int]], str],
+        extra: bytes,
+        line: BuddyLine,
+    ) -> None:
+        self._files, self._record, self._extra, self._line = files, record, extra, line
+        self._why = ""
+        self._error: BaseException | None = None
+        # No daemon: a process that ends has done its part for the others.
+        self._thread = threading.Thread(target=self._run, name="weft snapshot")
+        self._thread.start()
+
+    def wait(self) -> str:
+        """Wait until it counts; gives why it does not, "" where it does: the same on all processes.
+
+        Raises:
+            RankFailure: another process has gone.
+        """
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._why
+
+    def _run(self) -> None:
+        try:
+            self._why = self._taken()
+        except BaseException as error:
+            self._error = error
+
+    def _taken(self) -> str:
+        tensors = [each for file in self._files.own.values() for each in file.tensors]
+        with ThreadPoolExecutor(THREADS) as pool:
+            sums = list(pool.map(checksum, tensors))
+        texts = {self._files.place: (self._record(sums).encode(), self._extra)}
+        texts |= self._swapped(*texts[self._files.place])
+        why = self._line.failed(_written(texts))
+        for place in texts:
+            if why:
+                (place / UNSURE).unlink(missing_ok=True)
+            else:
+                (place / UNSURE).replace(place / RECORD)
+        return why
+
+    def _swapped(self, record: bytes, extra: bytes) -> dict[Path, tuple[bytes, bytes]]:
+        """Give the buddy its copy; the records and extras of those whose buddy this process is, by folder."""
+        line, copies = self._line, self._files.copies
+        buddy = line.hosts.buddies.get(line.process)
+        lengths = {process: torch.zeros(2, dtype=torch.int64) for process in copies}
+        own = torch.tensor([len(record), len(extra)])
+        to = [] if buddy is None else [buddy]
+        line.swap(dict.fromkeys(to, [own]), {process: [x] for process, x in lengths.items()})
+        texts = {
+            process: [torch.zeros(int(length), dtype=torch.uint8) for length in each]
+            for process, each in lengths.items()
+        }
+        mine = [_tensor(record), _tensor(extra)]
+        mine += [piece for file in self._files.own.values() for piece in in_pieces(file.mapped.bytes)]
+        coming = {
+            process: [*texts[process], *(x for f in files.values() for x in in_pieces(f.bytes))]
+            for process, (_, files) in copies.items()
+        }
+        line.swap(dict.fromkeys(to, mine), coming)
+        return {
+            place: (texts[process][0].numpy().tobytes(), texts[process][1].numpy().tobytes())
+            for process, (place, _) in copies.items()
+        }
+
+
+def _tensor(text: bytes) -> Tensor:
+    # Of no bytes there is no buffer.
+    return torch.frombuffer(bytearray(text or b"-"), dtype=torch.uint8)[: len(text)]
+
+
+def _written(texts: Mapping[Path, tuple[bytes, bytes]]) -> str:
+    """Write extras and records that do not count yet; why that did not do, "" where it did."""
+    for place, (record, extra) in texts.items():
+        try:
+            if extra:
+                (place / EXTRA_FILE).write_bytes(extra)
+            (place / UNSURE).write_bytes(record)
+        except OSError as error:
+            return f"cannot write into {place}: {error.strerror}"
+    return ""
