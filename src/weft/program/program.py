@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -46,7 +46,8 @@ from weft.program.planning.variants import Planned, Variants
 from weft.program.predict import costs_in, predicted
 from weft.program.saving.groups import about_program
 from weft.program.saving.load import load
-from weft.program.saving.manifest import put_back
+from weft.program.saving.manifest import Manifest, put_back
+from weft.program.saving.memory.snapshots import Snapshots, shelf_of
 from weft.program.saving.program_state import ProgramState
 from weft.program.saving.save import save
 from weft.program.saving.writing import Writing
@@ -86,6 +87,8 @@ class Program:
         self._waited: Seconds | None = None
         self._failed: Failed | None = None
         self._writing: Writing | None = None
+        # By the folder of the checkpoints that they belong to.
+        self._snapshots: dict[Path, Snapshots] = {}
         self.working = lock_of(self.world)
         # By the number of the plan.
         self._predicted: dict[int, Simulation] = {}
@@ -501,13 +504,87 @@ class Program:
         place = checkpoint_path(path)
         self._make_ready()
         self._enter(f"save {place}")
+        state, about = self._to_save("save")
+        before, self._writing = self._writing, None
+        self._writing = save(state, place, about, extra or {}, before, wait, replace)
+
+    def _to_save(self, call: str) -> tuple[ProgramState, dict[str, Any]]:
+        """What a checkpoint holds: tensors and states, and what is neither, as JSON."""
         state = self._state()
         if self._training is not None:
             self._training.take()
-            self._check_no_gradients("save")
-        about = about_program(state, self._steps, self._step.optimizers)
-        before, self._writing = self._writing, None
-        self._writing = save(state, place, about, extra or {}, before, wait, replace)
+            self._check_no_gradients(call)
+        return state, about_program(state, self._steps, self._step.optimizers)
+
+    @one_at_a_time
+    def save_in_memory(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+        """Take a snapshot: copy what a checkpoint holds into memory of this host, and of another one.
+
+        It lies in files of a memory file system that outlive the processes (`weft run` gives them a folder), two
+        generations of it. The call waits until the snapshot before is whole, and for a copy of what this process
+        saves; a thread sends it to another host. Every process must call it. Where there is no room a warning says so,
+        once, and there are none.
+
+        Args:
+            path: the folder of the checkpoints that it belongs to.
+            extra: as `save` takes it.
+
+        Raises:
+            UserError: on every process, when there is no folder for snapshots; and as `save` does.
+        """
+        place = checkpoint_path(path)
+        self._make_ready()
+        self._enter(f"save {place} in memory")
+        state, about = self._to_save("save_in_memory")
+        self._snapshots_of(place).take(state, self._steps, about, extra or {})
+
+    def wait_for_memory(self) -> None:
+        """Wait until the last snapshot is whole, here and on the other hosts. Every process may call it, or none."""
+        for each in self._snapshots.values():
+            each.wait()
+
+    @one_at_a_time
+    def saved_in_memory(self, path: str | Path) -> list[int]:
+        """The steps of the snapshots that count, the newest last. Every process must call it.
+
+        Args:
+            path: the folder of the checkpoints that they belong to.
+
+        Raises:
+            UserError: on every process, when there is no folder for snapshots.
+        """
+        place = checkpoint_path(path)
+        self._enter(f"snapshots of {place}")
+        return [each.step for each in self._snapshots_of(place).there()]
+
+    @one_at_a_time
+    def load_from_memory(
+        self, path: str | Path, step: int, extra: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Go on from a snapshot, as `load` does from a checkpoint. Every process must call it.
+
+        Each host gets the files that its ranks read and that it does not have from one that has them.
+
+        Args:
+            path: the folder of the checkpoints that it belongs to.
+            step: one of `saved_in_memory`.
+            extra: as `load` takes it.
+
+        Raises:
+            DamagedCheckpoint: on every process: the parts of some ranks are on no host any more, or damaged.
+            UserError: as `load` does.
+        """
+        place = checkpoint_path(path)
+        if not self._close.alive:
+            raise UserError("this program was closed, and cannot load; compile another one")
+        self._enter(f"load {place} from memory, step {step}")
+        with self._snapshots_of(place).reading(step) as reading:
+            return self._load(reading.folder, extra or {}, bring=reading.bring)
+
+    def _snapshots_of(self, place: Path) -> Snapshots:
+        if place not in self._snapshots:
+            self._snapshots[place] = Snapshots(self.world, shelf_of(self.world, place))
+        return self._snapshots[place]
 
     def _check_no_gradients(self, call: str) -> None:
         if self._training is not None and self._training.gradients.standing():
@@ -562,10 +639,19 @@ class Program:
         self._enter(f"load {place}")
         agreed(self.world, "the last checkpoint", self._written)
         agreed(self.world, "its place", lambda: put_back(place) if self.is_first else None)
+        return self._load(place, extra or {}, model_only)
+
+    def _load(
+        self,
+        place: Path,
+        extra: Mapping[str, Any],
+        model_only: bool = False,
+        bring: Callable[[Manifest, Collection[str]], None] | None = None,
+    ) -> dict[str, Any]:
         if self._failed is None:
             self._check_no_gradients("load")
         optimizers = self._step.optimizers
-        found = load(self._state(), place, optimizers, extra or {}, model_only)
+        found = load(self._state(), place, optimizers, extra, model_only, bring)
         self._steps = int(found.about.get("steps", self._steps))
         if self._failed is not None:
             self._failed.loaded = True
@@ -720,6 +806,9 @@ class Program:
         """End the threads of this program. It cannot step afterwards; other programs keep its variables."""
         self._close()
         let_go(self._setting.model, self)
+        snapshots, self._snapshots = self._snapshots, {}
+        for each in snapshots.values():
+            each.close()
         self._written()
 
 

@@ -244,6 +244,8 @@ class _Loop:
     extra: dict[str, Any]
     saved: int = 0
     scored: int = -1
+    # The step of the last snapshot in memory.
+    remembered: int = 0
 
     def epoch(self) -> Iterator[tuple[Any, int, Seconds]]:
         """Train by what the loader still has; the result of each update's last batch, samples, and waits."""
@@ -271,7 +273,7 @@ class _Loop:
         if self.checkpoint is not None and self.program.steps == 0:
             kept = {n: x for n, x in self._kept().items() if hasattr(x, "load_state_dict")}
             self.checkpoint.load_newest(self.program, kept)
-        self.saved = self.program.steps
+        self.saved = self.remembered = self.program.steps
 
     def save(self, figures: Figures, ends: bool) -> None:
         """Write a checkpoint where it is due, or the loop ends."""
@@ -282,10 +284,18 @@ class _Loop:
         # What was saved before it was evaluated is saved with its figure.
         again = score is not None and self.scored != step == self.saved
         due = step != self.saved and (ends or _passed(self.saved, step, kept.every))
+        self._remember(kept, due or again)
         if due or again:
             kept.save(self.program, self._kept(), score)
             self.saved = step
             self.scored = self.scored if score is None else step
+
+    def _remember(self, kept: Checkpoints, saved: bool) -> None:
+        """Take a snapshot where it is due; at most one after a step."""
+        step, every = self.program.steps, kept.memory_every
+        due = every is not None and _passed(self.remembered, step, every)
+        kept.save_in_memory_when(self.program, self._kept(), due=due, saved=saved)
+        self.remembered = step if due else self.remembered
 
     def _kept(self) -> dict[str, Any]:
         names = _scheduler_names(self.schedulers)

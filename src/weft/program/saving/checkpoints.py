@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -51,6 +51,20 @@ class Saving(Protocol):
     def load(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Go on from a checkpoint."""
 
+    def save_in_memory(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
+        """Take a snapshot that belongs to the checkpoints of a folder."""
+
+    def wait_for_memory(self) -> None:
+        """Wait until the last snapshot is whole."""
+
+    def saved_in_memory(self, path: str | Path) -> list[int]:
+        """The steps of the snapshots that count."""
+
+    def load_from_memory(
+        self, path: str | Path, step: int, extra: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Go on from a snapshot."""
+
 
 @final
 @dataclass(frozen=True)
@@ -63,6 +77,8 @@ class Checkpoints:
         keep: how many of the newest stay; those before are taken away. The one of the least score stays, too.
         wait: False goes on as soon as all is copied, as `Program.save` does; one more may stay then.
         score: of the figures of `weft.fit`, the one that is best where it is least.
+        memory_every: how many steps lie between two snapshots in memory, of this host and of another one, from which a
+            restart of `weft run` goes on: at most so many steps are made again. None takes none.
     """
 
     path: str | Path
@@ -70,10 +86,13 @@ class Checkpoints:
     keep: int = 3
     wait: bool = True
     score: str | None = None
+    memory_every: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("every", "keep"):
+        for name in ("every", "keep", "memory_every"):
             value = getattr(self, name)
+            if value is None and name == "memory_every":
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UserError(f"weft.Checkpoints: {name} takes a number from 1, found {value!r}")
         if not isinstance(self.wait, bool):
@@ -124,14 +143,44 @@ class Checkpoints:
     def save_when_due(
         self, program: Saving, extra: Mapping[str, Any] | None = None, score: float | None = None
     ) -> Path | None:
-        """Save a program after every so many steps; None after the others. Every process must call it."""
-        due = program.steps > 0 and program.steps % self.every == 0
+        """Save a program after every so many steps; None after the others. Every process must call it.
+
+        After every `memory_every` steps a snapshot is taken; after the step behind it, this waits until that is whole.
+        """
+        step = program.steps
+        due = step > 0 and step % self.every == 0
+        again = self.memory_every is not None and step > 0 and step % self.memory_every == 0
+        self.save_in_memory_when(program, extra, due=again, saved=due)
         return self.save(program, extra, score) if due else None
+
+    def save_in_memory_when(
+        self,
+        program: Saving,
+        extra: Mapping[str, Any] | None = None,
+        *,
+        due: bool,
+        saved: bool = False,
+    ) -> None:
+        """Take a snapshot where it is due; else wait until the last one is whole. Every process must call it.
+
+        Args:
+            program: that trains.
+            extra: as `Program.save` takes it.
+            due: whether it is time for one.
+            saved: whether a checkpoint is saved after the same step, which is as good where it is waited for.
+        """
+        if self.memory_every is None:
+            return
+        if due and not (saved and self.wait):
+            program.save_in_memory(self.folder, extra)
+        else:
+            # A snapshot that is not whole by the next one's step would let more steps be lost.
+            program.wait_for_memory()
 
     def load_newest(
         self, program: Saving, extra: Mapping[str, Any] | None = None
     ) -> dict[str, Any] | None:
-        """Let a program go on from the newest checkpoint that is whole. Every process must call it.
+        """Let a program go on from the newest checkpoint or snapshot that is whole. Every process must call it.
 
         One that is damaged, or was never whole, is named in a warning, and the one before is taken.
 
@@ -139,7 +188,8 @@ class Checkpoints:
             What `Program.load` returns; None where there is no checkpoint yet.
 
         Raises:
-            UserError: all are damaged; or the newest that is whole is of another model, or lacks an extra.
+            UserError: all are damaged; or the newest that is whole is of another model, or lacks an extra; or
+                `memory_every` is given, and there is no folder for snapshots.
         """
         errors: list[str] = []
         program.wait_for_saved()
@@ -148,17 +198,27 @@ class Checkpoints:
         names = [each.name for each in self.all()]
         if program.exchange is not None:
             names = json.loads(program.exchange(json.dumps(names))[0])
-        for name in reversed(names):
+        for step, name in reversed(self._with_snapshots(program, names)):
             try:
+                if not name:
+                    return program.load_from_memory(self.folder, step, extra)
                 return program.load(self.folder / name, extra)
             except DamagedCheckpoint as error:
-                errors.append(str(error))
+                errors += [str(error)] if name else []
                 _log.warning("%s; trying the one before", error)
         if errors:
             raise UserError(
                 f"no checkpoint in {self.folder} can be loaded; give a folder of whole ones: {errors[0]}"
             )
         return None
+
+    def _with_snapshots(self, program: Saving, names: Sequence[str]) -> list[tuple[int, str]]:
+        """Checkpoints by step and name, and snapshots, without a name, in the order in which the last is the best."""
+        found = [(int(name.removeprefix(_PREFIX)), name) for name in names]
+        if self.memory_every is not None:
+            found += [(step, "") for step in program.saved_in_memory(self.folder)]
+        # Of one step, that in memory is read faster.
+        return sorted(found, key=lambda each: (each[0], not each[1]))
 
     def all(self) -> list[Path]:
         """The folders of the checkpoints that are there, in the order of their steps."""

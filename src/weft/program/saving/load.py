@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from weft.capture.optimizers.groups import Optimizers
 from weft.errors import DamagedCheckpoint, UserError
+from weft.layout.region import overlap, region_size
 from weft.program.everyone import agreed, told
 from weft.program.live.variables import state_dict_names
 from weft.program.saving.files import Reading, check_extents, slices
@@ -49,6 +50,7 @@ def load(
     optimizers: Optimizers,
     objects: Mapping[str, Any],
     model_only: bool = False,
+    bring: Callable[[Manifest, Collection[str]], None] | None = None,
 ) -> Loaded:
     """Read a checkpoint into a program. Every process must call it.
 
@@ -60,6 +62,8 @@ def load(
         optimizers: whose options are loaded.
         objects: get what was saved of an extra of their name, by `load_state_dict`.
         model_only: leaves optimizers, steps and extras as they are.
+        bring: called on all processes with the names of the files that each reads, has them in the folder, and checks
+            them; without it all processes see the same folder.
 
     Raises:
         UserError: on all processes: there is no checkpoint, it is damaged, or it is of another model.
@@ -78,11 +82,14 @@ def load(
     sources = agreed(world, "what fits", lambda: _sources(manifest, entries))
     kept = agreed(world, "what fits of the optimizers", lambda: _kept(state, manifest))
     numbers = agreed(world, "the numbers", lambda: _numbers(manifest))
-    agreed(
-        world,
-        "the files",
-        lambda: _check_files(manifest, len(world.ranks), world.ranks[0], world.size),
-    )
+    if bring is None:
+        agreed(
+            world,
+            "the files",
+            lambda: _check_files(manifest, len(world.ranks), world.ranks[0], world.size),
+        )
+    else:
+        bring(manifest, _read_files(state, manifest, entries, sources, kept))
 
     extra = agreed(world, "the extra", lambda: _extra(manifest))
     agreed(world, "what is given", lambda: _give(objects, extra, path))
@@ -242,6 +249,30 @@ def _few(names: Sequence[str]) -> str:
     return (", ".join(names[:_NAMED]) or "nothing") + more
 
 
+def _read_files(
+    state: ProgramState,
+    manifest: Manifest,
+    entries: Sequence[SavedTensor],
+    sources: Mapping[str, str | None],
+    kept: Mapping[str, Sequence[str]],
+) -> set[str]:
+    """The files that hold something of what ranks of this process read."""
+    extra = (x for name, x in manifest.tensors.items() if name.startswith(f"{EXTRA}."))
+    found = {extent.file for each in extra for extent in each.extents}
+    pairs = [
+        (source, entry.pieces(rank))
+        for entry in entries
+        if (source := sources[entry.name]) is not None
+        for rank in entry.parts
+    ]
+    pairs += [(entry.name, entry.pieces(rank)) for _, entry, rank in _stated(state, kept)]
+    for source, pieces in pairs:
+        for extent in manifest.tensors[source].extents:
+            if any(region_size(overlap(piece.whole, extent.whole)) for piece in pieces):
+                found.add(extent.file)
+    return found
+
+
 def _check_files(manifest: Manifest, own: int, first: int, ranks: int) -> None:
     """Check the files that fall to this process: all of them are checked once."""
     stored = manifest.tensors.values()
@@ -288,27 +319,36 @@ def _read_states(
 ) -> None:
     """Let the ranks keep the states that were saved, and let go of others."""
     values: dict[str, dict[int, dict[str, Any]]] = {}
+    variables = state.setting.variables
+    for key, entry, rank in _stated(state, kept):
+        part = torch.empty(
+            entry.layout.local_shape(entry.shape, rank),
+            dtype=getattr(torch, entry.dtype),
+            device=variables[rank][key].device,
+        )
+        reader.read(entry.name, entry.pieces(rank), part)
+        values.setdefault(key, {}).setdefault(rank, {})[entry.key] = part
+    for key, _, _ in state.stated():
+        for rank, own in variables.items() if key in numbers else ():
+            if key in own:
+                values.setdefault(key, {}).setdefault(rank, {}).update(numbers[key])
+    for each in state.training.states if state.training is not None else ():
+        each.put(values)
+
+
+def _stated(
+    state: ProgramState, kept: Mapping[str, Sequence[str]]
+) -> Iterator[tuple[str, SavedTensor, int]]:
+    """Each state that is a tensor: its parameter, its entry, and a rank of this process that keeps a part of it."""
     for key, states, shares in state.stated():
         for name in kept.get(key, ()):
             value = states[name]
             assert value.layout is not None  # all values of a compiled graph have one
-            entry = SavedTensor(
-                name, name, value.shape, value.dtype, value.layout, shares.get(name), {}
-            )
+            about = f"{STATE}{key}.{name}", name, value.shape, value.dtype, value.layout
+            entry = SavedTensor(*about, shares.get(name), {})
             for rank, variables in state.setting.variables.items():
                 if rank in value.layout.placement.coordinates and key in variables:
-                    part = torch.empty(
-                        value.layout.local_shape(value.shape, rank),
-                        dtype=getattr(torch, value.dtype),
-                        device=variables[key].device,
-                    )
-                    reader.read(f"{STATE}{key}.{name}", entry.pieces(rank), part)
-                    values.setdefault(key, {}).setdefault(rank, {})[name] = part
-        for rank, variables in state.setting.variables.items() if key in numbers else ():
-            if key in variables:
-                values.setdefault(key, {}).setdefault(rank, {}).update(numbers[key])
-    for each in state.training.states if state.training is not None else ():
-        each.put(values)
+                    yield key, entry, rank
 
 
 def _extra(manifest: Manifest) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from weft.errors import UserError
 from weft.hardware import Device, usual_device
 from weft.ir.plan import Communicator
 from weft.runtime.channels.channel import Channel, check_same
-from weft.runtime.channels.process import ProcessChannel
+from weft.runtime.channels.process import GlooChannel, ProcessChannel
 from weft.runtime.channels.shared import SharedChannel
 from weft.runtime.channels.shared_link import host
 from weft.runtime.devices.backend import BACKENDS
@@ -112,6 +112,24 @@ class DistributedWorld(World):
         found.account = accounts(self.calls, self._board, self.rank, tuple(ranks))
         return found
 
+    def host_channel(self) -> Channel | None:
+        if self.size == 1:
+            return None
+        every = tuple(range(self.size))
+        if self.device_type == "cpu":
+            found = self.connect((Communicator(0, every),))[self.rank][0]
+        else:
+            # What connects devices does not take tensors of the host.
+            group = dist.new_group(list(every), timeout=self._timeout, backend="gloo")
+            host = torch.device("cpu")
+            made = GlooChannel(group, every, self.rank, host, self._board)
+            made.account = accounts(self.calls, self._board, self.rank, every)
+            found = made
+        # It is used beside the calls that all ranks make in one order, and may wait while some are ahead.
+        found.while_waiting = _nothing
+        found.spins = False
+        return found
+
     @property
     def _across_hosts(self) -> bool:
         """True where ranks that could share memory talk over a network, of which nothing is known."""
@@ -150,6 +168,10 @@ class DistributedWorld(World):
         self._part()
         self._everyone.close()
         self._board.close()
+
+
+def _nothing() -> None:
+    pass
 
 
 def _shares_memory(environment: Mapping[str, str]) -> bool:

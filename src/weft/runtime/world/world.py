@@ -88,6 +88,13 @@ class World(ABC):
         that are no members of one get no channel for it.
         """
 
+    def host_channel(self) -> Channel | None:
+        """A channel between all processes for tensors in host memory; None where this is the only one.
+
+        Every process must call it. A thread of its own may use it, beside what others do.
+        """
+        return None
+
     @abstractmethod
     def run(self, function: Callable[[int], T]) -> list[T]:
         """Call `function(rank)` for all ranks of this process at once; results in the order of `ranks`.

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, final
+from typing import NamedTuple, TypeAlias, final
 
 from torch import Tensor
 
@@ -26,10 +26,11 @@ from weft.program.saving.memory.places import (
     part_folder,
 )
 from weft.program.saving.memory.records import manifest_text
-from weft.program.saving.memory.snapshots import Shelf
+from weft.program.saving.memory.shelf import Shelf
 from weft.runtime.world.world import World
 from weft.units import bytes_text
 
+Pieces: TypeAlias = dict[int, list[Tensor]]
 # A folder of links to files of one generation, as those of a checkpoint lie.
 _VIEW = "view"
 # All files of a snapshot, in the place of their names.
@@ -180,8 +181,9 @@ class SnapshotReading:
             wanted[shelf.hosts.first(process)] |= every if read == _ALL else set(read)
         members = {each[0]: each for each in shelf.hosts.members.values()}
         moves = moves_of(generation, wanted, members)
-        came = agreed(world, "room for files", lambda: self._room(moves))
-        self._exchange(moves, came)
+        sends, receives = agreed(world, "room for files", lambda: self._opened(moves))
+        if moves:
+            shelf.line.swap(sends, receives)
         agreed(world, "links to files", lambda: self._link(wanted))
         agreed(world, "the files", lambda: self._check(manifest, wanted))
 
@@ -219,8 +221,8 @@ class SnapshotReading:
                 f"{type(error).__name__}: {error}; load another checkpoint"
             ) from None
 
-    def _room(self, moves: Sequence[Move]) -> dict[str, Tensor]:
-        """Make the files that come to this process."""
+    def _opened(self, moves: Sequence[Move]) -> tuple[Pieces, Pieces]:
+        """What this process sends, and the files that it makes for what comes."""
         first, own = self._shelf.hosts.first, self._shelf.line.process
         comes = sum(move.bytes for move in moves if first(move.receiver) == first(own))
         if comes and comes > free_bytes(self._shelf.folder):
@@ -228,29 +230,21 @@ class SnapshotReading:
                 f"{self._shelf.folder} has no room for {bytes_text(comes)} that ranks of its host read of a snapshot on "
                 "other hosts; load another checkpoint"
             )
+        sends: Pieces = {}
+        receives: Pieces = {}
         try:
-            return {
-                move.file: MappedFile(self.folder / move.file, move.bytes).bytes
-                for move in moves
-                if move.receiver == own
-            }
-        except OSError as error:
+            for move in moves:
+                if move.sender == own:
+                    there = mapped_to_read(self._place(move.saved_by) / move.file)
+                    sends.setdefault(move.receiver, []).extend(in_pieces(there))
+                if move.receiver == own:
+                    came = MappedFile(self.folder / move.file, move.bytes).bytes
+                    receives.setdefault(move.sender, []).extend(in_pieces(came))
+        except (OSError, ValueError) as error:  # ValueError: it is empty
             raise DamagedCheckpoint(
-                f"{self.folder} takes no files of a snapshot on other hosts: {error.strerror}; load another checkpoint"
+                f"{self.folder} and the files of a snapshot cannot be read or made: {error}; load another checkpoint"
             ) from None
-
-    def _exchange(self, moves: Sequence[Move], came: Mapping[str, Tensor]) -> None:
-        line = self._shelf.line
-        sends: dict[int, list[Tensor]] = {}
-        receives: dict[int, list[Tensor]] = {}
-        for move in moves:
-            if move.sender == line.process:
-                there = mapped_to_read(self._place(move.saved_by) / move.file)
-                sends.setdefault(move.receiver, []).extend(in_pieces(there))
-            if move.receiver == line.process:
-                receives.setdefault(move.sender, []).extend(in_pieces(came[move.file]))
-        if moves:
-            line.swap(sends, receives)
+        return sends, receives
 
     def _link(self, wanted: Mapping[int, Collection[str]]) -> None:
         """Show the files of this host in the folder."""

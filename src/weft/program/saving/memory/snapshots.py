@@ -10,7 +10,8 @@ import json
 import logging
 import shutil
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -18,6 +19,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from weft.errors import DamagedCheckpoint
 from weft.ir import LogicalGraph
 from weft.layout.region import Region
 from weft.program.everyone import agreed, told
@@ -26,16 +28,14 @@ from weft.program.saving.memory.mapped import FileForm, FormedFile, MappedFile, 
 from weft.program.saving.memory.places import (
     TURNS,
     discount,
-    folder_of,
     free_bytes,
-    host_folder,
-    host_name,
     part_folder,
-    starts,
     take_away,
 )
+from weft.program.saving.memory.reading import Generation, SnapshotReading, generations
 from weft.program.saving.memory.records import ExtraPart, extra_part, fixed_text, record_text
-from weft.program.saving.memory.taking import BuddyLine, HeldFiles, Taking
+from weft.program.saving.memory.shelf import Shelf
+from weft.program.saving.memory.taking import HeldFiles, Taking
 from weft.program.saving.pieces import Piece
 from weft.program.saving.program_state import ProgramState
 from weft.program.saving.save import EXTRA, TIED, files_of, tied_names
@@ -67,59 +67,6 @@ class SnapshotPlan:
     fixed: str
     tied: Mapping[str, str]
     sizes: tuple[tuple[Mapping[str, int], int], ...]
-
-
-@final
-@dataclass(frozen=True)
-class Shelf:
-    """The place of a run's snapshots, once all processes know each other's hosts.
-
-    Attributes:
-        folder: of them on this host.
-        start: number of this start of the program.
-        line: to the other processes.
-    """
-
-    folder: Path
-    start: int
-    line: BuddyLine
-
-    @property
-    def hosts(self) -> Hosts:
-        """Of all processes."""
-        return self.line.hosts
-
-    @property
-    def is_first_here(self) -> bool:
-        """True in the process that does what one alone has to do on this host."""
-        return self.hosts.first(self.line.process) == self.line.process
-
-    def part(self, turn: int, process: int) -> Path:
-        """The folder of what a process saves."""
-        return part_folder(self.folder, self.start, turn, process)
-
-
-def shelf_of(world: World, checkpoints: Path) -> Shelf:
-    """Find the place. Every process must call it.
-
-    Raises:
-        UserError: on all processes, where a host has no folder for snapshots.
-    """
-    folders: list[Path] = []
-
-    def tell() -> str:
-        host = host_folder()
-        folders.append(folder_of(host, checkpoints))
-        folders[0].mkdir(mode=0o700, exist_ok=True)
-        return json.dumps([host_name(host), max(starts(folders[0]), default=0)])
-
-    # A process that has all ranks is one.
-    alone = len(world.ranks) == world.size
-    texts = told(world, "the hosts", tell)[: 1 if alone else None]
-    names, last = zip(*map(json.loads, texts), strict=True)
-    process = 0 if alone else world.ranks[0]
-    line = BuddyLine(world.host_channel(), Hosts(tuple(names)), process)
-    return Shelf(folders[0], 1 + max(last), line)
 
 
 @final
@@ -220,6 +167,30 @@ class Snapshots:
         elif self._taken == 1:
             self.came_from = None
             self._take_away()
+
+    def there(self) -> list[Generation]:
+        """The snapshots that count, the newest last. Every process must call it."""
+        self.wait()
+        return generations(self._world, self.shelf)
+
+    @contextmanager
+    def reading(self, step: int) -> Iterator[SnapshotReading]:
+        """A snapshot to read; where the body ends well, the program goes on from it. Every process must enter it.
+
+        Raises:
+            DamagedCheckpoint: on all processes: there is none of that step, or parts of it are lost.
+        """
+        found = [each for each in self.there() if each.step == step]
+        if not found:
+            raise DamagedCheckpoint(
+                f"no snapshot of step {step} is in memory; load one of saved_in_memory, or a checkpoint"
+            )
+        newest = found[-1]
+        with SnapshotReading(self._world, self.shelf, newest) as reading:
+            yield reading
+        self.came_from = newest.start, newest.turn
+        if newest.start == self.shelf.start and newest.turn == self._taken % TURNS:
+            self._taken += 1  # it must not be written over by the next one
 
     def close(self) -> None:
         """Wait for the last one, and let the line to the others go."""
