@@ -30,6 +30,7 @@ from weft.runtime.world.launch import (
     launch,
 )
 from weft.runtime.world.nodes.launchers import Joined, Nodes, joined
+from weft.runtime.world.snapshot_folder import snapshot_folder
 from weft.runtime.world.variables import LAUNCHER, MEETING, RESTART, SECRET, TIMEOUT, new_secret
 
 WORKER = "weft.cli.worker"
@@ -79,7 +80,7 @@ def run_script(script: Path, arguments: Sequence[str], options: RunOptions) -> i
             "weft run: --restarts goes with one node yet; start the command again on each node, which goes on from the "
             "newest checkpoint"
         )
-    with Interrupts() as interrupts, _nothing_of_torch_s():
+    with Interrupts() as interrupts, _nothing_of_torch_s(), snapshot_folder():
         for number in range(options.restarts + 1):
             code = _run_once(command, options, number, interrupts)
             if code and interrupts.heard:

@@ -284,7 +284,8 @@ class _Loop:
         # What was saved before it was evaluated is saved with its figure.
         again = score is not None and self.scored != step == self.saved
         due = step != self.saved and (ends or _passed(self.saved, step, kept.every))
-        self._remember(kept, due or again)
+        if step != self.remembered and not ends:
+            self._remember(kept, due or again)
         if due or again:
             kept.save(self.program, self._kept(), score)
             self.saved = step
