@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,46 @@ def test_it_goes_on_after_it_was_ended(cut: int, tmp_path: Path) -> None:
     assert [int(each.name[5:]) for each in kept.all()] == (
         [7, 8, 12] if cut == 7 else [4, 8, 12] if cut == 3 else [5, 8, 12]
     )
+
+
+@pytest.mark.parametrize(("every", "again"), [(1, [8]), (3, [7, 8])])
+def test_it_goes_on_from_memory_after_a_failure(
+    every: int, again: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With at most so many steps made again as lie between two snapshots."""
+    host = tmp_path / "host"
+    host.mkdir(mode=0o700)
+    monkeypatch.setenv("WEFT_SNAPSHOTS", str(host))
+    found: list[tuple[int, float]] = []
+    kept = weft.Checkpoints(tmp_path / "run", every=100, memory_every=every)
+
+    def failing(step: int, figures: weft.logs.Figures) -> None:
+        found.append((step, figures["loss"]))
+        if step == len(found) == 8:
+            raise ZeroDivisionError
+
+    for ranks in (2, 3):
+        with compiled(ranks) as (program, optimizer):
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
+            run = partial(
+                weft.fit,
+                *(program, loader(program)),
+                steps=12,
+                checkpoint=kept,
+                schedulers=[schedule],
+                log=[failing],
+                log_every=1,
+            )
+            if ranks == 2:
+                with pytest.raises(ZeroDivisionError):
+                    run()
+            else:
+                run()
+    expected = dict(enumerate(plainly(12), 1))
+    assert all(loss == pytest.approx(expected[step], rel=1e-12) for step, loss in found)
+    steps = [step for step, _ in found]
+    assert sorted(steps)[-1] == 12
+    assert [step for step in set(steps) if steps.count(step) > 1] == again
 
 
 def test_the_checkpoint_of_the_least_figure_stays(tmp_path: Path) -> None:
