@@ -139,7 +139,8 @@ def run(
         int | None,
         typer.Option(
             min=1,
-            help="Restart with one rank fewer, as long as there are so many; else with as many.",
+            help="Restart with one rank fewer, of several nodes without those that have gone, as long as there are so "
+            "many ranks; else with as many.",
             show_default=False,
         ),
     ] = None,
@@ -151,7 +152,7 @@ def run(
     """
     if nodes > 1 and not (rendezvous and run_id):
         raise typer.BadParameter("several nodes need --rendezvous host:port and --run-id NAME")
-    if min_ranks is not None and (min_ranks > ranks or not restarts):
+    if min_ranks is not None and (not restarts or (nodes == 1 and min_ranks > ranks)):
         raise typer.BadParameter("--min-ranks goes with --restarts, and is at most --ranks")
     with _told():
         others = cli.Nodes(nodes, rendezvous, run_id) if nodes > 1 else None

@@ -18,7 +18,6 @@ from rich.text import Text
 
 from weft.cli.failure import NOTES, absent, describe, own_failure, read_notes
 from weft.cli.places import ASKS, read_places
-from weft.errors import UserError
 from weft.runtime.world.interrupts import Interrupts
 from weft.runtime.world.launch import (
     GRACE_SECONDS,
@@ -29,7 +28,7 @@ from weft.runtime.world.launch import (
     Fleet,
     launch,
 )
-from weft.runtime.world.nodes.launchers import Joined, Nodes, joined
+from weft.runtime.world.nodes.launchers import Joined, Launchers, Nodes, launchers
 from weft.runtime.world.snapshot_folder import snapshot_folder
 from weft.runtime.world.variables import LAUNCHER, MEETING, RESTART, SECRET, TIMEOUT, new_secret
 
@@ -49,8 +48,8 @@ class RunOptions:
         nodes: how the nodes find each other; None where this is the only one.
         timeout: seconds that a rank waits for another one; None for the usual ones.
         restarts: how many times the ranks are started again after one has failed.
-        least: ranks that a restart needs; each has one fewer than before, as long as there are so many. None for as
-            many as before.
+        least: ranks that a restart needs. On one node each has one fewer than before, as long as there are so many; of
+            several nodes it goes on without those that have gone. None for as many as before.
     """
 
     ranks: int
@@ -75,12 +74,9 @@ def run_script(script: Path, arguments: Sequence[str], options: RunOptions) -> i
         UserError: the nodes cannot meet.
     """
     command = [sys.executable, "-u", "-m", WORKER, str(script), *arguments]
-    if options.nodes is not None and options.restarts:
-        raise UserError(
-            "weft run: --restarts goes with one node yet; start the command again on each node, which goes on from the "
-            "newest checkpoint"
-        )
     with Interrupts() as interrupts, _nothing_of_torch_s(), snapshot_folder():
+        if options.nodes is not None:
+            return _run_with_nodes(command, options, options.nodes, interrupts)
         for number in range(options.restarts + 1):
             code = _run_once(command, options, number, interrupts)
             if code and interrupts.heard:
@@ -93,30 +89,64 @@ def run_script(script: Path, arguments: Sequence[str], options: RunOptions) -> i
         return code
 
 
+def _run_with_nodes(
+    command: Sequence[str], options: RunOptions, nodes: Nodes, interrupts: Interrupts
+) -> int:
+    """Start the ranks of this node together with those of others, as often as it takes; gives the exit code."""
+    with ExitStack() as stack:
+        try:
+            with interrupts.raised():
+                job = stack.enter_context(launchers(nodes))
+        except KeyboardInterrupt:
+            return _interrupted()
+        while True:
+            number, code = _run_joined(command, options, job, interrupts)
+            if code and interrupts.heard:
+                job.end()
+                return INTERRUPTED
+            if not code or number >= options.restarts or not job.again(number):
+                return code
+            _say(f"restart {number + 1} of {options.restarts}, with the nodes that come")
+
+
+def _run_joined(
+    command: Sequence[str], options: RunOptions, job: Launchers, interrupts: Interrupts
+) -> tuple[int, int]:
+    """Meet the other nodes and start the ranks of this one; gives the number of the start, and the exit code."""
+    with _folder() as folder:
+        number = 0
+        try:
+            with _meeting(job, options, interrupts) as node:
+                number = node.start
+                environment = _environment(folder, number, options)
+                return number, _run_node(command, node, environment, Path(folder), interrupts)
+        except KeyboardInterrupt:
+            return number, _interrupted()
+
+
 def _run_once(
     command: Sequence[str], options: RunOptions, number: int, interrupts: Interrupts
 ) -> int:
     """Start the ranks, for the time that `number` says, from 0; gives the exit code."""
     with _folder() as folder:
-        environment = {
-            **os.environ,
-            NOTES: folder,
-            LAUNCHER: str(os.getpid()),
-            RESTART: str(number),
-        }
-        if options.timeout is not None:
-            environment[TIMEOUT] = str(options.timeout)
+        environment = {**_environment(folder, number, options), **_alone(Path(folder))}
         try:
-            if options.nodes is None:
-                environment.update(_alone(Path(folder)))
-                fleet = Fleet(options.ranks)
-                ending = launch(command, fleet, environment, interrupts=interrupts, asks=ASKS)
-                return _told(ending, Path(folder))
-            with _meeting(options.nodes, options.ranks, interrupts) as node:
-                return _run_node(command, node, environment, Path(folder), interrupts)
+            fleet = Fleet(options.ranks)
+            ending = launch(command, fleet, environment, interrupts=interrupts, asks=ASKS)
+            return _told(ending, Path(folder))
         except KeyboardInterrupt:
-            _say("interrupted: all ranks were stopped")
-            return INTERRUPTED
+            return _interrupted()
+
+
+def _environment(folder: str, number: int, options: RunOptions) -> dict[str, str]:
+    """The variables of all ranks of a start."""
+    found = {**os.environ, NOTES: folder, LAUNCHER: str(os.getpid()), RESTART: str(number)}
+    return found if options.timeout is None else {**found, TIMEOUT: str(options.timeout)}
+
+
+def _interrupted() -> int:
+    _say("interrupted: all ranks were stopped")
+    return INTERRUPTED
 
 
 def _folder() -> tempfile.TemporaryDirectory[str]:
@@ -146,12 +176,12 @@ def _user() -> str:
 
 
 @contextmanager
-def _meeting(nodes: Nodes, ranks: int, interrupts: Interrupts) -> Iterator[Joined]:
+def _meeting(job: Launchers, options: RunOptions, interrupts: Interrupts) -> Iterator[Joined]:
     """`joined`, of which only the wait for the other nodes is interrupted."""
     with ExitStack() as stack:
         with interrupts.raised():
-            node = stack.enter_context(joined(nodes, ranks))
-        host, port = nodes.address.rsplit(":", 1)
+            node = stack.enter_context(job.joined(options.ranks, options.least))
+        host, port = job.nodes.address.rsplit(":", 1)
         address = {"MASTER_ADDR": host, "MASTER_PORT": port}
         yield replace(node, environment={**address, **node.environment})
 

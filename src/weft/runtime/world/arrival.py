@@ -26,6 +26,7 @@ from weft.errors import NoAnswer
 from weft.runtime.failures.calls import user_line
 from weft.runtime.world.nodes.launchers import ended_key
 from weft.runtime.world.signed import signed
+from weft.runtime.world.variables import started
 
 # Seconds between two looks at who has come: at first, and at most.
 _SOON, _LATE = 0.001, 0.2
@@ -104,7 +105,7 @@ def _came(rank: int) -> str:
 
 def said_to_be_gone(store: Any) -> Callable[[int], bool]:
     """A function that tells by the store whether a rank has ended, as `say_at_end` writes there."""
-    return lambda rank: bool(store.check([ended_key(rank)]))
+    return lambda rank: bool(store.check([ended_key(rank, started())]))
 
 
 def under_torchrun() -> bool:
@@ -145,4 +146,4 @@ def _say_end(process: int) -> None:
         else:
             found, rank, _ = next(iter(rendezvous("env://", timeout=_REACH)))
             store = PrefixStore(_PREFIX, found)
-        signed(store).set(ended_key(rank), "")
+        signed(store).set(ended_key(rank, started()), "")

@@ -23,7 +23,7 @@ from weft.runtime.world.arrival import await_all, hold_sign, said_to_be_gone, si
 from weft.runtime.world.nodes.client import Client
 from weft.runtime.world.nodes.store import NodesStore
 from weft.runtime.world.signed import signed
-from weft.runtime.world.variables import MEETING, STORE, given_secret, timeout_seconds
+from weft.runtime.world.variables import MEETING, STORE, given_secret, started, timeout_seconds
 
 
 def meet_privately() -> None:
@@ -58,7 +58,8 @@ def _place(time: int) -> Store:
     """The store of the group that is made then."""
     path = os.environ.get(MEETING)
     if path is None:
-        return PrefixStore(f"group{time}", _nodes_store())
+        # The store outlives the ranks of one start.
+        return PrefixStore(f"start{started()}/group{time}", _nodes_store())
     check_private(Path(path).parent, "set TMPDIR to a folder where nobody else may write")
     return FileStore(f"{path}.{time}")
 

@@ -53,6 +53,11 @@ def given_secret() -> bytes:
     return text.encode()
 
 
+def started() -> int:
+    """How many times the ranks of this run were started before."""
+    return int(os.environ.get(RESTART) or 0)
+
+
 def timeout_seconds() -> float:
     """Seconds that a rank waits for another one: `WEFT_TIMEOUT`, which `weft run --timeout` sets.
 

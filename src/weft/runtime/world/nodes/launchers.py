@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import json
+import secrets
 import socket
 import struct
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -25,12 +27,26 @@ from weft.runtime.world.variables import SECRET, STORE, given_secret
 JOIN_SECONDS = 300.0
 # Seconds in which the other nodes hear of a failure before the store ends.
 _HEAR_SECONDS = 10.0
-_FAILED = "weft/launcher/failed"
+# The number of the start that is under way; none is there for the first.
+_START = "weft/launcher/start"
+# Says that no start follows.
+_OVER = "weft/launcher/over"
+# Of one start: the first failure, and the nodes that take part.
+_FAILED, _TAKING_PART = "failed", "nodes"
 
 
-def ended_key(rank: int) -> str:
-    """The name of a rank's exit code in the store, once it has ended."""
-    return f"weft/ended/{rank}"
+def ended_key(rank: int, start: int) -> str:
+    """The name of a rank's exit code in the store, once it has ended.
+
+    Args:
+        rank: of the job.
+        start: of the ranks, from 0.
+    """
+    return f"weft/ended/{start}/{rank}"
+
+
+def _key(start: int, name: object) -> str:
+    return f"weft/launcher/{start}/{name}"
 
 
 @final
@@ -59,17 +75,23 @@ class Joined:
         environment: what these need to meet the others.
         events: gets the failures of other nodes.
         client: the connection to the store.
+        start: of the ranks, from 0.
     """
 
     fleet: Fleet
     environment: Mapping[str, str]
     events: SimpleQueue[Any]
     client: Client
+    start: int = 0
+
+    @property
+    def _failed(self) -> str:
+        return _key(self.start, _FAILED)
 
     def say_ended(self, end: Exit) -> None:
         """Tell the ranks of all nodes that one has ended."""
         with suppress(OSError):  # the store has gone, and with it all who would read
-            self.client.set(ended_key(end.rank), str(end.code).encode())
+            self.client.set(ended_key(end.rank, self.start), str(end.code).encode())
 
     def left(self) -> tuple[int, ...]:
         """Ranks of other nodes that have ended with exit code 0."""
@@ -79,8 +101,8 @@ class Joined:
                 rank
                 for rank in range(self.fleet.world)
                 if rank not in own
-                and self.client.check([ended_key(rank)])
-                and self.client.get(ended_key(rank), 0) == b"0"
+                and self.client.check([ended_key(rank, self.start)])
+                and self.client.get(ended_key(rank, self.start), 0) == b"0"
             )
         return ()
 
@@ -88,40 +110,189 @@ class Joined:
         """Tell the other nodes what has failed here; gives what one of them has told before."""
         own = f"{_here(self.fleet)}: {text}".encode()
         with suppress(OSError):
-            found = self.client.compare_set(_FAILED, b"", own)
+            found = self.client.compare_set(self._failed, b"", own)
             return None if found == own else Elsewhere(found.decode())
         return None
 
     def failure(self, seconds: float) -> Elsewhere | None:
         """The failure that another node tells within so many seconds."""
         with suppress(OSError):  # none, or the store has gone
-            return Elsewhere(self.client.get(_FAILED, seconds).decode())
+            return Elsewhere(self.client.get(self._failed, seconds).decode())
         return None
 
     def finish(self) -> Elsewhere | None:
         """Say that this node is done, and wait until all are, or until one has failed; gives that failure."""
-        keys = [f"weft/launcher/done/{each}" for each in range(self.fleet.nodes)]
-        self.client.will(_FAILED, None)
+        keys = [_key(self.start, f"done/{each}") for each in range(self.fleet.nodes)]
+        self.client.will(self._failed, None)
         self.client.set(keys[self.fleet.node], b"")
         while not self.client.check(keys):
-            if self.client.check([_FAILED]):
-                return Elsewhere(self.client.get(_FAILED, 0).decode())
+            if self.client.check([self._failed]):
+                return Elsewhere(self.client.get(self._failed, 0).decode())
             with suppress(TimeoutError):
                 self.client.wait(keys, 0)
         return None
 
 
-@contextmanager
-def joined(nodes: Nodes, ranks: int, seconds: float = JOIN_SECONDS) -> Iterator[Joined]:
-    """Meet the other nodes; at the end, the one that keeps the store lets the others read what has failed.
+@final
+class Launchers:
+    """The launchers of a job, one on each node, as one of them sees them, over all starts of the ranks.
 
     Args:
         nodes: of the job.
-        ranks: processes of this node.
-        seconds: in which all must come.
+        client: the connection to the store.
+        secret: of the run.
+    """
+
+    def __init__(self, nodes: Nodes, client: Client, secret: str) -> None:
+        self.nodes = nodes
+        self._client, self._secret = client, secret
+        self._own = secrets.token_hex(8)
+        client.will(_gone(self._own), b"")
+
+    @contextmanager
+    def joined(
+        self, ranks: int, least: int | None = None, seconds: float = JOIN_SECONDS
+    ) -> Iterator[Joined]:
+        """Meet the other nodes for the start that is under way.
+
+        A later start waits for all nodes, too: for one that has gone, until it is started again. With `least` it goes
+        on without those that have gone.
+
+        Args:
+            ranks: processes of this node.
+            least: ranks of all nodes with which the ranks are started again.
+            seconds: in which all must come.
+
+        Raises:
+            UserError: the nodes do not come, or have gone on without this one.
+        """
+        client = self._client
+        start = self._under_way()
+        fleet = self._fleet(start, ranks, least, seconds)
+        environment = _environment(self.nodes, client, self._secret)
+        found = Joined(fleet, environment, SimpleQueue(), client, start)
+        client.will(found._failed, f"{_here(fleet)} has gone".encode())
+        watched = client.another()
+        arguments = watched, found.events, start
+        threading.Thread(target=_watch, args=arguments, daemon=True).start()
+        try:
+            yield found
+        finally:
+            watched.close()
+
+    def again(self, start: int) -> bool:
+        """Have another start follow one that has failed; False where none is to follow, or the store has gone."""
+        before = str(start).encode() if start else b""
+        with suppress(OSError):
+            if self._client.check([_OVER]):
+                return False
+            self._client.compare_set(_START, before, str(start + 1).encode())
+            return True
+        return False
+
+    def end(self) -> None:
+        """Have no other start follow, as somebody has ended the job."""
+        with suppress(OSError):
+            self._client.set(_OVER, b"")
+
+    def _under_way(self) -> int:
+        return int(self._client.get(_START, 0)) if self._client.check([_START]) else 0
+
+    def _fleet(self, start: int, ranks: int, least: int | None, seconds: float) -> Fleet:
+        client, closed = self._client, _key(start, _TAKING_PART)
+        number = client.add(_key(start, "came"), 1) - 1
+        if number >= self.nodes.count:
+            raise UserError(
+                f"{self.nodes.count} nodes have come to {self.nodes.address} already; start weft run once on each of "
+                "them"
+            )
+        entry = [self.nodes.count, self._own, ranks]
+        client.set(_key(start, f"node/{number}"), json.dumps(entry).encode())
+        end = time.monotonic() + seconds
+        while not client.check([closed]):
+            came = self._came(start)
+            if self._is_complete(start, came, least):
+                client.compare_set(closed, b"", json.dumps(self._ordered(start, came)).encode())
+            elif time.monotonic() > end:
+                raise UserError(
+                    f"{len(came)} of {self.nodes.count} nodes have come to {self.nodes.address} within {seconds:g} s; "
+                    "start weft run with the same options on each"
+                )
+            else:
+                with suppress(TimeoutError):
+                    client.wait([closed], 0)
+        return self._taken(start, ranks)
+
+    def _taken(self, start: int, ranks: int) -> Fleet:
+        """The ranks of this node among those of the nodes that take part."""
+        every = self._taking_part(start)
+        names, counts = [name for name, _ in every], [count for _, count in every]
+        if self._own not in names:
+            raise UserError(
+                f"the job at {self.nodes.address} has gone on without this node, on {len(every)} nodes; start weft run "
+                "here again when it has failed the next time"
+            )
+        number = names.index(self._own)
+        return Fleet(ranks, sum(counts[:number]), sum(counts), number, len(every))
+
+    def _came(self, start: int) -> list[tuple[str, int]]:
+        """Name and ranks of the nodes that have come."""
+        keys = [
+            _key(start, f"node/{each}") for each in range(self._client.add(_key(start, "came"), 0))
+        ]
+        every = [json.loads(self._client.get(key, 0)) for key in keys if self._client.check([key])]
+        if any(count != self.nodes.count for count, *_ in every):
+            raise UserError(
+                f"--nodes must be the same on all nodes, found {[each[0] for each in every]}"
+            )
+        return [(name, ranks) for _, name, ranks in every]
+
+    def _is_complete(
+        self, start: int, came: Sequence[tuple[str, int]], least: int | None
+    ) -> bool:
+        """True where no other node is waited for."""
+        if len(came) == self.nodes.count:
+            return True
+        if not start or least is None or sum(ranks for _, ranks in came) < least:
+            return False
+        names = {name for name, _ in came}
+        before = self._taking_part(start - 1)
+        return all(name in names or self._client.check([_gone(name)]) for name, _ in before)
+
+    def _taking_part(self, start: int) -> list[tuple[str, int]]:
+        text = self._client.get(_key(start, _TAKING_PART), 0)
+        return [(name, ranks) for name, ranks in json.loads(text)]
+
+    def _ordered(self, start: int, came: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+        """The nodes in the order of the start before, so that ranks stay on their hosts; new ones fill gaps."""
+        if not start:
+            return list(came)
+        there, before = dict(came), [name for name, _ in self._taking_part(start - 1)]
+        new = [name for name in there if name not in before]
+        order = []
+        for name in before:
+            if name in there:
+                order.append(name)
+            elif new:
+                order.append(new.pop(0))
+        return [(name, there[name]) for name in (*order, *new)]
+
+
+def _gone(name: str) -> str:
+    """The name of an entry in the store that says that a launcher has gone."""
+    return f"weft/launcher/gone/{name}"
+
+
+@contextmanager
+def launchers(nodes: Nodes, seconds: float = JOIN_SECONDS) -> Iterator[Launchers]:
+    """Reach the store of the job; at the end, the one that keeps it lets the others read what has failed.
+
+    Args:
+        nodes: of the job.
+        seconds: in which the store must be there.
 
     Raises:
-        UserError: without a secret; where the address is none, or the nodes do not come.
+        UserError: without a secret; where the address is none, or the store has gone.
     """
     given = given_secret()
     if not given:
@@ -134,15 +305,9 @@ def joined(nodes: Nodes, ranks: int, seconds: float = JOIN_SECONDS) -> Iterator[
     server = _serve(nodes.address, secret.encode())
     try:
         client = Client(nodes.address, secret.encode(), seconds)
-        fleet = _count(client, nodes, ranks, seconds)
-        found = Joined(fleet, _environment(nodes, client, secret), SimpleQueue(), client)
-        client.will(_FAILED, f"{_here(fleet)} has gone".encode())
-        watched = client.another()
-        threading.Thread(target=_watch, args=(watched, found.events), daemon=True).start()
         try:
-            yield found
+            yield Launchers(nodes, client, secret)
         finally:
-            watched.close()
             client.close()
     except TimeoutError as error:
         raise UserError(str(error)) from error
@@ -162,31 +327,6 @@ def _serve(address: str, secret: bytes) -> Server | None:
         with suppress(OSError):
             return Server((str(place[0]), int(place[1])), secret, family)
     return None
-
-
-def _count(client: Client, nodes: Nodes, ranks: int, seconds: float) -> Fleet:
-    number = client.add("weft/launcher/nodes", 1) - 1
-    if number >= nodes.count:
-        raise UserError(
-            f"{nodes.count} nodes have come to {nodes.address} already; start weft run once on each of them"
-        )
-    client.set(f"weft/launcher/node/{number}", json.dumps([nodes.count, ranks]).encode())
-    keys = [f"weft/launcher/node/{each}" for each in range(nodes.count)]
-    try:
-        client.wait(keys, seconds)
-    except TimeoutError:
-        here = sum(client.check([key]) for key in keys)
-        raise UserError(
-            f"{here} of {nodes.count} nodes have come to {nodes.address} within {seconds:g} s; start weft run with the "
-            "same options on each"
-        ) from None
-    every = [json.loads(client.get(key, seconds)) for key in keys]
-    if any(count != nodes.count for count, _ in every):
-        raise UserError(
-            f"--nodes must be the same on all nodes, found {[each[0] for each in every]}"
-        )
-    counts = [each[1] for each in every]
-    return Fleet(ranks, sum(counts[:number]), sum(counts), number, nodes.count)
 
 
 def _environment(nodes: Nodes, client: Client, secret: str) -> dict[str, str]:
@@ -211,11 +351,11 @@ def _interface(address: str) -> str:
     return ""
 
 
-def _watch(client: Client, events: SimpleQueue[Any]) -> None:
+def _watch(client: Client, events: SimpleQueue[Any], start: int = 0) -> None:
     """Wait for the failure of another node."""
     while True:
         try:
-            text = client.get(_FAILED, JOIN_SECONDS).decode()
+            text = client.get(_key(start, _FAILED), JOIN_SECONDS).decode()
         except TimeoutError:
             continue
         except OSError:
