@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import weft
+from cli.listening import listening
 from program.data.datasets import Drawn, plain_losses
 from weft.cli import run
 from weft.runtime.world.launch import Ending, Exit, Fleet
+from weft.runtime.world.snapshot_folder import snapshot_folder
 
 SCRIPT = Path(__file__).with_name("dies_on_ranks.py")
 SIZE = 12
@@ -22,23 +28,73 @@ SIZE = 12
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "size"),
+    ("options", "size", "memory"),
     [
-        (("--min-ranks", "1"), 1),
-        pytest.param((), 2, marks=pytest.mark.thorough),
+        (("--min-ranks", "1"), 1, ("rank",)),
+        pytest.param(("--min-ranks", "1"), 1, (), marks=pytest.mark.thorough),
+        pytest.param((), 2, (), marks=pytest.mark.thorough),
+        pytest.param((), 2, ("rank",), marks=pytest.mark.thorough),
     ],
 )
-def test_the_run_goes_on(options: tuple[str, ...], size: int, tmp_path: Path) -> None:
+def test_the_run_goes_on(
+    options: tuple[str, ...], size: int, memory: tuple[str, ...], tmp_path: Path
+) -> None:
     """On as many ranks, or on what is left: with the losses of a run that nothing has disturbed."""
     command = [sys.executable, "-m", "weft", "run", "-n", "2", "--restarts", "3", *options]
     done = subprocess.run(
-        [*command, str(SCRIPT), str(tmp_path), "1"], capture_output=True, text=True, timeout=200
+        [*command, str(SCRIPT), str(tmp_path), "1", *memory],
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "restart 1 of 3" in done.stderr
-    found = [json.loads(line) for line in (tmp_path / "losses").read_text().splitlines()]
-    assert {(start, ranks) for start, ranks, *_ in found} == {(0, 2), (1, size)}
+    _check_losses(tmp_path, {(0, 2), (1, size)})
+    assert not any(host.exists() for host in _hosts(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_without_a_host_that_is_lost(tmp_path: Path) -> None:
+    """From the copy that its buddy has, with at most one step made again; what it leaves goes with the next launcher."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "weft", "run", "-n", "1", "--restarts", "1", "--min-ranks", "1"]
+    command += ["--nodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--run-id", "a", "--timeout", "60"]
+    command += [str(SCRIPT), str(tmp_path), "1", "host"]
+    environment = {**os.environ, "WEFT_SECRET": "a secret that nobody can guess"}
+    with ExitStack() as stack:
+        nodes = []
+        for _ in range(2):
+            run = stack.enter_context(
+                subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+            )
+            stack.callback(run.kill)
+            nodes.append(run)
+            while not listening({nodes[0].pid})[0]:  # the first one keeps the store
+                assert nodes[0].poll() is None
+        errors = nodes[0].communicate(timeout=150)[1]
+        assert nodes[0].returncode == 0, errors
+        assert nodes[1].wait(10) == -signal.SIGKILL
+    assert "restart 1 of 1, with the nodes that come" in errors
+    _check_losses(tmp_path, {(0, 2), (1, 1)})
+    left = [host for host in _hosts(tmp_path) if host.exists()]
+    assert len(left) == 1
+    with snapshot_folder():
+        assert not left[0].exists()
+
+
+def _hosts(folder: Path) -> set[Path]:
+    """The folders in memory that ranks were given."""
+    return {Path(line) for line in (folder / "hosts").read_text().splitlines()}
+
+
+def _check_losses(folder: Path, starts: set[tuple[int, int]]) -> None:
+    """The starts and their ranks are these, at most one step was made again, and losses are those of plain PyTorch."""
+    found = [json.loads(line) for line in (folder / "losses").read_text().splitlines()]
+    assert {(start, ranks) for start, ranks, *_ in found} == starts
     losses = {int(step): loss for *_, step, loss in found}
+    assert len(found) - len(losses) <= 1
     batches = weft.Loader(Drawn(), SIZE, shuffle=True, drop_last=True)
     assert losses == pytest.approx(dict(enumerate(plain_losses(batches, 2), 1)), rel=1e-12)
 
