@@ -90,11 +90,12 @@ def _hosts(folder: Path) -> set[Path]:
 
 
 def _check_losses(folder: Path, starts: set[tuple[int, int]]) -> None:
-    """The starts and their ranks are these, at most one step was made again, and losses are those of plain PyTorch."""
+    """The starts and their ranks are these, losses are those of plain PyTorch, and few steps were made again."""
     found = [json.loads(line) for line in (folder / "losses").read_text().splitlines()]
     assert {(start, ranks) for start, ranks, *_ in found} == starts
     losses = {int(step): loss for *_, step, loss in found}
-    assert len(found) - len(losses) <= 1
+    # One, and the one that was under way, which the first rank may have told of.
+    assert len(found) - len(losses) <= 2
     batches = weft.Loader(Drawn(), SIZE, shuffle=True, drop_last=True)
     assert losses == pytest.approx(dict(enumerate(plain_losses(batches, 2), 1)), rel=1e-12)
 
