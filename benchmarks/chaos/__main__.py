@@ -8,6 +8,7 @@ of each step and last parameters must be those of a run that nothing has disturb
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import random
@@ -59,6 +60,7 @@ class Fault:
         rank, moment, count: who meets it: the rank that comes to the moment for that time.
         how: what it does then.
         damage: what happens to the newest checkpoint before the ranks start again: "", "cut" or "removed".
+        memory: whether the run has a snapshot in memory after each step, too.
     """
 
     number: int
@@ -69,6 +71,7 @@ class Fault:
     count: int
     how: str
     damage: str
+    memory: bool = False
 
 
 class Outcome(NamedTuple):
@@ -89,7 +92,8 @@ def drawn(number: int, seed: int) -> Fault:
     damage = draw.choice(["", "", "cut", "removed"]) if moment != "load" else ""
     count = draw.randint(1, MOMENTS[moment])
     rank, fewer = draw.randrange(ranks), draw.random() < 0.5
-    return Fault(number, ranks, fewer, rank, moment, count, how, damage)
+    memory = draw.random() < 0.5
+    return Fault(number, ranks, fewer, rank, moment, count, how, damage, memory)
 
 
 def main() -> int:
@@ -125,6 +129,7 @@ def main() -> int:
 def _line(fault: Fault, outcome: Outcome) -> str:
     where = f"rank {fault.rank} of {fault.ranks}, {fault.moment} {fault.count}"
     after = f", newest checkpoint {fault.damage}" if fault.damage else ""
+    after += ", with snapshots" if fault.memory else ""
     came = f"{outcome.again} steps again" if outcome.came else "its moment never came"
     told = "; ".join(outcome.wrong) or f"ok, {came}"
     return f"{fault.number}: {fault.how} at {where}{after}: {told} ({outcome.seconds:.1f} s)"
@@ -171,8 +176,12 @@ def tried(fault: Fault, expected: Expected) -> Outcome:
         wrong = list(wrong_with(folder, code, said, expected, state))
         wrong += [f"process {pid} is left" for pid in _left(fault)]
         wrong += [f"{path.name} is left in TMPDIR" for path in temporary.iterdir()]
-        wrong += [f"{path} is left" for path in set(Path("/dev/shm").iterdir()) - there]
-        return Outcome(wrong, (folder / "done").exists(), _again(folder), seconds)
+        new = set(Path("/dev/shm").iterdir()) - there
+        wrong += [f"{path} is left" for path in new if not _is_used(path)]
+        again = _again(folder)
+        # One, and the one that was under way.
+        wrong += [f"{again} steps made again"] if fault.memory and again > 2 else []
+        return Outcome(wrong, (folder / "done").exists(), again, seconds)
 
 
 def _run(fault: Fault, folder: Path, temporary: Path) -> tuple[int, str]:
@@ -267,6 +276,18 @@ def _wrong_steps(folder: Path, expected: Expected) -> Iterator[str]:
             yield f"step {step} had the samples {samples}, not {expected.samples[step - 1]}"
         if abs(loss - expected.losses[step - 1]) > 1e-9 * abs(expected.losses[step - 1]):
             yield f"step {step} had the loss {loss!r}, not {expected.losses[step - 1]!r}"
+
+
+def _is_used(path: Path) -> bool:
+    """True for what another run has in memory, or has taken away."""
+    try:
+        with (path / "launcher.lock").open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return not path.exists() or path.name.startswith(".weft-snapshots-")
+    return False
 
 
 def _again(folder: Path) -> int:

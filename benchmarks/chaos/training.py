@@ -145,7 +145,10 @@ def main(folder: Path) -> None:
         strategy=weft.Strategy(batch={"*": weft.split(0)}, zero=weft.Zero(3)),
         seed=5,
     )
-    kept = weft.Checkpoints(folder / "kept", every=EVERY, keep=3, wait=False)
+    memory = 1 if json.loads((folder / "fault.json").read_text())["memory"] else None
+    kept = weft.Checkpoints(
+        folder / "kept", every=EVERY, keep=3, wait=False, memory_every=memory
+    )
     loader = weft.Loader(Samples(moments), BATCH, shuffle=True, drop_last=True, seed=2)
     kept.load_newest(program, {"loader": loader})
     for batch in _epochs(loader):
