@@ -12,61 +12,26 @@ import shutil
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
 import torch
-from torch import Tensor
 
 from weft.errors import DamagedCheckpoint
 from weft.ir import LogicalGraph
-from weft.layout.region import Region
 from weft.program.everyone import agreed, told
-from weft.program.saving.memory.hosts import Hosts
-from weft.program.saving.memory.mapped import FileForm, FormedFile, MappedFile, form_of
-from weft.program.saving.memory.places import (
-    TURNS,
-    discount,
-    free_bytes,
-    part_folder,
-    take_away,
-)
+from weft.program.saving.memory.mapped import FormedFile, MappedFile
+from weft.program.saving.memory.places import TURNS, discount, take_away
+from weft.program.saving.memory.plan import Files, SnapshotPlan, entries_of, planned
 from weft.program.saving.memory.reading import Generation, SnapshotReading, generations
-from weft.program.saving.memory.records import ExtraPart, extra_part, fixed_text, record_text
+from weft.program.saving.memory.records import ExtraPart, extra_part, record_text
 from weft.program.saving.memory.shelf import Shelf
 from weft.program.saving.memory.taking import HeldFiles, Taking
-from weft.program.saving.pieces import Piece
 from weft.program.saving.program_state import ProgramState
-from weft.program.saving.save import EXTRA, TIED, files_of, tied_names
-from weft.program.saving.saved_tensors import SavedTensor, writers
+from weft.program.saving.save import EXTRA, TIED, files_of
 from weft.runtime.world.world import World
-from weft.units import bytes_text
 
 _log = logging.getLogger("weft")
-Files = Mapping[str, Mapping[str, tuple[Region, Tensor]]]
-
-
-@final
-@dataclass(frozen=True)
-class SnapshotPlan:
-    """What is equal in all snapshots of a program that holds the same tensors.
-
-    Attributes:
-        kept: by parameter, names of the states that are tensors.
-        plan: of `writers`.
-        forms: of this process's files.
-        fixed: of `fixed_text`.
-        tied: further names of tensors.
-        sizes: for each process, bytes of its files by name, and a checksum of their headers.
-    """
-
-    kept: Mapping[str, list[str]]
-    plan: Mapping[tuple[str, int], tuple[Piece, ...]]
-    forms: Mapping[str, FileForm]
-    fixed: str
-    tied: Mapping[str, str]
-    sizes: tuple[tuple[Mapping[str, int], int], ...]
 
 
 @final
@@ -135,10 +100,7 @@ class Snapshots:
         held = self._held[self._taken % TURNS]
         assert held is not None  # it was prepared
         discount(held.places)
-        files = files_of(self._entries(state, plan.kept), plan.plan)
-        with torch.no_grad():
-            for file, each in held.own.items():
-                each.fill({name: part for name, (_, part) in files[file].items()})
+        _fill(held, files_of(entries_of(state, plan.kept), plan.writers))
         numbers = {key: each[1] for key, each in here.items() if each[1]}
         first, own = 0 in self._world.ranks, extras[0]
         told_about = {**about, TIED: plan.tied, EXTRA: own.content} if first else {}
@@ -209,39 +171,15 @@ class Snapshots:
         self._graphs.append(graph)
         return len(self._graphs) - 1
 
-    def _entries(
-        self, state: ProgramState, kept: Mapping[str, list[str]]
-    ) -> list[SavedTensor]:
-        return [*state.variables(), *state.states(kept)]
-
     def _planned(self, state: ProgramState) -> SnapshotPlan:
         """Plan what each process saves, and see that there is room for it on all hosts. Collective."""
-        world, line = self._world, self.shelf.line
-        kept, _ = state.kept()
-        entries = self._entries(state, kept)
-        plan = writers(entries)
-        forms: dict[str, FileForm] = {}
-
         if self._taken == 0:
-            agreed(world, "room for snapshots", self._take_away)
-
-        def tell() -> str:
-            forms.update(_forms(files_of(entries, plan)))
-            used = sum(held.bytes for held in self._held if held is not None)
-            sizes = {file: form.bytes for file, form in forms.items()}
-            heads = zlib.crc32(b"".join(form.head for form in forms.values()))
-            return json.dumps([sizes, used, free_bytes(self.shelf.folder), heads])
-
-        every = [json.loads(text) for text in told(world, "the size of a snapshot", tell)]
-        every = every[: len(line.hosts.names)]
-        self.off = _lacking(line.hosts, every)
+            agreed(self._world, "room for snapshots", self._take_away)
+        used = sum(held.bytes for held in self._held if held is not None)
+        found, self.off = planned(state, self.shelf, used)
         if self.off:
             self._say(self.off)
-        first = 0 in world.ranks
-        tensors = {e.name: [list(e.shape), e.dtype] for e in entries} if first else {}
-        fixed = fixed_text(line.process, len(line.hosts.names), forms, tensors)
-        sizes = tuple((each[0], each[3]) for each in every)
-        return SnapshotPlan(kept, plan, forms, fixed, tied_names(entries), sizes)
+        return found
 
     def _prepare(self, plan: SnapshotPlan) -> None:
         """Have files for the generation whose turn it is. All processes find alike whether there are some."""
@@ -292,13 +230,11 @@ class Snapshots:
             _log.warning("%s", text)
 
 
-def _forms(files: Files) -> dict[str, FileForm]:
-    return {
-        file: form_of(
-            {name: (whole, str(x.dtype).removeprefix("torch.")) for name, (whole, x) in each.items()}
-        )
-        for file, each in files.items()
-    }
+def _fill(held: HeldFiles, files: Files) -> None:
+    """Copy values into the files of this process."""
+    with torch.no_grad():
+        for file, each in held.own.items():
+            each.fill({name: part for name, (_, part) in files[file].items()})
 
 
 def _empty(place: Path) -> Path:
@@ -306,22 +242,3 @@ def _empty(place: Path) -> Path:
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir(mode=0o700, parents=True)
     return place
-
-
-def _lacking(hosts: Hosts, every: Sequence[Sequence[Any]]) -> str:
-    """Why there is no room for two generations on some host; "" where there is on all.
-
-    Args:
-        hosts: of the processes.
-        every: of each process: bytes of its files by name, bytes that it has taken already, and those that are free.
-    """
-    for members in hosts.members.values():
-        saved = [*members, *(x for process in members for x in hosts.copied_to(process))]
-        takes = TURNS * sum(sum(every[process][0].values()) for process in saved)
-        free = min(every[process][2] for process in members)
-        if takes > free + sum(every[process][1] for process in members):
-            return (
-                f"no snapshots in memory: two generations take {bytes_text(takes)} on the host of rank {members[0]}, which "
-                f"has {bytes_text(free)} free for them; the run goes on with its checkpoints on disk"
-            )
-    return ""
