@@ -2,6 +2,7 @@
 
     weft run -n 2 benchmarks/snapshots.py --json runs/bench/snapshots.json
     WEFT_TRANSPORT=gloo weft run -n 2 benchmarks/snapshots.py
+    python -m benchmarks.links --rate 1gbit -n 2 benchmarks/snapshots.py
 
 A GPT of 6 layers of width 512 with AdamW on two ranks, each of which stands for a host: its snapshots lie in a folder of
 their own in memory, with a copy of the other one's. Steps without and with them take turns, as do those of both strategies.
@@ -13,6 +14,7 @@ import argparse
 import json
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -116,12 +118,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=4, help="of a round")
     parser.add_argument("--json", type=Path)
     o = parser.parse_args()
-    rank = os.environ["RANK"]
-    host = Path(os.environ["WEFT_SNAPSHOTS"], f"host-{rank}")
-    host.mkdir(mode=0o700)
-    os.environ["WEFT_SNAPSHOTS"] = str(host)
-    transport = os.environ.get("WEFT_TRANSPORT", "shared")
-    rows = {name: measured(name, o) for name in STRATEGIES}
+    rank, transport = os.environ["RANK"], os.environ.get("WEFT_TRANSPORT", "shared")
+    with tempfile.TemporaryDirectory(prefix="weft-host-", dir="/dev/shm") as host:
+        os.environ["WEFT_SNAPSHOTS"] = host
+        rows = {name: measured(name, o) for name in STRATEGIES}
     for name, row in rows.items() if rank == "0" else ():
         s, (least, usual, most) = row["seconds"], row["ratio"]
         print(

@@ -76,7 +76,7 @@ def fit(
         evaluate: gives figures, as of a program that `Program.evaluation` makes.
         evaluate_every: steps between evaluations; by default there is one after each epoch. There is one at the end,
             too, unless a signal ends the loop.
-        checkpoint: writes checkpoints when they are due, and at the end.
+        checkpoint: writes checkpoints when they are due, and at the end; takes snapshots in memory when these are.
         extra: more that checkpoints keep, as `Program.save` takes it; what has `load_state_dict` goes on, too.
         schedulers: of learning rates, stepped after each update. One that steps by a figure, as `ReduceLROnPlateau`
             does, is the user's to step, in `evaluate`.
