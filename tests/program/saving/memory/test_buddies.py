@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -56,11 +57,21 @@ def test_after_the_loss_of_a_host_the_run_has_the_same_bits(
     trained: tuple[Path, list[Any]],
     tmp_path: Path,
 ) -> None:
+    """What is damaged on a host that is left comes from its buddy's."""
     folder, before = trained
-    after = _ran(folder, "resume", _left(folder, tmp_path, lost), hosts, **variables)
-    for (began, found, losses, told, _), first in zip(after, before, strict=True):
-        assert (began, found, told) == (4, {"rank": 0, "step": 4}, [])
+    left, harmed = _left(folder, tmp_path, lost), min({0, 2} - {*lost, lost[0] - 1})
+    shards = list((left / f"host-{harmed}").rglob(f"rank-{harmed:05d}/shard-*"))
+    for shard in shards:
+        with shard.open("r+b") as opened:
+            opened.seek(-3, os.SEEK_END)
+            opened.write(b"?!?")
+    after = _ran(folder, "resume", left, hosts, **variables)
+    for (began, found, losses, _, _), first in zip(after, before, strict=True):
+        assert (began, found) == (4, {"rank": 0, "step": 4})
         assert losses == first[2]
+    (told,) = after[0][3]
+    assert f"{shards[0].name} (" in told
+    assert told.endswith("a copy of it is looked for on other hosts")
 
 
 def test_fewer_ranks_read_what_is_left(trained: tuple[Path, list[Any]], tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from weft.errors import DamagedCheckpoint
 from weft.program.saving.memory.hosts import Hosts
 from weft.program.saving.memory.places import HeldPart
 from weft.program.saving.memory.reading import Generation, moves_of
@@ -41,9 +42,9 @@ def test_a_host_gets_what_it_lacks_from_one_that_has_it() -> None:
     assert generation.lacking == []
     members = {0: (0,), 1: (1,), 2: (2,)}
     wanted = {0: {"shard-0"}, 1: {"shard-1"}, 2: {"shard-2"}}
-    assert moves_of(generation, wanted, members) == [("shard-1", 1, 11, 2, 1)]
+    assert moves_of(generation, wanted, members, {}) == [("shard-1", 1, 11, 2, 1)]
     every = {"shard-0", "shard-1", "shard-2"}
-    moves = moves_of(generation, dict.fromkeys((0, 1, 2), every), members)
+    moves = moves_of(generation, dict.fromkeys((0, 1, 2), every), members, {})
     assert {(each.file, each.receiver) for each in moves} == {
         ("shard-1", 0),
         *((file, 1) for file in every),
@@ -51,5 +52,10 @@ def test_a_host_gets_what_it_lacks_from_one_that_has_it() -> None:
     }
     for move in moves:
         assert move.file in generation.files(move.sender)
+    # Of shard 2 host 0 has a copy, of shard 0 nobody has.
+    (move,) = moves_of(generation, {2: {"shard-2"}}, members, {2: {"shard-2"}})
+    assert (move.sender, move.receiver) == (0, 2)
+    with pytest.raises(DamagedCheckpoint, match="no host has shard-0 of the snapshot of step 7"):
+        moves_of(generation, {0: {"shard-0"}}, members, {0: {"shard-0"}})
     lost = Generation(7, 1, 0, 3, {0: {0: _part(0)}, 2: {2: _part(2)}})
     assert lost.lacking == [1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from weft.errors import UNREADABLE, DamagedCheckpoint, UserError
 from weft.program.everyone import agreed, told
-from weft.program.saving.files import check_extents
+from weft.program.saving.files import Extent, check_extents
 from weft.program.saving.manifest import NAME, Manifest
 from weft.program.saving.memory.mapped import MappedFile, in_pieces, mapped_to_read
 from weft.program.saving.memory.places import (
@@ -33,6 +34,7 @@ from weft.units import bytes_text
 Pieces: TypeAlias = dict[int, list[Tensor]]
 # A folder of links to files of one generation, as those of a checkpoint lie.
 _VIEW = "view"
+_log = logging.getLogger("weft")
 # All files of a snapshot, in the place of their names.
 _ALL = "*"
 
@@ -104,7 +106,10 @@ class Move(NamedTuple):
 
 
 def moves_of(
-    generation: Generation, wanted: Mapping[int, Collection[str]], members: Mapping[int, Sequence[int]]
+    generation: Generation,
+    wanted: Mapping[int, Collection[str]],
+    members: Mapping[int, Sequence[int]],
+    damaged: Mapping[int, Collection[str]],
 ) -> list[Move]:
     """The files that hosts lack, each from one that has it; the work is shared among hosts and their processes.
 
@@ -112,12 +117,24 @@ def moves_of(
         generation: that is read.
         wanted: files by the first process of the host that wants them.
         members: the processes of each host, by its first.
+        damaged: files that a host has, and that are not what was written.
+
+    Raises:
+        DamagedCheckpoint: no host has a file that is whole.
     """
-    there = {host: generation.files(host) for host in members}
+    there = {
+        host: {n: x for n, x in generation.files(host).items() if n not in damaged.get(host, ())}
+        for host in members
+    }
     found = []
     for host, files in wanted.items():
         for number, file in enumerate(sorted(set(files) - there[host].keys())):
             having = [each for each in members if file in there[each]]
+            if not having:
+                raise DamagedCheckpoint(
+                    f"no host has {file} of the snapshot of step {generation.step} in memory as it was written; load "
+                    "another checkpoint"
+                )
             source = having[number % len(having)]
             sender = members[source][number % len(members[source])]
             receiver = members[host][number % len(members[host])]
@@ -168,24 +185,42 @@ class SnapshotReading:
     def bring(self, manifest: Manifest, files: Collection[str]) -> None:
         """Have files on this host, and check them. Every process must call it, each with what it reads.
 
+        In the place of one that is damaged comes the copy of another host.
+
         Raises:
-            DamagedCheckpoint: on all processes: one is damaged, or a host has no room for it.
+            DamagedCheckpoint: on all processes: no host has one as it was written, or a host has no room for it.
         """
-        world, shelf, generation = self._world, self._shelf, self._generation
+        world, hosts = self._world, self._shelf.hosts
+        members = {each[0]: each for each in hosts.members.values()}
+        wanted, damaged = self._wanted(manifest, files), dict[int, set[str]]()
+        while any(wanted.values()):
+            moves = moves_of(self._generation, wanted, members, damaged)
+            sends, receives = agreed(world, "room for files", lambda: self._opened(moves))  # noqa: B023
+            if moves:
+                self._shelf.line.swap(sends, receives)
+            agreed(world, "links to files", lambda: self._link(wanted, damaged))  # noqa: B023
+            texts = told(world, "the files", lambda: json.dumps(self._damaged(manifest, wanted)))  # noqa: B023
+            sources = {(hosts.first(x.receiver), x.file): hosts.first(x.sender) for x in moves}
+            wanted = {host: set() for host in members}
+            for process in range(len(hosts.names)):
+                host = hosts.first(process)
+                for file, error in json.loads(texts[process]).items():
+                    wanted[host].add(file)
+                    damaged.setdefault(sources.get((host, file), host), set()).add(file)
+                    if 0 in world.ranks:
+                        _log.warning("%s; a copy of it is looked for on other hosts", error)
+
+    def _wanted(self, manifest: Manifest, files: Collection[str]) -> dict[int, set[str]]:
+        """The files that processes read, by the first process of their host."""
         every = {extent.file for each in manifest.tensors.values() for extent in each.extents}
         own = _ALL if every <= set(files) else sorted(files)
-        texts = told(world, "files that are read", lambda: json.dumps(own))
-        wanted: dict[int, set[str]] = {host: set() for host in shelf.hosts.firsts}
-        for process in range(len(shelf.hosts.names)):
+        texts = told(self._world, "files that are read", lambda: json.dumps(own))
+        hosts = self._shelf.hosts
+        wanted: dict[int, set[str]] = {host: set() for host in hosts.firsts}
+        for process in range(len(hosts.names)):
             read = json.loads(texts[process])
-            wanted[shelf.hosts.first(process)] |= every if read == _ALL else set(read)
-        members = {each[0]: each for each in shelf.hosts.members.values()}
-        moves = moves_of(generation, wanted, members)
-        sends, receives = agreed(world, "room for files", lambda: self._opened(moves))
-        if moves:
-            shelf.line.swap(sends, receives)
-        agreed(world, "links to files", lambda: self._link(wanted))
-        agreed(world, "the files", lambda: self._check(manifest, wanted))
+            wanted[hosts.first(process)] |= every if read == _ALL else set(read)
+        return wanted
 
     def _records(self) -> dict[int, str]:
         """The records that this host alone tells, by the process that saved them."""
@@ -238,6 +273,7 @@ class SnapshotReading:
                     there = mapped_to_read(self._place(move.saved_by) / move.file)
                     sends.setdefault(move.receiver, []).extend(in_pieces(there))
                 if move.receiver == own:
+                    (self.folder / move.file).unlink(missing_ok=True)  # it is damaged
                     came = MappedFile(self.folder / move.file, move.bytes).bytes
                     receives.setdefault(move.sender, []).extend(in_pieces(came))
         except (OSError, ValueError) as error:  # ValueError: it is empty
@@ -246,23 +282,30 @@ class SnapshotReading:
             ) from None
         return sends, receives
 
-    def _link(self, wanted: Mapping[int, Collection[str]]) -> None:
+    def _link(
+        self, wanted: Mapping[int, Collection[str]], damaged: Mapping[int, Collection[str]]
+    ) -> None:
         """Show the files of this host in the folder."""
         own = self._shelf.line.process
         if self._shelf.is_first_here:
             for file, (process, _) in self._generation.files(own).items():
-                if file in wanted[own]:
+                if file in wanted[own] and file not in damaged.get(own, ()):
                     os.link(self._place(process) / file, self.folder / file)
 
-    def _check(self, manifest: Manifest, wanted: Mapping[int, Collection[str]]) -> None:
-        """Check the files that fall to this process: of those of its host all are checked once."""
+    def _damaged(self, manifest: Manifest, wanted: Mapping[int, Collection[str]]) -> dict[str, str]:
+        """The files that are damaged, and how, of those that fall to this process: of its host's all are checked."""
         hosts, own = self._shelf.hosts, self._shelf.line.process
         members = hosts.members[hosts.names[own]]
-        extents = [
-            extent
-            for each in manifest.tensors.values()
-            for extent in each.extents
-            if extent.file in wanted[hosts.first(own)]
-        ]
-        check_extents(self.folder, extents[members.index(own) :: len(members)])
-
+        files = sorted(wanted[hosts.first(own)])[members.index(own) :: len(members)]
+        extents: dict[str, list[Extent]] = {file: [] for file in files}
+        for each in manifest.tensors.values():
+            for extent in each.extents:
+                if extent.file in extents:
+                    extents[extent.file].append(extent)
+        found = {}
+        for file, boxes in extents.items():
+            try:
+                check_extents(self.folder, boxes)
+            except DamagedCheckpoint as error:
+                found[file] = str(error).partition("; load another")[0]
+        return found
