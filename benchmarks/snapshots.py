@@ -4,8 +4,8 @@
     WEFT_TRANSPORT=gloo weft run -n 2 benchmarks/snapshots.py
     python -m benchmarks.links --rate 1gbit -n 2 benchmarks/snapshots.py
 
-A GPT of 6 layers of width 512 with AdamW on two ranks, each of which stands for a host: its snapshots lie in a folder of
-their own in memory, with a copy of the other one's. Steps without and with them take turns, as do those of both strategies.
+A GPT of 6 layers of width 512 with AdamW on two ranks, each of which stands for a host: its snapshots lie in a folder
+of their own in memory, with a copy of the other one's. Steps without and with them take turns.
 """
 
 from __future__ import annotations
@@ -125,9 +125,9 @@ def main() -> None:
     for name, row in rows.items() if rank == "0" else ():
         s, (least, usual, most) = row["seconds"], row["ratio"]
         print(
-            f"{name} over {transport}: step {s['without']:.3f} s without, {s['with']:.3f} s with a snapshot after each "
-            f"({usual:.2f} of it, {least:.2f} to {most:.2f}); held {s['held']:.3f} s, whole after {s['alone']:.3f} s alone; "
-            f"{row['sent'] / 1e6:.1f} MB sent a rank"
+            f"{name} over {transport}: step {s['without']:.3f} s without, {s['with']:.3f} s with a snapshot after "
+            f"each ({usual:.2f} of it, {least:.2f} to {most:.2f}); held {s['held']:.3f} s, whole after "
+            f"{s['alone']:.3f} s alone; {row['sent'] / 1e6:.1f} MB sent a rank"
         )
     if o.json and rank == "0":
         o.json.parent.mkdir(parents=True, exist_ok=True)

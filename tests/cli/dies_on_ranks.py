@@ -2,7 +2,7 @@
 
     dies_on_ranks.py FOLDER DEATHS [rank|host]
 
-With the third argument it has snapshots after each step, and no checkpoints; "host" has the launcher of the rank die, too.
+With the third argument it has snapshots after each step, and no checkpoints; "host" has the rank's launcher die, too.
 """
 
 from __future__ import annotations

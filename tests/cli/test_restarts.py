@@ -55,7 +55,7 @@ def test_the_run_goes_on(
 
 @pytest.mark.slow
 def test_a_run_goes_on_without_a_host_that_is_lost(tmp_path: Path) -> None:
-    """From the copy that its buddy has, with at most one step made again; what it leaves goes with the next launcher."""
+    """From the copy that its buddy has; what the lost launcher has left goes with the next one."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

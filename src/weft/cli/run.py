@@ -28,7 +28,8 @@ from weft.runtime.world.launch import (
     Fleet,
     launch,
 )
-from weft.runtime.world.nodes.launchers import Joined, Launchers, Nodes, launchers
+from weft.runtime.world.nodes.joined import Joined
+from weft.runtime.world.nodes.launchers import Launchers, Nodes, launchers
 from weft.runtime.world.snapshot_folder import snapshot_folder
 from weft.runtime.world.variables import LAUNCHER, MEETING, RESTART, SECRET, TIMEOUT, new_secret
 

@@ -24,7 +24,7 @@ from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defin
 
 from weft.errors import NoAnswer
 from weft.runtime.failures.calls import user_line
-from weft.runtime.world.nodes.launchers import ended_key
+from weft.runtime.world.nodes.joined import ended_key
 from weft.runtime.world.signed import signed
 from weft.runtime.world.variables import started
 

@@ -1,4 +1,4 @@
-"""The folder of a run in the host's memory: it outlives the ranks, lasts over their restarts, and goes with the launcher.
+"""The folder of a run in the host's memory: it outlives the ranks, over their restarts, and goes with the launcher.
 
 A lock says that its launcher lives. What a launcher has left that was killed goes when the next one of the same user
 begins. This module needs no torch.

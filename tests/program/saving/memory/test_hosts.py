@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from weft.errors import DamagedCheckpoint
+from weft.program.saving.memory.generations import Generation, moves_of
 from weft.program.saving.memory.hosts import Hosts
 from weft.program.saving.memory.places import HeldPart
-from weft.program.saving.memory.reading import Generation, moves_of
 
 
 @pytest.mark.parametrize("names", ["aabb", "abab", "aaab", "abbcccc", "abcd"])

@@ -1,4 +1,4 @@
-"""Snapshots in memory of one host: what goes on from them, and what becomes of those that are torn, damaged or refused."""
+"""Snapshots in memory of one host: what goes on from them, and what becomes of torn, damaged and refused ones."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ import pytest
 from weft.errors import UserError
 from weft.runtime.world.launch import Fleet
 from weft.runtime.world.nodes.client import Client
-from weft.runtime.world.nodes.launchers import Joined, Launchers, Nodes
+from weft.runtime.world.nodes.joined import Joined
+from weft.runtime.world.nodes.launchers import Launchers, Nodes
 from weft.runtime.world.nodes.server import Server
 
 SECRET = "a secret that nobody can guess"

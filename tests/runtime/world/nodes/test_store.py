@@ -20,6 +20,7 @@ from weft.runtime.world.nodes import frames, launchers
 from weft.runtime.world.nodes import server as module
 from weft.runtime.world.nodes.client import Client, split_address
 from weft.runtime.world.nodes.frames import answer, greet
+from weft.runtime.world.nodes.joined import Joined
 from weft.runtime.world.nodes.server import Server
 from weft.runtime.world.nodes.store import NodesStore
 
@@ -139,7 +140,7 @@ def test_a_launcher_sees_that_the_store_is_silent(silent: Client) -> None:
     launchers._watch(silent, events)
     assert "which keeps the store of the job, has gone" in events.get(timeout=5).text
     with pytest.raises(OSError, match="closed|descriptor|pipe"):
-        launchers.Joined(Fleet(1), {}, events, silent).finish()
+        Joined(Fleet(1), {}, events, silent).finish()
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux's options")

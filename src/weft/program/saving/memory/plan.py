@@ -112,7 +112,7 @@ def _lacking(hosts: Hosts, every: Sequence[Sequence[Any]]) -> str:
         free = min(every[process][3] for process in members)
         if takes > free + sum(every[process][2] for process in members):
             return (
-                f"no snapshots in memory: two generations take {bytes_text(takes)} on the host of rank {members[0]}, which "
-                f"has {bytes_text(free)} free for them; the run goes on with its checkpoints on disk"
+                f"no snapshots in memory: two generations take {bytes_text(takes)} on the host of rank {members[0]}, "
+                f"which has {bytes_text(free)} free for them; the run goes on with its checkpoints on disk"
             )
     return ""

@@ -1,4 +1,4 @@
-"""Snapshots that are there, on whatever hosts, and what a process reads of one, brought to its host where it is not."""
+"""What a process reads of a snapshot, brought to its host from others where it is not."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import logging
 import os
 import shutil
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, TypeAlias, final
+from typing import TypeAlias, final
 
 from torch import Tensor
 
@@ -17,13 +16,12 @@ from weft.errors import UNREADABLE, DamagedCheckpoint, UserError
 from weft.program.everyone import agreed, told
 from weft.program.saving.files import Extent, check_extents
 from weft.program.saving.manifest import NAME, Manifest
+from weft.program.saving.memory.generations import Generation, Move, moves_of
 from weft.program.saving.memory.mapped import MappedFile, in_pieces, mapped_to_read
 from weft.program.saving.memory.places import (
     RECORD,
     UNSURE,
-    HeldPart,
     free_bytes,
-    held_parts,
     part_folder,
 )
 from weft.program.saving.memory.records import manifest_text
@@ -37,109 +35,6 @@ _VIEW = "view"
 _log = logging.getLogger("weft")
 # All files of a snapshot, in the place of their names.
 _ALL = "*"
-
-
-@final
-@dataclass(frozen=True)
-class Generation:
-    """A snapshot that counts, in its parts.
-
-    Attributes:
-        step: after which it was taken.
-        start: of the program, from 1.
-        turn: 0 or 1.
-        processes: how many have saved a part.
-        held: by the first process of each host, the parts there, by the process that saved them.
-    """
-
-    step: int
-    start: int
-    turn: int
-    processes: int
-    held: Mapping[int, Mapping[int, HeldPart]]
-
-    @property
-    def lacking(self) -> list[int]:
-        """The processes of whose part no host has a copy."""
-        there = {process for parts in self.held.values() for process in parts}
-        return sorted(set(range(self.processes)) - there)
-
-    def files(self, host: int) -> dict[str, tuple[int, int]]:
-        """The files that a host has: by name, the process that saved it, and bytes."""
-        parts = self.held.get(host, {}).values()
-        return {n: (part.process, size) for part in parts for n, size in part.files.items()}
-
-
-def generations(world: World, shelf: Shelf) -> list[Generation]:
-    """The snapshots that count, the newest last. Every process must call it."""
-
-    def tell() -> str:
-        parts = held_parts(shelf.folder) if shelf.is_first_here else []
-        return json.dumps([each.to_json() for each in parts])
-
-    texts = told(world, "snapshots in memory", tell)
-    held = {host: [HeldPart(**x) for x in json.loads(texts[host])] for host in shelf.hosts.firsts}
-    every = [part for parts in held.values() for part in parts]
-    # One that says so of all is enough: the others were about to say it, too.
-    whole = {(x.step, x.start, x.turn): x.processes for x in every if x.whole}
-    return [
-        Generation(
-            *key,
-            processes,
-            {
-                host: {x.process: x for x in parts if (x.step, x.start, x.turn) == key}
-                for host, parts in held.items()
-            },
-        )
-        for key, processes in sorted(whole.items())
-    ]
-
-
-class Move(NamedTuple):
-    """A file that one process sends to another, on whose host it is not."""
-
-    file: str
-    saved_by: int
-    bytes: int
-    sender: int
-    receiver: int
-
-
-def moves_of(
-    generation: Generation,
-    wanted: Mapping[int, Collection[str]],
-    members: Mapping[int, Sequence[int]],
-    damaged: Mapping[int, Collection[str]],
-) -> list[Move]:
-    """The files that hosts lack, each from one that has it; the work is shared among hosts and their processes.
-
-    Args:
-        generation: that is read.
-        wanted: files by the first process of the host that wants them.
-        members: the processes of each host, by its first.
-        damaged: files that a host has, and that are not what was written.
-
-    Raises:
-        DamagedCheckpoint: no host has a file that is whole.
-    """
-    there = {
-        host: {n: x for n, x in generation.files(host).items() if n not in damaged.get(host, ())}
-        for host in members
-    }
-    found = []
-    for host, files in wanted.items():
-        for number, file in enumerate(sorted(set(files) - there[host].keys())):
-            having = [each for each in members if file in there[each]]
-            if not having:
-                raise DamagedCheckpoint(
-                    f"no host has {file} of the snapshot of step {generation.step} in memory as it was written; load "
-                    "another checkpoint"
-                )
-            source = having[number % len(having)]
-            sender = members[source][number % len(members[source])]
-            receiver = members[host][number % len(members[host])]
-            found.append(Move(file, *there[source][file], sender, receiver))
-    return found
 
 
 @final
@@ -168,8 +63,8 @@ class SnapshotReading:
         world, shelf, generation = self._world, self._shelf, self._generation
         if generation.lacking:
             raise DamagedCheckpoint(
-                f"the snapshot of step {generation.step} in memory lacks the parts of ranks {generation.lacking}: their "
-                "hosts were lost with those of their copies; load another checkpoint"
+                f"the snapshot of step {generation.step} in memory lacks the parts of ranks {generation.lacking}: "
+                "their hosts were lost with those of their copies; load another checkpoint"
             )
         texts = told(world, "records", lambda: json.dumps(self._records()))
         every: dict[str, str] = {}
@@ -262,8 +157,8 @@ class SnapshotReading:
         comes = sum(move.bytes for move in moves if first(move.receiver) == first(own))
         if comes and comes > free_bytes(self._shelf.folder):
             raise DamagedCheckpoint(
-                f"{self._shelf.folder} has no room for {bytes_text(comes)} that ranks of its host read of a snapshot on "
-                "other hosts; load another checkpoint"
+                f"{self._shelf.folder} has no room for {bytes_text(comes)} that ranks of its host read of a snapshot "
+                "on other hosts; load another checkpoint"
             )
         sends: Pieces = {}
         receives: Pieces = {}

@@ -20,10 +20,11 @@ import torch
 from weft.errors import DamagedCheckpoint
 from weft.ir import LogicalGraph
 from weft.program.everyone import agreed, told
+from weft.program.saving.memory.generations import Generation, generations
 from weft.program.saving.memory.mapped import FormedFile, MappedFile
 from weft.program.saving.memory.places import TURNS, discount, take_away
 from weft.program.saving.memory.plan import Files, SnapshotPlan, entries_of, planned
-from weft.program.saving.memory.reading import Generation, SnapshotReading, generations
+from weft.program.saving.memory.reading import SnapshotReading
 from weft.program.saving.memory.records import ExtraPart, extra_part, record_text
 from weft.program.saving.memory.shelf import Shelf
 from weft.program.saving.memory.taking import HeldFiles, Taking
@@ -102,8 +103,8 @@ class Snapshots:
         discount(held.places)
         _fill(held, files_of(entries_of(state, plan.kept), plan.writers))
         numbers = {key: each[1] for key, each in here.items() if each[1]}
-        first, own = 0 in self._world.ranks, extras[0]
-        told_about = {**about, TIED: plan.tied, EXTRA: own.content} if first else {}
+        own = extras[0]
+        told_about = {**about, TIED: plan.tied, EXTRA: own.content} if 0 in self._world.ranks else {}
 
         def record(sums: Sequence[int]) -> str:
             return record_text(plan.fixed, step, sums, own, told_about, numbers)

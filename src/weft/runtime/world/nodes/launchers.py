@@ -10,16 +10,17 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, final
 
 from weft.errors import UserError
-from weft.runtime.world.launch import Elsewhere, Exit, Fleet
+from weft.runtime.world.launch import Elsewhere, Fleet
 from weft.runtime.world.nodes.client import Client, split_address
 from weft.runtime.world.nodes.frames import proof
+from weft.runtime.world.nodes.joined import FAILED, Joined, here, start_key
 from weft.runtime.world.nodes.server import Server
 from weft.runtime.world.variables import SECRET, STORE, given_secret
 
@@ -31,22 +32,8 @@ _HEAR_SECONDS = 10.0
 _START = "weft/launcher/start"
 # Says that no start follows.
 _OVER = "weft/launcher/over"
-# Of one start: the first failure, and the nodes that take part.
-_FAILED, _TAKING_PART = "failed", "nodes"
-
-
-def ended_key(rank: int, start: int) -> str:
-    """The name of a rank's exit code in the store, once it has ended.
-
-    Args:
-        rank: of the job.
-        start: of the ranks, from 0.
-    """
-    return f"weft/ended/{start}/{rank}"
-
-
-def _key(start: int, name: object) -> str:
-    return f"weft/launcher/{start}/{name}"
+# Of one start: the nodes that take part.
+_TAKING_PART = "nodes"
 
 
 @final
@@ -63,74 +50,6 @@ class Nodes:
     count: int
     address: str
     run_id: str
-
-
-@final
-@dataclass(frozen=True)
-class Joined:
-    """This node, once all have come.
-
-    Attributes:
-        fleet: its ranks.
-        environment: what these need to meet the others.
-        events: gets the failures of other nodes.
-        client: the connection to the store.
-        start: of the ranks, from 0.
-    """
-
-    fleet: Fleet
-    environment: Mapping[str, str]
-    events: SimpleQueue[Any]
-    client: Client
-    start: int = 0
-
-    @property
-    def _failed(self) -> str:
-        return _key(self.start, _FAILED)
-
-    def say_ended(self, end: Exit) -> None:
-        """Tell the ranks of all nodes that one has ended."""
-        with suppress(OSError):  # the store has gone, and with it all who would read
-            self.client.set(ended_key(end.rank, self.start), str(end.code).encode())
-
-    def left(self) -> tuple[int, ...]:
-        """Ranks of other nodes that have ended with exit code 0."""
-        own = range(self.fleet.first, self.fleet.first + self.fleet.ranks)
-        with suppress(OSError):
-            return tuple(
-                rank
-                for rank in range(self.fleet.world)
-                if rank not in own
-                and self.client.check([ended_key(rank, self.start)])
-                and self.client.get(ended_key(rank, self.start), 0) == b"0"
-            )
-        return ()
-
-    def say_failed(self, text: str) -> Elsewhere | None:
-        """Tell the other nodes what has failed here; gives what one of them has told before."""
-        own = f"{_here(self.fleet)}: {text}".encode()
-        with suppress(OSError):
-            found = self.client.compare_set(self._failed, b"", own)
-            return None if found == own else Elsewhere(found.decode())
-        return None
-
-    def failure(self, seconds: float) -> Elsewhere | None:
-        """The failure that another node tells within so many seconds."""
-        with suppress(OSError):  # none, or the store has gone
-            return Elsewhere(self.client.get(self._failed, seconds).decode())
-        return None
-
-    def finish(self) -> Elsewhere | None:
-        """Say that this node is done, and wait until all are, or until one has failed; gives that failure."""
-        keys = [_key(self.start, f"done/{each}") for each in range(self.fleet.nodes)]
-        self.client.will(self._failed, None)
-        self.client.set(keys[self.fleet.node], b"")
-        while not self.client.check(keys):
-            if self.client.check([self._failed]):
-                return Elsewhere(self.client.get(self._failed, 0).decode())
-            with suppress(TimeoutError):
-                self.client.wait(keys, 0)
-        return None
 
 
 @final
@@ -171,7 +90,7 @@ class Launchers:
         fleet = self._fleet(start, ranks, least, seconds)
         environment = _environment(self.nodes, client, self._secret)
         found = Joined(fleet, environment, SimpleQueue(), client, start)
-        client.will(found._failed, f"{_here(fleet)} has gone".encode())
+        client.will(found.failed, f"{here(fleet)} has gone".encode())
         watched = client.another()
         arguments = watched, found.events, start
         threading.Thread(target=_watch, args=arguments, daemon=True).start()
@@ -199,15 +118,15 @@ class Launchers:
         return int(self._client.get(_START, 0)) if self._client.check([_START]) else 0
 
     def _fleet(self, start: int, ranks: int, least: int | None, seconds: float) -> Fleet:
-        client, closed = self._client, _key(start, _TAKING_PART)
-        number = client.add(_key(start, "came"), 1) - 1
+        client, closed = self._client, start_key(start, _TAKING_PART)
+        number = client.add(start_key(start, "came"), 1) - 1
         if number >= self.nodes.count:
             raise UserError(
                 f"{self.nodes.count} nodes have come to {self.nodes.address} already; start weft run once on each of "
                 "them"
             )
         entry = [self.nodes.count, self._own, ranks]
-        client.set(_key(start, f"node/{number}"), json.dumps(entry).encode())
+        client.set(start_key(start, f"node/{number}"), json.dumps(entry).encode())
         end = time.monotonic() + seconds
         while not client.check([closed]):
             came = self._came(start)
@@ -238,7 +157,7 @@ class Launchers:
     def _came(self, start: int) -> list[tuple[str, int]]:
         """Name and ranks of the nodes that have come."""
         keys = [
-            _key(start, f"node/{each}") for each in range(self._client.add(_key(start, "came"), 0))
+            start_key(start, f"node/{each}") for each in range(self._client.add(start_key(start, "came"), 0))
         ]
         every = [json.loads(self._client.get(key, 0)) for key in keys if self._client.check([key])]
         if any(count != self.nodes.count for count, *_ in every):
@@ -260,7 +179,7 @@ class Launchers:
         return all(name in names or self._client.check([_gone(name)]) for name, _ in before)
 
     def _taking_part(self, start: int) -> list[tuple[str, int]]:
-        text = self._client.get(_key(start, _TAKING_PART), 0)
+        text = self._client.get(start_key(start, _TAKING_PART), 0)
         return [(name, ranks) for name, ranks in json.loads(text)]
 
     def _ordered(self, start: int, came: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -355,14 +274,10 @@ def _watch(client: Client, events: SimpleQueue[Any], start: int = 0) -> None:
     """Wait for the failure of another node."""
     while True:
         try:
-            text = client.get(_key(start, _FAILED), JOIN_SECONDS).decode()
+            text = client.get(start_key(start, FAILED), JOIN_SECONDS).decode()
         except TimeoutError:
             continue
         except OSError:
             text = f"the node at {client.address}, which keeps the store of the job, has gone"
         events.put(Elsewhere(text))
         return
-
-
-def _here(fleet: Fleet) -> str:
-    return f"node {fleet.node} ({socket.gethostname()})"
