@@ -98,7 +98,9 @@ def measured(name: str, o: argparse.Namespace) -> dict[str, Any]:
     seconds = interleave(sides, o.rounds, o.steps, before)
     own = {**seconds, "alone": alone, "held": side.held}
     every = [json.loads(text) for text in exchange(json.dumps(own))]
-    slowest = {key: [max(x) for x in zip(*(each[key] for each in every), strict=True)] for key in own}
+    slowest = {
+        key: [max(x) for x in zip(*(each[key] for each in every), strict=True)] for key in own
+    }
     ratios = [a / b for a, b in zip(slowest["with"], slowest["without"], strict=True)]
     side.program.close()
     return {

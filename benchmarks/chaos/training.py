@@ -146,9 +146,7 @@ def main(folder: Path) -> None:
         seed=5,
     )
     memory = 1 if json.loads((folder / "fault.json").read_text())["memory"] else None
-    kept = weft.Checkpoints(
-        folder / "kept", every=EVERY, keep=3, wait=False, memory_every=memory
-    )
+    kept = weft.Checkpoints(folder / "kept", every=EVERY, keep=3, wait=False, memory_every=memory)
     loader = weft.Loader(Samples(moments), BATCH, shuffle=True, drop_last=True, seed=2)
     kept.load_newest(program, {"loader": loader})
     for batch in _epochs(loader):

@@ -59,8 +59,28 @@ def test_a_run_goes_on_without_a_host_that_is_lost(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "weft", "run", "-n", "1", "--restarts", "1", "--min-ranks", "1"]
-    command += ["--nodes", "2", "--rendezvous", f"127.0.0.1:{port}", "--run-id", "a", "--timeout", "60"]
+    command = [
+        sys.executable,
+        "-m",
+        "weft",
+        "run",
+        "-n",
+        "1",
+        "--restarts",
+        "1",
+        "--min-ranks",
+        "1",
+    ]
+    command += [
+        "--nodes",
+        "2",
+        "--rendezvous",
+        f"127.0.0.1:{port}",
+        "--run-id",
+        "a",
+        "--timeout",
+        "60",
+    ]
     command += [str(SCRIPT), str(tmp_path), "1", "host"]
     environment = {**os.environ, "WEFT_SECRET": "a secret that nobody can guess"}
     with ExitStack() as stack:

@@ -47,7 +47,8 @@ from weft.program.predict import costs_in, predicted
 from weft.program.saving.groups import about_program
 from weft.program.saving.load import load
 from weft.program.saving.manifest import Manifest, put_back
-from weft.program.saving.memory.snapshots import Snapshots, shelf_of
+from weft.program.saving.memory.shelf import shelf_of
+from weft.program.saving.memory.snapshots import Snapshots
 from weft.program.saving.program_state import ProgramState
 from weft.program.saving.save import save
 from weft.program.saving.writing import Writing

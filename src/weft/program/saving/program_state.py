@@ -91,9 +91,7 @@ class ProgramState:
     def kept(self) -> tuple[dict[str, list[str]], dict[str, Any]]:
         """By parameter, the names of the states that are tensors, and those that are none, as JSON. Collective."""
         merged: dict[str, Any] = {}
-        told_here = told(
-            self.setting.world, "what is kept", lambda: json.dumps(self.kept_here())
-        )
+        told_here = told(self.setting.world, "what is kept", lambda: json.dumps(self.kept_here()))
         for text in told_here:
             merged |= json.loads(text)
         tensors = {key: each[0] for key, each in merged.items()}

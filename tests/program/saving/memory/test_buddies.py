@@ -77,9 +77,7 @@ def test_after_the_loss_of_a_host_the_run_has_the_same_bits(
 def test_fewer_ranks_read_what_is_left(trained: tuple[Path, list[Any]], tmp_path: Path) -> None:
     """Ranks 0 and 1 go on where ranks 0 and 2 were; what rank 1 had comes from its copy."""
     folder, before = trained
-    for began, _, losses, told, _ in _ran(
-        folder, "resume", _left(folder, tmp_path, (1,)), "02"
-    ):
+    for began, _, losses, told, _ in _ran(folder, "resume", _left(folder, tmp_path, (1,)), "02"):
         assert (began, told) == (4, [])
         assert losses == pytest.approx(before[0][2], rel=1e-9)
 
@@ -111,4 +109,6 @@ def test_each_rank_sends_what_it_saves_to_its_buddy_alone(trained: tuple[Path, l
         assert sent["exchange"] == pytest.approx(there * 1.5, rel=0.05)
         copy = next((folder / "roots" / f"host-{(rank + 1) % 3}").rglob(f"rank-{rank:05d}"))
         for path in own:
-            assert (copy.parents[1] / path.relative_to(path.parents[2])).read_bytes() == path.read_bytes()
+            assert (
+                copy.parents[1] / path.relative_to(path.parents[2])
+            ).read_bytes() == path.read_bytes()

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from weft.errors import UserError
-from weft.program.saving.files import Extent, checksum, check_extents, extents_of_file
+from weft.program.saving.files import Extent, check_extents, checksum, extents_of_file
 from weft.program.saving.memory.mapped import FormedFile, MappedFile, form_of, mapped_to_read
 
 DTYPES = [

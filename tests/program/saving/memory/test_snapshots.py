@@ -52,7 +52,9 @@ def trained(
 def records(host: Path, name: str = RECORD) -> list[Path]:
     """The records that are there, by the step that they are of."""
     found = host.rglob(name)
-    return sorted(found, key=lambda path: int(path.read_text().rpartition('"step": ')[2].split(",")[0]))
+    return sorted(
+        found, key=lambda path: int(path.read_text().rpartition('"step": ')[2].split(",")[0])
+    )
 
 
 @pytest.mark.parametrize(
@@ -277,4 +279,6 @@ def test_a_folder_is_needed_that_others_cannot_read(
 
 
 def test_room_counts_the_host_s_memory(tmp_path: Path) -> None:
-    assert 0 < places.free_bytes(tmp_path) <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert (
+        0 < places.free_bytes(tmp_path) <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    )

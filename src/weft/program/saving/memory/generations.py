@@ -1,4 +1,4 @@
-"""Snapshots that count, in their parts on whatever hosts, and the files that travel so that each host has what it reads."""
+"""Snapshots that count, in their parts on whatever hosts, and the files that travel to hosts that lack them."""
 
 from __future__ import annotations
 

@@ -80,7 +80,9 @@ def host_name(folder: Path) -> str:
     """The name that is equal for processes that see one folder of snapshots, and for no others."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     there = folder.stat()
-    return f"{boot.read_text().strip() if boot.exists() else os.uname()} {there.st_dev} {there.st_ino}"
+    return (
+        f"{boot.read_text().strip() if boot.exists() else os.uname()} {there.st_dev} {there.st_ino}"
+    )
 
 
 def free_bytes(folder: Path) -> int:

@@ -92,7 +92,10 @@ def planned(state: ProgramState, shelf: Shelf, used: int) -> tuple[SnapshotPlan,
 def _forms(files: Files) -> dict[str, FileForm]:
     return {
         file: form_of(
-            {name: (whole, str(x.dtype).removeprefix("torch.")) for name, (whole, x) in each.items()}
+            {
+                name: (whole, str(x.dtype).removeprefix("torch."))
+                for name, (whole, x) in each.items()
+            }
         )
         for file, each in files.items()
     }

@@ -104,7 +104,9 @@ class Snapshots:
         _fill(held, files_of(entries_of(state, plan.kept), plan.writers))
         numbers = {key: each[1] for key, each in here.items() if each[1]}
         own = extras[0]
-        told_about = {**about, TIED: plan.tied, EXTRA: own.content} if 0 in self._world.ranks else {}
+        told_about = (
+            {**about, TIED: plan.tied, EXTRA: own.content} if 0 in self._world.ranks else {}
+        )
 
         def record(sums: Sequence[int]) -> str:
             return record_text(plan.fixed, step, sums, own, told_about, numbers)

@@ -110,13 +110,15 @@ class Taking:
         lengths = {process: torch.zeros(2, dtype=torch.int64) for process in copies}
         own = torch.tensor([len(record), len(extra)])
         to = [] if buddy is None else [buddy]
-        line.swap(dict.fromkeys(to, [own]), {process: [x] for process, x in lengths.items()})
+        line.swap({each: [own] for each in to}, {process: [x] for process, x in lengths.items()})
         texts = {
             process: [torch.zeros(int(length), dtype=torch.uint8) for length in each]
             for process, each in lengths.items()
         }
         mine = [_tensor(record), _tensor(extra)]
-        mine += [piece for file in self._files.own.values() for piece in in_pieces(file.mapped.bytes)]
+        mine += [
+            piece for file in self._files.own.values() for piece in in_pieces(file.mapped.bytes)
+        ]
         coming = {
             process: [*texts[process], *(x for f in files.values() for x in in_pieces(f.bytes))]
             for process, (_, files) in copies.items()

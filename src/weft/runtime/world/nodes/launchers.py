@@ -157,7 +157,8 @@ class Launchers:
     def _came(self, start: int) -> list[tuple[str, int]]:
         """Name and ranks of the nodes that have come."""
         keys = [
-            start_key(start, f"node/{each}") for each in range(self._client.add(start_key(start, "came"), 0))
+            start_key(start, f"node/{each}")
+            for each in range(self._client.add(start_key(start, "came"), 0))
         ]
         every = [json.loads(self._client.get(key, 0)) for key in keys if self._client.check([key])]
         if any(count != self.nodes.count for count, *_ in every):
@@ -166,9 +167,7 @@ class Launchers:
             )
         return [(name, ranks) for _, name, ranks in every]
 
-    def _is_complete(
-        self, start: int, came: Sequence[tuple[str, int]], least: int | None
-    ) -> bool:
+    def _is_complete(self, start: int, came: Sequence[tuple[str, int]], least: int | None) -> bool:
         """True where no other node is waited for."""
         if len(came) == self.nodes.count:
             return True
