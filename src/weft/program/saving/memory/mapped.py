@@ -170,4 +170,4 @@ def mapped_to_read(path: Path) -> Tensor:
 
 def in_pieces(whole: Tensor) -> tuple[Tensor, ...]:
     """A tensor of bytes in pieces for messages."""
-    return whole.split(_PIECE)
+    return torch.split(whole, _PIECE)
