@@ -156,6 +156,28 @@ def test_a_torn_generation_does_not_count(torn: str, tmp_path: Path, host: Path)
         assert program.steps == 2
 
 
+def test_a_run_that_dies_while_a_snapshot_is_written_has_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where that is of an earlier start."""
+    kept = kept_in(tmp_path)
+    with trained(kept, 2) as (program, _):
+        program.wait_for_memory()
+        with monkeypatch.context() as patch:
+            patch.setattr(taking.Taking, "_run", lambda _: None)
+            program.step(batch_of(2))
+            kept.save_when_due(program)
+    for _ in range(2):
+        with compiled(WIDE) as (program, _), monkeypatch.context() as patch:
+            patch.setattr(taking.Taking, "_run", lambda _: None)
+            kept.load_newest(program)
+            assert program.steps == 2
+            program.step(batch_of(2))
+            program.save_in_memory(kept.folder)
+            assert program._snapshots[kept.folder]._taking is not None
+            program._snapshots[kept.folder]._taking = None  # nobody waits for it any more
+
+
 def test_where_memory_has_nothing_whole_the_checkpoint_on_disk_is_taken(
     tmp_path: Path, host: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
