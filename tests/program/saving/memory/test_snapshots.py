@@ -170,6 +170,7 @@ def test_a_run_that_dies_while_a_snapshot_is_written_has_the_one_before(
     for _ in range(2):
         with compiled(WIDE) as (program, _), monkeypatch.context() as patch:
             patch.setattr(taking.Taking, "_run", lambda _: None)
+            assert program.saved_in_memory(kept.folder) == [2]
             kept.load_newest(program)
             assert program.steps == 2
             program.step(batch_of(2))
