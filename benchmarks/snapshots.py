@@ -72,7 +72,8 @@ class Side:
         return perf_counter() - begin
 
     def sent(self) -> int:
-        """Bytes that this rank sends to its buddy for a snapshot."""
+        """Bytes that this rank sends to its buddy for a snapshot; files of both generations are there afterwards."""
+        self.alone()
         line = self.program._snapshots[self.folder].shelf.line
         before = 0 if line.channel is None else line.channel.sent.total()
         self.alone()
