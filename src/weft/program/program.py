@@ -510,7 +510,7 @@ class Program:
         self._writing = save(state, place, about, extra or {}, before, wait, replace)
 
     def _to_save(self, call: str) -> tuple[ProgramState, dict[str, Any]]:
-        """What a checkpoint holds: tensors and states, and what is neither, as JSON."""
+        """The content of a checkpoint: tensors and states, and what is neither, as JSON."""
         state = self._state()
         if self._training is not None:
             self._training.take()

@@ -77,7 +77,7 @@ class ProgramState:
                 yield member.key, member.states, member.shares
 
     def kept_here(self) -> dict[str, tuple[list[str], Any]]:
-        """What ranks of this process keep: by parameter, names of states that are tensors, and the others as JSON."""
+        """By parameter, what ranks of this process keep: names of states that are tensors, and the others as JSON."""
         found: dict[str, tuple[list[str], Any]] = {}
         for key, states, _ in self.stated():
             for variables in self.setting.variables.values():

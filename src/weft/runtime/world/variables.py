@@ -54,7 +54,7 @@ def given_secret() -> bytes:
 
 
 def started() -> int:
-    """How many times the ranks of this run were started before."""
+    """The number of times that the ranks of this run were started before."""
     return int(os.environ.get(RESTART) or 0)
 
 

@@ -164,12 +164,12 @@ def test_a_run_that_dies_while_a_snapshot_is_written_has_the_one_before(
     with trained(kept, 2) as (program, _):
         program.wait_for_memory()
         with monkeypatch.context() as patch:
-            patch.setattr(taking.Taking, "_run", lambda _: None)
+            patch.setattr(taking.TakenSnapshot, "_run", lambda _: None)
             program.step(batch_of(2))
             kept.save_when_due(program)
     for _ in range(2):
         with compiled(WIDE) as (program, _), monkeypatch.context() as patch:
-            patch.setattr(taking.Taking, "_run", lambda _: None)
+            patch.setattr(taking.TakenSnapshot, "_run", lambda _: None)
             assert program.saved_in_memory(kept.folder) == [2]
             kept.load_newest(program)
             assert program.steps == 2

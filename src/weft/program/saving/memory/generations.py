@@ -70,7 +70,8 @@ def generations(world: World, shelf: Shelf) -> list[Generation]:
     ]
 
 
-class Move(NamedTuple):
+@final
+class FileMove(NamedTuple):
     """A file that one process sends to another, on whose host it is not."""
 
     file: str
@@ -85,7 +86,7 @@ def moves_of(
     wanted: Mapping[int, Collection[str]],
     members: Mapping[int, Sequence[int]],
     damaged: Mapping[int, Collection[str]],
-) -> list[Move]:
+) -> list[FileMove]:
     """The files that hosts lack, each from one that has it; the work is shared among hosts and their processes.
 
     Args:
@@ -113,5 +114,5 @@ def moves_of(
             source = having[number % len(having)]
             sender = members[source][number % len(members[source])]
             receiver = members[host][number % len(members[host])]
-            found.append(Move(file, *there[source][file], sender, receiver))
+            found.append(FileMove(file, *there[source][file], sender, receiver))
     return found

@@ -30,7 +30,7 @@ Files: TypeAlias = Mapping[str, Mapping[str, tuple[Region, Tensor]]]
 @final
 @dataclass(frozen=True)
 class SnapshotPlan:
-    """What is equal in all snapshots of a program that holds the same tensors.
+    """All that is equal in snapshots of a program that holds the same tensors.
 
     Attributes:
         kept: by parameter, names of the states that are tensors.
@@ -102,7 +102,7 @@ def _forms(files: Files) -> dict[str, FileForm]:
 
 
 def _lacking(hosts: Hosts, every: Sequence[Sequence[Any]]) -> str:
-    """Why there is no room for two generations on some host; "" where there is on all.
+    """The reason why there is no room for two generations on some host; "" where there is on all.
 
     Args:
         hosts: of the processes.

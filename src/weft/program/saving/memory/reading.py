@@ -1,4 +1,4 @@
-"""What a process reads of a snapshot, brought to its host from others where it is not."""
+"""The files that a process reads of a snapshot, brought to its host from others where it is not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from weft.errors import UNREADABLE, DamagedCheckpoint, UserError
 from weft.program.everyone import agreed, told
 from weft.program.saving.files import Extent, check_extents
 from weft.program.saving.manifest import NAME, Manifest
-from weft.program.saving.memory.generations import Generation, Move, moves_of
+from weft.program.saving.memory.generations import Generation, FileMove, moves_of
 from weft.program.saving.memory.mapped import MappedFile, in_pieces, mapped_to_read
 from weft.program.saving.memory.places import (
     RECORD,
@@ -151,8 +151,8 @@ class SnapshotReading:
                 f"{type(error).__name__}: {error}; load another checkpoint"
             ) from None
 
-    def _opened(self, moves: Sequence[Move]) -> tuple[Pieces, Pieces]:
-        """What this process sends, and the files that it makes for what comes."""
+    def _opened(self, moves: Sequence[FileMove]) -> tuple[Pieces, Pieces]:
+        """Pieces that this process sends, and those of the files that it makes for what comes."""
         first, own = self._shelf.hosts.first, self._shelf.line.process
         comes = sum(move.bytes for move in moves if first(move.receiver) == first(own))
         if comes and comes > free_bytes(self._shelf.folder):

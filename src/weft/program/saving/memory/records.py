@@ -61,7 +61,7 @@ def _whole(tensor: Tensor) -> tuple[tuple[int, int], ...]:
 def fixed_text(
     process: int, processes: int, forms: Mapping[str, FileForm], tensors: Mapping[str, Any]
 ) -> str:
-    """What is equal in all records of a process, as JSON.
+    """The part that is equal in all records of a process, as JSON.
 
     Args:
         process, processes: the process, and how many there are.

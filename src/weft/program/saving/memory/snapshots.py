@@ -27,7 +27,7 @@ from weft.program.saving.memory.plan import Files, SnapshotPlan, entries_of, pla
 from weft.program.saving.memory.reading import SnapshotReading
 from weft.program.saving.memory.records import ExtraPart, extra_part, record_text
 from weft.program.saving.memory.shelf import Shelf
-from weft.program.saving.memory.taking import HeldFiles, Taking
+from weft.program.saving.memory.taking import HeldFiles, TakenSnapshot
 from weft.program.saving.program_state import ProgramState
 from weft.program.saving.save import EXTRA, TIED, files_of
 from weft.runtime.world.world import World
@@ -62,7 +62,7 @@ class Snapshots:
         self._held: list[HeldFiles | None] = [None] * TURNS
         self._made_for: list[SnapshotPlan | None] = [None] * TURNS
         self._taken = 0
-        self._taking: tuple[int, Taking] | None = None
+        self._taking: tuple[int, TakenSnapshot] | None = None
 
     def take(
         self, state: ProgramState, step: int, about: Mapping[str, Any], extra: Mapping[str, Any]
@@ -112,7 +112,7 @@ class Snapshots:
             return record_text(plan.fixed, step, sums, own, told_about, numbers)
 
         self._taken += 1
-        self._taking = step, Taking(held, record, own.bytes, self.shelf.line)
+        self._taking = step, TakenSnapshot(held, record, own.bytes, self.shelf.line)
 
     def wait(self) -> None:
         """Wait until the snapshot that was taken last counts.

@@ -48,7 +48,7 @@ class HeldFiles:
 
 
 @final
-class Taking:
+class TakenSnapshot:
     """A snapshot whose values are copied, and which is still to be summed, sent and declared whole.
 
     Args:
