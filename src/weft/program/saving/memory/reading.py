@@ -16,7 +16,7 @@ from weft.errors import UNREADABLE, DamagedCheckpoint, UserError
 from weft.program.everyone import agreed, told
 from weft.program.saving.files import Extent, check_extents
 from weft.program.saving.manifest import NAME, Manifest
-from weft.program.saving.memory.generations import Generation, FileMove, moves_of
+from weft.program.saving.memory.generations import FileMove, Generation, moves_of
 from weft.program.saving.memory.mapped import MappedFile, in_pieces, mapped_to_read
 from weft.program.saving.memory.places import (
     RECORD,
