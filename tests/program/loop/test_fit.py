@@ -102,7 +102,9 @@ def test_it_goes_on_after_it_was_ended(cut: int, tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("every", "again"), [(1, [8]), (3, [7, 8])])
+@pytest.mark.parametrize(
+    ("every", "again"), [pytest.param(1, [8], marks=pytest.mark.thorough), (3, [7, 8])]
+)
 def test_it_goes_on_from_memory_after_a_failure(
     every: int, again: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
