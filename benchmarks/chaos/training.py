@@ -149,7 +149,7 @@ def main(folder: Path) -> None:
     kept = weft.Checkpoints(folder / "kept", every=EVERY, keep=3, wait=False, memory_every=memory)
     loader = weft.Loader(Samples(moments), BATCH, shuffle=True, drop_last=True, seed=2)
     kept.load_newest(program, {"loader": loader})
-    for batch in _epochs(loader):
+    for batch in _epochs(loader, program):
         moments.come("step")
         loss = program.step(batch).item()
         if rank == 0:
@@ -169,8 +169,9 @@ def main(folder: Path) -> None:
         )
 
 
-def _epochs(loader: weft.Loader) -> Iterator[dict[str, Tensor]]:
-    while True:
+def _epochs(loader: weft.Loader, program: weft.Program) -> Iterator[dict[str, Tensor]]:
+    """Batches, as long as steps are to be made: none where the run went on from its last one."""
+    while program.steps < STEPS:
         yield from loader
 
 
