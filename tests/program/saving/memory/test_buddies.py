@@ -69,9 +69,10 @@ def test_after_the_loss_of_a_host_the_run_has_the_same_bits(
     for (began, found, losses, _, _), first in zip(after, before, strict=True):
         assert (began, found) == (4, {"rank": 0, "step": 4})
         assert losses == first[2]
-    (told,) = after[0][3]
-    assert f"{shards[0].name} (" in told
-    assert told.endswith("a copy of it is looked for on other hosts")
+    assert after[0][3]
+    for told in after[0][3]:  # it may have been sent on before it was checked
+        assert f"{shards[0].name} (" in told
+        assert told.endswith("a copy of it is looked for on other hosts")
 
 
 def test_fewer_ranks_read_what_is_left(trained: tuple[Path, list[Any]], tmp_path: Path) -> None:
