@@ -50,7 +50,7 @@ def test_others_read_what_is_written_in_place(tmp_path: Path) -> None:
     check_extents(
         tmp_path,
         [
-            Extent("a.safetensors", name, box.whole, found)
+            (Extent("a.safetensors", name, box.whole, found), box.dtype)
             for (name, box), found in zip(file.form.boxes.items(), sums, strict=True)
         ],
     )

@@ -192,11 +192,11 @@ class SnapshotReading:
         hosts, own = self._shelf.hosts, self._shelf.line.process
         members = hosts.members[hosts.names[own]]
         files = sorted(wanted[hosts.first(own)])[members.index(own) :: len(members)]
-        extents: dict[str, list[Extent]] = {file: [] for file in files}
+        extents: dict[str, list[tuple[Extent, str]]] = {file: [] for file in files}
         for each in manifest.tensors.values():
             for extent in each.extents:
                 if extent.file in extents:
-                    extents[extent.file].append(extent)
+                    extents[extent.file].append((extent, each.dtype))
         found = {}
         for file, boxes in extents.items():
             try:
