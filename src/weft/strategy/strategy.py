@@ -49,7 +49,7 @@ class Strategy:
             schedule gives. More than there are micro-batches count as all of them.
         zero: how optimizer states, gradients and parameters are sharded: one `Zero` for all
             parameters, or patterns of parameters with a `Zero` each, None for those that stay whole, as
-            those do that no pattern names: {"*.bias": None, "*embed*": Zero(1), "*": Zero(3)}. All
+            those do that no pattern names: `{"*.bias": None, "*embed*": Zero(1), "*": Zero(3)}`. All
             shard along one axis.
         recompute: patterns of modules whose forward runs once more in the backward.
         offload: patterns of modules whose results wait in host memory for the backward.
