@@ -46,7 +46,12 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     for name in ("pyproject.toml", *tools):
         write(tmp_path / name, (ROOT / name).read_text())
-    for name in ("benchmarks/empty.py", "examples/empty.py", "tests/test_empty.py"):
+    for name in (
+        "benchmarks/empty.py",
+        "examples/empty.py",
+        "recipes/empty.py",
+        "tests/test_empty.py",
+    ):
         write(tmp_path / name, '"""Empty."""\n')
     for package in ("", *(path.parent.name for path in (ROOT / "src/weft").glob("*/__init__.py"))):
         write(tmp_path / "src/weft" / package / "__init__.py", '"""Empty."""\n')

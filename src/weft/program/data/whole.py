@@ -19,7 +19,7 @@ def whole_number(value: Any) -> int | None:
         return None
     try:
         return index(value)
-    except TypeError:
+    except (TypeError, RuntimeError):  # of torch, for what has no values
         return None
 
 
@@ -53,6 +53,8 @@ def whole_numbers(given: Any, where: str) -> list[int]:
 
 def _listed(given: Any) -> Iterable[Any] | None:
     """The elements of something that may hold numbers; None where it cannot."""
+    if isinstance(given, Tensor) and (given.layout != torch.strided or given.is_meta):
+        return None
     if isinstance(given, np.ndarray | Tensor):
         return list(given.tolist()) if given.ndim == 1 else None
     texts = isinstance(given, str | bytes | dict)

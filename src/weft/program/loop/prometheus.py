@@ -43,7 +43,7 @@ class Prometheus:
         for name in labels or {}:
             if not isinstance(name, str) or not _LABEL.fullmatch(name) or name.startswith("__"):
                 raise UserError(
-                    "weft.logs.Prometheus: labels have names of letters, digits and _, which begin with no digit "
+                    "weft.logs.Prometheus: labels takes names of letters, digits and _, which begin with no digit "
                     f"and no __; found {name!r}"
                 )
         pairs = (f'{name}="{str(x).translate(_ESCAPES)}"' for name, x in (labels or {}).items())
