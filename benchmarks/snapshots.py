@@ -122,7 +122,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     o = parser.parse_args()
     rank, transport = os.environ["RANK"], os.environ.get("WEFT_TRANSPORT", "shared")
-    with tempfile.TemporaryDirectory(prefix="weft-host-", dir="/dev/shm") as host:
+    # The folder of weft run goes with it, however it ends.
+    memory = os.environ.get("WEFT_SNAPSHOTS", "/dev/shm")
+    with tempfile.TemporaryDirectory(prefix="weft-host-", dir=memory) as host:
         os.environ["WEFT_SNAPSHOTS"] = host
         rows = {name: measured(name, o) for name in STRATEGIES}
     for name, row in rows.items() if rank == "0" else ():
