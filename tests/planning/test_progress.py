@@ -13,7 +13,7 @@ from torch import nn
 
 import weft
 from weft.planning import progress as module
-from weft.planning.progress import PATIENCE, progress
+from weft.planning.progress import DELAY, progress
 from weft.units import Seconds
 
 PHASES = [
@@ -80,7 +80,7 @@ def test_a_terminal_shows_the_phase_and_its_seconds(
 ) -> None:
     monkeypatch.setattr(module, "_REDRAWN", 0.001)
     threads = threading.active_count()
-    with progress(first=True, patience=Seconds(0)) as begin:
+    with progress(first=True, delay=Seconds(0)) as begin:
         for name in PHASES[:2]:
             begin(name)
             drawn.clear()
@@ -98,7 +98,7 @@ def test_other_ranks_show_nothing(
     capsys: pytest.CaptureFixture[str], drawn: threading.Event
 ) -> None:
     threads = threading.active_count()
-    with progress(first=False, patience=Seconds(0)) as begin:
+    with progress(first=False, delay=Seconds(0)) as begin:
         begin("capturing")
         assert threading.active_count() == threads
     assert not drawn.is_set()
@@ -108,9 +108,9 @@ def test_other_ranks_show_nothing(
 def test_what_is_soon_over_shows_nothing(
     capsys: pytest.CaptureFixture[str], drawn: threading.Event
 ) -> None:
-    assert PATIENCE >= 1
+    assert DELAY >= 1
     threads = threading.active_count()
-    with progress(first=True, patience=Seconds(600)) as begin:
+    with progress(first=True, delay=Seconds(600)) as begin:
         begin("capturing")
         assert threading.active_count() == threads + 1
     assert threading.active_count() == threads
@@ -124,7 +124,7 @@ def test_the_line_is_gone_after_an_error(
     threads = threading.active_count()
 
     def fail() -> None:
-        with progress(first=True, patience=Seconds(0)) as begin:
+        with progress(first=True, delay=Seconds(0)) as begin:
             begin("capturing")
             assert drawn.wait(60)
             raise ValueError("refused")

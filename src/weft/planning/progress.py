@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("weft")
 # For so long nothing is shown: most programs are compiled by then.
-PATIENCE = Seconds(2.0)
+DELAY = Seconds(2.0)
 # After which a line is drawn anew.
 _REDRAWN = Seconds(0.25)
 
 
 @contextmanager
-def progress(first: bool, patience: Seconds = PATIENCE) -> Iterator[Callable[[str], None]]:
+def progress(first: bool, delay: Seconds = DELAY) -> Iterator[Callable[[str], None]]:
     """Gives what says that a phase begins.
 
     A terminal shows the phase and for how long it has run; the line is gone at the end. The log "weft" is told each
@@ -35,7 +35,7 @@ def progress(first: bool, patience: Seconds = PATIENCE) -> Iterator[Callable[[st
 
     Args:
         first: true where this process has the first rank, so that its terminal shows the line.
-        patience: after which the line is shown.
+        delay: after which the line is shown.
     """
     shown = first and (sys.stderr.isatty() or "FORCE_COLOR" in os.environ)
     begun: list[tuple[str, float]] = []
@@ -51,15 +51,15 @@ def progress(first: bool, patience: Seconds = PATIENCE) -> Iterator[Callable[[st
         if line is not None:
             line.begin(name)
 
-    with _line(patience) if shown else nullcontext() as line:
+    with _line(delay) if shown else nullcontext() as line:
         yield begin
         ended()
 
 
 @contextmanager
-def _line(patience: Seconds) -> Iterator[_PhaseLine]:
+def _line(delay: Seconds) -> Iterator[_PhaseLine]:
     """A line that is shown after a while, and gone at the end with its thread."""
-    line = _PhaseLine(patience)
+    line = _PhaseLine(delay)
     line.start()
     try:
         yield line
@@ -74,11 +74,11 @@ class _PhaseLine:
     A thread draws it, so that it moves while Python computes.
 
     Args:
-        patience: before which nothing is shown.
+        delay: before which nothing is shown.
     """
 
-    def __init__(self, patience: Seconds) -> None:
-        self._patience = patience
+    def __init__(self, delay: Seconds) -> None:
+        self._delay = delay
         self._started = time.perf_counter()
         # What is going on, and since when.
         self._phase = "compiling", self._started
@@ -104,7 +104,7 @@ class _PhaseLine:
         self._thread.join()
 
     def _draw(self) -> None:
-        if self._over.wait(self._patience):
+        if self._over.wait(self._delay):
             return
         with self._live:
             while True:

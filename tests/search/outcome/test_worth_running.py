@@ -78,6 +78,13 @@ def test_bare_layouts_run_beside_pipelines_too() -> None:
     assert worth_running(found, 4)[-1] == _split()
 
 
+def test_of_three_one_is_the_quickest_one_by_hand_one_bare() -> None:
+    best = _split(weft.Zero(1), micro_batches=2)
+    found = _found(best, _split(weft.Zero(1), micro_batches=4))
+    found = [*found, Tried("", HAND.strategy, "slower", Seconds(9.0), Bytes(1), "", True)]
+    assert worth_running(found, 3) == [best, HAND.strategy, _split()]
+
+
 def test_what_is_fixed_is_not_taken_away() -> None:
     best = _split(weft.Zero(1), micro_batches=2)
     fixed = weft.Strategy(zero=weft.Zero(1))

@@ -37,7 +37,7 @@ def worth_running(
         memory_limit: of a strategy that was not tried, which is behind the others.
     """
     fit = [each for each in tried if each.outcome in ("best", "slower")]
-    taken = fit[: (count + 1) // 2]
+    taken = fit[: max(1, count // 2)]
     bare = _bare(fit, fixed or Strategy()) if count > 2 else None
     known = next((each for each in tried if each.strategy == bare), None)
     room = count if bare is None or known is not None else count - 1
