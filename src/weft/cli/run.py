@@ -269,7 +269,9 @@ def _told(ending: Ending, folder: Path, left: Sequence[int] = ()) -> int:
         text = describe(ending.exits, notes, left, read_places(folder))
     else:
         own = own_failure(ending.exits, notes)
-        text = "\n\n".join(filter(None, (ending.elsewhere.text, own)))
+        places = read_places(folder).items()
+        where = "; ".join(f"rank {rank} was at {place}" for rank, place in sorted(places)[:3])
+        text = "\n\n".join(filter(None, (ending.elsewhere.text, own, where)))
     _say(f"{text}\n\nall ranks were stopped")
     return 1
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from queue import SimpleQueue
@@ -95,6 +96,41 @@ def test_a_rank_that_still_runs_is_asked_where_it_has_a_handler(tmp_path: Path) 
     assert sorted(each.code for each in ending.exits) == [-15, -15, 3]
     assert (tmp_path / "1").read_text() == "here"
     assert not (tmp_path / "2").exists()
+
+
+def test_ranks_are_asked_when_another_node_has_failed(tmp_path: Path) -> None:
+    events: SimpleQueue[Any] = SimpleQueue()
+    path = tmp_path / "here"
+    text = f"signal.signal(signal.SIGQUIT, lambda *_: open('{path}', 'w'))\n"
+    text += "os.kill(os.getpid(), signal.SIGSTOP)\n"
+
+    def told_once_it_listens() -> None:
+        deadline = time.monotonic() + 20
+        while not (stopped := _stopped(os.getpid())) and time.monotonic() < deadline:
+            pass
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        events.put(Elsewhere("node 1: boom"))
+
+    thread = threading.Thread(target=told_once_it_listens)
+    thread.start()
+    ending = ran(text + WAIT, Fleet(1), events=events, asks=signal.SIGQUIT)
+    thread.join(20)
+    assert ending.elsewhere == Elsewhere("node 1: boom")
+    assert path.exists()
+
+
+def _stopped(parent: int) -> list[int]:
+    """The children of a process that are stopped."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, of = path.read_text().rpartition(")")[2].split()[:2]
+        except OSError:
+            continue
+        if state == "T" and int(of) == parent:
+            found.append(int(path.parent.name))
+    return found
 
 
 def test_the_usual_times_end_all_within_ten_seconds() -> None:

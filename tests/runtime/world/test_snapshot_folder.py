@@ -44,6 +44,8 @@ def test_what_a_killed_launcher_has_left_goes_and_what_another_one_uses_stays(
     for each in (used, left):
         each.mkdir()
         (each / "launcher.lock").write_text("")
+    halfway = tmp_path / "weft-snapshots-halfway"  # who took it away was killed
+    halfway.mkdir()
     others = tmp_path / "something-else"
     others.mkdir()
     with (used / "launcher.lock").open("w") as lock:
@@ -51,6 +53,7 @@ def test_what_a_killed_launcher_has_left_goes_and_what_another_one_uses_stays(
         with snapshot_folder(tmp_path):
             assert used.exists()
             assert not left.exists()
+            assert not halfway.exists()
             own = Path(os.environ[VARIABLE])
             with snapshot_folder(tmp_path):  # the user's choice, for who is started by a rank
                 assert Path(os.environ[VARIABLE]) == own

@@ -244,8 +244,8 @@ def launch(
             first = found.first()
             if isinstance(first, Exit):
                 found.settle(GRACE_SECONDS)
-                if asks is not None:
-                    found.ask(asks)
+            if asks is not None and not isinstance(first, _Interrupted):
+                found.ask(asks)
         finally:
             if found.running or any(each.code for each in found.exits):
                 found.end()

@@ -68,6 +68,9 @@ def _clear(memory: Path) -> None:
         with suppress(OSError):  # another user's, or another launcher takes it away
             if folder.lstat().st_uid != os.geteuid() or folder.is_symlink():
                 continue
-            with (folder / _LOCK).open("r+") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if (folder / _LOCK).exists():
+                with (folder / _LOCK).open("r+") as lock:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    shutil.rmtree(folder, ignore_errors=True)
+            else:  # a folder has its name once it is locked: who took it away was killed on the way
                 shutil.rmtree(folder, ignore_errors=True)

@@ -16,7 +16,7 @@ import torch
 import weft
 from program.saving.nets import Case, assert_same, batch_of, compiled, everything
 from weft.errors import UserError
-from weft.program.saving.memory import places, plan, taking
+from weft.program.saving.memory import places, plan, reading, taking
 from weft.program.saving.memory.places import RECORD, UNSURE
 
 WIDE = Case((2,), {"zero": weft.Zero(3)})
@@ -207,6 +207,19 @@ def test_where_memory_has_nothing_whole_the_checkpoint_on_disk_is_taken(
         (each / "weft.json").write_text("{}")
     with compiled(WIDE) as (program, _), pytest.raises(UserError, match="no checkpoint in"):
         kept.load_newest(program)
+
+
+def test_where_memory_is_full_when_a_run_goes_on_the_checkpoint_on_disk_is_taken(
+    tmp_path: Path, host: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = kept_in(tmp_path, every=2)
+    with trained(kept, 3):
+        pass
+    monkeypatch.setattr(reading, "manifest_text", _full)
+    with compiled(WIDE) as (program, _), caplog.at_level(logging.WARNING):
+        kept.load_newest(program)
+        assert program.steps == 2
+    assert "No space left on device; give memory file systems more room" in caplog.text
 
 
 def test_where_all_is_lost_before_the_first_checkpoint_a_run_begins_anew(

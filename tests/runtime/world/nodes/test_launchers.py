@@ -126,3 +126,34 @@ def test_no_start_follows_once_somebody_has_ended_the_job() -> None:
         assert not b.again(0)
         all_.server.close()
         assert not b.again(0)
+
+
+def test_a_node_that_came_and_has_gone_since_keeps_no_place() -> None:
+    """Another one takes it, and a start without it does not count its ranks."""
+    with job(3) as all_:
+        a, b, c = (all_.launcher() for _ in range(3))
+        met((a, 1), (b, 1), (c, 1))
+        all_.lose(c)
+        assert a.again(0)
+        with pytest.raises(UserError, match="1 of 3 nodes have come"), b.joined(1, None, 0.0):
+            pass
+        all_.lose(b)
+        fleets = met((a, 1), (all_.launcher(), 1), (all_.launcher(), 1))
+        assert {(fleet.world, start) for fleet, start in fleets} == {(3, 1)}
+
+
+def test_more_nodes_than_there_are_to_be_are_refused() -> None:
+    with job(2) as all_:
+        met((all_.launcher(), 1), (all_.launcher(), 1))
+        with pytest.raises(UserError, match="2 nodes have come to .* already"):
+            met((all_.launcher(), 1))
+
+
+def test_who_waits_for_a_start_hears_that_the_job_was_ended() -> None:
+    with job(2) as all_:
+        a, b = all_.launcher(), all_.launcher()
+        met((a, 1), (b, 1))
+        assert a.again(0)
+        b.end()
+        with pytest.raises(UserError, match="ended on another node"):
+            met((a, 1))

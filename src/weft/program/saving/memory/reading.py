@@ -12,7 +12,7 @@ from typing import TypeAlias, final
 
 from torch import Tensor
 
-from weft.errors import UNREADABLE, DamagedCheckpoint, UserError
+from weft.errors import UNREADABLE, DamagedCheckpoint
 from weft.program.everyone import agreed, told
 from weft.program.saving.files import Extent, check_extents
 from weft.program.saving.manifest import NAME, Manifest
@@ -127,7 +127,12 @@ class SnapshotReading:
         for process in held[own].keys() - before:
             place = self._place(process)
             record = place / RECORD
-            texts[process] = (record if record.exists() else place / UNSURE).read_text()
+            try:
+                texts[process] = (record if record.exists() else place / UNSURE).read_text()
+            except OSError as error:
+                raise DamagedCheckpoint(
+                    f"{place} cannot be read: {error.strerror}; load another checkpoint"
+                ) from None
         return texts
 
     def _place(self, process: int) -> Path:
@@ -138,12 +143,13 @@ class SnapshotReading:
         if not self._shelf.is_first_here:
             return
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(mode=0o700)
         try:
+            self.folder.mkdir(mode=0o700)
             (self.folder / NAME).write_text(manifest_text(records))
         except OSError as error:
-            raise UserError(
-                f"cannot write into {self.folder}: {error.strerror}; give memory file systems more room"
+            raise DamagedCheckpoint(
+                f"cannot write into {self.folder}: {error.strerror}; give memory file systems more room, or load "
+                "another checkpoint"
             ) from None
         except UNREADABLE as error:
             raise DamagedCheckpoint(
@@ -183,9 +189,14 @@ class SnapshotReading:
         """Show the files of this host in the folder."""
         own = self._shelf.line.process
         if self._shelf.is_first_here:
-            for file, (process, _) in self._generation.files(own).items():
-                if file in wanted[own] and file not in damaged.get(own, ()):
-                    os.link(self._place(process) / file, self.folder / file)
+            try:
+                for file, (process, _) in self._generation.files(own).items():
+                    if file in wanted[own] and file not in damaged.get(own, ()):
+                        os.link(self._place(process) / file, self.folder / file)
+            except OSError as error:
+                raise DamagedCheckpoint(
+                    f"cannot show files of a snapshot in {self.folder}: {error}; load another checkpoint"
+                ) from None
 
     def _damaged(self, manifest: Manifest, wanted: Mapping[int, Collection[str]]) -> dict[str, str]:
         """The files that are damaged, and how, of those that fall to this process: of its host's all are checked."""

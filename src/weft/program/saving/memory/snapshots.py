@@ -22,7 +22,7 @@ from weft.ir import LogicalGraph
 from weft.program.everyone import agreed, told
 from weft.program.saving.memory.generations import Generation, generations
 from weft.program.saving.memory.mapped import FormedFile, MappedFile
-from weft.program.saving.memory.places import TURNS, discount, take_away
+from weft.program.saving.memory.places import TURNS, discount, part_folder, take_away
 from weft.program.saving.memory.plan import Files, SnapshotPlan, entries_of, planned
 from weft.program.saving.memory.reading import SnapshotReading
 from weft.program.saving.memory.records import ExtraPart, extra_part, record_text
@@ -126,8 +126,9 @@ class Snapshots:
         self._taking = None
         why = taking.wait()
         if why:
-            # The other generation is the one that is whole.
+            # The other generation is the one that is whole. Of this one, files may be gone.
             self._taken -= 1
+            self._made_for[self._taken % TURNS] = None
             self._say(f"the snapshot of step {step} in memory was dropped: {why}; the run goes on")
         elif self._taken == 1:
             self.came_from = None
@@ -178,11 +179,19 @@ class Snapshots:
         """Plan what each process saves, and see that there is room for it on all hosts. Collective."""
         if self._taken == 0:
             agreed(self._world, "room for snapshots", self._take_away)
-        used = sum(held.bytes for held in self._held if held is not None)
+        used = sum(held.bytes for held in self._held if held is not None) + self._of_before()
         found, self.off = planned(state, self.shelf, used)
         if self.off:
             self._say(self.off)
         return found
+
+    def _of_before(self) -> int:
+        """Bytes of this process's parts of what the program went on from, which go before a second one is made."""
+        if self.came_from is None:
+            return 0
+        parts = (self.shelf.line.process, *self._copied())
+        places = [part_folder(self.shelf.folder, *self.came_from, process) for process in parts]
+        return sum(file.stat().st_size for place in places for file in place.glob("*"))
 
     def _prepare(self, plan: SnapshotPlan) -> None:
         """Have files for the generation whose turn it is. All processes find alike whether there are some."""
@@ -243,5 +252,7 @@ def _fill(held: HeldFiles, files: Files) -> None:
 def _empty(place: Path) -> Path:
     """Make an empty folder for this user alone."""
     shutil.rmtree(place, ignore_errors=True)
-    place.mkdir(mode=0o700, parents=True)
+    for parent in reversed(place.parents):
+        parent.mkdir(mode=0o700, exist_ok=True)
+    place.mkdir(mode=0o700)
     return place

@@ -120,16 +120,15 @@ class Launchers:
     def _fleet(self, start: int, ranks: int, least: int | None, seconds: float) -> Fleet:
         client, closed = self._client, start_key(start, _TAKING_PART)
         number = client.add(start_key(start, "came"), 1) - 1
-        if number >= self.nodes.count:
-            raise UserError(
-                f"{self.nodes.count} nodes have come to {self.nodes.address} already; start weft run once on each of "
-                "them"
-            )
         entry = [self.nodes.count, self._own, ranks]
         client.set(start_key(start, f"node/{number}"), json.dumps(entry).encode())
         end = time.monotonic() + seconds
         while not client.check([closed]):
             came = self._came(start)
+            if self._own not in dict(came):
+                raise self._too_many()
+            if client.check([_OVER]):
+                raise UserError("the job was ended on another node; start weft run again on each")
             if self._is_complete(start, came, least):
                 client.compare_set(closed, b"", json.dumps(self._ordered(start, came)).encode())
             elif time.monotonic() > end:
@@ -142,10 +141,17 @@ class Launchers:
                     client.wait([closed], 0)
         return self._taken(start, ranks)
 
+    def _too_many(self) -> UserError:
+        return UserError(
+            f"{self.nodes.count} nodes have come to {self.nodes.address} already; start weft run once on each of them"
+        )
+
     def _taken(self, start: int, ranks: int) -> Fleet:
         """The ranks of this node among those of the nodes that take part."""
         every = self._taking_part(start)
         names, counts = [name for name, _ in every], [count for _, count in every]
+        if self._own not in names and not start:
+            raise self._too_many()
         if self._own not in names:
             raise UserError(
                 f"the job at {self.nodes.address} has gone on without this node, on {len(every)} nodes; start weft run "
@@ -155,7 +161,7 @@ class Launchers:
         return Fleet(ranks, sum(counts[:number]), sum(counts), number, len(every))
 
     def _came(self, start: int) -> list[tuple[str, int]]:
-        """Name and ranks of the nodes that have come."""
+        """Name and ranks of the nodes that have come and are still there, as many as there are to be."""
         keys = [
             start_key(start, f"node/{each}")
             for each in range(self._client.add(start_key(start, "came"), 0))
@@ -165,7 +171,8 @@ class Launchers:
             raise UserError(
                 f"--nodes must be the same on all nodes, found {[each[0] for each in every]}"
             )
-        return [(name, ranks) for _, name, ranks in every]
+        there = [(name, ranks) for _, name, ranks in every if not self._client.check([_gone(name)])]
+        return there[: self.nodes.count]
 
     def _is_complete(self, start: int, came: Sequence[tuple[str, int]], least: int | None) -> bool:
         """True where no other node is waited for."""
