@@ -539,6 +539,7 @@ class Program:
         state, about = self._to_save("save_in_memory")
         self._snapshots_of(place).take(state, self._steps, about, extra or {})
 
+    @one_at_a_time
     def wait_for_memory(self) -> None:
         """Wait until the last snapshot is whole, here and on the other hosts. Every process may call it, or none."""
         for each in self._snapshots.values():
