@@ -194,7 +194,7 @@ def _plain(
         loss = loss_fn(stepped, next(batches))
         loss.backward()
         optimizer.step()
-        return float(loss)
+        return float(loss.detach())
 
     return step, ends
 
