@@ -117,7 +117,8 @@ def start(entry: Entry, job: Job, references: References, bench: Bench, stack: E
     if entry.kind != "limit":
         difference = check((loss, *turn.losses, peak.losses[0]), references[entry.by_rank])
     again = None if first is None else built
-    return Side(entry, crew, first or built, again, peak.bytes, difference, turn.seconds)
+    bytes_, resident = peak.bytes, peak.resident
+    return Side(entry, crew, first or built, again, bytes_, resident, difference, turn.seconds)
 
 
 def main() -> int:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from benchmarks.memory import peak_bytes
+from benchmarks.memory import peak_bytes, peak_resident_bytes, resident_bytes
 from benchmarks.systems.system import Job, System
 
 FORK = multiprocessing.get_context("fork")
@@ -62,14 +62,17 @@ class Turn:
 
 @dataclass(frozen=True)
 class Peak:
-    """Two steps under a profiler, which counts memory; of a crew, the most of any rank.
+    """Memory in three steps, the last two under a profiler; of a crew, the most of any rank.
 
     Attributes:
-        bytes: the most that tensors take.
-        losses: of both steps.
+        bytes: the most that tensors take, as the profiler counts them.
+        resident: the most that the process has resident in the first step, beyond what it had before its system was
+            built; code that compilers brought along and shared memory are in it.
+        losses: of the steps.
     """
 
     bytes: int
+    resident: int
     losses: tuple[float, ...]
 
 
@@ -147,9 +150,12 @@ class Crew:
         return replace(slowest, idle=max(turn.idle for turn in turns))
 
     def peak(self) -> Peak:
-        """What tensors take, seen in two more steps."""
+        """What tensors and processes take, seen in three more steps."""
         peaks: list[Peak] = self._ask("peak", None)
-        return replace(peaks[0], bytes=max(peak.bytes for peak in peaks))
+        most, resident = (
+            max(getattr(each, name) for each in peaks) for name in ("bytes", "resident")
+        )
+        return replace(peaks[0], bytes=most, resident=resident)
 
     def predict(self) -> list[Mapping[str, Any]]:
         """What each rank's system predicts of a step."""
@@ -213,11 +219,11 @@ def serve(
         torch.set_num_threads(1)
         if job.ranks > 1:
             start_job(job, timeout)
-        start = time.perf_counter()
+        start, before = time.perf_counter(), resident_bytes()
         system = build(job)
         loss = system.step()
         pipe.send((None, (time.perf_counter() - start, loss)))
-        obey(pipe, system, job)
+        obey(pipe, system, job, before)
     except EOFError:
         pass  # the coordinator is gone
     except BaseException as error:
@@ -236,8 +242,12 @@ def start_job(job: Job, timeout: float) -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=timeout))
 
 
-def obey(pipe: Connection, system: System, job: Job) -> None:
-    """Do what the coordinator asks until it says stop."""
+def obey(pipe: Connection, system: System, job: Job, before: int) -> None:
+    """Do what the coordinator asks until it says stop.
+
+    Args:
+        before: bytes that were resident before the system was built.
+    """
     rested, used = time.perf_counter(), time.process_time()
     while True:
         command, argument = pipe.recv()
@@ -250,7 +260,7 @@ def obey(pipe: Connection, system: System, job: Job) -> None:
         elif command == "predict":
             pipe.send((None, system.predict()))
         else:
-            pipe.send((None, measured(system)))
+            pipe.send((None, measured(system, before)))
         rested, used = time.perf_counter(), time.process_time()
     system.close()
     if job.ranks > 1:
@@ -269,10 +279,15 @@ def timed(system: System, steps: int, idle: float, ranks: int) -> Turn:
     return Turn((ends[-1] - ends[0]) / steps, tuple(losses), idle, each)
 
 
-def measured(system: System) -> Peak:
+def measured(system: System, before: int) -> Peak:
     losses: list[float] = []
-    most = max(peak_bytes(lambda: losses.append(system.step())), system.peak())
-    return Peak(most, tuple(losses))
+
+    def step() -> None:
+        losses.append(system.step())
+
+    resident = peak_resident_bytes(step) - before
+    most = max(peak_bytes(step), system.peak())
+    return Peak(most, resident, tuple(losses))
 
 
 def crew_of(

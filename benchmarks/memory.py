@@ -1,4 +1,4 @@
-"""The most that the tensors of one process take in a step, counted alike for every system."""
+"""The most that one process and its tensors take in a step, counted alike for every system."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor, UntypedStorage, nn
@@ -16,6 +17,22 @@ from torch.profiler import ProfilerActivity, profile, record_function
 # Exact types: wrappers such as DTensor and fake tensors hold no memory of their own.
 MARK = "the step that counts"
 KINDS = (Tensor, nn.Parameter, nn.Buffer)
+# What the kernel says of this process; "5" resets the most that was resident (proc(5)).
+STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+def resident_bytes(most: bool = False) -> int:
+    """Bytes of this process that are resident, shared memory that it has touched included; or the most that were."""
+    name = "VmHWM:" if most else "VmRSS:"
+    (kib,) = (line.split()[1] for line in STATUS.read_text().splitlines() if line.startswith(name))
+    return int(kib) * 1024
+
+
+def peak_resident_bytes(step: Callable[[], object]) -> int:
+    """The most bytes of this process that are resident within a step."""
+    CLEAR.write_text("5")
+    step()
+    return resident_bytes(most=True)
 
 
 def peak_bytes(step: Callable[[], object]) -> int:

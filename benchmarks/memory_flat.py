@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import os
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +17,7 @@ from torch import Tensor
 
 import weft
 from benchmarks.measure import save
+from benchmarks.memory import resident_bytes
 from examples.gpt_model import GPT, loss_fn
 
 DATA = {"*": weft.split(0)}
@@ -35,12 +34,6 @@ def options() -> argparse.Namespace:
     for name, size in {**sizes, "steps": 2000, "samples": 10}.items():
         parser.add_argument(f"--{name}", type=int, default=size)
     return parser.parse_args()
-
-
-def resident_bytes() -> int:
-    """What the kernel says that this process holds."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def live_tensors() -> tuple[int, int]:

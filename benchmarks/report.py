@@ -21,6 +21,7 @@ COLUMNS = (
     "against the best peer [95 %]",
     "compile s (again)",
     "peak MiB",
+    "resident MiB",
     "losses within",
 )
 VERDICTS = ("target", "of", "bound", "found", "")
@@ -46,6 +47,7 @@ def cells(row: Row) -> list[str]:
         against(row),
         f"{row['compile_seconds']:.1f}" + (f" ({again:.1f})" if again is not None else ""),
         f"{row['peak_bytes'] / 2**20:.{0 if row['peak_bytes'] > 2**23 else 2}f}",
+        f"{row['resident_bytes'] / 2**20:.0f}" if row.get("resident_bytes") else "",
         "" if agree is None else f"{agree:.0e}",
     ]
 

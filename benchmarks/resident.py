@@ -23,7 +23,7 @@ from torch import nn
 
 import weft
 from benchmarks.measure import save
-from benchmarks.memory_flat import resident_bytes
+from benchmarks.memory import resident_bytes
 
 ROOT = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
 CASES = [(device, level) for device in ("cpu", "meta") for level in (0, 3)]

@@ -37,6 +37,7 @@ class Side:
         built: seconds to build it and run the first step, with cold caches.
         built_again: the same in new processes, with what the first left on disk.
         peak_bytes: of the tensors of one rank.
+        resident_bytes: of a rank's process, as `Found` has it.
         loss_difference: largest relative difference from the reference.
         step_seconds: about.
         seconds: of a step, in each round so far.
@@ -48,6 +49,7 @@ class Side:
     built: float
     built_again: float | None
     peak_bytes: int
+    resident_bytes: int
     loss_difference: float | None
     step_seconds: float
     seconds: list[float] = field(default_factory=list)
@@ -70,6 +72,7 @@ class Side:
             max(0.0, self.built - step),
             None if again is None else max(0.0, again - step),
             self.peak_bytes,
+            self.resident_bytes,
             self.loss_difference,
             self.idle,
             disturbed,

@@ -21,6 +21,7 @@ class Found:
         compile_seconds: to build it and run the first step, less a later step.
         warm_compile_seconds: the same again, with what the first time left on disk; weft only.
         peak_bytes: of the tensors of one rank.
+        resident_bytes: of a rank's process at the peak of a step, beyond what it had before its system was built.
         loss_difference: largest relative difference from the reference; None for the limit.
         idle: the part of one core that one of its processes used while others had their turns.
         disturbed: rounds among them in which the machine did something else, too.
@@ -31,6 +32,7 @@ class Found:
     compile_seconds: float
     warm_compile_seconds: float | None
     peak_bytes: int
+    resident_bytes: int
     loss_difference: float | None
     idle: float
     disturbed: int = 0
@@ -83,6 +85,7 @@ def row(each: Found, limit: Found | None, peers: Sequence[Found]) -> dict[str, A
         "compile_seconds": each.compile_seconds,
         "warm_compile_seconds": each.warm_compile_seconds,
         "peak_bytes": each.peak_bytes,
+        "resident_bytes": each.resident_bytes,
         "losses_agree": each.loss_difference,
         "idle_cpu": each.idle,
         "raw": [round(seconds, 7) for seconds in each.seconds],

@@ -126,6 +126,10 @@ def judge(
     if own["best_peer"] in ran and own["best_peer"] not in target.memory:
         bytes_ = exact(own["peak_bytes"] / ran[own["best_peer"]]["peak_bytes"])
         yield verdict(place, f"memory over that of {own['best_peer']}", bytes_, most=1.0)
+    if "resident_bytes" in own and own["best_peer"] in ran:
+        held = ran[own["best_peer"]]["resident_bytes"]
+        bytes_ = exact(own["resident_bytes"] / held)
+        yield verdict(place, f"resident memory over that of {own['best_peer']}", bytes_, most=1.0)
 
 
 def target_of(work: str, strategy: str, link: str, ranks: int = RANKS) -> Target:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from mmap import PAGESIZE, mmap
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ import torch
 from benchmarks.crew import SystemFailure, Turn
 from benchmarks.intervals import interval
 from benchmarks.load import Load
-from benchmarks.memory import peak_bytes
+from benchmarks.memory import peak_bytes, peak_resident_bytes
 from benchmarks.references import check
 from benchmarks.rounds import Rounds, Side, over, settled, take_turns, worth_the_time
 from benchmarks.rows import Found, rows
@@ -102,7 +103,7 @@ def test_a_pair_has_a_row_for_each_system(tmp_path: Path) -> None:
         assert row["rounds"] == len(row["raw"]) == 2
         assert 0 < row["spread"][0] <= row["seconds"] <= row["spread"][1]
         assert row["compile_seconds"] > 0
-        assert row["peak_bytes"] > 10_000
+        assert row["resident_bytes"] > row["peak_bytes"] > 10_000
     # BatchNorm: ranks of DDP have statistics of their own, weft those of the whole batch; so they have when synced.
     assert ddp["losses_agree"] < 1e-3
     assert synced["losses_agree"] < 1e-6
@@ -130,7 +131,7 @@ def test_a_system_that_fails_or_trains_otherwise_has_a_row_that_says_so(tmp_path
 
 
 def found(kind: Any, name: str, *seconds: float) -> Found:
-    return Found(Entry(name, lambda job: None, kind), seconds, 1.0, None, 100, None, 0.0)  # type: ignore[arg-type,return-value]
+    return Found(Entry(name, lambda job: None, kind), seconds, 1.0, None, 100, 100, None, 0.0)  # type: ignore[arg-type,return-value]
 
 
 def test_ratios_are_those_of_the_same_round() -> None:
@@ -164,7 +165,7 @@ def test_ratios_are_those_of_the_same_round() -> None:
 
 def side(kind: Any, name: str, *seconds: float) -> Side:
     entry = Entry(name, lambda job: None, kind)  # type: ignore[arg-type,return-value]
-    return Side(entry, None, 1.0, None, 100, None, 1.0, list(seconds))  # type: ignore[arg-type]
+    return Side(entry, None, 1.0, None, 100, 100, None, 1.0, list(seconds))  # type: ignore[arg-type]
 
 
 def test_who_is_beaten_in_the_quiet_rounds_is_not_timed_any_longer() -> None:
@@ -197,7 +198,7 @@ def test_rounds_that_others_disturb_are_repeated(monkeypatch: pytest.MonkeyPatch
         watch = SimpleNamespace(load=lambda: left.pop(0))
         monkeypatch.setattr("benchmarks.rounds.Watch", lambda processes: watch)
         crew: Any = SimpleNamespace(processes=[], turn=lambda steps: Turn(1.0, (), 0.0))
-        one = Side(Entry("weft", plain.eager, "own"), crew, 1.0, None, 1, None, 1.0)
+        one = Side(Entry("weft", plain.eager, "own"), crew, 1.0, None, 1, 1, None, 1.0)
         found = take_turns([one], rounds, 6, 60.0)
         assert len(one.seconds) == len(found.loads) == len(loads) - len(left)
         return found
@@ -248,6 +249,20 @@ def test_peak_memory_is_that_of_what_lives_and_what_a_step_takes() -> None:
     assert peak_bytes(lambda: None) - before == 1000 * 4
     assert peak_bytes(lambda: torch.zeros(500) + torch.zeros(500)) - before == 2500 * 4
     del kept, also
+
+
+def test_resident_memory_is_that_at_the_peak_of_a_step_not_of_steps_before() -> None:
+    size = 64 * 2**20
+
+    def mapped() -> None:  # an allocator might keep what it was given back
+        with mmap(-1, size) as memory:
+            for page in range(0, size, PAGESIZE):
+                memory[page] = 1
+
+    mapped()
+    before = peak_resident_bytes(lambda: None)
+    assert peak_resident_bytes(mapped) - before > 0.9 * size
+    assert peak_resident_bytes(lambda: None) - before < 0.5 * size
 
 
 def test_every_work_has_a_tiny_size_and_every_strategy_a_system() -> None:

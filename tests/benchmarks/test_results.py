@@ -100,6 +100,13 @@ def test_of_memory_two_decimals_count(peak: float, held: bool) -> None:
     assert memory.held is held
 
 
+def test_resident_memory_is_held_against_the_best_peers_where_it_was_measured() -> None:
+    peer = row("ddp", 1.0, resident_bytes=2**30)
+    *_, held = verdicts([peer, weft(1.0, 1.0, 1.1, resident_bytes=3 * 2**29)])
+    assert held.what == "resident memory over that of ddp"
+    assert (held.found, held.held) == (1.5, False)
+
+
 def test_targets_of_links_and_of_overhead() -> None:
     slow = {"link": "1gbit"}
     found = verdicts([row("ddp", 1.0, **slow), weft(0.9, 2.0, 1.1, **slow)])

@@ -102,6 +102,19 @@ def test_what_disturbs_one_trial_decides_nothing(monkeypatch):
     assert [next(each, "all taken") for each in took.values()] == ["all taken"] * 3
 
 
+@pytest.mark.parametrize(("again", "taken"), [(1.001, 1), (1.06, 0)])
+def test_of_what_trials_do_not_tell_apart_the_first_is_taken(monkeypatch, again, taken):
+    """The second is 2 % faster: that counts where trials come out alike, not where they differ by 6 %."""
+    took = {1: iter([1.0, again]), 2: iter([0.98, 0.98 * again])}
+    monkeypatch.setattr(
+        Trials, "seconds", lambda _, strategy, __: next(took[strategy.micro_batches])
+    )
+    candidates = [(Strategy(micro_batches=number), TWO) for number in took]
+    with local_world(2) as world:
+        trials = Trials(world, Step(*parts()), "aten")
+        assert trials.fastest(candidates) == candidates[taken]
+
+
 def test_a_search_that_measures_equals_plain_pytorch():
     model, loss_fn, optimizer, batch = parts()
     plain, plainly = copy.deepcopy((model, optimizer))

@@ -48,6 +48,8 @@ from weft.units import Seconds
 _FIRST, _SECONDS, _LEAST = 2, 0.5, 3
 # Candidates that took at most so many times as long as the fastest run twice.
 _NEAR = 1.2
+# Candidates are equally fast that lie no further apart than so many times what two trials of one usually do.
+_APART = 2.0
 # Every floating-point element of what has no values yet.
 _VALUE = 0.02
 _log = logging.getLogger("weft")
@@ -71,10 +73,14 @@ class Trials:
     def fastest(
         self, candidates: Sequence[tuple[Strategy, Placement]]
     ) -> tuple[Strategy, Placement]:
-        """The fastest candidate, the first of equally fast ones; the same on all ranks. Every process must call it.
+        """The fastest candidate; of those that its trials do not tell apart the first. The same on all ranks.
 
-        Those near the fastest run once more, in reverse: what else disturbs a machine must not decide between them.
+        Those near the fastest run once more, in reverse: what else disturbs a machine must not decide between them. How
+        far the two trials of one lie apart says how far others may, and be equally fast. Every process must call it.
         Candidates that cannot be planned here are left out, unless none can.
+
+        Args:
+            candidates: those first that should be faster, as simulated.
 
         Raises:
             UserError: no candidate can be planned.
@@ -92,10 +98,13 @@ class Trials:
             raise refused
         most = _NEAR * min(found.values())
         near = [number for number, seconds in found.items() if seconds <= most]
+        apart = list[float]()
         for number in reversed(near if len(near) > 1 else ()):
-            again = self._timed_candidate(number, candidates[number])
-            found[number] = min(found[number], again)
-        return candidates[min(near, key=found.__getitem__)]
+            once, again = found[number], self._timed_candidate(number, candidates[number])
+            found[number] = min(once, again)
+            apart.append(abs(once - again) / found[number])
+        most = (1 + _APART * median(apart or [0.0])) * min(found.values())
+        return candidates[next(number for number in near if found[number] <= most)]
 
     def _timed_candidate(self, number: int, candidate: tuple[Strategy, Placement]) -> Seconds:
         seconds = self.seconds(*candidate)

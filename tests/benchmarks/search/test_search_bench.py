@@ -71,7 +71,7 @@ def test_the_best_of_the_others_is_what_counts(monkeypatch: pytest.MonkeyPatch) 
 
     def side(name: str, kind: Any, seconds: list[float]) -> Side:
         entry = Entry(name, lambda _: None, kind)  # type: ignore[arg-type, return-value]
-        return Side(entry, Crew(), 1.0, None, 7, 0.0, 1.0, seconds)  # type: ignore[call-arg]
+        return Side(entry, Crew(), 1.0, None, 7, 7, 0.0, 1.0, seconds)  # type: ignore[call-arg]
 
     ran = [
         side("auto", "own", [1.0, 2.0, 1.0]),
