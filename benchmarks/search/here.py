@@ -67,11 +67,18 @@ def _peers(work: str, link: str, seconds: float) -> Sequence[Finding]:
     job = _job(work, "data_parallel")
     sides = [
         (Entry(f"{strategy}: {each.name}", each.build, "peer", each.by_rank), _job(work, strategy))
-        for strategy in hand_strategies(job)
+        for strategy in _of_peers(job)
         for each in _worth_it(work, strategy, link)
     ]
     what = f"{work} on {RANKS} ranks over {link}: auto against the best peer"
     return _run(what, work, link, sides, seconds, BY_PEERS)
+
+
+def _of_peers(job: Job) -> list[str]:
+    """The strategies by hand, and pipelines of what peers can cut."""
+    names = hand_strategies(job)
+    cut = bool(job.work.chain(job.work.model()))
+    return [*names, "pipeline"] if cut and "pipeline" not in names else names
 
 
 def _worth_it(work: str, strategy: str, link: str) -> Iterator[Entry]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks.search.workloads.recurrent import TIME, Sequences
 from benchmarks.works.table import WORKS as BENCHED
@@ -22,6 +22,31 @@ def _units(model: nn.Module) -> list[nn.Module]:
     return [each for each in model.modules() if isinstance(each, nn.Linear | nn.LSTM)]
 
 
+class _Outputs(nn.Module):
+    """What an LSTM layer puts out, without its states."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: tuple[Tensor, object] = self.layer(x)
+        return made[0]
+
+
+def _alexnet_chain(model: nn.Module) -> list[nn.Module]:
+    """Dropout of 0 is left out."""
+    first, second, last = model.get_submodule("linears").children()
+    features = list(model.get_submodule("features").children())
+    return [*features, nn.Flatten(), first, nn.ReLU(), second, nn.ReLU(), last]
+
+
+def _sequences_chain(model: nn.Module) -> list[nn.Module]:
+    """Layers that read whole sequences."""
+    layers = model.get_submodule("stack.layers").children()
+    return [model.get_submodule("token"), *map(_Outputs, layers), model.get_submodule("head")]
+
+
 WORKS: dict[str, Work] = {
     **BENCHED,
     "alexnet": Work(
@@ -30,12 +55,14 @@ WORKS: dict[str, Work] = {
         loss_fn=class_loss,
         columns=["linears.0"],
         rows=["linears.1"],
+        chain=_alexnet_chain,
         tables=["linears.0.weight", "linears.0.bias", "linears.2.weight", "linears.2.bias"],
     ),
     "rnnlm": Work(
         make=partial(Sequences, WIDTH, 2, WORDS, WORDS, last=False),
         make_batch=partial(texts, TEXTS, TIME, WORDS),
         loss_fn=token_loss,
+        chain=_sequences_chain,
         tables=["token.weight", "head.weight", "head.bias"],
     ),
 }

@@ -1,8 +1,14 @@
-"""torch.distributed.pipelining: 1F1B, interleaved 1F1B, zero bubble and ZBV, of a GPT cut evenly."""
+"""torch.distributed.pipelining: 1F1B, interleaved 1F1B, zero bubble and ZBV.
+
+Models of blocks are cut into as many blocks each; chains of modules where the parts take as long.
+"""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from itertools import combinations, pairwise
 from typing import Any
 
 import torch
@@ -26,10 +32,9 @@ class Part(nn.Module):
 
     def __init__(self, model: Any, number: int, parts: int) -> None:
         super().__init__()
-        count, rest = divmod(len(model.blocks), parts)
-        if rest:
-            raise ValueError(f"{len(model.blocks)} blocks cannot be cut into {parts} equal parts")
-        self.blocks = model.blocks[number * count : (number + 1) * count]
+        counts = even(len(model.blocks), parts)
+        before = sum(counts[:number])
+        self.blocks = model.blocks[before : before + counts[number]]
         self.first, self.last = number == 0, number == parts - 1
         # A Llama turns features by their positions in each block; a GPT adds an embedding of them once.
         self.rotated = model.size if isinstance(model, Llama) else 0
@@ -51,6 +56,57 @@ class Part(nn.Module):
         for block in self.blocks:
             x = block(x, *by)
         return self.head(self.norm(x)) if self.last else x
+
+
+def even(count: int, parts: int) -> list[int]:
+    """So many blocks for each part; what is left over goes to those in the middle, which embed and predict nothing."""
+    least, rest = divmod(count, parts)
+    middle = sorted(range(parts), key=lambda part: abs(2 * part + 1 - parts))[:rest]
+    return [least + (part in middle) for part in range(parts)]
+
+
+def parts_of(job: Job, parts: int) -> Callable[[int], nn.Module]:
+    """From the number of a part of the job's model to the part. All ranks call it."""
+    model = job.work.model()
+    chain = list(job.work.chain(model))
+    if not chain:
+        return lambda number: Part(model, number, parts)
+    found: list[Any] = [None]
+    if job.rank == 0:
+        x = job.work.batch()["x"]
+        found = [balanced(seconds_of(job, chain, x[: len(x) // job.micro_batches]), parts)]
+    dist.broadcast_object_list(found)
+    ends = [0, *found[0], len(chain)]
+    return lambda number: nn.Sequential(*chain[ends[number] : ends[number + 1]])
+
+
+def balanced(seconds: Sequence[float], parts: int) -> tuple[int, ...]:
+    """Where to cut so that the part that takes longest takes least."""
+
+    def longest(cuts: tuple[int, ...]) -> float:
+        return max(sum(seconds[a:b]) for a, b in pairwise((0, *cuts, len(seconds))))
+
+    return min(combinations(range(1, len(seconds)), parts - 1), key=longest)
+
+
+def seconds_of(job: Job, chain: Sequence[nn.Module], x: Tensor) -> list[float]:
+    """Of each module of a chain: forward and backward of all micro-batches, and its update; the best of three."""
+    found = []
+    for module in map(deepcopy, chain):
+        parameters = list(module.parameters())
+        optimizer = job.work.optimizer(parameters) if parameters else None
+        took = []
+        for _ in range(3):
+            begin = time.perf_counter()
+            made = module(x.detach().requires_grad_() if x.is_floating_point() else x)
+            made.sum().backward()
+            each, begin = job.micro_batches * (time.perf_counter() - begin), time.perf_counter()
+            if optimizer:
+                optimizer.step()
+            took.append(each + time.perf_counter() - begin)
+        found.append(min(took))
+        x = made.detach()
+    return found
 
 
 def one_forward_one_backward(job: Job) -> System:
@@ -77,8 +133,9 @@ def zbv(job: Job) -> System:
     return system(job, ScheduleZBVZeroBubble, [job.rank, 2 * job.ranks - 1 - job.rank])
 
 
-def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    return cross_entropy(logits.flatten(0, 1), targets.flatten())
+def mean_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Over all samples, or all tokens."""
+    return cross_entropy(logits.flatten(0, -2), targets.flatten())
 
 
 def system(
@@ -87,22 +144,23 @@ def system(
     """A schedule of torch.
 
     Args:
-        job: a GPT of `benchmarks.works`, whose loss is the mean over all tokens.
+        job: a model of blocks or a chain, whose loss is the mean cross-entropy over all samples or tokens.
         schedule: its class.
         numbers: the parts of this rank; all ranks have as many.
         compiled: whether blocks are compiled.
     """
     parts = job.ranks * len(numbers)
-    model, batch = job.work.model(), job.work.batch()
-    modules = [Part(model, number, parts) for number in numbers]
-    for block in (block for module in modules for block in module.blocks if compiled):
-        block.compile()
+    part, batch = parts_of(job, parts), job.work.batch()
+    modules = [part(number) for number in numbers]
+    for module in modules if compiled else ():
+        for block in getattr(module, "blocks", [module]):
+            block.compile()
     stages = [
         PipelineStage(module, number, parts, torch.device("cpu"))
         for module, number in zip(modules, numbers, strict=True)
     ]
     made = schedule(
-        stages[0] if schedule is Schedule1F1B else stages, job.micro_batches, loss_fn=token_loss
+        stages[0] if schedule is Schedule1F1B else stages, job.micro_batches, loss_fn=mean_loss
     )
     optimizer = job.work.optimizer(p for module in modules for p in module.parameters())
     first, last = 0 in numbers, parts - 1 in numbers

@@ -72,6 +72,7 @@ def mlp_work(width: int, layers: int, count: int) -> Work:
         columns=[str(each) for each in range(0, 2 * layers, 4)],
         rows=[str(each) for each in range(2, 2 * layers, 4)],
         blocks=lambda model: [each for each in model.children() if isinstance(each, nn.Linear)],
+        chain=lambda model: list(model.children()),
     )
 
 
@@ -173,6 +174,10 @@ def softmax_work(inputs: int, width: int, classes: int, count: int) -> Work:
         make_batch=partial(examples, count, (inputs,), classes),
         loss_fn=class_loss,
         optimizer=sgd,
+        chain=lambda model: [
+            *model.get_submodule("backbone").children(),
+            model.get_submodule("head"),
+        ],
         tables=["head.weight"],
     )
 

@@ -34,6 +34,8 @@ class Work:
             take count alike in it, so that the mean over ranks is the mean over samples.
         optimizer: of some parameters.
         blocks: the parts of the model that FSDP shards and gathers one by one.
+        chain: modules that make the model's forward of "x" when they are called in a row; pipelines of peers are cut
+            between them. Where there are none, they are cut between blocks.
         columns: patterns of the linear layers whose outputs tensor parallelism splits.
         rows: of those whose inputs it splits.
         tables: patterns of the parameters whose rows (vocabulary, classes) are split.
@@ -48,6 +50,7 @@ class Work:
     loss_fn: Callable[[nn.Module, Batch], Tensor]
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] = AdamW
     blocks: Callable[[nn.Module], Sequence[nn.Module]] = lambda model: ()
+    chain: Callable[[nn.Module], Sequence[nn.Module]] = lambda model: ()
     columns: Sequence[str] = ()
     rows: Sequence[str] = ()
     tables: Sequence[str] = ()
