@@ -100,35 +100,9 @@ class Watch:
 
     def __init__(self, entries: tuple[Entry, ...] = ()) -> None:
         self.entries = entries
-        quick, single, cells = _parted(entries)
-        # How all values of a space are read at once, in how many loops there are; and what all of them were.
-        self._readers = [(itemgetter(*names), space) for space, names, _ in quick]
-        self._spaces, self._names = _columns((_readable(e.space), e.name) for e in single)
-        self._cells = [entry.space.cell for entry in cells]
-        self._then = [value for _, _, values in quick for value in values]
-        self._then += [entry.value for entry in (*single, *cells)]
-        missing = [entry for entry in entries if entry.value is MISSING]
-        absent = [entry for entry in missing if not isinstance(entry.space, Attribute)]
-        self._without, self._absent = _columns((e.space, e.name) for e in absent)
-        sizes = [entry for entry in entries if isinstance(entry.space, Size)]
-        self._empty = [entry.space.items for entry in sizes if not entry.value]
-        self._sized = [entry.space.items for entry in sizes if entry.value]
-        self._sizes = [entry.value for entry in sizes if entry.value]
-        self._vacant = [entry for entry in missing if isinstance(entry.space, Attribute)]
-        slots = [e for e in entries if isinstance(e.space, Attribute) and e.value is not MISSING]
-        self._owners, self._slots = _columns((e.space.owner, e.name) for e in slots)
-        self._then += [entry.value for entry in slots]
-        arrays = [entry for entry in entries if isinstance(entry.space, Content)]
-        self._arrays, self._contents = _columns((e.space.array, e.value) for e in arrays)
-        sets = [entry for entry in entries if isinstance(entry.space, Members)]
-        self._sets, self._members = _columns((e.space.items, e.value) for e in sets)
-        orders = [entry for entry in entries if isinstance(entry.space, KeyOrder)]
-        self._ordered, self._orders = _columns((e.space.items, e.value) for e in orders)
-        outcomes = [entry for entry in entries if isinstance(entry.space, Outcome)]
-        self._computed, self._outcomes = _columns((e.space.compute, e.value) for e in outcomes)
-        asked = [entry for entry in entries if isinstance(entry.space, Asked)]
-        self._asked = [entry.space.ask for entry in asked]
-        self._then += [entry.value for entry in asked]
+        self._objects = _Objects(entries)
+        self._gaps = _Gaps(entries)
+        self._contents = _Contents(entries)
 
     def settled(self, constants: Iterable[torch.Tensor] = ()) -> Watch:
         """Without what is another value already: what the step has left behind says nothing of the next one.
@@ -153,24 +127,7 @@ class Watch:
 
     def _same(self) -> bool:
         """True where everything is the same object, and nothing has come."""
-        now = chain(
-            chain.from_iterable([read(space) for read, space in self._readers]),
-            map(getitem, self._spaces, self._names),
-            map(_content, self._cells),
-            map(getattr, self._owners, self._slots),
-            [ask() for ask in self._asked],
-        )
-        return (
-            all(map(is_, now, self._then))
-            and not any(map(contains, self._without, self._absent))
-            and (not self._vacant or all(entry.holds() for entry in self._vacant))
-            and not any(self._empty)
-            and list(map(len, self._sized)) == self._sizes
-            and self._sets == self._members
-            and list(map(list, self._ordered)) == self._orders
-            and [each.tobytes() for each in self._arrays] == self._contents
-            and [compute() for compute in self._computed] == self._outcomes
-        )
+        return self._objects.same() and self._gaps.same() and self._contents.same()
 
 
 @final
@@ -320,6 +277,87 @@ class Outcome:
 
 _APART = (Size, Members, KeyOrder, Attribute, Content, Outcome, Asked)
 _Group: TypeAlias = tuple[Any, list[Any], list[Any]]
+
+
+@final
+class _Objects:
+    """Values that are to be the same objects: all of them are read in a few loops, and compared in one."""
+
+    def __init__(self, entries: tuple[Entry, ...]) -> None:
+        quick, single, cells = _parted(entries)
+        slots = [each for each in _of_kind(entries, Attribute) if each.value is not MISSING]
+        asked = _of_kind(entries, Asked)
+        # How all values of a space are read at once.
+        self._readers = [(itemgetter(*names), space) for space, names, _ in quick]
+        self._spaces, self._names = _columns((_readable(e.space), e.name) for e in single)
+        self._cells = [entry.space.cell for entry in cells]
+        self._owners, self._slots = _columns((e.space.owner, e.name) for e in slots)
+        self._asked = [entry.space.ask for entry in asked]
+        # What all of them were, in this order.
+        self._then = list(chain.from_iterable(values for _, _, values in quick))
+        self._then += [entry.value for entry in (*single, *cells, *slots, *asked)]
+
+    def same(self) -> bool:
+        """True where they are; raises where one is gone."""
+        now = chain(
+            chain.from_iterable([read(space) for read, space in self._readers]),
+            map(getitem, self._spaces, self._names),
+            map(_content, self._cells),
+            map(getattr, self._owners, self._slots),
+            [ask() for ask in self._asked],
+        )
+        return all(map(is_, now, self._then))
+
+
+@final
+class _Gaps:
+    """Places where nothing was, and nothing is to be: names in spaces, attributes in `__slots__`, containers."""
+
+    def __init__(self, entries: tuple[Entry, ...]) -> None:
+        missing = [entry for entry in entries if entry.value is MISSING]
+        self._vacant = _of_kind(missing, Attribute)
+        absent = (entry for entry in missing if not isinstance(entry.space, Attribute))
+        self._spaces, self._names = _columns((e.space, e.name) for e in absent)
+        self._empty = [e.space.items for e in _of_kind(entries, Size) if not e.value]
+
+    def same(self) -> bool:
+        """True where they are empty still."""
+        return not (
+            any(map(contains, self._spaces, self._names))
+            or (self._vacant and not all(entry.holds() for entry in self._vacant))
+            or any(self._empty)
+        )
+
+
+@final
+class _Contents:
+    """Containers, arrays and results that are to be equal to what they were."""
+
+    def __init__(self, entries: tuple[Entry, ...]) -> None:
+        sizes = [entry for entry in _of_kind(entries, Size) if entry.value]
+        self._sized, self._sizes = _columns((e.space.items, e.value) for e in sizes)
+        sets = _of_kind(entries, Members)
+        self._sets, self._members = _columns((e.space.items, e.value) for e in sets)
+        ordered = _of_kind(entries, KeyOrder)
+        self._ordered, self._orders = _columns((e.space.items, e.value) for e in ordered)
+        arrays = _of_kind(entries, Content)
+        self._arrays, self._bytes = _columns((e.space.array, e.value) for e in arrays)
+        computed = _of_kind(entries, Outcome)
+        self._computed, self._outcomes = _columns((e.space.compute, e.value) for e in computed)
+
+    def same(self) -> bool:
+        """True where they are; raises where a result cannot be computed any more."""
+        return (
+            list(map(len, self._sized)) == self._sizes
+            and self._sets == self._members
+            and list(map(list, self._ordered)) == self._orders
+            and [each.tobytes() for each in self._arrays] == self._bytes
+            and [compute() for compute in self._computed] == self._outcomes
+        )
+
+
+def _of_kind(entries: Iterable[Entry], space: type) -> list[Entry]:
+    return [entry for entry in entries if isinstance(entry.space, space)]
 
 
 def _parted(entries: Iterable[Entry]) -> tuple[list[_Group], list[Entry], list[Entry]]:

@@ -24,6 +24,7 @@ from weft.program.live.live import take_over
 from weft.program.live.variables import add_loss_scale, add_masters
 from weft.program.modes import check_modes
 from weft.program.one_thread import at_work, lock_of
+from weft.program.parts.saving import checkpoint_path
 from weft.program.planner import Planner
 from weft.program.planning.auto import asked_of, chosen
 from weft.program.planning.build import local_ranks
@@ -31,7 +32,7 @@ from weft.program.planning.costs import agreed_costs
 from weft.program.planning.same_program import asked_by
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned
-from weft.program.program import Program, checkpoint_path
+from weft.program.program import Program
 from weft.program.saving.load import weights_in
 from weft.program.setting import Setting
 from weft.program.training.states import check_states

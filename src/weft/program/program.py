@@ -2,72 +2,38 @@
 
 from __future__ import annotations
 
-import logging
-import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 
-from weft.capture.optimizers.groups import Optimizers
 from weft.compiler.pipeline import Compiled
-from weft.errors import UserError
-from weft.hardware.planning_costs import costs_text
 from weft.ir import LogicalGraph, Plan
-from weft.ir.logical import Input
 from weft.layout import Placement
 from weft.planning.stored_step import StoredStep
-from weft.program.agreement import BatchSums, OptionsChecksum, Stamps, checksum_of_numbers
-from weft.program.data.ahead import loaded_ahead, with_waits
-from weft.program.data.loader import Loader
-from weft.program.everyone import agreed, told
-from weft.program.explain.beside import BoxTimes, box_times, step_line
-from weft.program.explain.details import details as tables
-from weft.program.explain.details import details_of
-from weft.program.explain.explain import explain
-from weft.program.explain.kernels import kernel_text, replay_text
-from weft.program.explain.memory import ProgramMemory, program_memory
-from weft.program.explain.short import short_html
-from weft.program.explain.words import title
+from weft.program.everyone import told
+from weft.program.explain.memory import ProgramMemory
 from weft.program.live.holds import hold, let_go, reads
-from weft.program.live.places import LivePlaces
-from weft.program.live.variables import load_whole, state_dict_names
-from weft.program.modes import check_modes
 from weft.program.one_thread import lock_of, one_at_a_time
-from weft.program.planning.build import build, evaluation, gathering
-from weft.program.planning.recovery import Failed
+from weft.program.parts.core import ProgramCore, constants_of
+from weft.program.parts.evaluation import evaluation_of
+from weft.program.parts.inspection import ProgramInspection
+from weft.program.parts.saving import ProgramSaving
+from weft.program.parts.stepping import ProgramSteps, steps_of
+from weft.program.parts.whole_state import WholeState
 from weft.program.planning.step import Step
-from weft.program.planning.variants import Planned, Variants
-from weft.program.predict import costs_in, predicted
-from weft.program.saving.groups import about_program
-from weft.program.saving.load import load
-from weft.program.saving.manifest import Manifest, put_back
-from weft.program.saving.memory.shelf import shelf_of
-from weft.program.saving.memory.snapshots import Snapshots
-from weft.program.saving.program_state import ProgramState
-from weft.program.saving.save import save
-from weft.program.saving.writing import Writing
-from weft.program.trace import Trace, gather_trace
-from weft.program.training.gradients import check_adding
-from weft.program.training.states import full_states
+from weft.program.planning.variants import Variants
+from weft.program.trace import Trace
 from weft.program.training.training import Training
-from weft.program.verification import Subject, Verified, verified
-from weft.report import Report, write_report
+from weft.program.verification import Verified
 from weft.runtime.executor.device_executor import DeviceExecutor
 from weft.runtime.executor.threads import ThreadExecutor
-from weft.runtime.recording import Record
 from weft.runtime.world.world import World
 from weft.simulator.results.simulation import Simulation
 from weft.strategy.strategy import Strategy
-from weft.tensor.divergence import forget, note_write
-from weft.units import Seconds
-
-_log = logging.getLogger("weft")
 
 
 @final
@@ -76,57 +42,24 @@ class Program:
 
     def __init__(self, variants: Variants, step: Step, training: Training | None = None) -> None:
         self._variants = variants
+        self._setting = variants.setting
         self._step = step
         self._training = training
-        # What `metrics=` of `weft.compile` asks for, of the last step.
-        self.metrics: Mapping[str, Tensor] = {}
-        self._setting = variants.setting
-        self._options = OptionsChecksum(variants.optimizers)
-        self._number = self.world.calls.new_program()
-        self._steps = self._chain = 0
-        # For which the last step of `run` waited for its batch; None where there was none.
-        self._waited: Seconds | None = None
-        self._failed: Failed | None = None
-        self._writing: Writing | None = None
-        # By the folder of the checkpoints that they belong to.
-        self._snapshots: dict[Path, Snapshots] = {}
+        self._core = ProgramCore(variants, step, training)
         self.working = lock_of(self.world)
-        # By the number of the plan.
-        self._predicted: dict[int, Simulation] = {}
-        # Threads and groups end with the program also when nobody closes it.
-        self._close = weakref.finalize(self, _close_all, variants, training)
         hold(self._setting.model, self)
-        reads(self, lambda: _constants_of(variants, training))
-        self._places = LivePlaces(self._setting.model, self._setting.variables)
+        reads(self, lambda: constants_of(variants, training))
+        self._stepping = ProgramSteps(self._core)
+        self._whole = WholeState(self._core)
+        self._saving = ProgramSaving(self._core)
+        self._inspection = ProgramInspection(self._core)
 
     def __repr__(self) -> str:
-        said = "; ".join((title(self.graph), f"batch {self._batch_text}", self._steps_text))
-        return f"<weft.Program: {said}>"
+        return f"<weft.Program: {self._inspection.line()}>"
 
     def _repr_html_(self) -> str:
         """A short form of `explain`, which notebooks show; it simulates nothing and asks no other process."""
-        more = {"batch": self._batch_text, "steps": self._steps_text}
-        return short_html(self._compiled, self._setting.options, self.memory(), more)
-
-    @property
-    def _batch_text(self) -> str:
-        return ", ".join(
-            f"{node.key} {node.value.dtype}{list(node.value.shape)}"
-            for node in self.graph.of_kind(Input)
-            if node.role == "batch"
-        )
-
-    @property
-    def _steps_text(self) -> str:
-        return f"{self._steps} steps made" if self._close.alive else "closed"
-
-    def _enter_step(self, shapes: str, adding: bool) -> None:
-        onto = ", to add to gradients" if adding else ""
-        self._chain = self._enter(f"step {self._steps} on {shapes}{onto}")
-
-    def _enter(self, what: str) -> int:
-        """A call begins that all ranks must make."""
-        return self.world.calls.enter(f"{what} of program {self._number}")
+        return self._inspection.html()
 
     @property
     def world(self) -> World:
@@ -135,11 +68,11 @@ class Program:
 
     @property
     def _compiled(self) -> Compiled:
-        return self._variants.current.compiled
+        return self._core.compiled
 
     @property
     def _executors(self) -> Mapping[int, ThreadExecutor | DeviceExecutor]:
-        return self._variants.current.executors
+        return self._core.executors
 
     @property
     def plan(self) -> Plan:
@@ -159,12 +92,17 @@ class Program:
     @property
     def steps(self) -> int:
         """The number of steps that were made, those before a checkpoint that was loaded included."""
-        return self._steps
+        return self._core.steps
 
     @property
     def placement(self) -> Placement:
         """All its ranks."""
         return self._setting.placement
+
+    @property
+    def metrics(self) -> Mapping[str, Tensor]:
+        """The metrics that `metrics=` of `weft.compile` asks for, of the last step; empty before it."""
+        return self._core.metrics
 
     @property
     def predicted(self) -> Simulation:
@@ -173,12 +111,7 @@ class Program:
         Its costs are those that `weft measure` has found here for as many ranks, processes and threads. Where it found
         none, and for calls that it did not meet, they are estimates, and `estimates` of the result says so.
         """
-        variant = self._variants.current
-        if variant.number not in self._predicted:
-            costs = costs_in(self.world)
-            found = predicted(variant.captured.graph, variant.compiled, costs)
-            self._predicted[variant.number] = found
-        return self._predicted[variant.number]
+        return self._inspection.predicted
 
     def stored(self, device_type: str = "cpu", strategy: Strategy | None = None) -> StoredStep:
         """The captured step, for plans on other machines: as `weft.Job.stored` gives it."""
@@ -216,42 +149,7 @@ class Program:
             RankFailure: when a rank failed; the first error is the cause. Another step can be made
                 when that was before the first update, as of a batch that cannot be computed with.
         """
-        self._make_ready()
-        training, options = self._training, self._options.of(update)
-        if training is not None:
-            training.gradients.clear_used()
-        standing = training is not None and training.gradients.standing()
-        adds = not update or standing
-        variants = self._adding(update) if adds else self._variants
-        batch = self._setting.whole(batch)
-        self._places.check()
-        enter = partial(self._enter_step, adding=standing)
-        feeds, sums = variants.feeds(batch, self._steps, enter)
-        if training is not None:
-            if adds and update:
-                training.gradients.check_update(variants.current.compiled)
-            training.take()
-            if adds:
-                training.gradients.take()
-        stamp = None
-        if self._setting.several:
-            numbers = checksum_of_numbers(variants.current.numbers.values())
-            stamp = Stamps(sums, options ^ numbers, self._chain).among
-        try:
-            results, self.metrics = variants.current.step(
-                self._setting, self._steps, feeds, not adds, stamp
-            )
-        except BaseException as error:
-            self._note_failure(error, variants.current.executors, variants.renew)
-            raise
-        self._steps += 1
-        if training is not None:
-            if adds:
-                training.gradients.show(variants.current.compiled)
-            if adds and update:
-                self._update(training, options)
-            training.show(update)
-        return results
+        return self._stepping.step(batch, update)
 
     def run(self, batches: Iterable[Any], ahead: int = 2) -> Iterator[Any]:
         """Make a step of each batch, and give what it returns, in order. Every process must call it, as `step`.
@@ -266,24 +164,7 @@ class Program:
         Raises:
             UserError: `ahead` cannot be; and as `step` does.
         """
-        if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 0:
-            raise UserError(f"program.run: ahead takes a number of batches from 0, found {ahead!r}")
-        if not isinstance(batches, Iterable):
-            raise UserError(f"program.run takes batches, such as a weft.Loader, found {batches!r}")
-        if isinstance(batches, Loader):
-            return self._run(batches.ahead(ahead), batches.put_back)
-        return self._run(loaded_ahead(iter(batches), ahead), lambda: None)
-
-    def _run(self, batches: Iterator[Any], failed: Callable[[], None]) -> Iterator[Any]:
-        """Make a step of each batch; `failed` is called where one raises."""
-        for batch, waited in with_waits(batches):
-            self._waited = waited
-            try:
-                made = self.step(batch)
-            except BaseException:
-                failed()
-                raise
-            yield made
+        return steps_of(self._core, self.step, batches, ahead)
 
     @one_at_a_time
     def update(self) -> None:
@@ -296,31 +177,7 @@ class Program:
             UserError: when there is no gradient, or the program does not train, or was closed.
             RankFailure: when a rank failed; the first error is the cause.
         """
-        self._make_ready()
-        training = self._training
-        if training is None:
-            raise UserError(
-                "program.update(): this program has no optimizer; give weft.compile one"
-            )
-        options = self._options.of(True)
-        self._enter(f"update by {training.gradients.text}, options {options:x}")
-        self._places.check()
-        training.take()
-        self._update(training, options)
-        training.show(True)
-
-    def _update(self, training: Training, options: int) -> None:
-        gradients = training.gradients
-        executors = gradients.executors()
-        if self._setting.several:
-            stamp = Stamps(BatchSums(), options, self._chain).among
-            for executor in executors.values():
-                executor.put_stamp(stamp)
-        try:
-            self.metrics = gradients.update(executors)
-        except BaseException as error:
-            self._note_failure(error, executors, gradients.renew)
-            raise
+        self._stepping.update()
 
     @one_at_a_time
     def verify(self, batch: Any) -> Verified:
@@ -345,46 +202,7 @@ class Program:
                 it is computed for.
             BatchError: when the batch has no data, or is none of this program.
         """
-        self._make_ready()
-        self._enter("verify")
-        number, metrics = self._steps, self.metrics
-
-        def run(batch: Any, update: bool) -> Any:
-            self._steps = number
-            return self.step(batch, update)
-
-        try:
-            return verified(
-                Subject(self._setting, self._variants, self._training, self._step, number, run),
-                batch,
-            )
-        finally:
-            self._steps, self.metrics = number, metrics
-
-    def _make_ready(self) -> None:
-        """Check that the program is open and no mode of torch around; after a failure, make new executors."""
-        if not self._close.alive:
-            raise UserError("this program was closed, and cannot step; compile another one")
-        setting, trains = self._setting, self._training is not None
-        precision = setting.options.precision
-        check_modes("the program is called", setting.placement.device_type, precision, trains)
-        if self._failed is not None:
-            self._enter("recovery")
-            self._failed.recover(self._setting)
-            self._failed = None
-
-    def _note_failure(
-        self, error: BaseException, executors: Mapping[int, Any], renew: Callable[[], None]
-    ) -> None:
-        forget()
-        drop = self._training.gradients.drop if self._training is not None else lambda: None
-        self._failed = Failed(self._steps, error, executors, renew, drop)
-
-    def _adding(self, update: bool) -> Variants:
-        """The variants of a step that adds to gradients, whether an update follows or not."""
-        check_adding(self.graph, update)
-        assert self._training is not None  # the check refuses others
-        return self._training.adding(self._enter)
+        return self._stepping.verify(batch)
 
     @one_at_a_time
     def evaluation(self, function: Callable[[nn.Module, Any], Any], example_batch: Any) -> Program:
@@ -393,20 +211,7 @@ class Program:
         The model is in eval mode. `step` of the new program returns what `function` returns, with
         whole tensors.
         """
-        self._enter("evaluation")
-        setting, trained = self._setting, self._compiled
-
-        example = setting.whole(example_batch)
-        first = agreed(
-            setting.world, "the plan", lambda: evaluation(setting, trained, function, example)
-        )
-
-        step = Step(setting.model, function, None, example)
-
-        def plan(batch: Any) -> Planned:
-            return evaluation(setting, trained, function, batch, first[0], step.changing)
-
-        return Program(Variants(setting, first, step, plan), step)
+        return Program(*evaluation_of(self._core, function, example_batch))
 
     @one_at_a_time
     def full_state_dict(self, masters: bool = False) -> dict[str, Tensor]:
@@ -419,16 +224,7 @@ class Program:
             masters: give the float32 master of each parameter that has one, in place of what it is
                 when rounded, so that `load_full_state_dict` goes on exactly there.
         """
-        self._enter("full_state_dict")
-        compiled = gathering(self._setting, self._compiled, masters)
-        executors = build(self._setting, {}, compiled, Optimizers())
-        try:
-            whole = self._setting.run(lambda rank: executors[rank].step({}))
-        finally:
-            for executor in executors.values():
-                executor.close()
-        names = state_dict_names(self._setting.model)
-        return {name: whole[key] for name, key in names.items()}
+        return self._whole.of_model(masters)
 
     @one_at_a_time
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -439,12 +235,7 @@ class Program:
         Raises:
             UserError: naming the entries that are missing, unknown, or of another shape.
         """
-        self._enter("load_full_state_dict")
-        load_whole(self._setting, self.graph, state)
-        if self._setting.several:
-            note_write(self._setting.placement, "load_full_state_dict", state.values())
-        if self._failed is not None:
-            self._failed.loaded = True
+        self._whole.load_model(state)
 
     @one_at_a_time
     def full_optimizer_state_dict(
@@ -462,18 +253,7 @@ class Program:
             UserError: when the program was compiled without that optimizer, or with several and none
                 is named.
         """
-        found = self._step.optimizers.each
-        if optimizer is None and len(found) == 1:
-            (optimizer,) = found
-        if self._training is None or not any(optimizer is one for one in found):
-            raise UserError(
-                f"full_optimizer_state_dict: the program has {len(found)} optimizers; name one of them, "
-                "full_optimizer_state_dict(optimizer)"
-            )
-        assert optimizer is not None  # it is one of those
-        self._enter("full_optimizer_state_dict")
-        self._training.take()
-        return full_states(optimizer)
+        return self._whole.of_optimizer(optimizer)
 
     @one_at_a_time
     def save(
@@ -502,20 +282,7 @@ class Program:
             UserError: on every process, when one cannot write; gradients wait for an update; or `extra` holds something
                 else.
         """
-        place = checkpoint_path(path)
-        self._make_ready()
-        self._enter(f"save {place}")
-        state, about = self._to_save("save")
-        before, self._writing = self._writing, None
-        self._writing = save(state, place, about, extra or {}, before, wait, replace)
-
-    def _to_save(self, call: str) -> tuple[ProgramState, dict[str, Any]]:
-        """The content of a checkpoint: tensors and states, and what is neither, as JSON."""
-        state = self._state()
-        if self._training is not None:
-            self._training.take()
-            self._check_no_gradients(call)
-        return state, about_program(state, self._steps, self._step.optimizers)
+        self._saving.save(path, extra, wait, replace)
 
     @one_at_a_time
     def save_in_memory(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
@@ -533,17 +300,12 @@ class Program:
         Raises:
             UserError: on every process, when there is no folder for snapshots; and as `save` does.
         """
-        place = checkpoint_path(path)
-        self._make_ready()
-        self._enter(f"save {place} in memory")
-        state, about = self._to_save("save_in_memory")
-        self._snapshots_of(place).take(state, self._steps, about, extra or {})
+        self._saving.save_in_memory(path, extra)
 
     @one_at_a_time
     def wait_for_memory(self) -> None:
         """Wait until the last snapshot is whole, here and on the other hosts. Every process may call it, or none."""
-        for each in self._snapshots.values():
-            each.wait()
+        self._saving.wait_for_memory()
 
     @one_at_a_time
     def saved_in_memory(self, path: str | Path) -> list[int]:
@@ -555,9 +317,7 @@ class Program:
         Raises:
             UserError: on every process, when there is no folder for snapshots.
         """
-        place = checkpoint_path(path)
-        self._enter(f"snapshots of {place}")
-        return [each.step for each in self._snapshots_of(place).there()]
+        return self._saving.saved_in_memory(path)
 
     @one_at_a_time
     def load_from_memory(
@@ -576,24 +336,7 @@ class Program:
             DamagedCheckpoint: on every process: the parts of some ranks are on no host any more, or damaged.
             UserError: as `load` does.
         """
-        place = checkpoint_path(path)
-        if not self._close.alive:
-            raise UserError("this program was closed, and cannot load; compile another one")
-        self._enter(f"load {place} from memory, step {step}")
-        with self._snapshots_of(place).reading(step) as reading:
-            return self._load(reading.folder, extra or {}, bring=reading.bring)
-
-    def _snapshots_of(self, place: Path) -> Snapshots:
-        if place not in self._snapshots:
-            self._snapshots[place] = Snapshots(self.world, shelf_of(self.world, place))
-        return self._snapshots[place]
-
-    def _check_no_gradients(self, call: str) -> None:
-        if self._training is not None and self._training.gradients.standing():
-            raise UserError(
-                f"program.{call}: gradients wait in parameter.grad, and a checkpoint holds none; call "
-                "program.update() or model.zero_grad() first"
-            )
+        return self._saving.load_from_memory(path, step, extra)
 
     @one_at_a_time
     def wait_for_saved(self) -> None:
@@ -602,13 +345,7 @@ class Program:
         Raises:
             UserError: on every process, when one could not write.
         """
-        self._enter("wait for the last checkpoint")
-        agreed(self.world, "what was written", self._written)
-
-    def _written(self) -> None:
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.wait()
+        self._saving.wait_for_saved()
 
     @one_at_a_time
     def load(
@@ -635,29 +372,7 @@ class Program:
             UserError: on every process, before anything is written: there is no checkpoint, a file is damaged or
                 missing, or it is of another model, optimizer or seed.
         """
-        place = checkpoint_path(path)
-        if not self._close.alive:
-            raise UserError("this program was closed, and cannot load; compile another one")
-        self._enter(f"load {place}")
-        agreed(self.world, "the last checkpoint", self._written)
-        agreed(self.world, "its place", lambda: put_back(place) if self.is_first else None)
-        return self._load(place, extra or {}, model_only)
-
-    def _load(
-        self,
-        place: Path,
-        extra: Mapping[str, Any],
-        model_only: bool = False,
-        bring: Callable[[Manifest, Collection[str]], None] | None = None,
-    ) -> dict[str, Any]:
-        if self._failed is None:
-            self._check_no_gradients("load")
-        optimizers = self._step.optimizers
-        found = load(self._state(), place, optimizers, extra, model_only, bring)
-        self._steps = int(found.about.get("steps", self._steps))
-        if self._failed is not None:
-            self._failed.loaded = True
-        return dict(found.extra)
+        return self._saving.load(path, extra, model_only)
 
     @property
     def is_first(self) -> bool:
@@ -671,7 +386,7 @@ class Program:
 
     @one_at_a_time
     def _exchange(self, text: str) -> list[str]:
-        self._enter("exchange")
+        self._core.enter("exchange")
         return told(self.world, "texts", lambda: text)
 
     def rows(self, size: int) -> list[int]:
@@ -682,9 +397,6 @@ class Program:
         if self._setting.buckets is not None:
             return list(range(size))
         return self._variants.rows(size)
-
-    def _state(self) -> ProgramState:
-        return ProgramState(self._setting, self.graph, self._training)
 
     def explain(self, details: bool = False, op: str | None = None) -> str:
         """Describe the program in some 25 lines: what a step takes, what its ranks send and hold, what limits it.
@@ -702,32 +414,11 @@ class Program:
         Raises:
             UserError: when nothing matches `op`.
         """
-        if op is not None:
-            return details_of(self._compiled, op, self._box_times())
-        options = self._setting.options
-        if not details:
-            step = step_line(self.predicted, self._record()[1], self._waited)
-            return explain(self._compiled, options, self.memory(), step)
-        parts = (part for executor in self._executors.values() for part in executor.distinct_parts)
-        text = tables(self._compiled, self.memory(), self._box_times()) + kernel_text(parts)
-        if options.costs is not None:
-            text += f"planned by {costs_text(options.costs)}\n"
-        return text + replay_text(each.replayer for each in self._executors.values())
-
-    def _record(self) -> tuple[int, Record]:
-        """The first rank of this process, and what it recorded of the last step."""
-        rank, executor = next(iter(self._executors.items()))
-        return rank, executor.recorder.record()
-
-    def _box_times(self) -> BoxTimes:
-        rank, record = self._record()
-        plan = next(plan for plan in self._compiled.plan.ranks if plan.rank == rank)
-        return box_times(self._compiled, plan, self.predicted, record)
+        return self._inspection.explain(details, op)
 
     def memory(self) -> ProgramMemory:
         """The peak of each rank of this process by kind: as the plan says it, and as measured in the first step."""
-        measured = {rank: executor.measured for rank, executor in self._executors.items()}
-        return program_memory(self._compiled.peaks, measured)
+        return self._inspection.memory()
 
     @one_at_a_time
     def trace(self, path: str | Path | None = None, predicted: bool = False) -> Trace:
@@ -746,14 +437,7 @@ class Program:
             UserError: when there was no step yet.
             RankFailure: when another process does not call it before the world's time-out.
         """
-        self._enter("trace")
-        world = self.world
-        records = {rank: executor.recorder.record() for rank, executor in self._executors.items()}
-        trace = gather_trace(world, self._compiled, records)
-        trace = replace(trace, batch=self._variants.current.name)
-        if path is not None and 0 in world.ranks:
-            trace.write(path, self.predicted.traces if predicted else ())
-        return trace
+        return self._inspection.trace(path, predicted)
 
     @one_at_a_time
     def report(self, path: str | Path) -> None:
@@ -768,75 +452,20 @@ class Program:
         Raises:
             UserError: when there was no step yet, or it cannot be written.
         """
-        trace = self.trace()
-        if self.is_first:
-            notes = self.explain().splitlines()
-            shown = Report(
-                *(title(self.graph), self._compiled, self.predicted, trace.ranks),
-                notes=notes,
-                strategy=self.strategy,
-            )
-            write_report(path, shown)
+        self._inspection.report(path)
 
-    @contextmanager
-    def recording(self, path: str | Path | None = None) -> Iterator[None]:
+    def recording(self, path: str | Path | None = None) -> AbstractContextManager[None]:
         """Trace all steps made inside, and write them at the end as `trace` does.
 
         Every process must enter it, and make the same steps. When a step fails nothing is written. Of
         steps of several plans, as for other shapes, those are left out that ran not by the plan of the
         last one, which the log "weft" says.
         """
-        before = self._steps
-        recorders = [executor.recorder for executor in self._executors.values()]
-        for recorder in recorders:
-            recorder.clear()
-            recorder.keeping = True
-        try:
-            yield
-        finally:
-            for recorder in recorders:
-                recorder.keeping = False
-        shown, made = len(self.trace(path).ranks[0].steps), self._steps - before
-        if shown < made:
-            _log.warning(
-                "the trace holds %d of the %d steps that were recorded, those on %s; the others ran by other plans",
-                *(shown, made, self._variants.current.name),
-            )
+        return self._inspection.recording(path, self.trace)
 
     @one_at_a_time
     def close(self) -> None:
         """End the threads of this program. It cannot step afterwards; other programs keep its variables."""
-        self._close()
+        self._core.close()
         let_go(self._setting.model, self)
-        snapshots, self._snapshots = self._snapshots, {}
-        for each in snapshots.values():
-            each.close()
-        self._written()
-
-
-def _constants_of(variants: Variants, training: Training | None) -> Iterator[Tensor]:
-    """Tensors of elsewhere that the plans of a program read."""
-    yield from variants.constants()
-    if training is not None:
-        yield from training.constants()
-
-
-def _close_all(variants: Variants, training: Training | None) -> None:
-    try:
-        variants.setting.world.check_process()
-    except (
-        UserError
-    ):  # threads and connections are those of the process that this one was forked from
-        return
-    variants.close()
-    if training is not None:
-        training.close(but=variants)
-
-
-def checkpoint_path(path: object) -> Path:
-    """A path that a user gave for a checkpoint, from the root."""
-    if not isinstance(path, str | Path) or not str(path):
-        raise UserError(f"a checkpoint is a folder; give its path as text, found {path!r}")
-    if "\0" in str(path) or not str(path).isprintable():
-        raise UserError(f"a path of a checkpoint takes printable characters, found {str(path)!r}")
-    return Path(path).expanduser().absolute()
+        self._saving.close()

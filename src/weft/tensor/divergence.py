@@ -66,44 +66,59 @@ def meet(world: World, group: tuple[int, ...], what: str) -> Channel:
     channel = channel_between(world, group)
     world.calls.begun[group] += 1
     count = world.calls.begun[group]
-    checksum, last = _plain.get(channel, (0, ""))
     ops = _ops.get(channel)
     made = 0 if ops is None else ops.checksum
-    mine = torch.tensor([count, zlib.crc32(what.encode()), made, checksum], device=channel.device)
+    plain, _ = _plain.get(channel, (0, ""))
+    mine = torch.tensor([count, zlib.crc32(what.encode()), made, plain], device=channel.device)
     found = [torch.empty_like(mine) for _ in channel.ranks]
     with _told_of_others(channel, world.calls, what):
         channel.exchange([[mine]] * channel.size, [[buffer] for buffer in found])
     found[channel.index] = mine
     if all(torch.equal(other, mine) for other in found):
         return channel
-    # Whoever goes on after the error begins anew.
     if ops is not None:
-        ops.checksum = 0
+        ops.checksum = 0  # whoever goes on after the error begins anew
     called = all(torch.equal(other[:2], mine[:2]) for other in found)
-    same = called and all(other[2] == mine[2] for other in found)
-    last = last if same else f"{what} ({user_line()})"
-    if called and not same:
-        last = "none" if ops is None else ops.last
-    texts = channel.exchange_text(last)
-    pairs = zip(channel.ranks, texts, strict=True)
-    if called and not same:
-        raise RankFailure(
-            "the ranks have run different ops since they last compared them; every rank must make the same calls on "
-            "global tensors in the same order, with the same numbers. Within weft.check_every_op() the first that "
-            "differs is told. The last were " + "; ".join(f"rank {r}: {text}" for r, text in pairs)
-        )
-    if same:
-        _plain.pop(channel, None)
-        raise RankFailure(
-            "plain tensors that met global ones differ between the ranks, but a plain tensor counts as the same on all "
-            "of them, as a part that is given to weft.from_local does along an axis where it is Broadcast. Make it "
-            "global: weft.from_local(x, …) when each process has its own part, weft.tensor(x, …) when the first rank's "
-            "counts. The last were " + "; ".join(f"rank {r}: {text}" for r, text in pairs)
-        )
-    raise RankFailure(
+    if not called:
+        raise _other_calls(channel, what)
+    if not all(other[2] == mine[2] for other in found):
+        raise _other_ops_before(channel)
+    raise _other_plain_tensors(channel)
+
+
+def _other_calls(channel: Channel, what: str) -> RankFailure:
+    """The error when ranks are about to run different collectives; every rank must call it."""
+    return RankFailure(
         "the ranks run different ops; every rank must make the same calls on global tensors in the same order. "
-        + "; ".join(f"rank {rank}: {text}" for rank, text in pairs)
+        + _of_each(channel, f"{what} ({user_line()})")
     )
+
+
+def _other_ops_before(channel: Channel) -> RankFailure:
+    """The error when ranks have run different ops; every rank must call it."""
+    ops = _ops.get(channel)
+    return RankFailure(
+        "the ranks have run different ops since they last compared them; every rank must make the same calls on "
+        "global tensors in the same order, with the same numbers. Within weft.check_every_op() the first that "
+        "differs is told. The last were " + _of_each(channel, "none" if ops is None else ops.last)
+    )
+
+
+def _other_plain_tensors(channel: Channel) -> RankFailure:
+    """The error when plain tensors differ that met global ones; every rank must call it."""
+    _, last = _plain.pop(channel, (0, ""))
+    return RankFailure(
+        "plain tensors that met global ones differ between the ranks, but a plain tensor counts as the same on all "
+        "of them, as a part that is given to weft.from_local does along an axis where it is Broadcast. Make it "
+        "global: weft.from_local(x, …) when each process has its own part, weft.tensor(x, …) when the first rank's "
+        "counts. The last were " + _of_each(channel, last)
+    )
+
+
+def _of_each(channel: Channel, own: str) -> str:
+    """The texts of all ranks of a channel, given this one's."""
+    pairs = zip(channel.ranks, channel.exchange_text(own), strict=True)
+    return "; ".join(f"rank {rank}: {text}" for rank, text in pairs)
 
 
 def note_op(mesh: Mesh, op: str, token: int, floats: Sequence[float]) -> None:

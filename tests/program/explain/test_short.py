@@ -51,6 +51,6 @@ def test_it_tells_what_has_happened_and_simulates_nothing(program: weft.Program)
     _, found = rows(program)
     assert found["steps"] == "1 steps made"
     assert "measured" in next(reversed(found.values()))
-    assert not program._predicted
+    assert not program._inspection.simulated
     program.close()
     assert rows(program)[1]["steps"] == "closed"

@@ -7,7 +7,7 @@ only torch knows: here it is every op of which an operand has the shape of the r
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from math import prod
 
@@ -70,20 +70,39 @@ def _made(
     if call.op == "weft.slice" or not (strided or shares or _turns(call.op)):
         return {}  # a slice is in order, be it a view or a copy
     turned = any(found[name] for name in strided)
-    several = [value for value in call.makes if sum(size > 1 for size in value.shape) > 1]
     if call.op in _KEEPING or (shares and call.op in WEFT_OPS):
-        return {value.name: turned for value in several} if strided else {}
-    if not shares:
-        if call.op in _PRODUCTS or dict(call.kwargs).get("memory_format") == _CONTIGUOUS:
-            return {}
-        shapes = {values[name].shape for name in strided if found[name]}
-        return {x.name: True for x in several if x.shape in shapes or _turns(call.op)}
-    base = values[call.operands[0]] if call.operands else None
-    if base is not None and not strided and _is_front(call, base.shape):
+        return {value.name: turned for value in _in_two_dims(call)} if strided else {}
+    if shares:
+        in_order = bool(call.operands) and not strided
+        return _views(call, values[call.operands[0]].shape if in_order else None, turned)
+    return _kernel_results(call, {values[name].shape for name in strided if found[name]})
+
+
+def _kernel_results(call: LocalCall, turned: Collection[Sequence[int]]) -> dict[str, bool]:
+    """The results of a kernel that it may turn around; `turned` are the shapes of its operands that are."""
+    if call.op in _PRODUCTS or dict(call.kwargs).get("memory_format") == _CONTIGUOUS:
+        return {}
+    return {x.name: True for x in _in_two_dims(call) if x.shape in turned or _turns(call.op)}
+
+
+def _views(call: LocalCall, base: Sequence[int] | None, turned: bool) -> dict[str, bool]:
+    """The results of a view that may lie out of order.
+
+    Args:
+        call: the view.
+        base: the shape of its base; None where that lies out of order itself, or there is none.
+        turned: True where an operand is turned around.
+    """
+    if base is not None and _is_front(call, base):
         return {}
     # Of one dimension, a part along another one, or a number that stands there again.
     cuts = call.op in _PARTS or call.op == "aten.expand.default"
     return {x.name: turned or not cuts for x in call.makes if prod(x.shape) > 1}
+
+
+def _in_two_dims(call: LocalCall) -> list[LocalValue]:
+    """The results of a call with more than one dimension to put in order."""
+    return [value for value in call.makes if sum(size > 1 for size in value.shape) > 1]
 
 
 @cache

@@ -1,0 +1,124 @@
+"""The core of a program, which its parts share: plans, states, the count of steps, the last failure."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, final
+
+from torch import Tensor
+
+from weft.compiler.pipeline import Compiled
+from weft.errors import UserError
+from weft.program.modes import check_modes
+from weft.program.planning.recovery import Failed
+from weft.program.planning.step import Step
+from weft.program.planning.variants import Variants
+from weft.program.training.training import Training
+from weft.runtime.executor.device_executor import DeviceExecutor
+from weft.runtime.executor.threads import ThreadExecutor
+from weft.tensor.divergence import forget
+from weft.units import Seconds
+
+
+@final
+class ProgramCore:
+    """The core of a program. Threads and groups of its ranks end with it, also when nobody closes the program.
+
+    Args:
+        variants: of its step.
+        step: as it was captured.
+        training: states and gradients; None where it only evaluates.
+
+    Attributes:
+        variants, step, training: the same.
+        setting: of all programs of the model.
+        steps: made so far, those before a checkpoint that was loaded included.
+        waited: for which the last step of `run` waited for its batch; None where there was none.
+        metrics: of the last step, by name.
+        failed: the step or update that failed last; None where the program can go on.
+        close: ends threads and groups; nothing when called again.
+    """
+
+    def __init__(self, variants: Variants, step: Step, training: Training | None) -> None:
+        self.variants = variants
+        self.setting = variants.setting
+        self.step = step
+        self.training = training
+        self.steps = 0
+        self.waited: Seconds | None = None
+        self.metrics: Mapping[str, Tensor] = {}
+        self.failed: Failed | None = None
+        self._number = self.setting.world.calls.new_program()
+        self.close = weakref.finalize(self, _close_all, variants, training)
+
+    @property
+    def is_open(self) -> bool:
+        """False once it was closed."""
+        return self.close.alive
+
+    @property
+    def compiled(self) -> Compiled:
+        """The plan that ran last, or is to run."""
+        return self.variants.current.compiled
+
+    @property
+    def executors(self) -> Mapping[int, ThreadExecutor | DeviceExecutor]:
+        """Those that run that plan, by rank of this process."""
+        return self.variants.current.executors
+
+    def enter(self, what: str) -> int:
+        """A call begins that all ranks must make."""
+        return self.setting.world.calls.enter(f"{what} of program {self._number}")
+
+    def make_ready(self) -> None:
+        """Check that the program is open and no mode of torch around; after a failure, make new executors."""
+        self.check_open("step")
+        setting, trains = self.setting, self.training is not None
+        precision = setting.options.precision
+        check_modes("the program is called", setting.placement.device_type, precision, trains)
+        if self.failed is not None:
+            self.enter("recovery")
+            self.failed.recover(setting)
+            self.failed = None
+
+    def check_open(self, call: str) -> None:
+        """Raise UserError when the program was closed; `call` is the verb for what it cannot do any more."""
+        if not self.is_open:
+            raise UserError(f"this program was closed, and cannot {call}; compile another one")
+
+    def note_failure(
+        self, error: BaseException, executors: Mapping[int, Any], renew: Callable[[], None]
+    ) -> None:
+        """A step or an update has failed: the next call recovers, or is refused.
+
+        Args:
+            error: what was raised.
+            executors: that ran.
+            renew: puts new ones in their place; every process must call it.
+        """
+        forget()
+        drop = self.training.gradients.drop if self.training is not None else lambda: None
+        self.failed = Failed(self.steps, error, executors, renew, drop)
+
+    def note_loaded(self) -> None:
+        """All that a failed step may have changed was loaded."""
+        if self.failed is not None:
+            self.failed.loaded = True
+
+
+def constants_of(variants: Variants, training: Training | None) -> Iterator[Tensor]:
+    """Tensors of elsewhere that the plans of a program read."""
+    yield from variants.constants()
+    if training is not None:
+        yield from training.constants()
+
+
+def _close_all(variants: Variants, training: Training | None) -> None:
+    try:
+        variants.setting.world.check_process()
+    except UserError:
+        return  # threads and connections are those of the process that this one was forked from
+    variants.close()
+    if training is not None:
+        training.close(but=variants)

@@ -1,0 +1,176 @@
+"""Steps of a program, updates without a step, and the check of a step beside a plain one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, final
+
+from weft.errors import UserError
+from weft.program.agreement import BatchSums, OptionsChecksum, Stamps, checksum_of_numbers
+from weft.program.data.ahead import loaded_ahead, with_waits
+from weft.program.data.loader import Loader
+from weft.program.live.places import LivePlaces
+from weft.program.parts.core import ProgramCore
+from weft.program.planning.variants import Variants
+from weft.program.training.gradients import check_adding
+from weft.program.training.training import Training
+from weft.program.verification import Subject, Verified, verified
+
+
+@final
+class ProgramSteps:
+    """The steps and updates of a program.
+
+    Args:
+        core: of the program, whose tensors are live already.
+
+    Attributes:
+        places: of the model's tensors, compared before every step.
+    """
+
+    def __init__(self, core: ProgramCore) -> None:
+        self.places = LivePlaces(core.setting.model, core.setting.variables)
+        self._core = core
+        self._options = OptionsChecksum(core.variants.optimizers)
+        # Of the calls of all ranks so far.
+        self._chain = 0
+
+    def step(self, batch: Any, update: bool = True) -> Any:
+        """As `Program.step` says."""
+        core = self._core
+        core.make_ready()
+        training, options = core.training, self._options.of(update)
+        if training is not None:
+            training.gradients.clear_used()
+        standing = training is not None and training.gradients.standing()
+        adds = not update or standing
+        variants = self._adding(update) if adds else core.variants
+        batch = core.setting.whole(batch)
+        self.places.check()
+        enter = partial(self._enter_step, adding=standing)
+        feeds, sums = variants.feeds(batch, core.steps, enter)
+        if training is not None:
+            if adds and update:
+                training.gradients.check_update(variants.current.compiled)
+            training.take()
+            if adds:
+                training.gradients.take()
+        stamp = self._stamp(variants, sums, options)
+        try:
+            results, core.metrics = variants.current.step(
+                core.setting, core.steps, feeds, not adds, stamp
+            )
+        except BaseException as error:
+            core.note_failure(error, variants.current.executors, variants.renew)
+            raise
+        core.steps += 1
+        if training is not None:
+            if adds:
+                training.gradients.show(variants.current.compiled)
+            if adds and update:
+                self._update(training, options)
+            training.show(update)
+        return results
+
+    def update(self) -> None:
+        """As `Program.update` says."""
+        core = self._core
+        core.make_ready()
+        training = core.training
+        if training is None:
+            raise UserError(
+                "program.update(): this program has no optimizer; give weft.compile one"
+            )
+        options = self._options.of(True)
+        core.enter(f"update by {training.gradients.text}, options {options:x}")
+        self.places.check()
+        training.take()
+        self._update(training, options)
+        training.show(True)
+
+    def verify(self, batch: Any) -> Verified:
+        """As `Program.verify` says."""
+        core = self._core
+        core.make_ready()
+        core.enter("verify")
+        number, metrics = core.steps, core.metrics
+
+        def run(batch: Any, update: bool) -> Any:
+            core.steps = number
+            return self.step(batch, update)
+
+        try:
+            return verified(
+                Subject(core.setting, core.variants, core.training, core.step, number, run), batch
+            )
+        finally:
+            core.steps, core.metrics = number, metrics
+
+    def _enter_step(self, shapes: str, adding: bool) -> None:
+        onto = ", to add to gradients" if adding else ""
+        self._chain = self._core.enter(f"step {self._core.steps} on {shapes}{onto}")
+
+    def _stamp(
+        self, variants: Variants, sums: BatchSums, options: int
+    ) -> Callable[[tuple[int, ...]], int] | None:
+        """The stamp of a step's messages; None where no other process takes part."""
+        if not self._core.setting.several:
+            return None
+        numbers = checksum_of_numbers(variants.current.numbers.values())
+        return Stamps(sums, options ^ numbers, self._chain).among
+
+    def _update(self, training: Training, options: int) -> None:
+        gradients = training.gradients
+        executors = gradients.executors()
+        if self._core.setting.several:
+            stamp = Stamps(BatchSums(), options, self._chain).among
+            for executor in executors.values():
+                executor.put_stamp(stamp)
+        try:
+            self._core.metrics = gradients.update(executors)
+        except BaseException as error:
+            self._core.note_failure(error, executors, gradients.renew)
+            raise
+
+    def _adding(self, update: bool) -> Variants:
+        """The variants of a step that adds to gradients, whether an update follows or not."""
+        check_adding(self._core.compiled.graph, update)
+        assert self._core.training is not None  # the check refuses others
+        return self._core.training.adding(self._core.enter)
+
+
+def steps_of(
+    core: ProgramCore, step: Callable[[Any], Any], batches: Iterable[Any], ahead: int
+) -> Iterator[Any]:
+    """A step of each batch, as `Program.run` says.
+
+    Args:
+        core: of the program.
+        step: its method.
+        batches, ahead: as the user gives them.
+    """
+    if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 0:
+        raise UserError(f"program.run: ahead takes a number of batches from 0, found {ahead!r}")
+    if not isinstance(batches, Iterable):
+        raise UserError(f"program.run takes batches, such as a weft.Loader, found {batches!r}")
+    if isinstance(batches, Loader):
+        return _steps(core, step, batches.ahead(ahead), batches.put_back)
+    return _steps(core, step, loaded_ahead(iter(batches), ahead), lambda: None)
+
+
+def _steps(
+    core: ProgramCore,
+    step: Callable[[Any], Any],
+    batches: Iterator[Any],
+    failed: Callable[[], None],
+) -> Iterator[Any]:
+    """Make a step of each batch; `failed` is called where one raises."""
+    for batch, waited in with_waits(batches):
+        core.waited = waited
+        try:
+            made = step(batch)
+        except BaseException:
+            failed()
+            raise
+        yield made

@@ -1,0 +1,67 @@
+"""The state of a program as whole, plain tensors: parameters and buffers, and what optimizers keep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from weft.capture.optimizers.groups import Optimizers
+from weft.errors import UserError
+from weft.program.live.variables import load_whole, state_dict_names
+from weft.program.parts.core import ProgramCore
+from weft.program.planning.build import build, gathering
+from weft.program.training.states import full_states
+from weft.tensor.divergence import note_write
+
+
+@final
+class WholeState:
+    """The whole state of a program, given and taken as plain tensors.
+
+    Args:
+        core: of the program.
+    """
+
+    def __init__(self, core: ProgramCore) -> None:
+        self._core = core
+
+    def of_model(self, masters: bool) -> dict[str, Tensor]:
+        """As `Program.full_state_dict` says."""
+        setting = self._core.setting
+        self._core.enter("full_state_dict")
+        compiled = gathering(setting, self._core.compiled, masters)
+        executors = build(setting, {}, compiled, Optimizers())
+        try:
+            whole = setting.run(lambda rank: executors[rank].step({}))
+        finally:
+            for executor in executors.values():
+                executor.close()
+        names = state_dict_names(setting.model)
+        return {name: whole[key] for name, key in names.items()}
+
+    def load_model(self, state: Mapping[str, Tensor]) -> None:
+        """As `Program.load_full_state_dict` says."""
+        setting = self._core.setting
+        self._core.enter("load_full_state_dict")
+        load_whole(setting, self._core.compiled.graph, state)
+        if setting.several:
+            note_write(setting.placement, "load_full_state_dict", state.values())
+        self._core.note_loaded()
+
+    def of_optimizer(self, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
+        """As `Program.full_optimizer_state_dict` says."""
+        core, found = self._core, self._core.step.optimizers.each
+        if optimizer is None and len(found) == 1:
+            (optimizer,) = found
+        if core.training is None or not any(optimizer is one for one in found):
+            raise UserError(
+                f"full_optimizer_state_dict: the program has {len(found)} optimizers; name one of them, "
+                "full_optimizer_state_dict(optimizer)"
+            )
+        assert optimizer is not None  # it is one of those
+        core.enter("full_optimizer_state_dict")
+        core.training.take()
+        return full_states(optimizer)
