@@ -34,6 +34,7 @@ TRACE = RankTrace(
     ),
     (),
     (Level(1000, Bytes(10)), Level(9000, Bytes(20))),
+    (StepSpan(4, 200, 900),),
 )
 
 
@@ -78,6 +79,7 @@ def test_a_timeline_comes_back() -> None:
     for (trace,) in found.values():
         assert (trace.rank, trace.queues, trace.steps) == (1, expected.queues, expected.steps)
         assert trace.slices == expected.slices
+        assert trace.data == expected.data
         assert trace.levels == expected.levels
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
+from weft.traces.events import DATA
 from weft.traces.rows import Kind, Level, RankTrace, Slice, StepSpan
 from weft.units import Bytes
 
@@ -56,7 +57,16 @@ def _trace(rank: int, events: Events) -> RankTrace:
             dict(each["args"]),
         )
         for each in events
-        if each["ph"] == "X"
+        if each["ph"] == "X" and each["cat"] != DATA
+    ]
+    waits = [
+        StepSpan(
+            int(each["args"]["step"]),
+            _nanoseconds(each["ts"]),
+            _nanoseconds(each["ts"]) + _nanoseconds(each["dur"]),
+        )
+        for each in events
+        if each["ph"] == "X" and each["cat"] == DATA
     ]
     levels = [
         Level(_nanoseconds(each["ts"]), Bytes(int(each["args"]["bytes"])))
@@ -64,7 +74,8 @@ def _trace(rank: int, events: Events) -> RankTrace:
         if each["ph"] == "C"
     ]
     return RankTrace(
-        rank, tuple(queues.values()), tuple(_steps(events)), tuple(slices), (), tuple(levels)
+        *(rank, tuple(queues.values()), tuple(_steps(events)), tuple(slices), (), tuple(levels)),
+        tuple(waits),
     )
 
 

@@ -13,6 +13,9 @@ from weft.traces.rows import RankTrace
 
 Event: TypeAlias = "dict[str, Any]"
 
+# The category of waits for batches, which lie between steps.
+DATA = "data"
+
 
 def trace_events(traces: Sequence[RankTrace], group: str = "", first: int = 0) -> list[Event]:
     """The events of all ranks.
@@ -51,13 +54,20 @@ def _rank_events(trace: RankTrace, start: int, arrow: count[int]) -> Iterator[Ev
             "dur": (each.end - each.begin) / 1000,
             "args": each.details,
         }
+    for number, begin, end in trace.data:
+        yield {
+            **_at(trace, 0, "X", f"waits for the batch of step {number}", begin - start),
+            "cat": DATA,
+            "dur": (end - begin) / 1000,
+            "args": {"step": number},
+        }
     for register, source, target, made, read in trace.arrows:
         # The last nanosecond of the producer's slice, and the first of the reader's.
         ends = (("s", threads[source], made - 1), ("f", threads[target], read))
-        number = next(arrow)
+        place = next(arrow)
         for phase, thread, time in ends:
             event = _at(trace, thread, phase, register, time - start)
-            yield {**event, "cat": "register", "id": number, "bp": "e"}
+            yield {**event, "cat": "register", "id": place, "bp": "e"}
     for time, size in trace.levels:
         yield {**_at(trace, 0, "C", "memory", time - start), "args": {"bytes": size}}
     for number, begin, end in trace.steps:

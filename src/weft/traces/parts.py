@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias, final
 
 from weft.ir.plan import COMPUTE
@@ -12,6 +12,8 @@ from weft.units import Seconds
 
 # Intervals of nanoseconds, in order, that do not touch.
 Intervals: TypeAlias = "list[tuple[int, int]]"
+
+NOTHING = Seconds(0.0)
 
 
 @final
@@ -27,6 +29,7 @@ class TimeParts:
         exposed: of `communication`, what is not hidden: the compute queue does nothing meanwhile.
         late: of `exposed`, communications that have begun here wait for another rank to begin.
         idle: neither the compute queue nor a communicator acts.
+        data: the wait for the batch, before the step.
     """
 
     rank: int
@@ -36,6 +39,7 @@ class TimeParts:
     exposed: Seconds
     late: Seconds
     idle: Seconds
+    data: Seconds = NOTHING
 
     @property
     def hidden(self) -> Seconds:
@@ -45,13 +49,15 @@ class TimeParts:
 
 def parts(trace: RankTrace) -> TimeParts:
     """The shares of a rank's time; slices that wait for other ranks must be marked (`late`)."""
-    return parts_of(
+    found = parts_of(
         trace.rank,
         [(begin, end) for _, begin, end in trace.steps],
         _times(s for s in trace.slices if s.kind == "compute" and s.queue == COMPUTE),
         _times(s for s in trace.slices if s.kind == "communication"),
         _times(s for s in trace.slices if s.kind == "wait" and s.peers),
     )
+    waited = sum(end - begin for _, begin, end in trace.data)
+    return replace(found, data=Seconds(waited / len(trace.steps) / 1e9))
 
 
 def parts_of(

@@ -63,7 +63,7 @@ class Level(NamedTuple):
 
 @final
 class StepSpan(NamedTuple):
-    """A step: its number, when it began and ended, in nanoseconds."""
+    """A step, or the wait for its batch: the step's number, when it began and ended, in nanoseconds."""
 
     number: int
     begin: int
@@ -83,6 +83,7 @@ class RankTrace:
             what a communication waited for, which lies inside of it.
         arrows: what passed between its queues.
         levels: what it held, as its plan says of the order in which the acts ran.
+        data: the waits for the batches of steps, each before its step.
     """
 
     rank: int
@@ -91,6 +92,7 @@ class RankTrace:
     slices: tuple[Slice, ...]
     arrows: tuple[Arrow, ...] = ()
     levels: tuple[Level, ...] = ()
+    data: tuple[StepSpan, ...] = ()
 
     def text(self) -> str:
         """One line that `RankTrace.of` reads back."""
@@ -107,6 +109,7 @@ class RankTrace:
             tuple(Slice(*row)._replace(peers=tuple(row[-1])) for row in found["slices"]),
             tuple(Arrow(*row) for row in found["arrows"]),
             tuple(Level(*row) for row in found["levels"]),
+            tuple(StepSpan(*row) for row in found["data"]),
         )
 
     def moved(self, offset: int) -> RankTrace:
@@ -114,8 +117,13 @@ class RankTrace:
         return RankTrace(
             self.rank,
             self.queues,
-            tuple(StepSpan(n, begin - offset, end - offset) for n, begin, end in self.steps),
+            _moved(self.steps, offset),
             tuple(s._replace(begin=s.begin - offset, end=s.end - offset) for s in self.slices),
             tuple(a._replace(made=a.made - offset, read=a.read - offset) for a in self.arrows),
             tuple(Level(time - offset, size) for time, size in self.levels),
+            _moved(self.data, offset),
         )
+
+
+def _moved(spans: tuple[StepSpan, ...], offset: int) -> tuple[StepSpan, ...]:
+    return tuple(StepSpan(n, begin - offset, end - offset) for n, begin, end in spans)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -123,6 +125,24 @@ def test_waits_are_told(program: weft.Program) -> None:
     found = re.search(r"which waited ([\d.]+) ms for its batch", line)
     assert found
     assert float(found[1]) >= 50
+    trace = program.trace()
+    assert [float(found[1])] * 2 == pytest.approx(
+        [1e3 * each.data for each in trace.parts], rel=0.01
+    )
+    assert trace.ranks[0].data[0].end <= trace.ranks[0].steps[0].begin
+    program.step(example(SIZE))  # nobody waited for it
+    assert "waited" not in program.explain()
+    assert [each.data for each in program.trace().parts] == [0.0, 0.0]
+
+
+def test_waits_of_all_recorded_steps_are_told(program: weft.Program, tmp_path: Path) -> None:
+    """Of a loop of weft's own, too."""
+    loader = weft.Loader(Drawn(), SIZE, program, shuffle=True, drop_last=True)
+    with program.recording(tmp_path / "steps.json"):
+        weft.fit(program, loader, epochs=1, progress=False)
+    events = json.loads((tmp_path / "steps.json").read_text())["traceEvents"]
+    named = [each["name"] for each in events if each["name"].startswith("waits for the batch")]
+    assert sorted(named) == sorted(2 * [f"waits for the batch of step {n}" for n in range(5)])
 
 
 @pytest.mark.parametrize(

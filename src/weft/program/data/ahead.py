@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from queue import Empty, Full, Queue
-from time import perf_counter
+from time import perf_counter_ns
 from typing import Generic, TypeVar, final
 
 from weft.units import Seconds
@@ -39,12 +39,13 @@ def loaded_ahead(items: Iterator[T], number: int) -> Iterator[T]:
         loading.end()
 
 
-def with_waits(items: Iterable[T]) -> Iterator[tuple[T, Seconds]]:
-    """The same items, each with the seconds for which it was waited."""
-    stream, begun = iter(items), perf_counter()
-    for item in stream:
-        yield item, Seconds(perf_counter() - begun)
-        begun = perf_counter()
+def with_waits(items: Iterable[T], note: Callable[[int, int], None]) -> Iterator[T]:
+    """The same items; `note` hears before each when the wait for it began and ended, of `perf_counter_ns`."""
+    begun = perf_counter_ns()
+    for item in items:
+        note(begun, perf_counter_ns())
+        yield item
+        begun = perf_counter_ns()
 
 
 @final

@@ -251,9 +251,11 @@ class _Loop:
         """Train by what the loader still has; the result of each update's last batch, samples, and waits."""
         samples, waited = 0, 0.0
         batches = self.loader.ahead(AHEAD) if isinstance(self.loader, Loader) else self.loader
-        for number, (batch, wait) in enumerate(with_waits(batches), 1):
+        core = self.program._core
+        for number, batch in enumerate(with_waits(batches, core.note_wait), 1):
             samples += _samples(batch)
-            waited += wait
+            wait = core.waits[core.steps]
+            waited += (wait.end - wait.begin) / 1e9
             updates = number % self.accumulate == 0
             result = self.program.step(batch, update=updates)
             if updates:

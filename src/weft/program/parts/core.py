@@ -18,7 +18,11 @@ from weft.program.training.training import Training
 from weft.runtime.executor.device_executor import DeviceExecutor
 from weft.runtime.executor.threads import ThreadExecutor
 from weft.tensor.divergence import forget
+from weft.traces.rows import StepSpan
 from weft.units import Seconds
+
+# Waits for batches that are kept: those of a long recording.
+_KEPT = 4096
 
 
 @final
@@ -34,7 +38,7 @@ class ProgramCore:
         variants, step, training: the same.
         setting: of all programs of the model.
         steps: made so far, those before a checkpoint that was loaded included.
-        waited: for which the last step of `run` waited for its batch; None where there was none.
+        waits: for the batches of the last steps that were made in a loop of weft's, by the number of the step.
         metrics: of the last step, by name.
         failed: the step or update that failed last; None where the program can go on.
         close: ends threads and groups; nothing when called again.
@@ -46,11 +50,23 @@ class ProgramCore:
         self.step = step
         self.training = training
         self.steps = 0
-        self.waited: Seconds | None = None
+        self.waits: dict[int, StepSpan] = {}
         self.metrics: Mapping[str, Tensor] = {}
         self.failed: Failed | None = None
         self._number = self.setting.world.calls.new_program()
         self.close = weakref.finalize(self, _close_all, variants, training)
+
+    def note_wait(self, begin: int, end: int) -> None:
+        """The batch of the next step was waited for, in nanoseconds of `perf_counter_ns`."""
+        if len(self.waits) >= _KEPT:
+            del self.waits[next(iter(self.waits))]
+        self.waits[self.steps] = StepSpan(self.steps, begin, end)
+
+    @property
+    def waited(self) -> Seconds | None:
+        """Seconds that the last step waited for its batch; None where nobody noted it."""
+        wait = self.waits.get(self.steps - 1)
+        return None if wait is None else Seconds((wait.end - wait.begin) / 1e9)
 
     @property
     def is_open(self) -> bool:

@@ -90,7 +90,7 @@ class ProgramInspection:
         core, world = self._core, self._core.setting.world
         core.enter("trace")
         records = {rank: executor.recorder.record() for rank, executor in core.executors.items()}
-        trace = gather_trace(world, core.compiled, records)
+        trace = gather_trace(world, core.compiled, records, core.waits)
         trace = replace(trace, batch=core.variants.current.name)
         if path is not None and 0 in world.ranks:
             trace.write(path, self.predicted.traces if predicted else ())

@@ -166,8 +166,7 @@ def _steps(
     failed: Callable[[], None],
 ) -> Iterator[Any]:
     """Make a step of each batch; `failed` is called where one raises."""
-    for batch, waited in with_waits(batches):
-        core.waited = waited
+    for batch in with_waits(batches, core.note_wait):
         try:
             made = step(batch)
         except BaseException:

@@ -15,7 +15,7 @@ from weft.program.trace.waits import with_late_ranks
 from weft.runtime.recording import Record
 from weft.runtime.world.world import World
 from weft.traces.names import lines_of
-from weft.traces.rows import RankTrace
+from weft.traces.rows import RankTrace, StepSpan
 
 # For each of some exchanges between all ranks: when a rank entered and left it, on its own clock,
 # in nanoseconds.
@@ -43,13 +43,19 @@ def ahead(own: Visits, first: Visits) -> int:
 _ROUNDS = 5
 
 
-def gather_trace(world: World, compiled: Compiled, records: Mapping[int, Record]) -> Trace:
+def gather_trace(
+    world: World,
+    compiled: Compiled,
+    records: Mapping[int, Record],
+    waits: Mapping[int, StepSpan],
+) -> Trace:
     """Gather the traces of all ranks; every process must call it.
 
     Args:
         world: of the ranks.
         compiled: the program that ran.
         records: of the ranks of this process.
+        waits: of this process for the batches of steps, by the number of the step.
 
     Raises:
         UserError: when no step has run.
@@ -60,7 +66,10 @@ def gather_trace(world: World, compiled: Compiled, records: Mapping[int, Record]
             "there is nothing to trace: call step first (one that fails leaves nothing)"
         )
     plans, lines = compiled.plan, lines_of(compiled.graph)
-    own = [rank_trace(plan, plans.communicators, records[plan.rank], lines) for plan in plans.ranks]
+    own = [
+        rank_trace(plan, plans.communicators, records[plan.rank], lines, waits)
+        for plan in plans.ranks
+    ]
     if world.size == len(world.ranks):
         return Trace(with_late_ranks(own))
     visits = [_visit(world) for _ in range(_ROUNDS)]

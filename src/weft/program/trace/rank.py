@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 from weft.actors.simulate import Timed
@@ -18,7 +18,11 @@ from weft.units import Seconds
 
 
 def rank_trace(
-    plan: RankPlan, communicators: Sequence[Communicator], record: Record, lines: Lines
+    plan: RankPlan,
+    communicators: Sequence[Communicator],
+    record: Record,
+    lines: Lines,
+    waits: Mapping[int, StepSpan],
 ) -> RankTrace:
     """The rows of a rank.
 
@@ -27,6 +31,7 @@ def rank_trace(
         communicators: of the world.
         record: what its queues did and when.
         lines: the user's line of each value.
+        waits: for the batches of steps, by the number of the step; also of steps that are not in the record.
     """
     ran = Ran(plan, record)
     ranks = {communicator.queue: communicator.ranks for communicator in communicators}
@@ -38,6 +43,7 @@ def rank_trace(
         tuple(sorted(slices, key=lambda each: (ran.queues.index(each.queue), each.begin))),
         tuple(arrows(ran)),
         tuple(_levels(ran)),
+        tuple(waits[each.step] for each in record.steps if each.step in waits),
     )
 
 

@@ -15,7 +15,17 @@ from weft.traces.parts import TimeParts, parts
 from weft.traces.rows import RankTrace
 from weft.units import Seconds
 
-_COLUMNS = ("rank", "step", "compute", "communication", "hidden", "exposed", "late ranks", "idle")
+_COLUMNS = (
+    "rank",
+    "step",
+    "compute",
+    "communication",
+    "hidden",
+    "exposed",
+    "late ranks",
+    "idle",
+    "data",
+)
 
 
 @final
@@ -70,7 +80,7 @@ class Trace:
             (
                 str(each.rank),
                 *map(_text, (each.step, each.compute, each.communication)),
-                *map(_text, (each.hidden, each.exposed, each.late, each.idle)),
+                *map(_text, (each.hidden, each.exposed, each.late, each.idle, each.data)),
             )
             for each in self.parts
         )
