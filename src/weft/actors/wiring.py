@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
@@ -127,30 +127,46 @@ def _wired(
     actor: Actor, plan: RankPlan, ports: dict[str, Port], alike: Mapping[str, str] | None
 ) -> QueueActor:
     wired = QueueActor(actor.id, actor.acts, actor.priority)
-    registers, made, read = plan.register_of, actor.produces, actor.consumes
-    if alike is not None:
-        made, read = (
-            tuple(dict.fromkeys([alike[name] for name in names])) for names in (made, read)
-        )
+    registers = plan.register_of
     # A variable that only its producer touches needs no tokens: optimizer states, above all.
+    made = _firsts(actor.produces, alike)
     produced = [name for name in made if registers[name].consumers or not registers[name].full]
+    read = _firsts(actor.consumes, alike)
+    consumed = [name for name in read if not _is_constant(registers[name], plan)]
     for name in produced:
         port = _port(registers[name], plan, ports)
         port.producer = wired
         port.span = actor.acts // registers[name].rate
-        queues = (plan.actors[id].queue for id in registers[name].consumers)
-        port.queues = tuple(dict.fromkeys(other for other in queues if other != actor.queue))
-    consumed = [name for name in read if not _is_constant(registers[name], plan)]
+        port.queues = _other_queues(registers[name], plan, actor.queue)
     for name in consumed:
         port = _port(registers[name], plan, ports)
         (port.readers if actor.acts == registers[name].rate else port.holders).append(wired)
         port.count += 1
     each = {name for name in (*consumed, *produced) if registers[name].rate == actor.acts}
-    wired.consumes = tuple(ports[name] for name in consumed if name in each)
-    wired.produces = tuple(ports[name] for name in produced if name in each)
-    wired.holds = tuple(ports[name] for name in consumed if name not in each)
-    wired.fills = tuple(ports[name] for name in produced if name not in each)
+    wired.consumes, wired.holds = _by_rate(consumed, each, ports)
+    wired.produces, wired.fills = _by_rate(produced, each, ports)
     return wired
+
+
+def _firsts(names: tuple[str, ...], alike: Mapping[str, str] | None) -> tuple[str, ...]:
+    """Of registers that are alike, the first; each once. All where nobody says which are."""
+    return names if alike is None else tuple(dict.fromkeys([alike[name] for name in names]))
+
+
+def _other_queues(register: Register, plan: RankPlan, own: str) -> tuple[str, ...]:
+    """The queues of a register's consumers, but for that of its producer."""
+    queues = (plan.actors[id].queue for id in register.consumers)
+    return tuple(dict.fromkeys(queue for queue in queues if queue != own))
+
+
+def _by_rate(
+    names: list[str], each: Collection[str], ports: Mapping[str, Port]
+) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
+    """The ports of registers that have a version for each act, and of the others."""
+    return (
+        tuple(ports[name] for name in names if name in each),
+        tuple(ports[name] for name in names if name not in each),
+    )
 
 
 def _is_constant(register: Register, plan: RankPlan) -> bool:

@@ -71,7 +71,7 @@ def test_costs_are_those_of_the_chains_that_run(
     ends = (Broadcast(), Partial("sum"), *map(Split, range(len(shape))))
     layouts = list(product(ends, repeat=len(grid)))
     table = BoxingCosts(grid, free).joint_table(TensorSpec(shape, "float32"), layouts, layouts)
-    for row, made in list(zip(table, layouts, strict=True))[::5]:
+    for row, made in list(zip(table, layouts, strict=True))[::13]:
         for cost, wanted in zip(row, layouts, strict=True):
             chain = steps(Layout(where, made), Layout(where, wanted), shape, 4)
             assert cost == sum(move_weight(step.kind, step.bytes) for step in chain)

@@ -95,7 +95,7 @@ def test_a_process_ends_quietly_with_its_search() -> None:
 
 def test_a_search_finds_the_same_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """They start at the first plan here."""
-    alone = weft.search(decoder(), "h100x2", moves=12, seed=3, planners=0)
+    alone = weft.search(decoder(), "h100x2", moves=6, seed=3, planners=0)
     asked, ask = [], Planners.ask
 
     def noted(self: Planners, *arguments: object) -> None:
@@ -104,7 +104,7 @@ def test_a_search_finds_the_same_with_them(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(Planners, "ask", noted)
     monkeypatch.setattr(own, "WORTH", 0.0)
-    assert weft.search(decoder(), "h100x2", moves=12, seed=3, planners=1) == alone
+    assert weft.search(decoder(), "h100x2", moves=6, seed=3, planners=1) == alone
     assert asked
 
 

@@ -31,14 +31,20 @@ def user_functions(function: Any, model: nn.Module) -> list[types.FunctionType]:
         if plain is None or id(plain) in found or not is_users(plain):
             continue
         found[id(plain)] = plain
-        seen = [space.get(name) for space, name in globals_of(plain)]
-        seen += [cell.cell_contents for _, cell in cells_of(plain)]
-        seen += [vars(each).get(name) for each in classes for name in names_in(plain.__code__)]
-        modules = [each for each in seen if isinstance(each, types.ModuleType)]
-        named = names_in(plain.__code__) if modules else ()
-        seen += [vars(each).get(name) for each in modules for name in named]
-        waiting += [each for each in seen if isinstance(each, types.FunctionType)]
+        waiting += [
+            each for each in _named_by(plain, classes) if isinstance(each, types.FunctionType)
+        ]
     return list(found.values())
+
+
+def _named_by(function: types.FunctionType, classes: Iterable[type]) -> list[Any]:
+    """The values that a function may mean by its names: globals, closures, attributes of classes and of modules."""
+    names = list(names_in(function.__code__))
+    seen = [space.get(name) for space, name in globals_of(function)]
+    seen += [cell.cell_contents for _, cell in cells_of(function)]
+    seen += [vars(each).get(name) for each in classes for name in names]
+    modules = [each for each in seen if isinstance(each, types.ModuleType)]
+    return seen + [vars(each).get(name) for each in modules for name in names]
 
 
 def hooks_of(model: nn.Module) -> list[Any]:
