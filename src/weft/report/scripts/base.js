@@ -44,7 +44,7 @@ function timeAxis(apart, most) {
 }
 const tickAxis = (apart, most) => { const text = timeAxis(apart / 1e7, most / 1e7); return (x) => text(x / 1e7); };
 function numberAxis(apart, most) {
-  if (most && (most >= 1e7 || most < 1e-4)) return (x) => x ? x.toExponential(Math.max(0, Math.floor(Math.log10(Math.abs(x)) - Math.log10(apart) + 1e-9))) : "0";
+  if (most && (most >= 1e7 || most < 1e-4)) return (x) => x ? x.toExponential(Math.max(0, Math.floor(Math.log10(Math.abs(x)) + 1e-9) - Math.floor(Math.log10(apart) + 1e-9))) : "0";
   const digits = digitsOf(apart);
   return (x) => x.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
