@@ -15,7 +15,7 @@ export PYTHONUNBUFFERED := 1
 # Tests start many processes: none shall compile all modules anew.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo examples test thorough chaos quick gates check docs bench recipes real-sizes accuracy search-bench scores matrix oldest golden clean
+.PHONY: demo examples test thorough chaos quick gates check docs bench recipes real-sizes accuracy search-bench scores matrix wheels oldest golden clean
 
 demo: $(READY)
 	env -u OMP_NUM_THREADS $(BIN)/weft run -n 2 examples/gpt.py
@@ -79,6 +79,10 @@ scores: $(READY) bench real-sizes accuracy search-bench
 # The tests on each Python that is there and on the oldest and the newest torch: hours.
 matrix: $(READY)
 	$(BIN)/python -m tools.matrix
+
+# The wheel in fresh environments of the same: minutes.
+wheels: $(READY)
+	$(BIN)/python -m tools.wheels
 
 # A few minutes of them on the oldest torch, where pip finds it for CPUs.
 oldest: $(READY)

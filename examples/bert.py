@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from example_data import Batch, library_text, windows
+from example_text import Batch, library_text, windows
 from gallery import Plain, Run
 from torch import Tensor, nn
 from transformers import BertConfig, BertForMaskedLM, BertForSequenceClassification

@@ -1,16 +1,17 @@
-"""Data for examples that needs no download: scikit-learn's handwritten digits, and the text of Python's own library."""
+"""Scikit-learn's handwritten digits, which need no download, and the training of models that tell their classes."""
 
 from __future__ import annotations
 
-import sysconfig
 from functools import cache
-from pathlib import Path
 
 import torch
+from gallery import Plain, Run
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
-from torch import Tensor
-from torch.nn.functional import interpolate
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, interpolate
+
+import weft
 
 Batch = dict[str, Tensor]
 
@@ -37,24 +38,27 @@ def digit_batches(steps: int, size: int = 64, side: int = 8) -> list[Batch]:
     return [{name: values[chosen] for name, values in train.items()} for chosen in rows]
 
 
-@cache
-def library_text(pattern: str = "*.py") -> Tensor:
-    """The bytes of all files of Python's standard library that a pattern names, uint8 [n]."""
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob(pattern))
-    return torch.frombuffer(bytearray(b"".join(map(Path.read_bytes, files))), dtype=torch.uint8)
+def class_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """The loss of a model that gives logits [n, 10]."""
+    return cross_entropy(model(batch["x"]), batch["y"])
 
 
-def windows(text: Tensor, count: int, length: int, seed: int = 0) -> Tensor:
-    """Random windows of a text, int64 [count, length]; all ranks draw the same."""
-    generator = torch.Generator().manual_seed(seed)
-    starts = torch.randint(len(text) - length, (count, 1), generator=generator)
-    return text[starts + torch.arange(length)].long()
+def right(model: nn.Module, batch: Batch) -> Tensor:
+    """How many classes it gets right."""
+    return (model(batch["x"]).argmax(1) == batch["y"]).sum()
 
 
-def text_batches(
-    steps: int, size: int = 16, length: int = 64, text: Tensor | None = None
-) -> list[Batch]:
-    """Batches of windows: "x" the bytes, "y" the bytes that follow, both int64 [size, length]."""
-    text = library_text() if text is None else text
-    drawn = windows(text, steps * size, length + 1).split(size)
-    return [{"x": each[:, :-1], "y": each[:, 1:]} for each in drawn]
+def learn_classes(
+    run: Run, model: nn.Module, optimizer: torch.optim.Optimizer, side: int = 8
+) -> None:
+    """Train a model on the digits as the command line asks for it, and count what it gets right of those held back."""
+    plain = Plain(model, (class_loss, optimizer))
+    batches, (_, test) = digit_batches(run.steps, side=side), digits(side)
+    with run.world():
+        program = weft.compile(
+            model, class_loss, optimizer, batches[0], placement=run.placement, strategy=run.strategy
+        )
+        run.train(batches, plain, program)
+        found = int(program.evaluation(right, test).step(test))
+        run.say(f"{found} of {len(test['y'])} digits of the test right")
+        run.finish(program)

@@ -12,11 +12,11 @@ from __future__ import annotations
 import argparse
 import copy
 import os
-import sysconfig
 from pathlib import Path
 
 import torch
 from curves import compare, train
+from example_text import text_batches
 from gpt_model import GPT, Batch, loss_fn
 from torch import Tensor
 
@@ -25,15 +25,6 @@ import weft
 RANKS, RANK = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
 TOLERANCE = 1e-4  # of a loss
 SIZES = {"steps": 60, "batch": 16, "length": 128, "layers": 4, "width": 256, "heads": 4}
-
-
-def read_batches(steps: int, size: int, length: int) -> list[Batch]:
-    """Random windows of the standard library's text; all ranks draw the same."""
-    files = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))
-    text = torch.frombuffer(bytearray(b"".join(map(Path.read_bytes, files))), dtype=torch.uint8)
-    starts = torch.randint(len(text) - length, (steps, size, 1))
-    windows = text[starts + torch.arange(length + 1)].long()
-    return [{"x": window[:, :-1], "y": window[:, 1:]} for window in windows]
 
 
 def hybrid(last: int) -> weft.Strategy:
@@ -60,7 +51,7 @@ def main() -> None:
     o = parser.parse_args()
 
     torch.manual_seed(0)
-    batches = read_batches(o.steps, o.batch, o.length)
+    batches = text_batches(o.steps, o.batch, o.length)
     model = GPT(o.layers, o.width, o.heads, o.length)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     alone, own = copy.deepcopy((model, optimizer))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from example_data import library_text, text_batches
+from example_text import library_text, text_batches
 from gallery import Plain, Run
 from gpt_model import GPT, loss_fn
 from torch import Tensor, nn

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-from example_data import text_batches
+from example_text import text_batches
 from gallery import Plain, Run
 from torch import Tensor, nn
 from transformers import MixtralConfig, MixtralForCausalLM

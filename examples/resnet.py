@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from example_data import digit_batches, digits
-from gallery import Plain, Run
+from example_data import learn_classes
+from gallery import Run
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, relu
+from torch.nn.functional import relu
 
 import weft
 
@@ -58,29 +58,12 @@ class DigitNet(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-def loss_fn(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    return cross_entropy(model(batch["x"]), batch["y"])
-
-
-def right(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    return (model(batch["x"]).argmax(1) == batch["y"]).sum()
-
-
 def main(words: Sequence[str] | None = None) -> None:
     run = Run(__doc__, STRATEGIES, 100, words)
     torch.manual_seed(0)
     model = DigitNet()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4)
-    plain = Plain(model, (loss_fn, optimizer))
-    batches, (_, test) = digit_batches(run.steps, side=16), digits(side=16)
-    with run.world():
-        program = weft.compile(
-            model, loss_fn, optimizer, batches[0], placement=run.placement, strategy=run.strategy
-        )
-        run.train(batches, plain, program)
-        found = int(program.evaluation(right, test).step(test))
-        run.say(f"{found} of {len(test['y'])} digits of the test right")
-        run.finish(program)
+    learn_classes(run, model, optimizer, side=16)
 
 
 if __name__ == "__main__":

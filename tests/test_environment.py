@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from weft.errors import UserError
+from weft.hardware.planning_costs import takes_measured
 from weft.runtime.memory.allocator import is_free_to_choose
-from weft.runtime.world.distributed import _shares_memory
+from weft.runtime.world.distributed import shares_memory
 
 ROOT = Path(__file__).parents[1]
 # What processes that weft starts tell each other.
@@ -30,7 +31,8 @@ def test_every_variable_that_is_read_has_a_row():
     ("read", "name", "values"),
     [
         (is_free_to_choose, "WEFT_MALLOC", ("kept", "system")),
-        (_shares_memory, "WEFT_TRANSPORT", ("shared", "gloo")),
+        (shares_memory, "WEFT_TRANSPORT", ("shared", "gloo")),
+        (takes_measured, "WEFT_PLAN_COSTS", ("measured", "usual")),
     ],
 )
 def test_wrong_values_are_told(read, name, values):

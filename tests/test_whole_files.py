@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.errors import UserError
-from weft.whole_files import check_writable, write_whole
+from weft.whole_files import check_writable, write_in_folder, write_whole
 
 
 def test_it_takes_the_place_of_what_was_there(tmp_path: Path) -> None:
@@ -25,7 +25,7 @@ def test_what_was_there_stays_where_writing_fails(
     place = tmp_path / "a.json"
     place.write_text("first")
 
-    def full(self: Path, text: str) -> int:
+    def full(self: Path, text: str, encoding: str) -> int:
         with self.open("w") as file:
             file.write(text[:2])
         raise OSError(28, "No space left on device")
@@ -34,6 +34,21 @@ def test_what_was_there_stays_where_writing_fails(
     with pytest.raises(UserError, match=r"cannot write the file .*: No space left on device; give"):
         write_whole(place, "second", "the file")
     assert (place.read_text(), os.listdir(tmp_path)) == ("first", ["a.json"])
+
+
+def test_the_locale_has_no_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is read as UTF-8 is written so."""
+    monkeypatch.setattr(
+        "io.text_encoding", lambda given, *_: given or pytest.fail("no encoding was given")
+    )
+    write_in_folder(tmp_path / "new" / "a.json", "ναί", "the file")
+    assert (tmp_path / "new" / "a.json").read_bytes() == "ναί".encode()
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("a file")
+    with pytest.raises(UserError, match=r"cannot write the file .*/a/b.json: (Not a|File exists)"):
+        write_in_folder(tmp_path / "a" / "b.json", "text", "the file")
 
 
 def test_a_link_stays_one(tmp_path: Path) -> None:

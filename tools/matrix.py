@@ -29,7 +29,7 @@ from tools.scores.stamp import Stamp, stamp_now
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "matrix.md"
 VENVS = ROOT / "runs" / "matrix"
-PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 OLDEST = "2.11.0"
 COMMAND = "make matrix"
 SOURCES = ("src/weft", "tests")

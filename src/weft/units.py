@@ -34,7 +34,7 @@ ITEM_SIZE: dict[str, int] = {
 
 def seconds_text(seconds: Seconds) -> str:
     """A time in milliseconds, or in seconds: 1.5 ms, 0.0123 ms, 12.5 s."""
-    if seconds >= 1.0:
+    if seconds >= 0.9995:  # a thousand milliseconds, as they are rounded
         return f"{seconds:.4g} s"
     return f"{1000 * seconds:.3g} ms"
 

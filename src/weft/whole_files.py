@@ -13,7 +13,7 @@ def write_whole(path: str | Path, text: str, what: str) -> None:
 
     Args:
         path: of the file; what is there and no file (a pipe) is written as it stands.
-        text: that it holds then.
+        text: that it holds then, as UTF-8.
         what: errors call it.
 
     Raises:
@@ -22,13 +22,35 @@ def write_whole(path: str | Path, text: str, what: str) -> None:
     place = Path(path)
     beside = place if _is_other(place) else place.with_name(f".{place.name}.{os.getpid()}.partial")
     try:
-        beside.write_text(text)
+        beside.write_text(text, encoding="utf-8")
         if beside != place:
             beside.replace(place)
     except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
         if beside != place and isinstance(error, OSError):
             beside.unlink(missing_ok=True)
         raise UserError(cannot_write(place, what, error)) from None
+
+
+def write_in_folder(path: str | Path, text: str, what: str) -> None:
+    """The same; folders that are missing are made.
+
+    Raises:
+        UserError: it cannot be written, or its folder not be made.
+    """
+    make_folder_of(path, what)
+    write_whole(path, text, what)
+
+
+def make_folder_of(path: str | Path, what: str) -> None:
+    """Make the folder of a file, where it is missing.
+
+    Raises:
+        UserError: it cannot be made.
+    """
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # as above
+        raise UserError(cannot_write(Path(path), what, error)) from None
 
 
 def check_writable(path: str | Path, what: str) -> None:

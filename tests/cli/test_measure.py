@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+import weft
 from weft.cli import measure
 from weft.cli.main import app
 from weft.cli.run import RunOptions
@@ -67,12 +68,23 @@ def test_a_machine_is_measured_with_several_numbers_of_ranks(started: Started) -
 def test_a_job_is_measured_on_the_ranks_that_are_asked_for(
     started: Started, tmp_path: Path
 ) -> None:
-    run("my_job:job")
-    run("my_job:job", "-n", "3", "--strategy", "s.yaml")
+    job, strategy = "planning.graph_texts:Path", str(tmp_path / "s.yaml")
+    weft.data_parallel().save(strategy)
+    run(job)
+    run(job, "-n", "3", "--strategy", strategy)
     assert started.runs == [
-        ([str(cores()), "0", "1", "my_job:job", ""], cores()),
-        (["3", "0", "1", "my_job:job", "s.yaml"], 3),
+        ([str(cores()), "0", "1", job, ""], cores()),
+        (["3", "0", "1", job, strategy], 3),
     ]
+
+
+def test_what_is_not_there_is_told_before_ranks_start(started: Started) -> None:
+    for wrong in (["none_here:job"], ["planning.graph_texts:Path", "--strategy", "none.yaml"]):
+        result = run(*wrong)
+        assert result.exit_code == 2
+        assert len(result.stderr.splitlines()) == 1
+        assert result.stderr.startswith("error: ")
+    assert not started.runs
 
 
 def test_what_was_known_before_is_not_told_again() -> None:

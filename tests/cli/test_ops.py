@@ -52,6 +52,20 @@ def test_bad_arguments_are_told() -> None:
     assert code == 2
     assert "does not run on these arguments" in text
     assert "cannot read the argument" in run("aten.mm.default", "[8,")[1]
+    code, text = run("aten.mm")
+    assert (code, "names no overload of the op; give one, such as aten.mm.default" in text) == (
+        2,
+        True,
+    )
+
+
+def test_what_torch_says_is_one_line() -> None:
+    """Its errors go on for pages of frames; and nobody waits for gigabytes of zeros."""
+    code, text = run("aten.mm.default", "float32[99999999999999999999,4]", "[4,6]")
+    assert (code, len(text.splitlines())) == (2, 2)
+    assert "more than 67108864 elements" in text
+    code, text = run("aten.sum.dim_IntList", "[4,4]", "[5]")
+    assert (code, len(text.splitlines())) == (2, 2)
 
 
 @pytest.mark.parametrize(

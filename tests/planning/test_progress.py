@@ -14,6 +14,7 @@ from torch import nn
 import weft
 from weft.planning import progress as module
 from weft.planning.progress import DELAY, progress
+from weft.planning.terminal import alone
 from weft.units import Seconds
 
 PHASES = [
@@ -61,6 +62,7 @@ def test_a_search_is_a_phase(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """Set whenever the line was drawn; stderr is taken for a terminal."""
+    monkeypatch.setattr(module, "is_terminal", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
     found, refresh = threading.Event(), Live.refresh
@@ -101,6 +103,16 @@ def test_other_ranks_show_nothing(
     with progress(first=False, delay=Seconds(0)) as begin:
         begin("capturing")
         assert threading.active_count() == threads
+    assert not drawn.is_set()
+    assert capsys.readouterr().err == ""
+
+
+def test_nothing_is_drawn_beside_another_display(
+    capsys: pytest.CaptureFixture[str], drawn: threading.Event
+) -> None:
+    with alone(), module._line(Seconds(0)) as line:
+        line._thread.join(10)
+        assert not line._thread.is_alive()
     assert not drawn.is_set()
     assert capsys.readouterr().err == ""
 

@@ -299,7 +299,7 @@ def test_a_program_says_what_it_is() -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         program = weft.compile(model, loss_fn, optimizer, batch, placement=ranks)
         program.step(batch)
-        text = "Linear, training step by SGD on cpu [0, 1]; batch x float32[8, 4], y float32[8, 2]; 1 steps made"
+        text = "Linear, training step by SGD on cpu [0, 1]; batch x float32[8, 4], y float32[8, 2]; 1 step made"
         assert repr(program) == f"<weft.Program: {text}>"
         evaluation = program.evaluation(loss_fn, batch)
         assert "Linear, evaluation on cpu [0, 1]" in str(evaluation)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -183,6 +184,9 @@ def test_two_side_by_side(pages: dict[str, Path], opened: Any, tmp_path: Path) -
     assert "second against first" in table.inner_text()
     row = table.locator("tr", has_text="a step, predicted").inner_text()
     assert "%" in row
+    said = summary.inner_text()
+    assert "fullest rank, predicted" in said
+    assert "fullest rank, in the order measured" in said
     assert page.locator(".side > div").count() == 2
     page.locator("summary", has_text="Parameters that lie otherwise").click()
     assert "head.weight" in summary.inner_text()
@@ -246,6 +250,16 @@ def test_time(pages: dict[str, Path], opened: Any, tmp_path: Path) -> None:
     page.locator("#view-time details tr.click").nth(1).click()
 
 
+def test_shares_add_up_to_the_step(pages: dict[str, Path], opened: Any) -> None:
+    page = opened(pages["run"], "time")
+    told = page.locator("#view-time p", has_text="hidden communication of").all_inner_texts()
+    assert len(told) == 2  # measured and predicted
+    for said in told:
+        parts = [float(each) for each in re.findall(r"([\d.]+) %", said)]
+        assert len(parts) == 3
+        assert abs(sum(parts) - 100) < 0.2
+
+
 def test_memory_bytes_and_tables(pages: dict[str, Path], opened: Any, tmp_path: Path) -> None:
     page = opened(pages["run"], "memory")
     assert page.locator("#view-memory td", has_text="models.py").count() > 0
@@ -299,6 +313,46 @@ def test_a_thousand_ranks_and_a_million_acts_open_in_seconds(
 def test_an_empty_page_says_so(opened: Any, tmp_path: Path) -> None:
     page = opened(write_report(tmp_path / "empty.html", Report("nothing")))
     assert "There is nothing in this report" in page.locator("main").inner_text()
+
+
+def test_texts_of_axes_and_times(opened: Any, tmp_path: Path) -> None:
+    page = opened(write_report(tmp_path / "empty.html", Report("nothing")))
+    said = page.evaluate("() => [4e-8, 1e-12, 0.9999999, -2e-3, 0, null].map(seconds)")
+    assert said == ["40.0 ns", "0", "1.000 s", "-2.000 ms", "0", ""]
+    # Steps are whole: none is said twice.
+    assert page.evaluate("() => marks(0, 3, 10, 1)") == [[0, 1, 2, 3], 1]
+    axis = "([low, top, axis]) => { const [at, apart] = marks(low, top, 5); return at.map(eval(axis)(apart, top)); }"
+    for (low, top, kind), texts in (
+        ((0, 0.04, "timeAxis"), ["0 ms", "10 ms", "20 ms", "30 ms", "40 ms"]),
+        ((0, 2e-5, "timeAxis"), ["0 µs", "5 µs", "10 µs", "15 µs", "20 µs"]),
+        ((2.0001, 2.0004, "numberAxis"), ["2.0001", "2.0002", "2.0003", "2.0004"]),
+        ((0, 2e9, "numberAxis"), ["0", "5e+8", "1.0e+9", "1.5e+9", "2.0e+9"]),
+    ):
+        found = page.evaluate(axis, [low, top, kind])
+        assert found == texts
+    # Each letter is 10 wide: the second text would lie over the first, the last one would be cut off.
+    drawn = page.evaluate(
+        """() => {
+          const found = [], measureText = (text) => ({ width: 10 * text.length });
+          const context = { measureText, fillText: (...own) => found.push(own) };
+          markTexts(context, [[0, "first"], [30, "over"], [100, "last"]], 9, 0, 130);
+          return found;
+        }"""
+    )
+    assert drawn == [["first", 3, 9], ["last", 88, 9]]
+
+
+def test_what_is_not_known_is_sorted_last(opened: Any, tmp_path: Path) -> None:
+    page = opened(write_report(tmp_path / "empty.html", Report("nothing")))
+    rows = page.evaluate(
+        """() => {
+          const made = table([["b"], [null], ["a"]], [["name", (row) => row[0]]]), head = made.querySelector("th");
+          const said = () => [...made.querySelectorAll("td")].map((each) => each.textContent);
+          head.click(); const up = said(); head.click();
+          return [up, said()];
+        }"""
+    )
+    assert rows == [["a", "b", ""], ["b", "a", ""]]
 
 
 def test_reports_of_the_same_page(pages: dict[str, Path]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 from collections import namedtuple
 from pathlib import Path
@@ -42,9 +43,47 @@ def test_an_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_little_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1, 1, 1 << 20))
-    found = of("shared memory")
+    found = of("/dev/shm")
     assert (found.state, "1.0 MiB free" in found.found) == ("note", True)
     assert "shm-size" in found.advice
+    # Ranks of one host talk by memory that has no place there.
+    assert of("shared memory").state == "ok"
+
+
+def test_no_shared_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(doctor, "MEMORY", tmp_path / "shm")
+    assert of(str(tmp_path / "shm")).advice == "for snapshots, set WEFT_SNAPSHOTS"
+    monkeypatch.setattr(doctor, "host", lambda: "")
+    assert of("shared memory").found == "not on this system: ranks of one host talk over Gloo"
+
+    def hidden() -> str:
+        raise FileNotFoundError(2, "No such file or directory", "/proc/sys/kernel/random/boot_id")
+
+    monkeypatch.setattr(doctor, "host", hidden)
+    assert (of("shared memory").state, of("shared memory").advice) == (
+        *("bad", "set WEFT_TRANSPORT=gloo"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("limits", "found", "advice"),
+    [
+        ((256, 1 << 20), "256 at most", "ulimit -n 4096"),
+        ((256, 2000), "256 at most", "ulimit -n 2000"),
+        ((256, resource.RLIM_INFINITY), "256 at most", "ulimit -n 4096"),
+        (
+            *((256, 256), "256 at most"),
+            "have root raise the limit (docker run --ulimit nofile=4096)",
+        ),
+        ((1024, 1024), "1024 at most", ""),
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), "as many as wanted", ""),
+    ],
+)
+def test_open_files(
+    limits: tuple[int, int], found: str, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    assert of("open files") == Checkup("open files", found, "note" if advice else "ok", advice)
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,12 +91,25 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert of("compiler").advice == "install g++ or set CXX"
 
 
-@pytest.mark.parametrize(("name", "value"), [("WEFT_MALLOC", "mine"), ("WEFT_TIMEOUT", "soon")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("WEFT_MALLOC", "mine"), ("WEFT_TIMEOUT", "soon"), ("WEFT_TRANSPORT", "tcp")),
+        *(("WEFT_PLAN_COSTS", "mine"), ("WEFT_CUDA_GRAPHS", "yes"), ("WEFT_SECRET", "short")),
+    ],
+)
 def test_wrong_variables(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
     found = of("variables")
     assert found.state == "bad"
     assert name in found.advice
+
+
+def test_a_variable_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEFT_TIME_OUT", "5")
+    found = of("variables")
+    assert found.state == "note"
+    assert "WEFT_TIME_OUT" in found.advice
 
 
 def test_a_cache_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

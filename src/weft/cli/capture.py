@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
@@ -41,22 +41,36 @@ def find_job(target: str) -> Job:
     Raises:
         UserError: names what was expected of the module.
     """
+    return _as_job(target, find_function(target))
+
+
+def find_function(target: str) -> Any:
+    """What `target` names, as it stands in its module: a job, or what is to return one.
+
+    Raises:
+        UserError: there is no such module, or nothing of that name in it.
+    """
     name, colon, attribute = target.partition(":")
     if not (name and colon and attribute.isidentifier()):
         raise UserError(
-            f"weft capture takes module:function, such as my_job:job for the function job of my_job.py, found "
-            f"{target!r}"
+            f"a job is named module:function, such as my_job:job for the function job of my_job.py, found {target!r}"
         )
     module = _imported(name)
     if not hasattr(module, attribute):
+        where = getattr(module, "__file__", None) or name
         raise UserError(
-            f"{module.__file__} has no {attribute!r}; expected a function without arguments that returns "
+            f"{where} has no {attribute!r}; expected a function without arguments that returns "
             "weft.Job(model, loss_fn, optimizer, example_batch)"
         )
-    return _as_job(target, getattr(module, attribute))
+    return getattr(module, attribute)
 
 
 def _imported(name: str) -> ModuleType:
+    if not all(part.isidentifier() for part in name.split(".")) or name.endswith(".py"):
+        raise UserError(
+            f"a job's module is named as Python imports it, such as my_job or package.my_job, found {name!r}; "
+            "leave .py and folders out, and run the command in the module's folder"
+        )
     sys.path.insert(0, os.getcwd())
     try:
         return import_module(name)
@@ -65,7 +79,7 @@ def _imported(name: str) -> ModuleType:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise
         raise UserError(
-            f"there is no module {error.name!r} in {os.getcwd()}, nor installed; run weft capture in its folder"
+            f"there is no module {error.name!r} in {os.getcwd()}, nor installed; run the command in its folder"
         ) from None
 
 
@@ -81,7 +95,7 @@ def _as_job(target: str, found: Any) -> Job:
 def _called(target: str, function: Callable[..., Any]) -> Any:
     needed = [
         each.name
-        for each in signature(function).parameters.values()
+        for each in _parameters(function)
         if each.default is Parameter.empty
         and each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)
     ]
@@ -90,3 +104,11 @@ def _called(target: str, function: Callable[..., Any]) -> Any:
             f"the function of a job takes no arguments, but {target} needs {', '.join(needed)}; give them defaults"
         )
     return function()
+
+
+def _parameters(function: Callable[..., Any]) -> Iterable[Parameter]:
+    """Those of a function; none where Python does not know them, as of some of its own."""
+    try:
+        return signature(function).parameters.values()
+    except ValueError:
+        return ()

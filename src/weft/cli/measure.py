@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from weft.cli.capture import find_function
 from weft.cli.run import RunOptions, run_script
 from weft.hardware.here import cores, kept_here, measured_folder
 from weft.hardware.measured import Measurements
 from weft.hardware.measured.figures import PROCESSES, RANKS, THREADS
+from weft.strategy.strategy import Strategy
 from weft.units import seconds_text
 
 SCRIPT = Path(__file__).with_name("measured_ranks.py")
@@ -41,7 +43,15 @@ def measure_here(job: str = "", ranks: int = 0, strategy: Path | None = None) ->
 
     Returns:
         the exit code of the first set-up that failed, else 0; and what is to be printed.
+
+    Raises:
+        UserError: there is no such job or strategy.
     """
+    # At once, and as one line: ranks would each say so with a traceback.
+    if strategy is not None:
+        Strategy.load(strategy)
+    if job:
+        find_function(job)
     before = {str(each.machine): each for each in kept_here()}
     set_ups = _set_ups(ranks or (cores() if job else 0))
     more = [job, str(strategy or "")] if job else []

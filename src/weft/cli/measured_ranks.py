@@ -10,11 +10,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from weft.cli.capture import find_job
 from weft.hardware.here import keep_here
+from weft.planning.terminal import display_options, is_terminal
 from weft.program.measured.machine import measured_job, measured_machine
 from weft.runtime.world.distributed import current_world
 from weft.runtime.world.world import local_world
@@ -41,10 +41,9 @@ def main(arguments: Sequence[str]) -> None:
 @contextmanager
 def _bar(first: bool, name: str, part: int, parts: int) -> Iterator[Callable[[str], None]]:
     """A progress bar on the terminal of the first rank; gives what tells it what begins."""
-    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(
-        *columns, console=console, transient=True, disable=not (first and console.is_terminal)
+        *columns, transient=True, disable=not (first and is_terminal()), **display_options()
     ) as bar:
         task = bar.add_task(f"weft measure: {name}", total=parts, completed=part)
 

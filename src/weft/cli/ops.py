@@ -53,7 +53,12 @@ def rule_text(op: str) -> str:
     if factors is not None:
         lines = (inspect.getdoc(factors) or "").splitlines()
         return lines[0] if lines else "depends on its shapes and arguments"
-    if runs_whole(op):
+    overloads = [name for name in registered_ops() if name.startswith(f"{op}.")]
+    if overloads:
+        raise RuleError(
+            f"{op} names no overload of the op; give one, such as {', '.join(overloads)}"
+        )
+    if runs_whole(op) and op.count(".") == 2:
         return "whole: every operand is gathered, every rank computes the whole result"
     raise RuleError(
         f"the op {op} has no sharding rule; expected a name that `weft ops` lists, such as aten.mm.default, "

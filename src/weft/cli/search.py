@@ -18,13 +18,15 @@ from weft.cli.planned import PlanOptions
 from weft.errors import UserError
 from weft.planning.machine import machine_of
 from weft.planning.stored_step import StoredStep
+from weft.planning.terminal import display_options, is_terminal
 from weft.report import Report, write_report
+from weft.report.page import REPORT
 from weft.search.enumeration import Enumeration
 from weft.search.outcome.result import SearchResult
 from weft.search.record.record import SearchRecord
 from weft.search.search import search
 from weft.strategy.strategy import Strategy
-from weft.whole_files import check_writable, write_whole
+from weft.whole_files import check_writable, make_folder_of, write_whole
 
 _STRATEGY, _RECORD = "the strategy", "the record of the search"
 
@@ -123,6 +125,9 @@ def search_graph(
         UserError: as `weft.search`; a file cannot be read or written, or is of a search of something else.
     """
     files = SearchFiles(output)
+    if report is not None:
+        make_folder_of(report, REPORT)
+        check_writable(report, REPORT)
     result = _found(asked, files, _start(asked, files, resume))
     files.write_all(result)
     if report is not None:
@@ -196,12 +201,11 @@ def _found(
 @contextmanager
 def _shown() -> Iterator[Callable[[Enumeration], None]]:
     """A table on a terminal's stderr that is drawn anew as the search goes on; nothing elsewhere."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    if not is_terminal():
         yield lambda _: None
         return
     begin = monotonic()
-    with Live(console=console, transient=True, auto_refresh=False) as live:
+    with Live(transient=True, auto_refresh=False, **display_options()) as live:
         yield lambda found: live.update(_table(found, monotonic() - begin), refresh=True)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import final
 
 from weft.cli.planned import PlanOptions
-from weft.errors import UserError
 from weft.hardware.given_costs import read_given_costs
 from weft.planning.priced import priced_step
 from weft.planning.progress import uncollected
@@ -18,6 +17,7 @@ from weft.simulator.chakra import write_chakra
 from weft.simulator.results.simulation import Simulation
 from weft.traces.events import trace_events
 from weft.traces.notes import joined_notes
+from weft.whole_files import write_in_folder
 
 
 @final
@@ -77,7 +77,4 @@ def simulate_graph(
 
 def _write_trace(simulation: Simulation, path: Path) -> None:
     content = {"traceEvents": trace_events(simulation.traces), "displayTimeUnit": "ms"}
-    try:
-        path.write_text(json.dumps(content), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"cannot write the timeline {path}: {error}") from None
+    write_in_folder(path, json.dumps(content), "the timeline")

@@ -8,6 +8,7 @@ its own costs. With `WEFT_PLAN_COSTS=usual` nothing that was measured counts.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -32,6 +33,18 @@ _OVERHEAD = 1.05
 _LARGE = Bytes(2**32)
 
 
+def takes_measured(environment: Mapping[str, str]) -> bool:
+    """True where plans take what was measured of this machine.
+
+    Raises:
+        UserError: the variable holds something else than its values.
+    """
+    found = environment.get(PLAN_COSTS) or _CHOICES[0]
+    if found not in _CHOICES:
+        raise UserError(f"{PLAN_COSTS} takes {' or '.join(_CHOICES)}, found {found!r}")
+    return found == "measured"
+
+
 def costs_at_hand(
     device_type: str, ranks: int, processes: int, threads: int, device_name: str
 ) -> Costs | None:
@@ -47,10 +60,7 @@ def costs_at_hand(
     Raises:
         UserError: a file is damaged, or `WEFT_PLAN_COSTS` is none of its values.
     """
-    chosen = os.environ.get(PLAN_COSTS, _CHOICES[0])
-    if chosen not in _CHOICES:
-        raise UserError(f"{PLAN_COSTS} takes {' or '.join(_CHOICES)}, found {chosen!r}")
-    if chosen == "usual":
+    if not takes_measured(os.environ):
         return None
     found = load_here(ranks, device_type, processes, threads, planned=True)
     return found if found is not None else catalogue_costs(device_name, ranks)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from typing import TYPE_CHECKING, final
 
+from weft.planning.terminal import alone, display_options, is_terminal
 from weft.units import Seconds
 
 if TYPE_CHECKING:
@@ -30,14 +29,14 @@ _REDRAWN = Seconds(0.25)
 def progress(first: bool, delay: Seconds = DELAY) -> Iterator[Callable[[str], None]]:
     """Gives what says that a phase begins.
 
-    A terminal shows the phase and for how long it has run; the line is gone at the end. The log "weft" is told each
-    phase when it has ended.
+    A terminal shows the phase and for how long it has run, unless something else is drawn there; the line is gone at
+    the end. The log "weft" is told each phase when it has ended.
 
     Args:
         first: true where this process has the first rank, so that its terminal shows the line.
         delay: after which the line is shown.
     """
-    shown = first and (sys.stderr.isatty() or "FORCE_COLOR" in os.environ)
+    shown = first and is_terminal()
     begun: list[tuple[str, float]] = []
 
     def ended() -> None:
@@ -85,9 +84,8 @@ class _PhaseLine:
         # rich takes long to import, and most have no use for it.
         self._spinner: Spinner = import_module("rich.spinner").Spinner("dots")
         make = import_module("rich.live").Live
-        console = import_module("rich.console").Console(stderr=True)
         self._live: Live = make(
-            console=console, get_renderable=self._drawn, auto_refresh=False, transient=True
+            get_renderable=self._drawn, auto_refresh=False, transient=True, **display_options()
         )
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._draw, daemon=True)
@@ -106,6 +104,11 @@ class _PhaseLine:
     def _draw(self) -> None:
         if self._over.wait(self._delay):
             return
+        with alone() as own:
+            if own:
+                self._redraw()
+
+    def _redraw(self) -> None:
         with self._live:
             while True:
                 self._live.refresh()

@@ -434,7 +434,7 @@ class Program:
                 "measured rank 0" and "predicted rank 0", which begin at the same time.
 
         Raises:
-            UserError: when there was no step yet.
+            UserError: when there was no step yet, or it cannot be written.
             RankFailure: when another process does not call it before the world's time-out.
         """
         return self._inspection.trace(path, predicted)

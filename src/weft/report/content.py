@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from math import isfinite
 from typing import Any, TypeAlias, final
 
 from weft.compiler.pipeline import Compiled
+from weft.report.finite import finite
 from weft.report.held import memory_rows
 from weft.report.modules import model_rows
 from weft.report.sent import sent_bytes
@@ -76,7 +76,10 @@ class Report:
             "time": timelines.data(),
             "memory": memory_rows(self.compiled, groups),
             "search": {} if self.search is None else _searched(self.search),
-            "figures": {name: list(map(list, curve)) for name, curve in self.figures.items()},
+            "figures": {
+                name: [list(steps), list(map(finite, values))]
+                for name, (steps, values) in self.figures.items()
+            },
         }
 
 
@@ -116,12 +119,8 @@ def _searched(search: SearchResult) -> Data:
         "chains": chains,
         # Of many, some are shown, and all that became the best.
         "course": [
-            [each.after, places[each.chain], each.seconds, each.best, _finite(each.bound)]
+            [each.after, places[each.chain], each.seconds, each.best, finite(each.bound)]
             for place, each in enumerate(course)
             if place % max(apart, 1) == 0 or each.best == each.seconds
         ],
     }
-
-
-def _finite(number: float) -> float | None:
-    return number if isfinite(number) else None

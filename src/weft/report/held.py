@@ -23,8 +23,9 @@ from weft.units import Seconds
 _WALKS = 24
 # Points of a curve.
 _POINTS = 1_200
-# Points of the curves of all ranks together.
+# Points of all curves together, and of each at least.
 _ALL_POINTS = 120_000
+_FEW_POINTS = 32
 # Values that are named at the peak.
 _NAMED = 40
 _NAMES = tuple(dict.fromkeys(KINDS.values()))
@@ -36,16 +37,18 @@ def memory_rows(
     """A row for each rank and step: times, bytes by kind then, and the peak, as JSON has them.
 
     By kind where the plan of a rank is at hand, of few ranks and of the last steps; else all kinds together, where a
-    trace says so.
+    trace says so. Of very many steps the last ones have rows.
     """
     found: list[dict[str, Any]] = []
     ranks = max(sum(map(len, groups.values())), 1)
-    points = max(min(_POINTS, _ALL_POINTS // ranks), 32)
+    most = max(_ALL_POINTS // _FEW_POINTS // ranks, 1)
+    steps = sum(min(len(each.steps), most) for traces in groups.values() for each in traces)
+    points = max(min(_POINTS, _ALL_POINTS // max(steps, 1)), _FEW_POINTS)
     walker = _Walker(compiled) if compiled is not None else None
     for group, traces in groups.items():
         begin = min((step.begin for each in traces for step in each.steps), default=0)
         for trace in traces:
-            for step, first, _ in trace.steps:
+            for step, first, _ in trace.steps[-most:]:
                 last = step == trace.steps[-1].number
                 row = walker.row(trace, step, points) if walker is not None and last else None
                 row = row or _levels(trace, step, points)

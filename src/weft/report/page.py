@@ -7,14 +7,15 @@ import json
 import re
 from collections.abc import Sequence
 from importlib.resources import files
-from math import isfinite
 from pathlib import Path
-from typing import Any
 
 from weft.errors import UserError
 from weft.report.content import Data, Report
-from weft.whole_files import write_whole
+from weft.report.finite import all_finite
+from weft.whole_files import write_in_folder
 
+# Errors call it so.
+REPORT = "the report"
 # The parts of the page's script, in order.
 _SCRIPTS = (
     *("base.js", "summary.js", "model.js", "canvas.js", "lanes.js", "time.js", "memory.js"),
@@ -43,19 +44,11 @@ def page_of_data(reports: Sequence[Data]) -> str:
 
 
 def _json(reports: list[Data]) -> str:
-    """The data as a browser reads it: what is not finite, which JSON has no word for, as null."""
+    """The data as a browser reads it."""
     try:
         return json.dumps(reports, separators=(",", ":"), allow_nan=False)
     except ValueError:
-        return json.dumps(_finite(reports), separators=(",", ":"), allow_nan=False)
-
-
-def _finite(data: Any) -> Any:
-    if isinstance(data, dict):
-        return {name: _finite(each) for name, each in data.items()}
-    if isinstance(data, list | tuple):
-        return [_finite(each) for each in data]
-    return None if isinstance(data, float) and not isfinite(data) else data
+        return json.dumps(all_finite(reports), separators=(",", ":"), allow_nan=False)
 
 
 def write_report(path: str | Path, *reports: Report) -> Path:
@@ -79,12 +72,5 @@ def write_page(path: object, reports: Sequence[Data]) -> Path:
     """
     if not isinstance(path, str | Path) or not str(path).isprintable():
         raise UserError(f"a report takes the path of a file, found {path!r}")
-    place = Path(path)
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(
-            f"cannot write the report {place}: {error.strerror}; give a path that can be written"
-        ) from None
-    write_whole(place, page_of_data(reports), "the report")
-    return place
+    write_in_folder(path, page_of_data(reports), REPORT)
+    return Path(path)

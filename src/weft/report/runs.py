@@ -6,7 +6,6 @@ import csv
 import json
 import re
 from collections.abc import Iterator, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +117,7 @@ def _traced(path: Path) -> Iterator[Data]:
 
 def _figures(path: Path) -> dict[str, Curve]:
     """The curves of a log, by name; none of a table without steps."""
-    points: dict[str, list[tuple[int, float | None]]] = {}
+    points: dict[str, list[tuple[int, float]]] = {}
     try:
         for row in _rows(_text(path, "the log"), path.suffix):
             if "step" not in row:
@@ -126,9 +125,7 @@ def _figures(path: Path) -> dict[str, Curve]:
             step = int(float(row.pop("step")))
             for name, value in row.items():
                 if value not in ("", None):
-                    number = float(value)
-                    kept = number if isfinite(number) else None
-                    points.setdefault(str(name), []).append((step, kept))
+                    points.setdefault(str(name), []).append((step, float(value)))
     except _DAMAGE as error:
         raise UserError(
             f"{path} is no log of weft.fit ({type(error).__name__}: {error}); expected a step and numbers in each "
@@ -147,7 +144,7 @@ def _rows(text: str, suffix: str) -> Iterator[dict[str, Any]]:
         yield from (dict(json.loads(line)) for line in text.splitlines() if line.strip())
 
 
-def _curve(points: Sequence[tuple[int, float | None]]) -> Curve:
+def _curve(points: Sequence[tuple[int, float]]) -> Curve:
     apart = -(-len(points) // _POINTS)
     kept = points[:: max(apart, 1)]
     return [step for step, _ in kept], [value for _, value in kept]

@@ -1,25 +1,21 @@
-"""Timelines in few bytes: columns of whole numbers for each rank, in tenths of a microsecond; and totals by cause."""
+"""Timelines in few bytes: columns of whole numbers for each rank, in tenths of a microsecond."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
 
-from weft.ir.plan import COMPUTE
+from weft.report.totals import shares, step_numbers, totals
 from weft.simulator.results.facts import PathAct
-from weft.traces.notes import near, stars
+from weft.traces.notes import near
 from weft.traces.rows import RankTrace, Slice
 
 # Slices of a report; of more, short neighbours on a queue are joined until about so many are left.
 MOST_SLICES = 300_000
-# Causes that are told of each step.
-_CAUSES = 24
-# Steps of which causes are told, the longest and the last.
-_STEPS = 64
 # Nanoseconds of a unit.
 UNIT = 100
 Numbers: TypeAlias = npt.NDArray[np.int64]
@@ -74,7 +70,8 @@ class Timelines:
             {
                 "group": group,
                 "steps": _steps(traces, begin),
-                "totals": _totals(traces),
+                "totals": totals(traces),
+                "shares": shares(traces),
                 "ranks": [self._rank(trace, begin, each) for trace in traces],
                 "path": [
                     [
@@ -193,7 +190,7 @@ def from_work(traces: Sequence[RankTrace]) -> list[RankTrace]:
     """The same, each step from its first act on that is none of the host's, which may begin long before."""
     begins: dict[int, int] = {}
     for trace in traces:
-        for each, number in zip(trace.slices, _step_numbers(trace), strict=True):
+        for each, number in zip(trace.slices, step_numbers(trace), strict=True):
             if each.kind != "host":
                 begins[number] = min(begins.get(number, each.begin), each.begin)
     return [
@@ -218,87 +215,3 @@ def _steps(traces: Sequence[RankTrace], begin: int) -> list[list[int]]:
         [number, (first - begin) // UNIT, (last - begin) // UNIT]
         for number, (first, last) in sorted(spans.items())
     ]
-
-
-def _totals(traces: Sequence[RankTrace]) -> dict[str, list[list[Any]]]:
-    """For steps, seconds by cause, the mean of the ranks: kind, name, seconds, exposed seconds, times."""
-    found: dict[int, dict[tuple[str, str], list[float]]] = {}
-    lengths = dict[int, int]()
-    shown = _Starred()
-    for trace in traces:
-        for span in trace.steps:
-            lengths[span.number] = max(lengths.get(span.number, 0), span.end - span.begin)
-        exposed = _exposed(trace.slices)
-        numbers = _step_numbers(trace)
-        for each, number, bare in zip(trace.slices, numbers, exposed, strict=True):
-            rows = found.setdefault(number, {})
-            row = rows.setdefault((each.kind, shown.of(each.name)), [0.0, 0.0, 0])
-            row[0] += each.end - each.begin
-            row[1] += bare
-            row[2] += 1
-    longest = sorted(lengths, key=lambda number: -lengths[number])[: _STEPS // 2]
-    kept = {*longest, *sorted(lengths)[-_STEPS // 2 :]}
-    return {
-        str(number): _largest(rows, len(traces)) for number, rows in found.items() if number in kept
-    }
-
-
-def _largest(rows: Mapping[tuple[str, str], Sequence[float]], ranks: int) -> list[list[Any]]:
-    """The largest causes, the others of each kind as one."""
-    every = sorted(rows.items(), key=lambda item: -item[1][0])
-    others: dict[str, list[float]] = {}
-    for (kind, _), row in every[_CAUSES:]:
-        own = others.setdefault(kind, [0.0, 0.0, 0])
-        others[kind] = [a + b for a, b in zip(own, row, strict=True)]
-    shown = [*every[:_CAUSES], *(((kind, "all others"), row) for kind, row in others.items())]
-    return [
-        [kind, name, took / ranks / 1e9, bare / ranks / 1e9, times]
-        for (kind, name), (took, bare, times) in shown
-    ]
-
-
-@final
-class _Starred:
-    """Names with stars for the numbers of layers; each is found once."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, str] = {}
-
-    def of(self, name: str) -> str:
-        if name not in self._known:
-            self._known[name] = stars(name)
-        return self._known[name]
-
-
-def _step_numbers(trace: RankTrace) -> list[int]:
-    """The step of each slice: as it says, or the one that runs when it begins."""
-    starts = np.array([span.begin for span in trace.steps], dtype=np.int64)
-    begins = np.array([each.begin for each in trace.slices], dtype=np.int64)
-    places = np.maximum(np.searchsorted(starts, begins, side="right") - 1, 0).tolist()
-    numbers = [span.number for span in trace.steps] or [0]
-    return [
-        int(each.details.get("step", numbers[place]))
-        for each, place in zip(trace.slices, places, strict=True)
-    ]
-
-
-def _exposed(slices: Sequence[Slice]) -> list[float]:
-    """Nanoseconds of each communication beside which the rank computes nothing; 0 of other slices."""
-    busy = sorted(
-        (each.begin, each.end)
-        for each in slices
-        if each.kind == "compute" and each.queue == COMPUTE and each.end > each.begin
-    )
-    if not busy:
-        return [float(s.end - s.begin) if s.kind == "communication" else 0.0 for s in slices]
-    # Acts of the compute queue follow one another.
-    edges = np.array(busy, dtype=np.float64).reshape(-1)
-    edges = np.maximum.accumulate(edges)
-    lengths = np.repeat(np.cumsum(edges[1::2] - edges[::2]), 2)
-    covered = np.concatenate(([0.0], lengths[:-1]))
-    begins = np.array([each.begin for each in slices], dtype=np.float64)
-    ends = np.array([each.end for each in slices], dtype=np.float64)
-    hidden = np.interp(ends, edges, covered) - np.interp(begins, edges, covered)
-    talks = np.array([each.kind == "communication" for each in slices])
-    found: list[float] = np.where(talks, np.maximum(ends - begins - hidden, 0.0), 0.0).tolist()
-    return found

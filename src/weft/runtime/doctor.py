@@ -11,27 +11,52 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from pathlib import Path
+from math import inf, isinf
 from typing import Literal, TypeAlias, final
 
 import torch
 import torch.distributed as dist
 
+from weft.actors.invariants import VARIABLE as DEBUG
 from weft.errors import UserError
+from weft.folders import FOLDER
 from weft.hardware.here import cores, kept_here
+from weft.hardware.planning_costs import PLAN_COSTS, takes_measured
+from weft.runtime.channels.shared_link import host
 from weft.runtime.compiled.cache import cache_folder
 from weft.runtime.compiled.inductor import missing_compiler
+from weft.runtime.devices.graphs import VARIABLE as CUDA_GRAPHS
+from weft.runtime.devices.graphs import graph_mode
+from weft.runtime.memory.allocator import VARIABLE as MALLOC
 from weft.runtime.memory.allocator import is_free_to_choose
-from weft.runtime.world.variables import timeout_seconds
+from weft.runtime.world.distributed import TRANSPORT, shares_memory
+from weft.runtime.world.snapshot_folder import MEMORY
+from weft.runtime.world.variables import (
+    LAUNCHER,
+    MEETING,
+    RESTART,
+    SECRET,
+    SNAPSHOTS,
+    STORE,
+    TIMEOUT,
+    given_secret,
+    timeout_seconds,
+)
 from weft.units import bytes_text
 from weft.version import __version__
 
 State: TypeAlias = Literal["ok", "note", "bad"]
 # The oldest that weft runs on.
 PYTHON, TORCH = (3, 10), (2, 11)
-# Bytes of shared memory, and open files, below which ranks of one host may run out.
+# Bytes of the memory file system, and open files, below which they may run out.
 SHARED, FILES = 1 << 28, 1024
-_SHM = Path("/dev/shm")
+# What weft reads of the environment, and what `weft run` tells its ranks.
+_VARIABLES = frozenset(
+    {
+        *(FOLDER, CUDA_GRAPHS, DEBUG, MALLOC, PLAN_COSTS, SECRET, SNAPSHOTS, TIMEOUT, TRANSPORT),
+        *(LAUNCHER, MEETING, RESTART, STORE, "WEFT_FAILURE_NOTES", "WEFT_RANK_PROCESS"),
+    }
+)
 # Packages that some things need, and which.
 OPTIONAL = {
     "transformers": "its models",
@@ -108,12 +133,35 @@ def _transports() -> Iterator[Checkup]:
         yield Checkup("Gloo", "there, for CPUs")
     if torch.cuda.is_available() and not dist.is_nccl_available():
         yield Checkup("NCCL", "not there", "bad", "install a torch with NCCL for CUDA devices")
-    if not _SHM.is_dir():
-        yield Checkup("shared memory", "no /dev/shm: ranks of one host talk over Gloo", "note")
-        return
-    free = shutil.disk_usage(_SHM).free
-    advice = "" if free >= SHARED else "make /dev/shm larger (docker run --shm-size=1g)"
-    yield Checkup("shared memory", f"{bytes_text(free)} free in {_SHM}", _note(advice), advice)
+    yield _shared_memory()
+    yield _memory_files()
+
+
+def _shared_memory() -> Checkup:
+    """The memory by which ranks of one host talk, which has no name and no place."""
+    about = "shared memory"
+    try:
+        there = bool(host())
+    except OSError as error:
+        found = f"not there ({error.strerror or error}): ranks as processes cannot run so"
+        return Checkup(about, found, "bad", f"set {TRANSPORT}=gloo")
+    if there:
+        return Checkup(about, "there, for ranks of one host")
+    return Checkup(about, "not on this system: ranks of one host talk over Gloo", "note")
+
+
+def _memory_files() -> Checkup:
+    """The file system in memory: snapshots lie there, and what workers of loaders hand over."""
+    about, uses = str(MEMORY), "for snapshots in memory and workers of loaders"
+    if not MEMORY.is_dir():
+        return Checkup(about, f"not there, {uses}", "note", f"for snapshots, set {SNAPSHOTS}")
+    if not os.access(MEMORY, os.W_OK):
+        return Checkup(
+            about, f"cannot be written, {uses}", "note", f"chmod 1777 {MEMORY} (as root)"
+        )
+    free = shutil.disk_usage(MEMORY).free
+    advice = "" if free >= SHARED else f"make {MEMORY} larger (docker run --shm-size=1g)"
+    return Checkup(about, f"{bytes_text(free)} free, {uses}", _note(advice), advice)
 
 
 def _compiler() -> Iterator[Checkup]:
@@ -135,23 +183,30 @@ def _cache() -> Iterator[Checkup]:
 
 
 def _limits() -> Iterator[Checkup]:
-    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    advice = "" if files >= FILES else f"ulimit -n {4 * FILES}"
-    yield Checkup("open files", f"{files} at most", _note(advice), advice)
+    files, most = map(_limit, resource.getrlimit(resource.RLIMIT_NOFILE))
+    advice = "" if files >= FILES else f"ulimit -n {min(4 * FILES, most):.0f}"
+    if files < FILES and files == most:
+        advice = f"have root raise the limit (docker run --ulimit nofile={4 * FILES})"
+    found = "as many as wanted" if isinf(files) else f"{files:.0f} at most"
+    yield Checkup("open files", found, _note(advice), advice)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     yield Checkup("memory", bytes_text(memory))
 
 
 def _variables() -> Iterator[Checkup]:
-    own = sorted(name for name in os.environ if name.startswith("WEFT_") and name != "WEFT_SECRET")
+    own = sorted(name for name in os.environ if name.startswith("WEFT_") and name != SECRET)
     shown = ", ".join(f"{name}={os.environ[name]}" for name in own) or "none is set"
     try:
-        is_free_to_choose(os.environ)
-        timeout_seconds()
+        for read in (is_free_to_choose, shares_memory, takes_measured):
+            read(os.environ)
+        for asked in (graph_mode, timeout_seconds, given_secret):
+            asked()
     except UserError as error:
         yield Checkup("variables", shown, "bad", str(error))
         return
-    yield Checkup("variables", shown)
+    strange = ", ".join(name for name in own if name not in _VARIABLES)
+    advice = f"weft reads no {strange}: docs/environment.md has all names" if strange else ""
+    yield Checkup("variables", shown, _note(advice), advice)
 
 
 def _costs() -> Iterator[Checkup]:
@@ -177,6 +232,11 @@ def _packages() -> Iterator[Checkup]:
             yield Checkup(name, version(name))
         except PackageNotFoundError:
             yield Checkup(name, "there")
+
+
+def _limit(number: int) -> float:
+    """A limit of the system's as a number."""
+    return inf if number == resource.RLIM_INFINITY else number
 
 
 def _note(advice: str) -> State:

@@ -19,6 +19,7 @@ from weft.strategy.parts import Schedule, Stage
 from weft.strategy.precision import Half, Precision
 from weft.strategy.sharding import Zeros
 from weft.strategy.text import SBPs, parsed, plain
+from weft.whole_files import write_whole
 
 # Of files: 2 has `grid`, 3 `in_flight` and `zero` by patterns. Files are written in the first that has what they say.
 FORMATS = (1, 2, 3)
@@ -91,8 +92,12 @@ class Strategy:
         hold(self, **{name: checked(name, getattr(self, name)) for name in names})
 
     def save(self, path: str | Path) -> None:
-        """Write the strategy as YAML: the layouts, and every other field that is set."""
-        Path(path).write_text(self.to_text())
+        """Write the strategy as YAML: the layouts, and every other field that is set.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        write_whole(path, self.to_text(), "the strategy")
 
     def to_text(self) -> str:
         """The text of a file of the strategy."""

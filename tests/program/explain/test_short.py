@@ -49,7 +49,7 @@ def test_a_notebook_shows_a_program_by_itself(program: weft.Program) -> None:
 def test_it_tells_what_has_happened_and_simulates_nothing(program: weft.Program) -> None:
     program.step(vector_batch(dtype=torch.float32))
     _, found = rows(program)
-    assert found["steps"] == "1 steps made"
+    assert found["steps"] == "1 step made"
     assert "measured" in next(reversed(found.values()))
     assert not program._inspection.simulated
     program.close()

@@ -8,17 +8,31 @@ from collections.abc import Iterator
 from weft.compiler.microbatch.loops import cut_leaves
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled
-from weft.ir.logical import Input, LogicalGraph, Update
+from weft.ir.logical import Call, Input, LogicalGraph, Update
 from weft.layout import Placement, Split
 from weft.strategy.parts import Zero
 from weft.strategy.sharding import highest_level, level_of, zero_rules
+
+# Ranks that a title names; of more it says how many there are.
+_NAMED = 16
 
 
 def title(graph: LogicalGraph) -> str:
     """The model, how it is trained, and where."""
     rules = dict.fromkeys(each.rule for each in graph.of_kind(Update) if each.rule != "copy")
     kind = f"training step by {', '.join(rules)}" if rules else "evaluation"
-    return f"{graph.name}, {kind} on {', '.join(map(str, graph.placements))}"
+    return f"{graph.name}, {kind} on {_where(graph)}"
+
+
+def _where(graph: LogicalGraph) -> str:
+    """The grid of the ranks, where there is one and it is small; else the ranks, and how many stages they make."""
+    ranks = sorted({rank for each in graph.placements for rank in each.ranks})
+    if len(graph.placements) == 1 and len(ranks) <= _NAMED:
+        return str(graph.placements[0])
+    devices = ", ".join(dict.fromkeys(each.device_type for each in graph.placements))
+    named = str(ranks) if len(ranks) <= _NAMED else f"{len(ranks)} ranks"
+    stages = len({call.phase.stage for call in graph.of_kind(Call)})
+    return f"{devices} {named}" + (f" in {stages} stages" if stages > 1 else "")
 
 
 def strategy_words(compiled: Compiled, options: Options) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import resource
-import sys
 import time
+from contextlib import ExitStack
 from types import TracebackType
 from typing import final
 
@@ -17,6 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from weft.planning.terminal import alone, display_options, is_terminal
 from weft.program.loop.logs import Figures, text_of
 from weft.units import Seconds
 
@@ -36,23 +37,26 @@ class Bar:
     def __init__(self, shown: bool, steps: int | None) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
         times = (TimeElapsedColumn(), TimeRemainingColumn())
-        shows = shown and sys.stderr.isatty()
-        self._progress = Progress(
-            *columns, *times, TextColumn("{task.fields[text]}"), disable=not shows
-        )
+        # Names of figures are the user's: brackets in them are no markup.
+        figures = TextColumn("{task.fields[text]}", markup=False)
+        shows = shown and is_terminal()
+        self._progress = Progress(*columns, *times, figures, disable=not shows, **display_options())
+        self._stack = ExitStack()
         self._task = self._progress.add_task("training", total=steps, text="")
         self._since = time.monotonic()
         self._steps = self._samples = 0
         self._waited = 0.0
 
     def __enter__(self) -> Bar:
-        self._progress.start()
+        if not self._stack.enter_context(alone()):
+            self._progress.disable = True
+        self._stack.enter_context(self._progress)
         return self
 
     def __exit__(
         self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        self._stack.close()
 
     def advance(self, step: int, samples: int, waited: Seconds) -> None:
         """A step was made, of so many samples, for which it had waited."""

@@ -10,7 +10,7 @@ from typing import final
 
 from weft.errors import UserError
 from weft.program.loop.log_files import STEP, check_figures
-from weft.whole_files import cannot_write, write_whole
+from weft.whole_files import write_in_folder
 
 _PREFIX = "weft_"
 _ELSE = re.compile(r"[^a-zA-Z0-9_]")
@@ -57,11 +57,7 @@ class Prometheus:
         """
         check_figures(figures)
         self._figures |= {**figures, STEP: step}
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-        except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-            raise UserError(cannot_write(self._path, "the log", error)) from None
-        write_whole(self._path, self._text(), "the log")
+        write_in_folder(self._path, self._text(), "the log")
 
     def close(self) -> None:
         """Nothing is open; the last figures stay."""

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import final
 
 from weft.hardware.planning_costs import costs_text
-from weft.ir.logical import Input
 from weft.program.explain.beside import BoxTimes, box_times, step_line
 from weft.program.explain.details import details as tables
 from weft.program.explain.details import details_of
@@ -143,12 +142,9 @@ class ProgramInspection:
 
     @property
     def _batch(self) -> str:
-        return ", ".join(
-            f"{node.key} {node.value.dtype}{list(node.value.shape)}"
-            for node in self._core.compiled.graph.of_kind(Input)
-            if node.role == "batch"
-        )
+        return self._core.variants.current.name
 
     @property
     def _steps(self) -> str:
-        return f"{self._core.steps} steps made" if self._core.is_open else "closed"
+        made = f"{self._core.steps} {'step' if self._core.steps == 1 else 'steps'} made"
+        return made if self._core.is_open else "closed"

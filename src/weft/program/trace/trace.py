@@ -14,6 +14,7 @@ from weft.traces.events import trace_events
 from weft.traces.parts import TimeParts, parts
 from weft.traces.rows import RankTrace
 from weft.units import Seconds
+from weft.whole_files import write_in_folder
 
 _COLUMNS = (
     "rank",
@@ -60,8 +61,10 @@ class Trace:
         Args:
             path: of the file.
             predicted: the timelines of ranks to stand beside it, in processes of their own.
+
+        Raises:
+            UserError: it cannot be written.
         """
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
         if predicted:
             behind = 1 + max(each.rank for each in self.ranks)
             events = trace_events(self.ranks, "measured")
@@ -73,7 +76,7 @@ class Trace:
             "traceEvents": events,
             "otherData": {"batch": self.batch},
         }
-        Path(path).write_text(json.dumps(content))
+        write_in_folder(path, json.dumps(content), "the timeline")
 
     def __str__(self) -> str:
         rows = (

@@ -15,7 +15,16 @@ function make(tag, options = {}, ...children) {
   found.append(...children);
   return found;
 }
-const seconds = (x) => x == null ? "" : x === 0 ? "0" : Math.abs(x) >= 1 ? x.toFixed(3) + " s" : Math.abs(x) >= 1e-3 ? (1e3 * x).toFixed(3) + " ms" : (1e6 * x).toFixed(1) + " µs";
+// Units of time: the name, how many a second has, digits behind the point, and the least that is said in it.
+const TIMES = [["s", 1, 3, 1], ["ms", 1e3, 3, 1], ["µs", 1e6, 1, 0.1], ["ns", 1e9, 1, 0.1]];
+function seconds(x) {
+  if (x == null) return "";
+  for (const [unit, times, digits, least] of TIMES) {
+    const text = (x * times).toFixed(digits);
+    if (Math.abs(text) >= least) return text + " " + unit;
+  }
+  return "0";
+}
 // Times of timelines and of memory are in tenths of a microsecond.
 const ticks = (x) => seconds(x / 1e7);
 function bytes(x) {
@@ -24,6 +33,20 @@ function bytes(x) {
   let place = 0;
   while (x >= 1024 && place < 5) { x /= 1024; place++; }
   return (place ? x.toFixed(1) : Math.round(x)) + " " + units[place];
+}
+// Of many values too: they are too many for the arguments of Math.max.
+const highest = (values, least = -Infinity) => values.reduce((a, b) => Math.max(a, b), least);
+// Texts of an axis whose marks are so far apart and end so far out: one unit, and as many digits as tell marks apart.
+const digitsOf = (apart) => Math.max(0, -Math.floor(Math.log10(apart) + 1e-9));
+function timeAxis(apart, most) {
+  const [unit, times] = TIMES.find(([, times]) => most * times >= 1) || TIMES[TIMES.length - 1];
+  return (x) => (x * times).toFixed(digitsOf(apart * times)) + " " + unit;
+}
+const tickAxis = (apart, most) => { const text = timeAxis(apart / 1e7, most / 1e7); return (x) => text(x / 1e7); };
+function numberAxis(apart, most) {
+  if (most && (most >= 1e7 || most < 1e-4)) return (x) => x ? x.toExponential(Math.max(0, Math.floor(Math.log10(Math.abs(x)) + 1e-9) - Math.floor(Math.log10(apart) + 1e-9))) : "0";
+  const digits = digitsOf(apart);
+  return (x) => x.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 const percent = (x) => x == null ? "" : (100 * x).toFixed(1) + " %";
 const number = (x) => x == null ? "" : Number(x).toLocaleString("en-US", { maximumSignificantDigits: 6 });
@@ -47,7 +70,8 @@ function table(rows, columns, options = {}) {
   function fill() {
     const sorted = [...rows];
     if (by >= 0) sorted.sort((a, b) => {
-      const x = columns[by][1](a) ?? Infinity, y = columns[by][1](b) ?? Infinity;
+      const x = columns[by][1](a), y = columns[by][1](b);
+      if (x == null || y == null) return (x == null) - (y == null); // what is not known comes last, either way
       return (x > y ? 1 : x < y ? -1 : 0) * (down ? -1 : 1);
     });
     body.replaceChildren(...sorted.slice(0, shown).map((row) => {
@@ -97,7 +121,7 @@ function stepSlider(report) {
   // A slider, and the length of each step as a bar.
   const choice = steps(report);
   if (choice.steps.length < 2) return [];
-  const longest = Math.max(...choice.steps.map(([, a, b]) => b - a));
+  const longest = highest(choice.steps.map(([, a, b]) => b - a), 1);
   const text = make("output"), range = make("input", { type: "range", min: 0, max: choice.steps.length - 1, "aria-label": "step" });
   function choose(place) { choice.place = place; choice.listeners.forEach((each) => each()); }
   const all = make("button", { class: "plain", text: "all steps", onclick: () => choose(null) });

@@ -27,6 +27,22 @@ function niceStep(span, count) {
   const raw = Math.max(span, 1e-12) / count, power = 10 ** Math.floor(Math.log10(raw));
   return [1, 2, 5, 10].map((x) => x * power).find((x) => x >= raw) || 10 * power;
 }
+function marks(from, to, count, least = 0) {
+  // Round numbers of a span, about so many, and how far they are apart: at least so far.
+  const apart = Math.max(niceStep(to - from, count), least), found = [];
+  for (let n = Math.ceil(from / apart - 1e-9); n * apart <= to + 1e-9 * apart; n++) found.push(n * apart + 0);
+  return [found, apart];
+}
+function markTexts(context, texts, y, left, right) {
+  // Texts to the right of their marks, [x, text] each: none is cut off, none over another.
+  let free = left;
+  for (const [at, text] of texts) {
+    const wide = context.measureText(text).width, x = Math.min(at + 3, right - wide - 2);
+    if (x < free) continue;
+    context.fillText(text, x, y);
+    free = x + wide + 8;
+  }
+}
 function fit(context, text, width) {
   // A text, cut off where it is too wide.
   if (context.measureText(text).width <= width) return text;
@@ -35,7 +51,8 @@ function fit(context, text, width) {
   return end ? text.slice(0, end) + "…" : "";
 }
 function chart(lines, options) {
-  // Lines over a common axis: [name, color, [[x, y], …]]; y may be null. Options: height, x and y as texts, least, steps.
+  // Lines over a common axis: [name, color, [[x, y], …]]; y may be null. Options: height, x and y as texts, xAxis and
+  // yAxis as those of marks, apart as the least between marks along x, least, steps.
   const points = lines.flatMap(([, , own]) => own.filter(([, y]) => y != null));
   if (!points.length) return make("p", { class: "dim", text: "nothing to draw" });
   let left = Infinity, right = -Infinity, low = options.least ?? Infinity, top = -Infinity;
@@ -48,8 +65,10 @@ function chart(lines, options) {
   const [canvas] = drawing(height, (context, width) => {
     const found = colors("line", "dim");
     context.strokeStyle = found.line; context.fillStyle = found.dim; context.lineWidth = 1;
-    for (let t = niceStep(top - low, 5), y = Math.ceil(low / t) * t; y <= top; y += t) { context.beginPath(); context.moveTo(LEFT, up(y)); context.lineTo(width, up(y)); context.stroke(); context.fillText(fit(context, options.y(y), LEFT - 8), 4, up(y) + 4); }
-    for (let t = niceStep(right - left, Math.max(2, width / 140)), x = Math.ceil(left / t) * t; x <= right; x += t) context.fillText(options.x(x), Math.min(place(x, width), width - 52), height - 6);
+    const [sides, apart] = marks(low, top, 5), side = options.yAxis(apart, Math.max(Math.abs(low), Math.abs(top)));
+    for (const y of sides) { context.beginPath(); context.moveTo(LEFT, up(y)); context.lineTo(width, up(y)); context.stroke(); context.fillText(fit(context, side(y), LEFT - 8), 4, up(y) + 4); }
+    const [along, between] = marks(left, right, Math.max(2, width / 140), options.apart), text = options.xAxis(between, Math.max(Math.abs(left), Math.abs(right)));
+    markTexts(context, along.map((x) => [place(x, width), text(x)]), height - 6, LEFT, width);
     for (const [, shade, own, dots] of lines) {
       context.strokeStyle = context.fillStyle = color(shade); context.lineWidth = 1.5;
       let open = false, before = null;

@@ -7,15 +7,16 @@ function comparison() {
     const ranks = report.summary.ranks || [], count = ranks.reduce((sum, x) => sum + x.count, 0);
     return count ? ranks.reduce((sum, x) => sum + x.count * x[name], 0) / count : null;
   };
-  const peak = (report) => report.memory.length ? Math.max(...report.memory.map((row) => row.peak.bytes)) : null;
+  const peak = (group) => (report) => { const own = report.memory.filter((row) => row.group === group); return own.length ? highest(own.map((row) => row.peak.bytes)) : null; };
   const measured = (report) => mean((report.time.groups.find((group) => group.group === "measured")?.steps || []).map(([, a, b]) => (b - a) / 1e7));
   const sent = (report) => report.sent.cells ? report.sent.cells.reduce((sum, [, , , size]) => sum + size, 0) : null;
   const last = (name) => (report) => (report.figures[name]?.[1] || []).filter((x) => x != null).pop() ?? null;
   const names = [...new Set(reports.flatMap((report) => Object.keys(report.figures)))];
   const rows = [
-    ["a step, predicted", (report) => report.summary.step_seconds ?? null, seconds], ["a step, measured", measured, seconds],
+    ["a step, predicted", (report) => report.summary.step_seconds ?? null, seconds], ["a step, measured, mean of steps", measured, seconds],
     ["computing, predicted, mean of ranks", ofRanks("compute"), seconds], ["exposed communication", ofRanks("exposed"), seconds], ["hidden communication", ofRanks("hidden"), seconds], ["idle", ofRanks("idle"), seconds],
-    ["memory at the peak, fullest rank", peak, bytes], ["bytes sent in a step, all ranks", sent, bytes],
+    ["memory at the peak, fullest rank, predicted", peak("predicted"), bytes], ["memory at the peak, fullest rank, in the order measured", peak("measured"), bytes],
+    ["bytes sent in a step, all ranks", sent, bytes],
     ...names.map((name) => [name + ", last", last(name), number]),
   ].map(([name, of, text]) => [name, reports.map(of), text]).filter(([, values]) => values.some((x) => x !== null));
   const heads = reports.map((report, place) => [report.title, (row) => row[1][place], (x, row) => x === null ? "" : row[2](x), true]);

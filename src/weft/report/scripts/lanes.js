@@ -47,7 +47,8 @@ function lanesOf(report, open) {
   // A lane for each queue of ranks that are open, one for each other rank.
   const found = [];
   for (const group of report.time.groups) for (const rank of group.ranks) {
-    const name = group.group + " rank " + rank.rank, key = group.group + " " + rank.rank;
+    // The rank first: of a narrow window it is what is left.
+    const name = "rank " + rank.rank + " " + group.group, key = group.group + " " + rank.rank;
     if (open.has(key)) rank.queues.forEach((queue, place) => {
       if (columns(rank).past[place] || queue === "compute") found.push({ group, rank, key, place, queue, name: place ? queue : name + " " + queue, head: !place });
     });

@@ -32,13 +32,15 @@ function memory(report) {
 function memoryOf(row, first) {
   // Bytes by kind, one above the other, and what is alive at the peak.
   const sums = row.times.map((_, n) => row.levels.reduce((sum, own) => sum + own[n], 0));
-  const most = Math.max(1, row.peak.bytes, ...sums), end = Math.max(1, row.times[row.times.length - 1] || 1);
+  const most = highest(sums, Math.max(1, row.peak.bytes)), end = Math.max(1, row.times[row.times.length - 1] || 1);
   const LEFT = 76, HIGH = 200, x = (t, width) => LEFT + t / end * (width - LEFT - 8), y = (size) => HIGH - 20 - size / most * (HIGH - 44);
   const [canvas] = drawing(HIGH, (context, width) => {
     const found = colors("line", "dim", "text");
     context.strokeStyle = found.line; context.fillStyle = found.dim;
-    for (let t = niceStep(most, 4), size = 0; size <= most; size += t) { context.beginPath(); context.moveTo(LEFT, y(size)); context.lineTo(width, y(size)); context.stroke(); context.fillText(fit(context, bytes(size), LEFT - 8), 4, y(size) + 4); }
-    for (let t = niceStep(end, Math.max(2, width / 140)), time = 0; time <= end; time += t) context.fillText(ticks(time), Math.min(x(time, width), width - 60), HIGH - 4);
+    const unit = 1024 ** Math.floor(Math.log(most) / Math.log(1024));
+    for (const size of marks(0, most / unit, 4)[0].map((part) => part * unit)) { context.beginPath(); context.moveTo(LEFT, y(size)); context.lineTo(width, y(size)); context.stroke(); context.fillText(fit(context, bytes(size), LEFT - 8), 4, y(size) + 4); }
+    const [times, apart] = marks(0, end, Math.max(2, width / 140)), text = tickAxis(apart, end);
+    markTexts(context, times.map((time) => [x(time, width), text(time)]), HIGH - 4, LEFT, width);
     const below = row.times.map(() => 0);
     row.kinds.forEach((kind, place) => {
       const own = row.levels[place];
@@ -49,9 +51,9 @@ function memoryOf(row, first) {
       context.fill();
       own.forEach((size, n) => { below[n] += size; });
     });
-    const at = x(row.peak.at, width), text = "peak: " + bytes(row.peak.bytes) + " at " + ticks(row.peak.at), wide = context.measureText(text).width;
+    const at = x(row.peak.at, width), told = "peak: " + bytes(row.peak.bytes) + " at " + ticks(row.peak.at), wide = context.measureText(told).width;
     context.strokeStyle = found.text; context.beginPath(); context.moveTo(at, 18); context.lineTo(at, HIGH - 20); context.stroke();
-    context.fillStyle = found.text; context.fillText(text, Math.max(LEFT, Math.min(at + 4, width - wide - 4)), 13);
+    context.fillStyle = found.text; context.fillText(told, Math.max(LEFT, Math.min(at + 4, width - wide - 4)), 13);
   }, "memory of " + row.group + " rank " + row.rank + " over a step");
   canvas.addEventListener("mousemove", (event) => {
     const time = (event.offsetX - LEFT) / (canvas.clientWidth - LEFT - 8) * end, n = Math.max(0, firstAt(row.times, time + 1e-9) - 1);

@@ -33,7 +33,7 @@ function course(given) {
   return [
     make("h2", { text: "Seconds of a step, over the time of the search" }),
     legend(["text", "best so far"], ["hidden", "bound"], make("span", { text: "points: what was looked at, a color for each chain" + (left ? "; " + left + " above " + seconds(most) + " are left out" : "") })),
-    chart(lines, { x: (t) => t.toFixed(1) + " s", y: seconds, least: 0, height: 260, steps: true, name: "seconds of a step over the time of the search" }),
+    chart(lines, { x: (t) => t.toFixed(1) + " s", xAxis: timeAxis, y: seconds, yAxis: timeAxis, least: 0, height: 260, steps: true, name: "seconds of a step over the time of the search" }),
     fold("Chains", table(rows, [["", (x) => x.place, (x) => make("i", { class: "dot", style: "background:var(--" + shades[x % shades.length] + ")" })], ["chain", (x) => x.name], ["begins after", (x) => x.begin, (x) => x.toFixed(2) + " s", true], ["ends after", (x) => x.end, (x) => x.toFixed(2) + " s", true], ["looked at", (x) => x.own.length, null, true], ["fit", (x) => x.fit, null, true], ["its best", (x) => x.least, (x) => x == null ? "none" : seconds(x), true]])),
   ];
 }

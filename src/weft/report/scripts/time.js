@@ -6,9 +6,9 @@ function timelines(report) {
   const open = new Set(ranks <= FOLDED ? groups.flatMap((group) => group.ranks.map((rank) => group.group + " " + rank.rank)) : []);
   const LEFT = Math.min(190, Math.max(96, innerWidth * 0.22)), HEAD = 26;
   let lanes = lanesOf(report, open), from = 0, to = 1, marked = true, pinned = null;
-  const length = (group) => { const step = stepOf(report, group); return step ? step[2] - step[1] : Math.max(1, ...group.steps.map(([, , end]) => end)); };
+  const length = (group) => { const step = stepOf(report, group); return step ? step[2] - step[1] : highest(group.steps.map(([, , end]) => end), 1); };
   const offset = (group) => stepOf(report, group)?.[1] || 0;
-  const end = () => Math.max(1, ...groups.map(length));
+  const end = () => highest(groups.map(length), 1);
   const total = () => lanes.length * (ROW + GAP) + 8;
   const tall = () => Math.min(total() + HEAD, Math.max(220, Math.round(innerHeight * 0.66)));
   const spacer = make("div"), scroll = make("div", { class: "lanes", tabindex: "0", "aria-label": "timelines; + and - zoom, arrows move" });
@@ -19,8 +19,8 @@ function timelines(report) {
     const first = Math.max(0, Math.floor(top() / (ROW + GAP))), last = Math.min(lanes.length, first + Math.ceil(height / (ROW + GAP)) + 1);
     const row = (place) => HEAD + place * (ROW + GAP) - top();
     context.strokeStyle = found.line; context.fillStyle = found.dim; context.lineWidth = 1;
-    const every = niceStep(to - from, Math.max(2, (width - LEFT) / 110)), x = (t) => LEFT + (t - from) / (to - from) * (width - LEFT);
-    for (let t = Math.ceil(from / every) * every; t <= to; t += every) { context.beginPath(); context.moveTo(x(t), HEAD - 6); context.lineTo(x(t), height); context.stroke(); }
+    const [times, every] = marks(from, to, Math.max(2, (width - LEFT) / 110)), x = (t) => LEFT + (t - from) / (to - from) * (width - LEFT);
+    for (const t of times) { context.beginPath(); context.moveTo(x(t), HEAD - 6); context.lineTo(x(t), height); context.stroke(); }
     for (let place = first; place < last; place++) {
       const lane = lanes[place], view = { from, to, left: LEFT, width, offset: offset(lane.group) };
       paintLane(context, lane, row(place), view, found, report);
@@ -35,7 +35,8 @@ function timelines(report) {
       context.fillText(fit(context, sign + lane.name, LEFT - 12), 4, y + 13);
     }
     context.fillStyle = found.back; context.fillRect(0, 0, width, HEAD - 4); context.fillStyle = found.dim;
-    for (let t = Math.ceil(from / every) * every; t <= to; t += every) if (x(t) < width - 30) context.fillText(ticks(t), x(t) + 3, 14);
+    const text = tickAxis(every, to);
+    markTexts(context, times.map((t) => [x(t), text(t)]), 14, LEFT, width);
   }, "timelines of all ranks and queues");
 
   function paintPath(context, found, x, row, first, last, width) {
@@ -139,17 +140,23 @@ function timelines(report) {
     }))] : []),
   ];
 }
+function sharesOf(shares) {
+  // The step as a bar: what ranks do in it, and what they do not.
+  const parts = [["compute", "computing", shares.compute], ["exposed", "exposed communication", shares.exposed], ["wait", "idle", shares.idle]];
+  const said = parts.map(([, name, part]) => name + " " + percent(part / (shares.step || 1))).join(", ");
+  return [bar(parts, parts.reduce((sum, [, , part]) => sum + part, 0)), make("p", { text: said + "; beside computing, hidden communication of " + seconds(shares.hidden) })];
+}
 function causes(report) {
   // Seconds of the chosen step by cause.
   return report.time.groups.flatMap((group) => {
     const step = stepOf(report, group), name = step ? step[0] : group.steps.length ? group.steps[group.steps.length - 1][0] : null;
     const rows = group.totals[name];
-    if (!rows) return [];
-    const of = (kind, place = 2) => rows.filter((row) => row[0] === kind).reduce((sum, row) => sum + row[place], 0);
-    const communication = of("communication"), exposed = of("communication", 3);
+    if (!rows) return group.steps.length ? [make("p", { class: "dim", text: "Totals by cause are kept of the longest and of the last steps, " + Object.keys(group.totals).length + " of " + group.steps.length + "; step " + name + " is none of them." })] : [];
+    const shares = group.shares?.[name];
     return [
       make("h2", { text: "Totals by cause, " + group.group + ", step " + name + ", the mean of " + group.ranks.length + (group.ranks.length === 1 ? " rank" : " ranks") }),
-      bar([["compute", "computing", of("compute")], ["exposed", "exposed communication", exposed], ["hidden", "hidden communication", communication - exposed], ["host", "host", of("host")], ["wait", "waits", of("wait")]], of("compute") + communication + of("host") + of("wait")),
+      ...(shares ? sharesOf(shares) : []),
+      make("p", { class: "dim", text: "Queues act at the same time, so rows do not add up to the step; what a communication waited for counts as wait, too." }),
       table(rows, [["", (x) => x[0], (x) => make("i", { class: "dot", style: "background:var(--" + (x === "communication" ? "exposed" : x) + ")" })], ["kind", (x) => x[0]], ["cause", (x) => x[1]], ["seconds", (x) => x[2], seconds, true], ["exposed", (x) => x[0] === "communication" ? x[3] : null, seconds, true], ["times, on all ranks", (x) => x[4], number, true]]),
     ];
   });

@@ -28,7 +28,7 @@ def graph_mode() -> GraphMode:
     Raises:
         UserError: when the variable holds something else.
     """
-    found = os.environ.get(VARIABLE, "auto")
+    found = os.environ.get(VARIABLE) or "auto"
     if found not in get_args(GraphMode):
         raise UserError(
             f"{VARIABLE} takes one of {', '.join(get_args(GraphMode))}; found {found!r}"

@@ -55,7 +55,7 @@ class DistributedWorld(World):
         self._timeout = timedelta(seconds=timeout)
         self._backend = BACKENDS[device_type]
         self._device = _device(device_type)
-        shares = _shares_memory(os.environ)
+        shares = shares_memory(os.environ)
         if device_type == "cpu":
             keep_freed_memory()  # before there are threads, which keep the heaps that they have
         if not dist.is_initialized():
@@ -174,7 +174,7 @@ def _nothing() -> None:
     pass
 
 
-def _shares_memory(environment: Mapping[str, str]) -> bool:
+def shares_memory(environment: Mapping[str, str]) -> bool:
     """True where ranks of one host may share memory.
 
     Raises:
