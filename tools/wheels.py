@@ -181,7 +181,10 @@ def main() -> int:
         wrong = list(faults(archive, wheel))
         print("\n".join(wrong), end="\n" if wrong else "")
         write_graph(graph)
-        for cell in cells(chosen.python):
+        found = list(cells(chosen.python))
+        for version in set(chosen.python) - {cell.python for cell in found}:
+            rows[version, "not tried"] = "the machine had no such Python"
+        for cell in found:
             told = seen(cell, wheel, graph)
             print(f"Python {cell.python}, torch {cell.name}: {told}", flush=True)
             rows[cell.python, cell.name] = re.sub(r"\s+", " ", told).replace("|", "\\|")

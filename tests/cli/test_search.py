@@ -122,3 +122,14 @@ def test_bad_arguments_are_told(graph: Path) -> None:
     done = run("search", graph, "--topology", "h100x2", "-o", graph.parent / "no" / "a")
     assert done.exit_code == 2
     assert "give a path that can be written" in done.output
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_the_search(
+    graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("weft.cli.search.search", lambda *_, **__: pytest.fail("the search began"))
+    (tmp_path / "file").write_text("")
+    for place, why in ((tmp_path, "Is a directory"), (tmp_path / "file" / "a.html", "")):
+        done = run("search", graph, "--topology", "h100x2", "--report", place)
+        assert done.exit_code == 2
+        assert f"error: cannot write the report {place}: {why}" in done.stderr

@@ -10,7 +10,7 @@ import torch
 
 import weft
 from weft.compiler.options import Options, options_of
-from weft.errors import StrategyError
+from weft.errors import StrategyError, UserError
 
 FULL = weft.Strategy(
     batch={"x": weft.split(0), "y": (weft.split(0), weft.broadcast)},
@@ -214,3 +214,8 @@ def test_signatures_of_single_ops_are_saved_and_read_back(tmp_path: Path) -> Non
     strategy.save(tmp_path / "s.yaml")
     assert weft.Strategy.load(tmp_path / "s.yaml") == strategy
     assert strategy.signatures == fixed
+
+
+def test_a_file_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot write the strategy .*: Is a directory; give"):
+        weft.data_parallel().save(tmp_path)

@@ -283,3 +283,11 @@ def test_processes_write_one_file(tmp_path: Path) -> None:
     alone = (tmp_path / "alone.txt").read_text()
     assert "rank 0" in alone
     assert "did not answer in time" in alone
+
+
+def test_a_timeline_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    trace = Trace((RankTrace(0, (), (), ()),))
+    trace.write(tmp_path / "new" / "step.json")
+    assert json.loads((tmp_path / "new" / "step.json").read_text())["traceEvents"]
+    with pytest.raises(UserError, match=r"cannot write the timeline .*: Is a directory; give"):
+        trace.write(tmp_path)
