@@ -11,6 +11,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import final
 
@@ -48,6 +49,12 @@ class Use:
 
     name: str
     module: str
+
+
+@cache
+def own_uses() -> tuple[Use, ...]:
+    """Those of weft."""
+    return tuple(uses(ROOT / "src" / "weft"))
 
 
 def uses(source: Path) -> Iterator[Use]:
@@ -145,7 +152,7 @@ def fault_of(name: str) -> str:
 def page() -> str:
     """The text of the page."""
     found: dict[str, list[str]] = defaultdict(list)
-    for use in uses(ROOT / "src" / "weft"):
+    for use in own_uses():
         found[use.name].append(f"`{use.module}`")
     rows = (
         f"| `{name}` | {PROBES[name].reason} | {', '.join(found[name])} |" for name in sorted(found)

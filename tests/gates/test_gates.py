@@ -74,10 +74,16 @@ def write(path: Path, text: str) -> None:
 
 
 def assert_fires(gate: Gate, tree: Path, *words: str) -> None:
+    assert_says(gate, tree, *((word,) for word in words))
+
+
+def assert_says(gate: Gate, tree: Path, *lines: tuple[str, ...]) -> None:
+    """The gate fails, and for each of `lines` a line that it writes has all its words: several bad files in one run."""
     result = gate.run(tree)
     assert result.returncode != 0, f"the gate {gate.name} let the bad file pass"
-    for word in words:
-        assert word in result.stdout
+    written = result.stdout.splitlines()
+    for words in lines:
+        assert any(all(word in line for word in words) for line in written), (words, result.stdout)
 
 
 @pytest.mark.parametrize(
@@ -117,45 +123,38 @@ def test_format_fires(tree: Path) -> None:
     assert_fires(GATE["format"], tree, "src/weft/ir/bad.py")
 
 
-@pytest.mark.parametrize(
-    ("text", "error"),
-    [
-        ('"""Bad."""\n\nx: int = "a"\n', "[assignment]"),
-        ('"""Bad."""\n\n\ndef f(x):\n    """Bad."""\n', "[no-untyped-def]"),
-        ('"""Bad."""\n\nx = [] + 1  # type: ignore\n', "[ignore-without-code]"),
-    ],
-    ids=["wrong type", "no type", "blanket ignore"],
-)
-@pytest.mark.parametrize("module", ["src/weft/ir/bad.py", "tools/bad.py", "benchmarks/bad.py"])
-def test_types_fires(tree: Path, module: str, text: str, error: str) -> None:
-    write(tree / module, text)
-    assert_fires(GATE["types"], tree, module, error)
-
-
-def test_types_fires_on_a_wrong_call_in_a_test(tree: Path) -> None:
+def test_types_fires(tree: Path) -> None:
+    """On a wrong type, a missing one, an ignore of everything; in tests on a wrong call."""
+    bad = {
+        "wrong": ('"""Bad."""\n\nx: int = "a"\n', "[assignment]"),
+        "without": ('"""Bad."""\n\n\ndef f(x):\n    """Bad."""\n', "[no-untyped-def]"),
+        "blanket": ('"""Bad."""\n\nx = [] + 1  # type: ignore\n', "[ignore-without-code]"),
+    }
+    said = []
+    for folder in ("src/weft/ir", "tools", "benchmarks"):
+        for name, (text, error) in bad.items():
+            write(tree / folder / f"{name}.py", text)
+            said.append((f"{folder}/{name}.py:", error))
     write(
         tree / "src/weft/ir/good.py", '"""Good."""\n\n\ndef f(x: int) -> None:\n    """Good."""\n'
     )
     module = "tests/ir/test_bad.py"
     write(tree / module, "from weft.ir.good import f\n\n\ndef test_f():\n    f(1, y=2)\n")
-    assert_fires(GATE["types"], tree, module, "[call-arg]")
+    assert_says(GATE["types"], tree, *said, (f"{module}:", "[call-arg]"))
 
 
-@pytest.mark.parametrize(
-    ("module", "imported"),
-    [
-        ("ir.bad", "weft.compiler"),
-        ("actors.bad", "weft.hardware"),
-        ("errors", "weft.layout"),
-        ("program.bad", "weft.cli"),
-    ],
-    ids=["upwards", "sibling", "from the lowest", "from the highest"],
-)
-def test_layers_fires_on_an_import_that_does_not_go_down(
-    tree: Path, module: str, imported: str
-) -> None:
-    write(tree / f"src/weft/{module.replace('.', '/')}.py", f"import {imported}\n")
-    assert_fires(GATE["layers"], tree, "BROKEN", f"weft.{module} -> {imported}")
+def test_layers_fires_on_an_import_that_does_not_go_down(tree: Path) -> None:
+    """Upwards, to a sibling, from the lowest, from the highest but one."""
+    bad = {
+        "ir.bad": "weft.compiler",
+        "actors.bad": "weft.hardware",
+        "errors": "weft.layout",
+        "program.bad": "weft.cli",
+    }
+    for module, imported in bad.items():
+        write(tree / f"src/weft/{module.replace('.', '/')}.py", f"import {imported}\n")
+    said = (f"weft.{module} -> {imported}" for module, imported in bad.items())
+    assert_fires(GATE["layers"], tree, "BROKEN", *said)
 
 
 def test_layers_fires_on_planning_in_the_runtime(tree: Path) -> None:
@@ -189,12 +188,12 @@ def test_layers_fires_on_a_package_that_has_no_layer(tree: Path) -> None:
     assert_fires(GATE["layers"], tree, "weft.extras")
 
 
-@pytest.mark.parametrize(
-    "package", ["cli", "compiler", "actors", "hardware", "ir", "ops", "layout"]
-)
-def test_layers_fires_on_torch_where_it_must_not_be(tree: Path, package: str) -> None:
-    write(tree / f"src/weft/{package}/bad.py", "import torch.nn\n")
-    assert_fires(GATE["layers"], tree, "BROKEN", f"weft.{package}.bad -> torch")
+def test_layers_fires_on_torch_where_it_must_not_be(tree: Path) -> None:
+    packages = ("cli", "compiler", "actors", "hardware", "ir", "ops", "layout")
+    for package in packages:
+        write(tree / f"src/weft/{package}/bad.py", "import torch.nn\n")
+    said = (f"weft.{package}.bad -> torch" for package in packages)
+    assert_fires(GATE["layers"], tree, "BROKEN", *said)
 
 
 def test_layers_lets_torch_stand_where_it_may(tree: Path) -> None:
@@ -204,18 +203,18 @@ def test_layers_lets_torch_stand_where_it_may(tree: Path) -> None:
     assert result.returncode == 0, result.stdout
 
 
-@pytest.mark.parametrize(
-    ("block", "words"),
-    [
-        ("```python\nassert 1 == 2\n```\n", "AssertionError"),
-        ("```python\nx = 1\n```\n\n```python\nx.step()\n```\n", "AttributeError"),
-        ("```bash\necho before; false | true\n```\n", "exit code 1"),
-    ],
-    ids=["python", "second block", "bash"],
-)
-def test_readme_fires(tree: Path, block: str, words: str) -> None:
-    write(tree / "README.md", f"# Title\n\n{block}")
-    assert_fires(GATE["readme"], tree, words)
+def test_readme_fires(tree: Path) -> None:
+    """On a block that fails, on a later one, on one of the shell."""
+    blocks = (
+        "```python\nassert 1 == 2\n```\n",
+        "```python\nx = 1\n```\n\n```python\nx.step()\n```\n",
+        "```bash\necho before; false | true\n```\n",
+    )
+    for page, block in zip(RUN, blocks, strict=False):
+        write(tree / page, f"# Title\n\n{block}")
+    assert_fires(
+        GATE["readme"], tree, "AssertionError", "AttributeError", "exit code 1", "3 failed"
+    )
 
 
 def test_readme_runs_shell_blocks_with_the_programs_of_the_environment(tree: Path) -> None:
@@ -305,74 +304,58 @@ def make(size: int) -> Made:
 '''
 
 
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ("[gone](gone.md)", "gone.md"),
-        ("[gone](design/gone.md)", "design/gone.md"),
-        ("[no heading](glossary.md#gone)", "glossary.md#gone"),
-        ("[no heading](#gone)", "#gone"),
-        ("as in `ir/gone.py`", "`ir/gone.py`"),
-        ("as in `bad.py`", "`bad.py`"),
-        ("`kept`, `gone` and `Made.of` in `ir/not_bad.py`", "`gone` in `ir/not_bad.py`"),
-        ("`kept` and `Made.gone` in `ir/not_bad.py`", "`Made.gone` in `ir/not_bad.py`"),
-    ],
-)
-def test_pages_fires_on_what_is_not_there(tree: Path, text: str, named: str) -> None:
+def test_pages_fires_on_what_is_not_there(tree: Path) -> None:
+    named = {
+        "[gone](gone.md)": "gone.md",
+        "[gone](design/gone.md)": "design/gone.md",
+        "[no heading](glossary.md#gone)": "glossary.md#gone",
+        "[no heading](#gone)": "#gone",
+        "as in `ir/gone.py`": "`ir/gone.py`",
+        "as in `bad.py`": "`bad.py`",
+        "`kept`, `gone` and `Made.of` in `ir/not_bad.py`": "`gone` in `ir/not_bad.py`",
+        "`kept` and `Made.gone` in `ir/not_bad.py`": "`Made.gone` in `ir/not_bad.py`",
+    }
     module = '"""Of another name."""\n\nkept = 1\n\n\nclass Made:\n    of: int\n'
     write(tree / "src/weft/ir/not_bad.py", module)
-    write(tree / "docs/page.md", f"# Page\n\n{text}\n")
-    assert_fires(GATE["pages"], tree, "docs/page.md", named)
+    for number, text in enumerate(named):
+        write(tree / f"docs/page{number}.md", f"# Page\n\n{text}\n")
+    said = ((f"docs/page{number}.md: ", name) for number, name in enumerate(named.values()))
+    assert_says(GATE["pages"], tree, *said)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "make_all",
-        "MadeAll",
-        "make_all(size)",
-        "Kept.make",
-        "Made.never_there",
-        "Kept.never_there",
-        "weft.ir.never_there",
-        "told_once",
-    ],
-)
-@pytest.mark.parametrize(
-    "page", ["CONTRIBUTING.md", "docs/design.md", "docs/design/ir.md", "docs/decisions/ir.md"]
-)
-def test_pages_fires_on_a_name_that_the_code_has_not(tree: Path, page: str, name: str) -> None:
+def test_pages_fires_on_a_name_that_the_code_has_not(tree: Path) -> None:
     """A name that only a docstring has, or a comment, is not in the code."""
+    pages = ("CONTRIBUTING.md", "docs/design.md", "docs/design/ir.md", "docs/decisions/ir.md")
+    missing = (
+        *("make_all", "MadeAll", "make_some(size)", "Kept.make", "Made.never_there"),
+        *("Kept.never_there", "weft.ir.never_there", "told_once"),
+    )
     write(tree / "src/weft/ir/made.py", f'{MADE}\n\nclass Kept:\n    """As `told_once`."""\n')
-    write(tree / page, f"as in `{name}`\n")
-    assert_fires(GATE["pages"], tree, page, name.partition("(")[0])
+    for page in pages:
+        write(tree / page, "".join(f"as in `{name}`\n\n" for name in missing))
+    said = ((f"{page}: ", f"`{name.partition('(')[0]}") for page in pages for name in missing)
+    assert_says(GATE["pages"], tree, *said)
 
 
-@pytest.mark.parametrize(
-    ("page", "name"),
-    [
-        ("CONTRIBUTING.md", "Made.of"),
-        ("docs/design/ir.md", "Kept.of(name)"),
-        ("docs/design.md", "weft.ir.made"),
-        ("docs/design.md", "a_test_of_it"),
-        ("docs/design.md", "an_option"),
-        ("docs/design.md", "plain"),
-        ("docs/benchmarks.md", "NameOfAnotherLibrary"),
-        ("docs/decisions/other.md", "MixedPrecisionPolicy"),
-    ],
-)
-def test_pages_takes_names_of_the_code(tree: Path, page: str, name: str) -> None:
+def test_pages_takes_names_of_the_code(tree: Path) -> None:
+    known = {
+        "CONTRIBUTING.md": ("Made.of",),
+        "docs/design/ir.md": ("Kept.of(name)",),
+        "docs/design.md": ("weft.ir.made", "a_test_of_it", "an_option", "plain"),
+        "docs/benchmarks.md": ("NameOfAnotherLibrary",),
+        "docs/decisions/other.md": ("MixedPrecisionPolicy",),
+    }
     text = f'{MADE}\n\nclass Kept(Made):\n    option = "an_option"\n'
     write(tree / "src/weft/ir/made.py", text)
     write(tree / "tests/ir/test_made.py", "def a_test_of_it(): ...\n")
-    write(tree / page, f"as in `{name}`\n")
+    for page, some in known.items():
+        write(tree / page, "".join(f"as in `{name}`\n\n" for name in some))
     result = GATE["pages"].run(tree)
     assert result.returncode == 0, result.stdout
 
 
-@pytest.mark.parametrize(
-    ("said", "there"),
-    [
+def test_pages_fires_on_a_signature_that_is_another(tree: Path) -> None:
+    others = (
         ("size: int", "size: float"),
         ("size: int", "size: int = 1"),
         (") -> Made: ...", ") -> None: ..."),
@@ -381,13 +364,12 @@ def test_pages_takes_names_of_the_code(tree: Path, page: str, name: str) -> None
         ("def make", "def build"),
         ("class Made", "class Built"),
         ("made.py", "gone.py"),
-    ],
-)
-def test_pages_fires_on_a_signature_that_is_another(tree: Path, said: str, there: str) -> None:
+    )
     write(tree / "src/weft/ir/made.py", MADE)
-    assert STUB.count(said) == 1
-    write(tree / "docs/design/ir.md", STUB.replace(said, there))
-    assert_fires(GATE["pages"], tree, "docs/design/ir.md")
+    for number, (said, there) in enumerate(others):
+        assert STUB.count(said) == 1
+        write(tree / f"docs/design/ir{number}.md", STUB.replace(said, there))
+    assert_fires(GATE["pages"], tree, *(f"docs/design/ir{number}.md: " for number in range(8)))
 
 
 def test_pages_takes_what_is_there(tree: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tools import torch_private
-from tools.torch_private import PAGE, ROOT, Use, fault_of, page, uses
+from tools.torch_private import PAGE, Use, fault_of, own_uses, page, uses
 from tools.torch_probes import PROBES, Probe
 
 
@@ -18,7 +18,7 @@ def test_torch_does_what_weft_needs(name: str) -> None:
 
 
 def test_the_names_are_those_that_weft_uses() -> None:
-    assert {use.name for use in uses(ROOT / "src" / "weft")} == set(PROBES)
+    assert {use.name for use in own_uses()} == set(PROBES)
 
 
 def test_the_page_is_of_this_tree() -> None:
