@@ -1,4 +1,4 @@
-"""What each of 4 processes runs for test_boxing_processes.py, given the first recorded case and the step to the next."""
+"""What each of 4 processes runs for test_boxing_processes.py, told the first recorded case and the step to the next."""
 
 from __future__ import annotations
 
