@@ -24,7 +24,6 @@ from weft.program.live.live import take_over
 from weft.program.live.variables import add_loss_scale, add_masters
 from weft.program.modes import check_modes
 from weft.program.one_thread import at_work, lock_of
-from weft.program.parts.saving import checkpoint_path
 from weft.program.planner import Planner
 from weft.program.planning.auto import asked_of, chosen
 from weft.program.planning.build import local_ranks
