@@ -24,7 +24,6 @@ from weft.program.live.live import take_over
 from weft.program.live.variables import add_loss_scale, add_masters
 from weft.program.modes import check_modes
 from weft.program.one_thread import at_work, lock_of
-from weft.program.parts.saving import checkpoint_path
 from weft.program.planner import Planner
 from weft.program.planning.auto import asked_of, chosen
 from weft.program.planning.build import local_ranks
@@ -34,6 +33,7 @@ from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned
 from weft.program.program import Program
 from weft.program.saving.load import weights_in
+from weft.program.saving.paths import checkpoint_path
 from weft.program.setting import Setting
 from weft.program.training.states import check_states
 from weft.program.training.training import training_of
@@ -249,7 +249,7 @@ def _started(wanted: _Wanted, step: Step, seed: int | None, weights: str | Path 
             *(wanted.kernels, wanted.local, wanted.shapes),
         )
         add_loss_scale(setting, graph)
-        add_masters(setting, graph)
+        add_masters(variables, graph)
         begin("starting the ranks" if wanted.kernels in UNCOMPILED else "compiling kernels")
         training = training_of(setting, step.optimizers) if step.optimizers else None
         every = planner.variants(setting, step, first, training)

@@ -26,6 +26,8 @@ from weft.program.parts.stepping import ProgramSteps, steps_of
 from weft.program.parts.whole_state import WholeState
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Variants
+from weft.program.saving.claims import claim
+from weft.program.saving.paths import checkpoint_path
 from weft.program.trace import Trace
 from weft.program.training.training import Training
 from weft.program.verification import Verified
@@ -88,6 +90,11 @@ class Program:
     def strategy(self) -> Strategy:
         """The user's."""
         return self._setting.strategy
+
+    @property
+    def is_open(self) -> bool:
+        """True until `close`."""
+        return self._core.is_open
 
     @property
     def steps(self) -> int:
@@ -265,6 +272,8 @@ class Program:
     ) -> None:
         """Write a checkpoint: parameters, buffers, optimizer states, masters, loss scale, options of groups, steps.
 
+        And what modules give by `get_extra_state()`.
+
         It is a folder of safetensors files, as `torch.distributed.checkpoint` writes them, in which each tensor
         stands once, under the names that a single device has ("model.blocks.0.weight",
         "optimizer.state.blocks.0.weight.exp_avg"), and "weft.json" with all that is no tensor. It appears at `path`
@@ -300,6 +309,7 @@ class Program:
         Raises:
             UserError: on every process, when there is no folder for snapshots; and as `save` does.
         """
+        claim(checkpoint_path(path), self)
         self._saving.save_in_memory(path, extra)
 
     @one_at_a_time

@@ -153,7 +153,7 @@ class Trials:
             step.model, world, placement, options, variables, 0, strategy, self.kernels
         )
         add_loss_scale(setting, graph)
-        add_masters(setting, graph)
+        add_masters(variables, graph)
         return setting, planned
 
     def _variables(self, graph: LogicalGraph, rank: int) -> Variables:

@@ -395,3 +395,53 @@ def test_logs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 def test_wrong_arguments(arguments: dict[str, Any], text: str) -> None:
     with compiled() as (program, _), pytest.raises(UserError, match=text):
         weft.fit(program, loader(program), **arguments)
+
+
+@pytest.mark.parametrize("every", [1, 2, 100])
+@pytest.mark.parametrize("batches", [2, 3])
+def test_epochs_of_any_loader_are_counted_over_runs(
+    every: int, batches: int, tmp_path: Path
+) -> None:
+    found = []
+    for epochs in (1, 2, 2, 3):
+        with compiled() as (program, _):
+            ended = weft.fit(
+                *(program, [example(SIZE)] * batches),
+                epochs=epochs,
+                checkpoint=weft.Checkpoints(tmp_path, every=every),
+            )
+            found.append(ended.steps)
+    assert found == [batches * epochs for epochs in (1, 2, 2, 3)]
+
+
+def test_epochs_of_any_loader_are_counted_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "host").mkdir(mode=0o700)
+    monkeypatch.setenv("WEFT_SNAPSHOTS", str(tmp_path / "host"))
+    kept, steps = weft.Checkpoints(tmp_path / "run", every=100, memory_every=1), []
+
+    def evaluate() -> dict[str, float]:
+        steps.append(program.steps)
+        if len(steps) == 2:
+            raise OSError("as if it were lost here")
+        return {}
+
+    with compiled() as (program, _), pytest.raises(OSError, match="as if"):
+        weft.fit(program, [example(SIZE)] * 2, epochs=3, evaluate=evaluate, checkpoint=kept)
+    assert kept.all() == []
+    with compiled() as (program, _):
+        batches = [example(SIZE)] * 2
+        ended = weft.fit(program, batches, epochs=2, evaluate=evaluate, checkpoint=kept)
+    assert (steps, ended.steps) == ([2, 4, 4], 4)
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    kept = weft.Checkpoints(tmp_path / "file" / "run")
+    with compiled() as (program, _):
+        with pytest.raises(UserError, match="cannot write a checkpoint at .*Not a directory"):
+            weft.fit(program, loader(program), steps=2, checkpoint=kept)
+        assert program.steps == 0
+        weft.fit(program, loader(program), steps=1, checkpoint=weft.Checkpoints(tmp_path / "run"))
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000001"]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import weft
 from program.saving.nets import Case, assert_same, batch_of, compiled, everything
@@ -186,3 +187,39 @@ def test_scores_that_are_none_count_for_none(extra: Any, tmp_path: Path) -> None
         program.step(batch_of(0))
         kept.save(program, score=1.0)
     assert names(tmp_path) == [1]
+
+
+def test_a_run_that_went_back_keeps_what_it_writes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = weft.Checkpoints(tmp_path, every=1, keep=2)
+    with compiled(Case((2,))) as (program, _):
+        for step in range(6):
+            program.step(batch_of(step))
+            kept.save(program)
+    with compiled(Case((2,))) as (program, _), caplog.at_level(logging.WARNING):
+        for step in range(3):
+            program.step(batch_of(step))
+            assert kept.save(program).exists()
+    assert names(tmp_path) == [2, 3, 5, 6]
+    assert "later steps than 3, up to step-00000006" in caplog.text
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
+def test_what_was_never_a_checkpoint_is_named_and_the_one_before_taken(
+    make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = weft.Checkpoints(tmp_path, every=1)
+    with compiled(Case((2,))) as (program, _), caplog.at_level(logging.WARNING):
+        kept.save(program, {"number": 1})
+        make(tmp_path / "step-00000009")
+        assert kept.load_newest(program) == {"number": 1}
+    assert "step-00000009 is no checkpoint" in caplog.text
+
+
+def test_an_element_of_any_stride_is_saved(tmp_path: Path) -> None:
+    """One counts as contiguous whatever its stride is."""
+    single = torch.tensor(2.0).expand(1)
+    with compiled(Case()) as (program, _):
+        program.save(tmp_path / "saved", {"single": single})
+        assert torch.equal(program.load(tmp_path / "saved")["single"], single)

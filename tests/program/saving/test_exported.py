@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from errno import ENOSPC
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
@@ -15,6 +17,7 @@ import weft
 from program.saving.nets import Case, assert_same, batch_of, compiled
 from weft.cli.main import app
 from weft.errors import DamagedCheckpoint, UserError
+from weft.program.saving import exported
 from weft.program.saving.exported import INDEX, export, import_model
 from weft.units import Bytes
 
@@ -158,3 +161,19 @@ def test_the_commands(saved: tuple[Path, dict[str, Any]], tmp_path: Path) -> Non
     done = CliRunner().invoke(app, ["export", again, out])
     assert done.exit_code == 2
     assert "exists" in done.output
+
+
+@pytest.mark.parametrize("error", [SafetensorError("No space"), OSError(ENOSPC, "No space")])
+def test_a_full_disk_is_told_and_nothing_is_left(
+    error: Exception,
+    saved: tuple[Path, dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(exported, "save_file", full)
+    with pytest.raises(UserError, match="cannot write .*: No space"):
+        export(saved[0], tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]

@@ -84,7 +84,7 @@ def test_only_errors_of_users_leave(seed: int, tmp_path: Path) -> None:
                 before = everything(program)
             with suppress(UserError):
                 export(place, tmp_path / f"out{number}", masters=bool(number % 2))
-            kept._take_away()
+            kept._take_away(1)
     assert 10 < refused < 60
 
 

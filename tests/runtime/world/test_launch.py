@@ -148,6 +148,18 @@ def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
         assert time.monotonic() < deadline
 
 
+def test_what_a_rank_started_serves_it_until_it_has_ended(tmp_path: Path) -> None:
+    """As processes that load samples do while it writes its last checkpoint."""
+    text = "import subprocess\nif rank == '0':\n"
+    text += f"    while not os.path.exists('{tmp_path}/ready'): pass\n    os._exit(3)\n"
+    text += "child = subprocess.Popen(['cat'], stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+    text += "def end(*_):\n    said, _ = child.communicate(b'served')\n"
+    text += f"    open('{tmp_path}/said', 'wb').write(said)\n    os._exit(0)\n"
+    text += f"signal.signal(signal.SIGTERM, end)\nopen('{tmp_path}/ready', 'w')\n"
+    assert [each.code for each in ran(text + WAIT).exits] == [3, 0]
+    assert (tmp_path / "said").read_text() == "served"
+
+
 def test_the_failure_of_another_node_ends_the_processes_here() -> None:
     events: SimpleQueue[Any] = SimpleQueue()
     events.put(Elsewhere("node 1: boom"))

@@ -15,7 +15,11 @@ from weft.ir.nodes import MASTER
 from weft.layout import Layout
 from weft.program.feeding.shards import layouts_on, local_part, shares_of
 from weft.program.setting import Setting
+from weft.runtime.memory.state import Variables
 from weft.tensor.dispatch.shares import in_shares
+
+# The name under which a state_dict() has what a module gives by get_extra_state().
+_EXTRA = "_extra_state"
 
 
 def add_loss_scale(setting: Setting, graph: LogicalGraph) -> None:
@@ -30,12 +34,12 @@ def add_loss_scale(setting: Setting, graph: LogicalGraph) -> None:
                 setting.variables[rank].add(node.key, first)
 
 
-def add_masters(setting: Setting, graph: LogicalGraph) -> None:
-    """Give the masters of parameters their first values: those of the parameters."""
-    for rank, variables in setting.variables.items():
+def add_masters(every: Mapping[int, Variables], graph: LogicalGraph) -> None:
+    """Give those masters of parameters that are not there yet their first values: those of the parameters."""
+    for rank, variables in every.items():
         for key in layouts_on(graph, rank, "state"):
             parameter, _, state = key.rpartition(".")
-            if state == MASTER:
+            if state == MASTER and key not in variables:
                 variables.add(key, variables[parameter].detach().float())
 
 
@@ -45,10 +49,26 @@ def variable_layouts(graph: LogicalGraph, rank: int) -> dict[str, Layout]:
 
 
 def state_dict_names(model: nn.Module) -> dict[str, str]:
-    """For each tensor of the model's `state_dict()`, the key of its variable; tied ones share a key."""
+    """For each tensor of the model's `state_dict()`, the key of its variable; tied ones share a key.
+
+    What modules give by `get_extra_state()` is no variable.
+
+    Raises:
+        UserError: there is a tensor that is neither parameter nor buffer, as a hook makes it.
+    """
     keys = {id(tensor): key for key, tensor in (*model.named_parameters(), *model.named_buffers())}
-    tensors = model.state_dict(keep_vars=True).items()
-    return {name: keys[id(tensor)] for name, tensor in tensors if isinstance(tensor, Tensor)}
+    found = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if not isinstance(tensor, Tensor) or name.rpartition(".")[2] == _EXTRA:
+            continue
+        if id(tensor) not in keys:
+            raise UserError(
+                f"the model's state_dict() has {name}, a tensor of shape {list(tensor.shape)} that is neither a "
+                "parameter nor a buffer of it, as hooks on state_dict() make; take the hook off, or let it leave "
+                "tensors as they are"
+            )
+        found[name] = keys[id(tensor)]
+    return found
 
 
 def load_whole(setting: Setting, graph: LogicalGraph, state: Mapping[str, Tensor]) -> None:

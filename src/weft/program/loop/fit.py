@@ -14,14 +14,18 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from weft.errors import UserError
 from weft.program.data.ahead import with_waits
 from weft.program.data.loader import Loader
+from weft.program.everyone import agreed
 from weft.program.loop.bar import Bar
 from weft.program.loop.logs import Figures, Log, log_of
 from weft.program.loop.stopping import Stopping
 from weft.program.program import Program
 from weft.program.saving.checkpoints import SCORE, Checkpoints, check_names
+from weft.program.saving.manifest import check_place
 from weft.units import Seconds
 
 LOADER = "loader"
+# The number of epochs that were made of a loader that keeps none itself.
+EPOCHS = "fit.epochs"
 # Batches that a thread takes from the workers before their step.
 AHEAD = 2
 # After these ends an evaluation is made; not after a signal, which leaves little time.
@@ -72,7 +76,8 @@ def fit(
         loader: gives batches: a `weft.Loader`, whose place checkpoints keep, or anything that can be looped over.
         steps: of the program, with those made before: batches, also where an update takes several; it ends after the
             update that reaches them.
-        epochs: of the loader, with those made before.
+        epochs: of the loader, with those made before. Of one that is no `weft.Loader` whole ones count: a run that goes
+            on in the middle of one makes it once more.
         evaluate: gives figures, as of a program that `Program.evaluation` makes.
         evaluate_every: steps between evaluations; by default there is one after each epoch. There is one at the end,
             too, unless a signal ends the loop.
@@ -87,7 +92,7 @@ def fit(
         progress: False shows no bar; it is shown by the first process, on a terminal.
 
     Raises:
-        UserError: an argument cannot be.
+        UserError: an argument cannot be; or nothing can be written at `checkpoint`.
     """
     _check(steps, epochs, accumulate, log_every, evaluate_every)
     _check_schedulers(schedulers)
@@ -99,8 +104,12 @@ def fit(
         check_names(extra, (LOADER,), "weft.fit: the place of the loader stands")
     if checkpoint is not None:
         check_names(extra, (SCORE,), "weft.fit: the score of a checkpoint stands")
+        check_names(extra, (EPOCHS,), "weft.fit: the number of epochs stands")
     check_names(extra, _scheduler_names(schedulers), "weft.fit: a scheduler stands")
     logs = [log_of(each) for each in log]
+    if checkpoint is not None:
+        place, first = checkpoint.folder, program.is_first
+        agreed(program.world, "the folder", lambda: check_place(place) if first else None)
     loop = _Loop(program, loader, schedulers, accumulate, checkpoint, dict(extra or {}))
     loop.resume()
     with ExitStack() as stack:
@@ -133,21 +142,23 @@ class _Run:
         """Make steps; why they ended."""
         loop, telling = self.loop, self.telling
         own = loop.loader if isinstance(loop.loader, Loader) else None
-        epoch, why = 0 if own is None else own.epoch, "steps" if self._reached() else ""
+        why = "steps" if self._reached() else ""
         empty, self.before = 0, loop.program.steps
         while not why:
-            if self.epochs is not None and epoch >= self.epochs:
+            if self.epochs is not None and loop.epochs >= self.epochs:
                 why = "epochs"
                 break
             before = loop.program.steps
             why = self._epoch()
-            epoch = epoch + (not why) if own is None else own.epoch
+            loop.made += own is None and not why
             # A loader may go on behind the last batch of an epoch.
             empty = empty + 1 if loop.program.steps == before else 0
             if empty > 1:
                 raise UserError(
                     "weft.fit: the loader gives no batches; give one whose epochs have some"
                 )
+            if own is None and not why and not empty:
+                loop.save(telling.now(), ends=False)  # with the number of epochs
             if not why and not self.evaluate_every and not empty:
                 why = telling.of(telling.evaluated())
                 loop.save(telling.now(), ends=False)
@@ -246,6 +257,15 @@ class _Loop:
     scored: int = -1
     # The step of the last snapshot in memory.
     remembered: int = 0
+    # Epochs of a loader that does not count them itself: made, in the last checkpoint, and in the last snapshot.
+    made: int = 0
+    counted: int = 0
+    known: int = 0
+
+    @property
+    def epochs(self) -> int:
+        """Of the loader, those of earlier runs included."""
+        return self.loader.epoch if isinstance(self.loader, Loader) else self.made
 
     def epoch(self) -> Iterator[tuple[Any, int, Seconds]]:
         """Train by what the loader still has; the result of each update's last batch, samples, and waits."""
@@ -273,8 +293,10 @@ class _Loop:
     def resume(self) -> None:
         """Go on from the newest checkpoint, if there is one."""
         if self.checkpoint is not None and self.program.steps == 0:
+            # An extra without load_state_dict is saved alone.
             kept = {n: x for n, x in self._kept().items() if hasattr(x, "load_state_dict")}
-            self.checkpoint.load_newest(self.program, kept)
+            found = self.checkpoint.load_newest(self.program, kept) or {}
+            self.made = self.counted = self.known = int(found.get(EPOCHS, 0))
         self.saved = self.remembered = self.program.steps
 
     def save(self, figures: Figures, ends: bool) -> None:
@@ -283,28 +305,33 @@ class _Loop:
         if kept is None or not step:
             return
         score = figures.get(kept.score or "")
-        # What was saved before it was evaluated is saved with its figure.
-        again = score is not None and self.scored != step == self.saved
+        # What was saved before it was evaluated is saved with its figure; before its epoch was over, with that.
+        new = (score is not None and self.scored != step) or self.counted != self.made
+        again = new and step == self.saved
         due = step != self.saved and (ends or _passed(self.saved, step, kept.every))
-        if step != self.remembered and not ends:
+        if (step != self.remembered or self.known != self.made) and not ends:
             self._remember(kept, due or again)
         if due or again:
             kept.save(self.program, self._kept(), score)
-            self.saved = step
+            self.saved, self.counted = step, self.made
             self.scored = self.scored if score is None else step
 
     def _remember(self, kept: Checkpoints, saved: bool) -> None:
-        """Take a snapshot where it is due; at most one after a step."""
+        """Take a snapshot where it is due; at most one after a step, and one after its epoch."""
         step, every = self.program.steps, kept.memory_every
-        due = every is not None and _passed(self.remembered, step, every)
+        again = step == self.remembered and self.known != self.made
+        due = every is not None and (again or _passed(self.remembered, step, every))
         kept.save_in_memory_when(self.program, self._kept(), due=due, saved=saved)
-        self.remembered = step if due else self.remembered
+        if due:
+            self.remembered, self.known = step, self.made
 
     def _kept(self) -> dict[str, Any]:
         names = _scheduler_names(self.schedulers)
         own: dict[str, Any] = dict(zip(names, self.schedulers, strict=True))
         if isinstance(self.loader, Loader):
             own[LOADER] = self.loader
+        else:
+            own[EPOCHS] = self.made
         return {**self.extra, **own}
 
 

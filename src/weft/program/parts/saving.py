@@ -14,6 +14,8 @@ from weft.program.saving.load import load
 from weft.program.saving.manifest import Manifest, put_back
 from weft.program.saving.memory.shelf import shelf_of
 from weft.program.saving.memory.snapshots import Snapshots
+from weft.program.saving.module_states import put_module_states, with_module_states
+from weft.program.saving.paths import checkpoint_path
 from weft.program.saving.program_state import ProgramState
 from weft.program.saving.save import save
 from weft.program.saving.writing import Writing
@@ -44,7 +46,8 @@ class ProgramSaving:
         self._core.enter(f"save {place}")
         state, about = self._to_save("save")
         before, self._writing = self._writing, None
-        self._writing = save(state, place, about, extra or {}, before, wait, replace)
+        given = with_module_states(extra, self._core.setting.model)
+        self._writing = save(state, place, about, given, before, wait, replace)
 
     def wait_for_saved(self) -> None:
         """As `Program.wait_for_saved` says."""
@@ -70,7 +73,8 @@ class ProgramSaving:
         self._core.make_ready()
         self._core.enter(f"save {place} in memory")
         state, about = self._to_save("save_in_memory")
-        self._snapshots_of(place).take(state, self._core.steps, about, extra or {})
+        given = with_module_states(extra, self._core.setting.model)
+        self._snapshots_of(place).take(state, self._core.steps, about, given)
 
     def wait_for_memory(self) -> None:
         """As `Program.wait_for_memory` says."""
@@ -124,9 +128,11 @@ class ProgramSaving:
         if core.failed is None:
             self._check_no_gradients("load")
         found = load(self._state(), place, core.step.optimizers, extra, model_only, bring)
+        own, model = dict(found.extra), core.setting.model
+        agreed(core.setting.world, "modules", lambda: put_module_states(own, model))
         core.steps = int(found.about.get("steps", core.steps))
         core.note_loaded()
-        return dict(found.extra)
+        return own
 
     def _state(self) -> ProgramState:
         core = self._core
@@ -150,12 +156,3 @@ class ProgramSaving:
             world = self._core.setting.world
             self.snapshots[place] = Snapshots(world, shelf_of(world, place))
         return self.snapshots[place]
-
-
-def checkpoint_path(path: object) -> Path:
-    """A path that a user gave for a checkpoint, from the root."""
-    if not isinstance(path, str | Path) or not str(path):
-        raise UserError(f"a checkpoint is a folder; give its path as text, found {path!r}")
-    if "\0" in str(path) or not str(path).isprintable():
-        raise UserError(f"a path of a checkpoint takes printable characters, found {str(path)!r}")
-    return Path(path).expanduser().absolute()

@@ -13,7 +13,10 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 from weft.errors import DamagedCheckpoint, UserError
-from weft.program.saving.manifest import PARTIAL, REPLACED, put_back, read_manifest
+from weft.program.saving.claims import claim
+from weft.program.saving.files import SUFFIX
+from weft.program.saving.manifest import NAME, put_back, read_manifest
+from weft.program.saving.paths import PARTIAL, REPLACED, checkpoint_path
 from weft.program.saving.save import EXTRA
 
 _log = logging.getLogger("weft")
@@ -23,6 +26,10 @@ SCORE = "score"
 
 class Saving(Protocol):
     """A program, as far as its checkpoints go."""
+
+    @property
+    def is_open(self) -> bool:
+        """True until it is closed."""
 
     @property
     def steps(self) -> int:
@@ -106,8 +113,12 @@ class Checkpoints:
 
     @property
     def folder(self) -> Path:
-        """The path, from the root."""
-        return Path(self.path).absolute()
+        """The path, from the root; "~" stands for the user's home.
+
+        Raises:
+            UserError: the system takes no such path.
+        """
+        return checkpoint_path(self.path)
 
     def save(
         self, program: Saving, extra: Mapping[str, Any] | None = None, score: float | None = None
@@ -124,8 +135,9 @@ class Checkpoints:
             The folder of the checkpoint.
 
         Raises:
-            UserError: as `Program.save` does.
+            UserError: as `Program.save` does; another open program saves to this folder.
         """
+        claim(self.folder, program)
         place = self.folder / f"{_PREFIX}{program.steps:08d}"
         if score is not None and not isinstance(score, Real):
             raise UserError(f"weft.Checkpoints: score takes a number, found {score!r}")
@@ -137,7 +149,7 @@ class Checkpoints:
         # A run that went on from an earlier one may come here again, as after damage.
         program.save(place, {**(extra or {}), **scored}, self.wait, replace=True)
         if program.is_first:
-            self._take_away()
+            self._take_away(program.steps)
         return place
 
     def save_when_due(
@@ -195,7 +207,7 @@ class Checkpoints:
         program.wait_for_saved()
         if program.is_first:
             self._put_back()
-        names = [each.name for each in self.all()]
+        names = [each.name for each in self.all() if _is_any(each)] if program.is_first else []
         if program.exchange is not None:
             names = json.loads(program.exchange(json.dumps(names))[0])
         for step, name in reversed(self._with_snapshots(program, names)):
@@ -241,12 +253,22 @@ class Checkpoints:
         for each in self.folder.glob(f".{_PREFIX}*{REPLACED}"):
             put_back(self.folder / each.name.split(".")[1])
 
-    def _take_away(self) -> None:
-        every = self.all()
-        best = min(((s, each) for each in every if (s := _score(each)) is not None), default=None)
+    def _take_away(self, step: int) -> None:
+        """Take away old ones, counted back from a step: those of later ones are of a run that went on otherwise."""
+        found = [(int(each.name.removeprefix(_PREFIX)), each) for each in self.all()]
+        every = [each for number, each in found if number <= step]
+        best = min(
+            ((s, each) for _, each in found if (s := _score(each)) is not None), default=None
+        )
         for each in every[: -self.keep]:
             if best is None or each != best[1]:
                 shutil.rmtree(each, ignore_errors=True)
+        if len(every) < len(found):
+            _log.warning(
+                "%s has checkpoints of later steps than %d, up to %s, which load_newest takes before those of now; "
+                "take them away if the run is to go on from here",
+                *(self.folder, step, found[-1][1].name),
+            )
 
 
 def check_names(extra: object, taken: Iterable[str], why: str) -> None:
@@ -258,6 +280,14 @@ def check_names(extra: object, taken: Iterable[str], why: str) -> None:
     for name in taken:
         if isinstance(extra, Mapping) and name in extra:
             raise UserError(f"{why} among the extras as {name!r}; give yours another name")
+
+
+def _is_any(place: Path) -> bool:
+    """False, with a warning, for a folder of a checkpoint that was never there, or is gone: it has no file of one."""
+    if (place / NAME).exists() or any(place.glob(f"*{SUFFIX}")):
+        return True
+    _log.warning("%s is no checkpoint, as it has no %s; trying the one before", place, NAME)
+    return False
 
 
 def _score(place: Path) -> float | None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final, final
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -93,8 +94,9 @@ def export(
             (beside / INDEX).write_text(json.dumps(index, indent=2) + "\n")
         shutil.copymode(folder.parent, beside)
         beside.rename(folder)
-    except OSError as error:
-        raise UserError(f"cannot write {folder}: {error.strerror or error}") from None
+    except (OSError, SafetensorError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot write {folder}: {why}") from None
     finally:
         abandon(beside)
     return Written(folder, len(named), Bytes(total))

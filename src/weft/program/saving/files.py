@@ -113,6 +113,9 @@ def checksum(tensor: Tensor) -> int:
     """CRC-32 of the bytes of a contiguous tensor on the CPU."""
     if not tensor.numel():
         return 0
+    if tensor.numel() == 1:
+        # It counts as contiguous whatever its stride is, and has no view as bytes where that is not 1.
+        tensor = tensor.clone(memory_format=torch.contiguous_format)
     return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
 

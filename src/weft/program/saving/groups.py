@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from weft.capture.optimizers.groups import Optimizers
-from weft.errors import DamagedCheckpoint, UserError
+from weft.errors import UNREADABLE, DamagedCheckpoint, UserError
 from weft.ir.logical import Call
 from weft.program.saving.program_state import ProgramState
 from weft.program.saving.values import from_json, to_json
@@ -31,7 +32,23 @@ def about_program(state: ProgramState, steps: int, optimizers: Optimizers) -> di
             [_options(group, i, n) for n, group in enumerate(each.param_groups)]
             for i, each in enumerate(optimizers.each)
         ],
+        "optimizers": _trained(state, optimizers),
     }
+
+
+def _trained(state: ProgramState, optimizers: Optimizers) -> list[list[Any]]:
+    """Of each optimizer its class, and the names of the parameters of each of its groups."""
+    names = {id(x): key for key, x in state.setting.model.named_parameters()}
+    return [
+        [
+            type(each).__name__,
+            [
+                sorted(names[id(p)] for p in group["params"] if id(p) in names)
+                for group in each.param_groups
+            ],
+        ]
+        for each in optimizers.each
+    ]
 
 
 def check_program(about: Mapping[str, Any], state: ProgramState, optimizers: Optimizers) -> None:
@@ -53,12 +70,40 @@ def check_program(about: Mapping[str, Any], state: ProgramState, optimizers: Opt
                 f"the checkpoint has {[len(each) for each in saved]} parameter groups by optimizer, the program {own}; "
                 "load it with the optimizers that were saved"
             )
+        _check_trained(about, _trained(state, optimizers))
     seed = about.get("seed", state.setting.seed)
     if seed != state.setting.seed and optimizers and _draws(state):
         raise UserError(
             f"the checkpoint's random ops draw by seed {seed}, the program's by {state.setting.seed}; compile with "
             f"seed={seed}, so that the run goes on as it would have"
         )
+
+
+def _check_trained(about: Mapping[str, Any], own: list[list[Any]]) -> None:
+    """Check that optimizers are those that were saved: states and options are of their parameters."""
+    saved = about.get("optimizers", own)
+    try:
+        for (kind, groups), (own_kind, own_groups) in zip(saved, own, strict=True):
+            if kind != own_kind:
+                raise UserError(
+                    f"the checkpoint is of the optimizer {kind}, the program has {own_kind}; load it with the "
+                    "optimizer that was saved, or the model alone (model_only=True)"
+                )
+            for number, (names, own_names) in enumerate(zip(groups, own_groups, strict=True)):
+                others = sorted(set(names) ^ set(own_names))
+                if others:
+                    where = "checkpoint" if others[0] in names else "program"
+                    raise UserError(
+                        f"parameter group {number} of {kind} is another one in the checkpoint: {others[0]} is in that "
+                        f"of the {where} alone; load it with the optimizers that were saved, in the same groups, or "
+                        "the model alone (model_only=True)"
+                    )
+    except UserError:
+        raise
+    except UNREADABLE as error:
+        raise DamagedCheckpoint(
+            f"weft.json is damaged: its optimizers are none: {type(error).__name__}; load another checkpoint"
+        ) from None
 
 
 def options_of(about: Mapping[str, Any], optimizers: Optimizers) -> list[list[dict[str, Any]]]:
@@ -84,6 +129,8 @@ def options_of(about: Mapping[str, Any], optimizers: Optimizers) -> list[list[di
 
 def _fits(value: Any, now: Any) -> bool:
     """True where an option may have a value: of the kind of the one that it has."""
+    if isinstance(now, np.generic):
+        now = now.item()
     if value is None and isinstance(now, Tensor):
         return False
     if value is None or now is None or isinstance(now, bool):
@@ -111,19 +158,47 @@ def put_options(groups: Sequence[Sequence[Mapping[str, Any]]], optimizers: Optim
     for optimizer, saved in zip(optimizers.each, groups, strict=False):
         for group, options in zip(optimizer.param_groups, saved, strict=True):
             for name, value in options.items():
-                if isinstance(group.get(name), Tensor):
-                    group[name].fill_(value)
-                else:
-                    group[name] = value
+                group[name] = _put(value, group.get(name))
+
+
+def _put(value: Any, now: Any) -> Any:
+    """An option that was saved, in the tensors that hold it now, where some do."""
+    if isinstance(now, Tensor):
+        return now.fill_(value)
+    if isinstance(now, list | tuple) and any(isinstance(each, Tensor) for each in now):
+        every = [_put(each, own) for each, own in zip(value, now, strict=True)]
+        return every if isinstance(now, list) else tuple(every)
+    return value
 
 
 def _options(group: Mapping[str, Any], optimizer: int, number: int) -> Any:
     plain = {
-        name: value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+        name: _without_tensors(value, f"the option {name!r} of parameter group {number}")
         for name, value in group.items()
         if name not in ("params", "param_names")
     }
     return to_json(plain, f"{_GROUP}.{optimizer}.{number}", {})
+
+
+def _without_tensors(value: Any, what: str) -> Any:
+    """An option as a checkpoint has it: the number in the place of a tensor of one element, also of one in a list.
+
+    Raises:
+        UserError: a tensor has more, for which there is no place among options.
+    """
+    if isinstance(value, Tensor):
+        if value.numel() == 1 and not value.is_meta:
+            return value.item()
+        raise UserError(
+            f"{what} is or holds a tensor of shape {list(value.shape)}; a checkpoint takes numbers, texts, lists and "
+            "dicts of them there, and tensors of one element: give its values as a list, value.tolist()"
+        )
+    if isinstance(value, list | tuple):
+        every = [_without_tensors(each, what) for each in value]
+        return every if isinstance(value, list) else tuple(every)
+    if isinstance(value, dict):
+        return {name: _without_tensors(each, what) for name, each in value.items()}
+    return value
 
 
 def _draws(state: ProgramState) -> bool:

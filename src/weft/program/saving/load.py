@@ -18,6 +18,7 @@ from weft.program.everyone import agreed, told
 from weft.program.live.variables import state_dict_names
 from weft.program.saving.files import Reading, check_extents, slices
 from weft.program.saving.groups import check_program, options_of, put_options
+from weft.program.saving.idle import IdleParameter, idle_pieces, idle_state
 from weft.program.saving.manifest import DTYPES, Manifest, Stored, read_manifest
 from weft.program.saving.pieces import Piece
 from weft.program.saving.program_state import BUFFERS, MASTERS, MODEL, STATE, ProgramState
@@ -77,9 +78,9 @@ def load(
         raise UserError(
             f"the processes see different checkpoints at {path}; give a path on a file system that all share"
         )
+    sources = agreed(world, "what fits", lambda: _sources(manifest, entries))
     agreed(world, "the program", lambda: check_program(manifest.about, state, optimizers))
     groups = agreed(world, "the groups", lambda: options_of(manifest.about, optimizers))
-    sources = agreed(world, "what fits", lambda: _sources(manifest, entries))
     kept = agreed(world, "what fits of the optimizers", lambda: _kept(state, manifest))
     numbers = agreed(world, "the numbers", lambda: _numbers(manifest))
     if bring is None:
@@ -101,6 +102,7 @@ def load(
                 if (source := sources[entry.name]) is not None:
                     for rank, part in entry.parts.items():
                         reader.read(source, entry.pieces(rank), part)
+            _read_waiting(state, reader)
             # Files of a model alone say nothing of states, which stay.
             if manifest.about or any(kept.values()):
                 _read_states(state, reader, kept, numbers)
@@ -219,12 +221,9 @@ def _size(dtype: str) -> int:
 
 
 def _kept(state: ProgramState, manifest: Manifest) -> dict[str, list[str]]:
-    """For each parameter that the program updates, the names of the states that the checkpoint has as tensors."""
-    found: dict[str, list[str]] = {}
-    for name in manifest.tensors:
-        if name.startswith(STATE):
-            key, _, entry = name.removeprefix(STATE).rpartition(".")
-            found.setdefault(key, []).append(entry)
+    """For each parameter of the optimizers, the names of the states that the checkpoint has as tensors."""
+    idle = state.idle()
+    found = _by_parameter(manifest, {key for key, _, _ in state.stated()} | idle.keys())
     known: dict[str, list[str]] = {}
     for key, states, _ in state.stated():
         saved = found.get(key, [])
@@ -241,7 +240,20 @@ def _kept(state: ProgramState, manifest: Manifest) -> dict[str, list[str]]:
                     f"{manifest.folder}; load it with the optimizer that was saved"
                 )
         known[key] = saved
-    return known
+    return known | {key: found.get(key, []) for key in idle}
+
+
+def _by_parameter(manifest: Manifest, keys: Collection[str]) -> dict[str, list[str]]:
+    """The names of the states that a checkpoint has, by those parameters that are known; both may have dots."""
+    found: dict[str, list[str]] = {}
+    for name in manifest.tensors:
+        if name.startswith(STATE):
+            words = name.removeprefix(STATE).split(".")
+            for length in range(1, len(words)):
+                key = ".".join(words[:length])
+                if key in keys:
+                    found.setdefault(key, []).append(".".join(words[length:]))
+    return found
 
 
 def _few(names: Sequence[str]) -> str:
@@ -266,6 +278,11 @@ def _read_files(
         for rank in entry.parts
     ]
     pairs += [(entry.name, entry.pieces(rank)) for _, entry, rank in _stated(state, kept)]
+    for key, parameter in state.idle().items():
+        names = [f"{STATE}{key}.{entry}" for entry in kept.get(key, ())]
+        for name in [*names, *_waiting(state, manifest, key, parameter)]:
+            shape = manifest.tensors[name].shape
+            pairs += [(name, x) for _, x in idle_pieces(name, shape, parameter.tensor)]
     for source, pieces in pairs:
         for extent in manifest.tensors[source].extents:
             if any(region_size(overlap(piece.whole, extent.whole)) for piece in pieces):
@@ -334,6 +351,51 @@ def _read_states(
                 values.setdefault(key, {}).setdefault(rank, {}).update(numbers[key])
     for each in state.training.states if state.training is not None else ():
         each.put(values)
+    for key, parameter in state.idle().items():
+        _read_idle(key, parameter, reader, kept.get(key, ()), numbers.get(key, {}))
+
+
+def _waiting(
+    state: ProgramState, manifest: Manifest, key: str, parameter: IdleParameter
+) -> list[str]:
+    """The name of the master that a checkpoint has for a parameter that no plan updates so far, where there are any."""
+    precision = state.setting.options.precision
+    narrow = parameter.tensor.dtype in (torch.bfloat16, torch.float16)
+    stored = manifest.tensors.get(MASTERS + key)
+    wanted = precision is not None and precision.masters and narrow and stored is not None
+    fits = stored is not None and stored.shape == tuple(parameter.tensor.shape)
+    return [MASTERS + key] if wanted and fits else []
+
+
+def _read_waiting(state: ProgramState, reader: _PieceReader) -> None:
+    """Keep the masters that were saved of parameters that no plan updates so far."""
+    if state.training is None:
+        return
+    masters = state.training.masters
+    masters.waiting.clear()
+    for key, parameter in state.idle().items():
+        for name in _waiting(state, reader.manifest, key, parameter):
+            shape, tensor = tuple(parameter.tensor.shape), parameter.tensor
+            masters.waiting[key] = idle_state(name, shape, torch.float32, tensor, reader.read)
+
+
+def _read_idle(
+    key: str,
+    parameter: IdleParameter,
+    reader: _PieceReader,
+    names: Sequence[str],
+    numbers: Mapping[str, Any],
+) -> None:
+    """Let an optimizer hold what was saved of a parameter that no plan updates so far; it may be nothing."""
+    held: dict[str, Any] = {}
+    for name in names:
+        own = f"{STATE}{key}.{name}"
+        stored = reader.manifest.tensors[own]
+        dtype: torch.dtype = getattr(torch, stored.dtype)
+        held[name] = idle_state(own, stored.shape, dtype, parameter.tensor, reader.read)
+    parameter.optimizer.state.pop(parameter.tensor, None)
+    if held or numbers:
+        parameter.optimizer.state[parameter.tensor] = {**held, **numbers}
 
 
 def _stated(

@@ -16,10 +16,9 @@ from weft.errors import UNREADABLE, DamagedCheckpoint, UserError
 from weft.layout.region import Region, overlap, region_size
 from weft.program.saving.files import DTYPES as DTYPES
 from weft.program.saving.files import SUFFIX, Extent, extents_of_file, is_shard, to_disk
+from weft.program.saving.paths import PARTIAL, REPLACED, hidden_beside
 
 NAME = "weft.json"
-# Ends of hidden folders: one that is being written, and one that another takes the place of.
-PARTIAL, REPLACED = ".partial", ".replaced"
 VERSION = 1
 # Bytes that a manifest may have.
 _MOST = 1 << 30
@@ -216,16 +215,23 @@ def begin(path: Path, replaces: bool = False) -> Path:
         UserError: something is at `path`, and is not to be replaced; or it cannot be written there.
     """
     if path.exists() and not replaces:
-        raise UserError(f"{path} exists; give program.save a path where nothing is")
+        raise UserError(f"{path} exists; give a path where nothing is")
     if path.is_symlink() or (path.exists() and not _may_go(path)):
-        raise UserError(
-            f"{path} is no checkpoint, and is not replaced; give program.save another path"
-        )
+        raise UserError(f"{path} is no checkpoint, and is not replaced; give another path")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         return Path(mkdtemp(prefix=f".{path.name}.", suffix=PARTIAL, dir=path.parent))
     except OSError as error:
         raise UserError(f"cannot write a checkpoint at {path}: {error.strerror}") from None
+
+
+def check_place(folder: Path) -> None:
+    """Check that checkpoints can be written into a folder, before work is spent on what they are to hold.
+
+    Raises:
+        UserError: they cannot.
+    """
+    abandon(begin(folder / "checkpoint"))
 
 
 def _may_go(path: Path) -> bool:
@@ -236,7 +242,7 @@ def _may_go(path: Path) -> bool:
 def put_back(path: Path) -> None:
     """Put a checkpoint in its place again that another was about to replace when its run was ended."""
     if not path.exists():
-        for each in sorted(path.parent.glob(f".{path.name}.*{REPLACED}"))[:1]:
+        for each in hidden_beside(path, REPLACED)[:1]:
             each.rename(path)
 
 
@@ -266,7 +272,7 @@ def publish(beside: Path, path: Path, manifest: Manifest, replaces: bool = False
             path.rename(old)
         beside.rename(path)
         to_disk(path.parent)
-        for each in path.parent.glob(f".{path.name}.*{REPLACED}"):
+        for each in hidden_beside(path, REPLACED):
             shutil.rmtree(each, ignore_errors=True)
     except OSError as error:
         raise UserError(f"cannot write a checkpoint at {path}: {error.strerror}") from None

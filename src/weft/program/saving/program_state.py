@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
+from torch import Tensor
+
 from weft.compiler.training.loss_scale import FIRST_VALUES
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Value
@@ -14,10 +16,12 @@ from weft.ir.nodes import MASTER
 from weft.layout import Shares
 from weft.program.everyone import told
 from weft.program.live.variables import state_dict_names
+from weft.program.saving.idle import IdleParameter, idle_entry, idle_parameters
 from weft.program.saving.saved_tensors import SavedTensor
 from weft.program.saving.values import to_json
 from weft.program.setting import Setting
 from weft.program.training.training import Training
+from weft.tensor import GlobalTensor
 
 MODEL, BUFFERS, MASTERS, SCALE, STATE = (
     "model.",
@@ -55,12 +59,27 @@ class ProgramState:
                     yield self._entry(name, node.key, node.value, node.shares)
             elif node.role == "state" and node.key in FIRST_VALUES:
                 yield self._entry(SCALE + node.key, node.key, node.value, node.shares)
-            elif node.role == "state" and node.key.endswith(f".{MASTER}"):
-                name = MASTERS + node.key.removesuffix(f".{MASTER}")
-                yield self._entry(name, node.key, node.value, node.shares)
+        for node in self._masters():
+            name = MASTERS + node.key.removesuffix(f".{MASTER}")
+            yield self._entry(name, node.key, node.value, node.shares)
+
+    def _masters(self) -> Iterable[Input]:
+        """The masters of all plans that ran so far, which others of the program have no place for."""
+        if self.training is not None:
+            return self.training.masters.nodes.values()
+        nodes = self.graph.of_kind(Input)
+        return [x for x in nodes if x.role == "state" and x.key.endswith(f".{MASTER}")]
+
+    def waiting(self) -> Iterator[SavedTensor]:
+        """The masters of parameters that no plan updates so far, as a checkpoint had them."""
+        masters = self.training.masters if self.training is not None else None
+        for key, parameter in self.idle().items() if masters is not None else ():
+            if masters is not None and key in masters.waiting:
+                value = masters.waiting[key]
+                yield idle_entry(self.setting, MASTERS + key, key, value, parameter.tensor)
 
     def states(self, kept: Mapping[str, Iterable[str]]) -> Iterator[SavedTensor]:
-        """The states of the optimizers that ranks keep, as tensors.
+        """The states of the optimizers that ranks keep, or optimizers alone, as tensors.
 
         Args:
             kept: by parameter, the names of the states.
@@ -69,6 +88,14 @@ class ProgramState:
             for name in kept.get(key, ()):
                 own = f"{key}.{name}"
                 yield self._entry(STATE + own, own, states[name], shares.get(name))
+        for key, parameter in self.idle().items():
+            for name in kept.get(key, ()):
+                own, value = f"{key}.{name}", parameter.states[name]
+                yield idle_entry(self.setting, STATE + own, own, value, parameter.tensor)
+
+    def idle(self) -> dict[str, IdleParameter]:
+        """The parameters that optimizers have and no plan updates so far, by key."""
+        return idle_parameters(self.setting, self.training)
 
     def stated(self) -> Iterator[tuple[str, Mapping[str, Value], Mapping[str, Shares]]]:
         """Each parameter that is updated, with what its update keeps, and in which shares."""
@@ -77,7 +104,10 @@ class ProgramState:
                 yield member.key, member.states, member.shares
 
     def kept_here(self) -> dict[str, tuple[list[str], Any]]:
-        """By parameter, what ranks of this process keep: names of states that are tensors, and the others as JSON."""
+        """By parameter, what ranks of this process keep: names of states that are tensors, and the others as JSON.
+
+        And what optimizers hold of parameters that no plan updates so far.
+        """
         found: dict[str, tuple[list[str], Any]] = {}
         for key, states, _ in self.stated():
             for variables in self.setting.variables.values():
@@ -86,7 +116,25 @@ class ProgramState:
                     tensors = [name for name in entries if name in states]
                     others = {n: x for n, x in entries.items() if n not in states}
                     found[key] = tensors, to_json(others, STATE + key, {})
+        for key, parameter in self.idle().items():
+            held = parameter.states
+            if held:
+                tensors = [name for name, value in held.items() if isinstance(value, Tensor)]
+                others = {n: x for n, x in held.items() if n not in tensors}
+                found[key] = tensors, to_json(others, STATE + key, {})
         return found
+
+    def beside_the_plan(self) -> str:
+        """All that is saved of other plans than the one that ran last, as text: it may change while that stays."""
+        masters = self.training.masters if self.training is not None else None
+        idle = [
+            [key, name, str(value.spec.layout), str(value.shares)]
+            for key, parameter in self.idle().items()
+            for name, value in parameter.states.items()
+            if isinstance(value, GlobalTensor)
+        ]
+        known = [list(masters.nodes), sorted(masters.waiting)] if masters is not None else []
+        return json.dumps([idle, known])
 
     def kept(self) -> tuple[dict[str, list[str]], dict[str, Any]]:
         """By parameter, the names of the states that are tensors, and those that are none, as JSON. Collective."""

@@ -62,7 +62,7 @@ def save(
     beside = Path(told(world, "the folder", start)[0])
     try:
         kept, numbers = state.kept()
-        entries = [*state.variables(), *state.states(kept)]
+        entries = [*state.variables(), *state.waiting(), *state.states(kept)]
         work = agreed(
             world,
             "what is saved",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,8 @@ _KIND = "__weft__"
 _MOST_DEEP = 64
 # Bits of whole numbers: Python reads no longer ones from a text.
 _MOST_BITS = 14_000
+# Of a number of numpy that Python's hold as it is.
+_MOST_BYTES = 8
 _DTYPES = {name: each for name, each in vars(torch).items() if isinstance(each, torch.dtype)}
 
 
@@ -23,7 +26,8 @@ def to_json(value: Any, where: str, tensors: dict[str, Tensor], deep: int = 0) -
     """A value as what JSON has; tensors in it go into `tensors`, each under a name of its own.
 
     Args:
-        value: None, truth values, numbers, texts, bytes, tensors, and lists, tuples, sets and dicts of these.
+        value: None, truth values, numbers, texts, bytes, tensors, and lists, tuples, sets and dicts of these; numpy's
+            numbers come back as Python's.
         where: it stands, for errors and names.
         tensors: that were met.
 
@@ -75,6 +79,10 @@ def _single(value: Any, where: str) -> Any:
                 if math.isfinite(value)
                 else {_KIND: "float", "value": repr(float(value))}
             )
+        case np.bool_() | np.integer():
+            return value.item()
+        case np.floating() if value.dtype.itemsize <= _MOST_BYTES:
+            return _single(value.item(), where)
         case complex():
             return {_KIND: "complex", "value": [repr(value.real), repr(value.imag)]}
         case bytes():

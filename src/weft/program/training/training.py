@@ -66,6 +66,7 @@ class Training:
                 its update does not have, or of another shape.
         """
         agreed(self._world, "the states of the optimizers", lambda: self._check(compiled.graph))
+        self.masters.know(compiled.graph)
         for each in self.states:
             each.know(compiled.graph)
         self.gradients.know(compiled)

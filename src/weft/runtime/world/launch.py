@@ -188,13 +188,18 @@ class _Fleet:
             self.settle(ANSWER_SECONDS)
 
     def end(self) -> None:
-        """End all processes, with those that they have started: asked first, killed after `SHUTDOWN_SECONDS`."""
+        """End all processes, with those that they have started: asked first, killed after `SHUTDOWN_SECONDS`.
+
+        Asked are the ranks alone: one that ends in good order may need those that it has started, as the processes that
+        load its samples.
+        """
         for rank in self.running:
-            group = self.started[rank].pid
-            self.states[rank] = _state(group)
+            pid = self.started[rank].pid
+            self.states[rank] = _state(pid)
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGTERM)
             # One that is stopped hears of nothing until it goes on.
-            _send(group, signal.SIGTERM)
-            _send(group, signal.SIGCONT)
+            _send(pid, signal.SIGCONT)
         self.settle(SHUTDOWN_SECONDS)
         for process in self.started.values():
             _send(process.pid, signal.SIGKILL)

@@ -51,7 +51,7 @@ class SnapshotPlan:
 
 def entries_of(state: ProgramState, kept: Mapping[str, list[str]]) -> list[SavedTensor]:
     """The tensors of a program that a snapshot holds."""
-    return [*state.variables(), *state.states(kept)]
+    return [*state.variables(), *state.waiting(), *state.states(kept)]
 
 
 def planned(state: ProgramState, shelf: Shelf, used: int) -> tuple[SnapshotPlan, str]:

@@ -88,6 +88,7 @@ class Snapshots:
         def tell() -> str:
             extras.append(extra_part(extra) if 0 in self._world.ranks else ExtraPart())
             names = json.dumps({key: each[0] for key, each in here.items()})
+            names += state.beside_the_plan()
             return f"{self._number(state.graph)} {zlib.crc32(names.encode())}"
 
         texts = tuple(told(self._world, "a snapshot", tell))

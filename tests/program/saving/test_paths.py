@@ -1,0 +1,54 @@
+"""Paths of checkpoints with names that mean something elsewhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import weft
+from program.saving.nets import Case, batch_of, compiled
+from weft.errors import UserError
+from weft.program.saving.paths import REPLACED, checkpoint_path, hidden_beside
+
+
+@pytest.mark.parametrize("name", ["a[1]", "a.b"])
+def test_one_that_is_replaced_leaves_nothing(name: str, tmp_path: Path) -> None:
+    with compiled(Case((2,))) as (program, _):
+        for number in range(2):
+            program.save(tmp_path / name, {"number": number}, replace=True)
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        # As where the run was killed between its two renames.
+        (tmp_path / name).rename(tmp_path / f".{name}.abcd{REPLACED}")
+        assert program.load(tmp_path / name) == {"number": 1}
+
+
+def test_those_of_another_name_stay(tmp_path: Path) -> None:
+    with compiled(Case()) as (program, _):
+        program.save(tmp_path / "last")
+        program.save(tmp_path / "last.best", {"best": 1})
+        aside = tmp_path / f".last.best.abcd{REPLACED}"
+        (tmp_path / "last.best").rename(aside)
+        assert hidden_beside(tmp_path / "last", REPLACED) == []
+        program.save(tmp_path / "last", replace=True)
+        assert aside.exists()
+        assert program.load(tmp_path / "last.best") == {"best": 1}
+
+
+def test_a_name_that_is_too_long_is_told(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 300)
+    with compiled(Case()) as (program, _):
+        program.step(batch_of(0))
+        for call in (
+            lambda: program.save(long),
+            lambda: program.load(long),
+            lambda: weft.Checkpoints(long).load_newest(program),
+            lambda: weft.Checkpoints(long).save(program),
+        ):
+            with pytest.raises(UserError, match="cannot be at .*: File name too long"):
+                call()
+
+
+def test_the_home_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert checkpoint_path("~/run") == weft.Checkpoints("~/run").folder == tmp_path / "run"
