@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import weft
+from on_ranks import passed
 from weft.errors import RankFailure, RuleError, StrategyError
 from weft.layout import Placement
 from weft.program.planning.step import Step
@@ -19,6 +21,7 @@ from weft.runtime.world.world import local_world
 from weft.strategy.strategy import Strategy, data_parallel
 
 TWO = Placement("cpu", (2,), (0, 1))
+SCRIPT = Path(__file__).with_name("trials_on_processes.py")
 SHARDED = weft.Strategy(batch={"*": weft.split(0)}, zero=weft.Zero(3))
 
 
@@ -254,6 +257,14 @@ def test_fixed_stages_elsewhere_are_refused():
         pytest.raises(StrategyError, match=r"stage 0 of fixed= runs on rank 3, .* cpu \[0, 1\]"),
     ):
         weft.compile(*parts(), placement=TWO, strategy=auto)
+
+
+@pytest.mark.slow
+def test_ranks_go_on_after_a_candidate_that_failed_on_one():
+    for output in passed(SCRIPT, 2, seconds=150):
+        assert "no candidate ran; the first failed with rank 1: " in output
+        assert "IndexError" in output
+        assert output.endswith("trained\n")
 
 
 @pytest.mark.parametrize("measure", [-1, 1.5, True, "3"])
