@@ -91,7 +91,7 @@ def compile(
             read before every step, so schedulers work; states become global tensors, too. None
             compiles an evaluation step: no backward, the model in eval mode.
         example_batch: nest of tensors of the whole batch's shapes and dtypes; its values are not
-            used.
+            used, but by `verify` and where a `weft.Auto` measures.
         placement: the ranks to run on, those of all stages; inside `weft.local_world` or under
             torchrun.
         strategy: what the user fixes; everything else is deduced. By default data parallel. "auto", or a `weft.Auto`
