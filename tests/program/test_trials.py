@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import weft
 from on_ranks import passed
-from weft.errors import RankFailure, RuleError, StrategyError
+from weft.errors import RankFailure, RuleError, StrategyError, UserError
 from weft.layout import Placement
 from weft.program.planning.step import Step
 from weft.program.trials import Trials
@@ -241,9 +241,7 @@ def test_fixed_stages_name_ranks_of_the_placement(ranks):
     stages = [weft.Stage(["first", "norm"], first), weft.Stage(["*"], last)]
     auto = weft.Auto(moves=2, measure=2, fixed=Strategy(stages=stages))
     with local_world(4):
-        program = weft.compile(
-            model, loss_fn, optimizer, batch, placement=placement, strategy=auto
-        )
+        program = weft.compile(model, loss_fn, optimizer, batch, placement=placement, strategy=auto)
         assert tuple(program.strategy.stages) == tuple(stages)
         assert program.step(batch).item() == pytest.approx(plain)
         program.close()
@@ -257,6 +255,42 @@ def test_fixed_stages_elsewhere_are_refused():
         pytest.raises(StrategyError, match=r"stage 0 of fixed= runs on rank 3, .* cpu \[0, 1\]"),
     ):
         weft.compile(*parts(), placement=TWO, strategy=auto)
+
+
+def test_a_second_program_lies_as_the_first():
+    """A search for an evaluation of a model that an open program holds takes what fits that one."""
+    model, loss_fn, optimizer, batch = parts()
+    auto = weft.Auto(moves=6)
+    with local_world(2):
+        alone = weft.compile(*parts()[:2], None, batch, placement=TWO, strategy=auto)
+        assert alone.strategy.parameters != data_parallel().parameters
+        alone.close()
+        first = weft.compile(model, loss_fn, optimizer, batch, placement=TWO)
+        second = weft.compile(model, loss_fn, None, batch, placement=TWO, strategy=auto)
+        assert second.strategy.parameters == data_parallel().parameters
+        before = second.step(batch).item()
+        first.step(batch)
+        assert second.step(batch).item() != before
+        second.close()
+        first.close()
+
+
+def test_a_second_program_that_cannot_lie_as_the_first_is_told():
+    model, loss_fn, optimizer, batch = parts()
+    stages = [
+        weft.Stage(["first"], weft.placement("cpu", [1])),
+        weft.Stage(["*"], weft.placement("cpu", [0])),
+    ]
+    with local_world(2):
+        first = weft.compile(
+            *(model, loss_fn, optimizer, batch), placement=TWO, strategy=Strategy(stages=stages)
+        )
+        with pytest.raises(
+            UserError, match=r"none lays the model as .* first.weight lies .* close it"
+        ):
+            weft.compile(*(model, loss_fn, None, batch), placement=TWO, strategy=weft.Auto(moves=3))
+        assert first.step(batch).item() > 0
+        first.close()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import torch
 from torch import nn
@@ -45,7 +46,7 @@ def main() -> None:
     try:
         weft.compile(model, loss, optimizer, wrong, placement=two, strategy=auto)
     except RankFailure as error:
-        print(f"told: {error}")
+        sys.stdout.write(f"told: {error}\n")
     lacking_once()
     program = weft.compile(model, loss, optimizer, batch, placement=two, strategy=auto)
     for _ in range(3):
@@ -55,7 +56,7 @@ def main() -> None:
         plainly.step()
         torch.testing.assert_close(program.step(batch), expected.detach())
     program.close()
-    print("trained")
+    sys.stdout.write("trained\n")
 
 
 main()

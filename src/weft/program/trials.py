@@ -10,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, final
 
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from weft.compiler.options import options_of
 from weft.errors import RankFailure, UserError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
@@ -29,9 +28,8 @@ from weft.program.feeding.feed import Feeder
 from weft.program.feeding.shards import layouts_on, local_part, shares_of
 from weft.program.live.holds import lying, named_variables
 from weft.program.live.variables import add_loss_scale, add_masters
-from weft.program.planner import Planner
-from weft.program.planning.build import build, local_ranks
-from weft.program.planning.costs import agreed_costs
+from weft.program.planning.build import build
+from weft.program.planning.candidates import Candidate, Candidates
 from weft.program.planning.guards import Guards
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned, Variant
@@ -72,9 +70,7 @@ class Trials:
     step: Step
     kernels: Kernels
 
-    def fastest(
-        self, candidates: Sequence[tuple[Strategy, Placement]]
-    ) -> tuple[Strategy, Placement]:
+    def fastest(self, candidates: Sequence[Candidate]) -> Candidate:
         """The fastest candidate; of those that its trials do not tell apart the first. The same on all ranks.
 
         Those near the fastest run once more, in reverse: what else disturbs a machine must not decide between them. How
@@ -108,7 +104,7 @@ class Trials:
     def _try(
         self,
         number: int,
-        candidate: tuple[Strategy, Placement],
+        candidate: Candidate,
         found: dict[int, Seconds],
         errors: list[UserError | TrialFailure],
     ) -> Seconds | None:
@@ -149,23 +145,16 @@ class Trials:
     def _laid(self, strategy: Strategy, placement: Placement) -> tuple[Setting, Planned]:
         """The plan of a strategy, and variables as it lays them."""
         step, world = self.step, self.world
-        ranks = local_ranks(world, placement)
-        modules = tuple(
-            path for path, _ in step.model.named_modules(remove_duplicate=False) if path
-        )
-        own = self.kernels != "torch"
-        options = replace(
-            options_of(strategy), modules=modules, costs=agreed_costs(world), own_kernels=own
-        )
-        planner = Planner(strategy, placement, ranks, options, lying(step.model, world))
+        held = lying(step.model, world)
+        planner = Candidates(world, step, self.kernels, held).planner(strategy, placement)
         with uncollected():
             planned = agreed(world, "the plan", lambda: planner.plan(step))
         graph = planned[1].graph
         variables = unless_failed(
-            world, "values", lambda: {rank: self._variables(graph, rank) for rank in ranks}
+            world, "values", lambda: {rank: self._variables(graph, rank) for rank in planner.ranks}
         )
         setting = Setting(
-            step.model, world, placement, options, variables, 0, strategy, self.kernels
+            step.model, world, placement, planner.options, variables, 0, strategy, self.kernels
         )
         add_loss_scale(setting, graph)
         add_masters(setting, graph)

@@ -23,8 +23,9 @@ class Auto:
             is fastest then is taken. From 2 on the quickest that people write by hand is among them; then the layouts
             of the quickest without micro-batches, ZeRO and recomputation; then the quickest of other numbers of
             stages and micro-batches: a simulation errs alike about strategies that are alike.
-            0 and 1 run none. Each takes its parts of parameters and states beside the model, and runs with the values of
-            the example batch; one that fails is left out, and why stands in the log `weft`. Where all fail the call does.
+            0 and 1 run none. Each takes its parts of parameters and states beside the model, and runs with the values
+            of the example batch; one that fails is left out, and why stands in the log `weft`. Where all fail the call
+            does.
     """
 
     seconds: float = 60.0

@@ -11,6 +11,7 @@ from weft.hardware import usual_device
 from weft.layout import Placement
 from weft.planning.machine import Machine
 from weft.program.everyone import told
+from weft.program.planning.candidates import Candidate
 from weft.program.planning.costs import agreed_costs
 from weft.program.planning.step import Step
 from weft.runtime.world.world import World
@@ -52,8 +53,8 @@ def asked_of(
 
 
 def chosen(
-    world: World, step: Step, placement: Placement, auto: Auto
-) -> list[tuple[Strategy, Placement]]:
+    world: World, step: Step, placement: Placement, auto: Auto, spare: int = 0
+) -> list[Candidate]:
     """The strategy that a search finds, and the ranks of a placement in its grid. Every process must call it.
 
     Where the search is to measure, as many as it says, not all of one kind, the quickest by simulation first.
@@ -63,6 +64,7 @@ def chosen(
         step: that is compiled.
         placement: the ranks, all of which take part, in any grid.
         auto: the search.
+        spare: so many more strategies are returned, as far as there are.
 
     Raises:
         UserError: on all ranks, when no strategy fits, or an argument of the search is none.
@@ -99,14 +101,14 @@ def chosen(
             answer = evaluator.of(strategy)
             return isinstance(answer, Measures) and (limit is None or answer.memory <= limit)
 
-        wanted = worth_running(result.tried, max(auto.measure, 1), fixed, fits)
+        wanted = worth_running(result.tried, max(auto.measure, 1) + spare, fixed, fits)
         return json.dumps([each.to_text() for each in wanted])
 
     texts = json.loads(told(world, "the search for a strategy", found)[0])
     return [_placed(text, placement) for text in texts]
 
 
-def _placed(text: str, placement: Placement) -> tuple[Strategy, Placement]:
+def _placed(text: str, placement: Placement) -> Candidate:
     """A strategy that was found, and the ranks of a placement in its grid.
 
     A search names the ranks of stages by their places in the placement.
