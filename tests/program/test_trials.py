@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,14 +11,17 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import weft
-from weft.errors import RuleError, StrategyError
+from on_ranks import passed
+from weft.errors import RankFailure, RuleError, StrategyError, UserError
 from weft.layout import Placement
 from weft.program.planning.step import Step
 from weft.program.trials import Trials
+from weft.program.unless_failed import TrialFailure
 from weft.runtime.world.world import local_world
 from weft.strategy.strategy import Strategy, data_parallel
 
 TWO = Placement("cpu", (2,), (0, 1))
+SCRIPT = Path(__file__).with_name("trials_on_processes.py")
 SHARDED = weft.Strategy(batch={"*": weft.split(0)}, zero=weft.Zero(3))
 
 
@@ -132,6 +136,169 @@ def test_a_search_that_measures_equals_plain_pytorch():
         state = program.full_state_dict()
         program.close()
     torch.testing.assert_close(state, plain.state_dict())
+
+
+def test_a_candidate_that_fails_while_it_runs_is_left_out(monkeypatch):
+    variables, made = Trials._variables, []
+
+    def lacking(self, graph, rank):
+        made.append(rank)
+        if len(made) == 2:
+            raise MemoryError("no room for copies")
+        return variables(self, graph, rank)
+
+    monkeypatch.setattr(Trials, "_variables", lacking)
+    candidates = [(data_parallel(), TWO), (SHARDED, TWO)]
+    with local_world(2) as world:
+        assert Trials(world, Step(*parts()), "aten").fastest(candidates) == candidates[1]
+    assert made == [0, 1, 0, 1]
+
+
+def test_one_that_fails_when_it_runs_again_is_left_out(monkeypatch):
+    took = {1: iter([1.0]), 2: iter([1.1, 1.1])}
+
+    def seconds(self, strategy, placement):
+        found = next(took[strategy.micro_batches], None)
+        if found is None:
+            raise TrialFailure("no room")
+        return found
+
+    monkeypatch.setattr(Trials, "seconds", seconds)
+    candidates = [(Strategy(micro_batches=number), TWO) for number in took]
+    with local_world(2) as world:
+        assert Trials(world, Step(*parts()), "aten").fastest(candidates) == candidates[1]
+
+
+def words():
+    """A table of 4 rows, and a batch whose last row asks for others."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(4, 8), nn.Linear(8, 4))
+    ids = torch.zeros(8, dtype=torch.int64)
+    return model, loss, torch.optim.SGD(model.parameters(), lr=0.1), {"x": ids + 9, "y": ids}
+
+
+def test_batches_without_sense_are_told_and_do_no_harm():
+    model, loss_fn, optimizer, batch = words()
+    before = copy.deepcopy(model.state_dict())
+    with local_world(2):
+        with pytest.raises(RankFailure, match=r"no candidate ran; .* IndexError: .* give such a"):
+            weft.compile(
+                *(model, loss_fn, optimizer, batch),
+                placement=TWO,
+                strategy=weft.Auto(moves=4, measure=2),
+            )
+        torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+        auto = weft.Auto(moves=4)
+        program = weft.compile(model, loss_fn, optimizer, batch, placement=TWO, strategy=auto)
+        assert program.step({"x": batch["y"], "y": batch["y"]}).item() > 0
+        program.close()
+
+
+def test_no_candidate_is_run_without_room(monkeypatch):
+    """The bare layouts of the best were not planned by the search: they take more than there may be."""
+    ran = []
+    fastest = Trials.fastest
+    monkeypatch.setattr(
+        Trials, "fastest", lambda self, found: ran.extend(found) or fastest(self, found)
+    )
+    model, loss_fn, optimizer, batch = wide()
+    step = Step(model, loss_fn, optimizer, batch)
+    held = {}
+    for level in (0, 3):
+        zero = weft.Zero(level) if level else None
+        strategy = weft.Strategy(batch={"*": weft.split(0)}, zero=zero)
+        memory = weft.simulate(step.stored(), strategy, "h100x2").memory
+        held[level] = memory.total - memory.reserve
+    limit = (held[0] + held[3]) // 2
+    with local_world(2):
+        auto = weft.Auto(moves=8, measure=3, memory_limit=limit)
+        program = weft.compile(step, placement=TWO, strategy=auto)
+        assert program.strategy.memory_limit is None
+        program.close()
+    assert len(ran) > 1
+    for strategy, placement in ran:
+        assert strategy.memory_limit is None
+        with local_world(2):
+            made = weft.compile(step, placement=placement, strategy=strategy)
+            assert max(each.predicted.peak for each in made.memory()) <= limit
+            made.close()
+
+
+def wide():
+    """Parameters that take far more than activations."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 256), nn.ReLU(), nn.Linear(256, 4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    return model, loss, optimizer, parts()[-1]
+
+
+@pytest.mark.parametrize("ranks", [[2, 3], [3, 1]])
+def test_fixed_stages_name_ranks_of_the_placement(ranks):
+    model, loss_fn, optimizer, batch = parts()
+    plain = loss_fn(copy.deepcopy(model), batch).item()
+    placement = weft.placement("cpu", ranks)
+    first, last = (weft.placement("cpu", [rank]) for rank in ranks)
+    stages = [weft.Stage(["first", "norm"], first), weft.Stage(["*"], last)]
+    auto = weft.Auto(moves=2, measure=2, fixed=Strategy(stages=stages))
+    with local_world(4):
+        program = weft.compile(model, loss_fn, optimizer, batch, placement=placement, strategy=auto)
+        assert tuple(program.strategy.stages) == tuple(stages)
+        assert program.step(batch).item() == pytest.approx(plain)
+        program.close()
+
+
+def test_fixed_stages_elsewhere_are_refused():
+    stages = [weft.Stage(["*"], weft.placement("cpu", [3]))]
+    auto = weft.Auto(moves=2, fixed=Strategy(stages=stages))
+    with (
+        local_world(4),
+        pytest.raises(StrategyError, match=r"stage 0 of fixed= runs on rank 3, .* cpu \[0, 1\]"),
+    ):
+        weft.compile(*parts(), placement=TWO, strategy=auto)
+
+
+def test_a_second_program_lies_as_the_first():
+    """A search for an evaluation of a model that an open program holds takes what fits that one."""
+    model, loss_fn, optimizer, batch = parts()
+    auto = weft.Auto(moves=6)
+    with local_world(2):
+        alone = weft.compile(*parts()[:2], None, batch, placement=TWO, strategy=auto)
+        assert alone.strategy.parameters != data_parallel().parameters
+        alone.close()
+        first = weft.compile(model, loss_fn, optimizer, batch, placement=TWO)
+        second = weft.compile(model, loss_fn, None, batch, placement=TWO, strategy=auto)
+        assert second.strategy.parameters == data_parallel().parameters
+        before = second.step(batch).item()
+        first.step(batch)
+        assert second.step(batch).item() != before
+        second.close()
+        first.close()
+
+
+def test_a_second_program_that_cannot_lie_as_the_first_is_told():
+    model, loss_fn, optimizer, batch = parts()
+    stages = [
+        weft.Stage(["first"], weft.placement("cpu", [1])),
+        weft.Stage(["*"], weft.placement("cpu", [0])),
+    ]
+    with local_world(2):
+        first = weft.compile(
+            *(model, loss_fn, optimizer, batch), placement=TWO, strategy=Strategy(stages=stages)
+        )
+        with pytest.raises(
+            UserError, match=r"none lays the model as .* first.weight lies .* close it"
+        ):
+            weft.compile(*(model, loss_fn, None, batch), placement=TWO, strategy=weft.Auto(moves=3))
+        assert first.step(batch).item() > 0
+        first.close()
+
+
+@pytest.mark.slow
+def test_ranks_go_on_after_a_candidate_that_failed_on_one():
+    for output in passed(SCRIPT, 2, seconds=150):
+        assert "no candidate ran; the first failed with rank 1: " in output
+        assert "IndexError" in output
+        assert output.endswith("trained\n")
 
 
 @pytest.mark.parametrize("measure", [-1, 1.5, True, "3"])

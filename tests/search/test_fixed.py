@@ -76,6 +76,17 @@ def test_micro_batches_in_flight_are_fixed_with_as_many_stages() -> None:
     assert with_fixed(start, base).in_flight == (2, 1)
 
 
+def test_one_stage_is_fixed_too() -> None:
+    """Unlike no stages at all, which leave their number to the search."""
+    found = enumeration(decoder(4), "h100x4", base=Strategy(stages=1))
+    space = space_of(found.facts, every_rank=False)
+    assert {point.stages for point in space} == {1}
+    free = space_of(enumeration(decoder(4), "h100x4").facts, every_rank=False)
+    assert {point.stages for point in free} == {1, 2, 4}
+    best = weft.search(decoder(4), "flexflow-k80x4", moves=3, fixed=Strategy(stages=1)).best
+    assert best.stages == 1
+
+
 def test_a_layout_of_all_parameters_holds() -> None:
     """Points of data parallelism lay all parameters out themselves, but for what is fixed."""
     fixed = Strategy(parameters={"*": weft.split(0)})

@@ -27,6 +27,7 @@ from weft.program.one_thread import at_work, lock_of
 from weft.program.planner import Planner
 from weft.program.planning.auto import asked_of, chosen
 from weft.program.planning.build import local_ranks
+from weft.program.planning.candidates import SPARE, Candidates
 from weft.program.planning.costs import agreed_costs
 from weft.program.planning.same_program import asked_by
 from weft.program.planning.step import Step
@@ -91,7 +92,7 @@ def compile(
             read before every step, so schedulers work; states become global tensors, too. None
             compiles an evaluation step: no backward, the model in eval mode.
         example_batch: nest of tensors of the whole batch's shapes and dtypes; its values are not
-            used.
+            used, but by `verify` and where a `weft.Auto` measures.
         placement: the ranks to run on, those of all stages; inside `weft.local_world` or under
             torchrun.
         strategy: what the user fixes; everything else is deduced. By default data parallel. "auto", or a `weft.Auto`
@@ -221,7 +222,12 @@ def _searched(wanted: _Wanted, step: Step, auto: Auto) -> tuple[Strategy, Placem
     """The strategy that a search finds, and the ranks of the placement in its grid; every process must call it."""
     with progress(0 in wanted.ranks) as begin:
         begin("searching for a strategy")
-        candidates = chosen(wanted.world, step, wanted.placement, auto)
+        held = lying(step.model, wanted.world)
+        spare = SPARE if held.layouts else 0
+        candidates = chosen(wanted.world, step, wanted.placement, auto, spare)
+        if spare:
+            planned = Candidates(wanted.world, step, wanted.kernels, held)
+            candidates = planned.lying_alike(candidates, max(auto.measure, 1))
         if len(candidates) == 1:
             return candidates[0]
         begin("running the best candidates")

@@ -1,6 +1,7 @@
 """Strategies run for real, some steps each, on values of their own: of a few that should be fast, the fastest.
 
 The user's model, optimizer and batch are read, never written. One candidate is in memory at a time, beside the model.
+A candidate that fails while it runs, such as one without room for its copies, is left out: the model has lost nothing.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, final
 
@@ -17,8 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from weft.compiler.options import options_of
-from weft.errors import UserError
+from weft.errors import RankFailure, UserError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.layout import Placement
@@ -28,13 +28,13 @@ from weft.program.feeding.feed import Feeder
 from weft.program.feeding.shards import layouts_on, local_part, shares_of
 from weft.program.live.holds import lying, named_variables
 from weft.program.live.variables import add_loss_scale, add_masters
-from weft.program.planner import Planner
-from weft.program.planning.build import build, local_ranks
-from weft.program.planning.costs import agreed_costs
+from weft.program.planning.build import build
+from weft.program.planning.candidates import Candidate, Candidates
 from weft.program.planning.guards import Guards
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned, Variant
 from weft.program.setting import Setting
+from weft.program.unless_failed import TrialFailure, unless_failed
 from weft.runtime.compiled.choice import Kernels
 from weft.runtime.memory.allocator import give_back
 from weft.runtime.memory.state import Variables
@@ -70,45 +70,55 @@ class Trials:
     step: Step
     kernels: Kernels
 
-    def fastest(
-        self, candidates: Sequence[tuple[Strategy, Placement]]
-    ) -> tuple[Strategy, Placement]:
+    def fastest(self, candidates: Sequence[Candidate]) -> Candidate:
         """The fastest candidate; of those that its trials do not tell apart the first. The same on all ranks.
 
         Those near the fastest run once more, in reverse: what else disturbs a machine must not decide between them. How
         far the two trials of one lie apart says how far others may, and be equally fast. Every process must call it.
-        Candidates that cannot be planned here are left out, unless none can.
+        Candidates that cannot be planned here, or fail while they run, are left out, unless all are.
 
         Args:
             candidates: those first that should be faster, as simulated.
 
         Raises:
             UserError: no candidate can be planned.
-            RankFailure: a rank failed in a step.
+            RankFailure: all that can be planned failed, with why the first one did; or a rank died.
         """
         found: dict[int, Seconds] = {}
-        refused: UserError | None = None
+        errors: list[UserError | TrialFailure] = []
         for number, candidate in enumerate(candidates):
-            try:
-                found[number] = self._timed_candidate(number, candidate)
-            except UserError as error:
-                refused = error
-        if not found:
-            assert refused is not None
-            raise refused
-        most = _NEAR * min(found.values())
+            self._try(number, candidate, found, errors)
+        most = _NEAR * min(found.values(), default=Seconds(0.0))
         near = [number for number, seconds in found.items() if seconds <= most]
         apart = list[float]()
         for number in reversed(near if len(near) > 1 else ()):
-            once, again = found[number], self._timed_candidate(number, candidates[number])
-            found[number] = min(once, again)
-            apart.append(abs(once - again) / found[number])
+            once, again = found[number], self._try(number, candidates[number], found, errors)
+            if again is not None:
+                apart.append(abs(once - again) / found[number])
+        if not found:
+            raise _of_all(errors)
         most = (1 + _APART * median(apart or [0.0])) * min(found.values())
-        return candidates[next(number for number in near if found[number] <= most)]
+        left = [number for number in near if number in found] or list(found)
+        return candidates[next(number for number in left if found[number] <= most)]
 
-    def _timed_candidate(self, number: int, candidate: tuple[Strategy, Placement]) -> Seconds:
-        seconds = self.seconds(*candidate)
+    def _try(
+        self,
+        number: int,
+        candidate: Candidate,
+        found: dict[int, Seconds],
+        errors: list[UserError | TrialFailure],
+    ) -> Seconds | None:
+        """The seconds of a candidate, whose least are noted; of one that did not run none, and why is noted."""
+        try:
+            seconds = self.seconds(*candidate)
+        except (UserError, TrialFailure) as error:
+            _log.info("candidate %d is left out: %s", number + 1, error)
+            # What its frames hold is the candidate's memory.
+            errors.append(error.with_traceback(None))
+            found.pop(number, None)
+            return None
         _log.info("candidate %d: %.3f ms", number + 1, 1e3 * seconds)
+        found[number] = min(seconds, found.get(number, seconds))
         return seconds
 
     def seconds(self, strategy: Strategy, placement: Placement) -> Seconds:
@@ -116,7 +126,8 @@ class Trials:
 
         Raises:
             UserError: on all ranks, when the strategy cannot be planned.
-            RankFailure: a rank failed in a step.
+            TrialFailure: on all ranks, which can go on, when it failed on one.
+            RankFailure: a rank died, or did not answer.
         """
         setting, planned = self._laid(strategy, placement)
         captured, compiled = planned
@@ -134,23 +145,16 @@ class Trials:
     def _laid(self, strategy: Strategy, placement: Placement) -> tuple[Setting, Planned]:
         """The plan of a strategy, and variables as it lays them."""
         step, world = self.step, self.world
-        ranks = local_ranks(world, placement)
-        modules = tuple(
-            path for path, _ in step.model.named_modules(remove_duplicate=False) if path
-        )
-        own = self.kernels != "torch"
-        options = replace(
-            options_of(strategy), modules=modules, costs=agreed_costs(world), own_kernels=own
-        )
-        planner = Planner(strategy, placement, ranks, options, lying(step.model, world))
+        held = lying(step.model, world)
+        planner = Candidates(world, step, self.kernels, held).planner(strategy, placement)
         with uncollected():
             planned = agreed(world, "the plan", lambda: planner.plan(step))
         graph = planned[1].graph
-        variables = agreed(
-            world, "values", lambda: {rank: self._variables(graph, rank) for rank in ranks}
+        variables = unless_failed(
+            world, "values", lambda: {rank: self._variables(graph, rank) for rank in planner.ranks}
         )
         setting = Setting(
-            step.model, world, placement, options, variables, 0, strategy, self.kernels
+            step.model, world, placement, planner.options, variables, 0, strategy, self.kernels
         )
         add_loss_scale(setting, graph)
         add_masters(variables, graph)
@@ -174,15 +178,30 @@ class Trials:
     def _timed(self, setting: Setting, variant: Variant) -> Seconds:
         batch = tree_map_only(Tensor, _with_values, self.step.example_batch)
         feeds, _ = variant.feeder.feeds(batch)
-        count, took = _FIRST, list[float]()
+        count = _FIRST
         for turn in range(2):
-            took = [
-                _seconds(setting, variant, feeds, number + turn * _FIRST) for number in range(count)
-            ]
+            numbers = range(turn * _FIRST, turn * _FIRST + count)
+            took = unless_failed(
+                self.world,
+                "steps",
+                lambda: [_seconds(setting, variant, feeds, each) for each in numbers],  # noqa: B023
+            )
             texts = told(self.world, "the time of steps", lambda: json.dumps(took))  # noqa: B023
             slowest = max(median(json.loads(text)) for text in texts)
             count = max(_LEAST, min(1000, round(_SECONDS / max(slowest, 1e-6))))
         return Seconds(slowest)
+
+
+def _of_all(errors: Sequence[UserError | TrialFailure]) -> UserError | RankFailure:
+    """The error of candidates none of which ran: the first failure, else why the last was not planned."""
+    failure = next((each for each in errors if isinstance(each, TrialFailure)), None)
+    if failure is None:
+        return errors[-1]
+    return RankFailure(
+        f"weft.Auto(measure=…): no candidate ran; the first failed with {failure}. Candidates run with the example "
+        "batch, whose values must be such as the step takes, beside the model in memory; give such a batch, or "
+        "measure=0, which runs none"
+    )
 
 
 def _seconds(

@@ -84,7 +84,7 @@ def search(
     stored = as_stored(step, fixed or data_parallel())
     base = stored.in_precision(fixed or Strategy())
     facts = StepFacts(stored, machine, base)
-    floors = Floors(facts, _limit(machine, memory_limit))
+    floors = Floors(facts, limit_of(machine, memory_limit))
     first, earlier = _begin(start)
     learned = Learned() if earlier is None else earlier.learned_of(stored, machine, base)
     with Planners(_count(planners)) as helpers:
@@ -164,8 +164,12 @@ def _enumerated(found: Enumeration, seed: int, told: Told) -> None:
     found.until = 1.0
 
 
-def _limit(machine: Machine, asked: int | None) -> int | None:
-    """Bytes of the smallest device."""
+def limit_of(machine: Machine, asked: int | None) -> int | None:
+    """Bytes that a rank may take, with what its device reserves: as asked for, else those of the smallest device.
+
+    Raises:
+        UserError: when what is asked for is no number of bytes.
+    """
     if asked is not None:
         if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked < 2**62:
             raise UserError(

@@ -67,10 +67,28 @@ def test_the_layouts_of_the_quickest_run_bare_too() -> None:
     """Without micro-batches and ZeRO, whose costs beside calls a simulation may miss, although nobody planned that."""
     best = _split(weft.Zero(1), micro_batches=2)
     alike = [_split(weft.Zero(1), micro_batches=2, clip_norm=float(n)) for n in range(1, 6)]
-    found = worth_running(_found(best, *alike), 4, memory_limit=70)
+    asked: list[weft.Strategy] = []
+    found = worth_running(_found(best, *alike), 4, fits=lambda each: not asked.append(each))
     assert len(found) == 4
-    assert found[-1] == _split(memory_limit=70)
+    assert found[-1] == _split()
+    assert asked == [_split()]
     assert worth_running(_found(best, *alike), 2) == [best, alike[0]]
+    # Where they have no room, others run in their place.
+    assert worth_running(_found(best, *alike), 4, fits=lambda _: False) == [best, *alike[:3]]
+
+
+def test_bare_layouts_of_one_fixed_stage_run_too() -> None:
+    best = _split(weft.Zero(1), micro_batches=2, stages=1)
+    found = worth_running(_found(best), 4, weft.Strategy(stages=1))
+    assert found == [best, _split(stages=1)]
+
+
+def test_patterns_in_another_order_are_another_strategy() -> None:
+    best = _split(weft.Zero(1))
+    parameters = {"*": weft.broadcast, "head.weight": weft.split(0)}
+    other = weft.Strategy(grid=(2,), parameters=parameters)
+    assert other == _split()
+    assert str(worth_running(_found(best, other), 4)[-1]) == str(_split())
 
 
 def test_bare_layouts_run_beside_pipelines_too() -> None:

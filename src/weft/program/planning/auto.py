@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 
 from weft.errors import StrategyError, UserError
@@ -10,13 +11,16 @@ from weft.hardware import usual_device
 from weft.layout import Placement
 from weft.planning.machine import Machine
 from weft.program.everyone import told
+from weft.program.planning.candidates import Candidate
 from weft.program.planning.costs import agreed_costs
 from weft.program.planning.step import Step
 from weft.runtime.world.world import World
 from weft.search.auto import Auto
 from weft.search.budget import Budget
+from weft.search.evaluation.evaluator import Evaluator
+from weft.search.evaluation.measures import Measures
 from weft.search.outcome.worth_running import worth_running
-from weft.search.search import search
+from weft.search.search import limit_of, search
 from weft.strategy.parts import Stage
 from weft.strategy.strategy import Strategy
 
@@ -45,12 +49,12 @@ def asked_of(
             "give whole batches, or a strategy that says how the batch is split"
         )
     _check_measure(auto.measure)
-    return auto.fixed or Strategy(), auto
+    return Strategy() if auto.fixed is None else auto.fixed, auto
 
 
 def chosen(
-    world: World, step: Step, placement: Placement, auto: Auto
-) -> list[tuple[Strategy, Placement]]:
+    world: World, step: Step, placement: Placement, auto: Auto, spare: int = 0
+) -> list[Candidate]:
     """The strategy that a search finds, and the ranks of a placement in its grid. Every process must call it.
 
     Where the search is to measure, as many as it says, not all of one kind, the quickest by simulation first.
@@ -60,9 +64,11 @@ def chosen(
         step: that is compiled.
         placement: the ranks, all of which take part, in any grid.
         auto: the search.
+        spare: so many more strategies are returned, as far as there are.
 
     Raises:
         UserError: on all ranks, when no strategy fits, or an argument of the search is none.
+        StrategyError: on all ranks, when a fixed stage is on a rank that is not in the placement.
     """
     Budget.of(auto.seconds, auto.moves)
     if auto.moves is None and auto.seconds > world.timeout / 2:
@@ -76,42 +82,71 @@ def chosen(
     def found() -> str:
         if 0 not in world.ranks:
             return ""
+        fixed = Strategy() if auto.fixed is None else _by_places(auto.fixed, placement)
+        stored = step.stored(placement.device_type, fixed)
         result = search(
-            step.stored(placement.device_type, auto.fixed),
+            stored,
             machine,
             seconds=auto.seconds,
-            fixed=auto.fixed,
+            fixed=fixed,
             memory_limit=auto.memory_limit,
             seed=auto.seed,
             moves=auto.moves,
             every_rank=True,
         )
-        count = max(auto.measure, 1)
-        wanted = worth_running(result.tried, count, auto.fixed, auto.memory_limit)
+        limit = limit_of(machine, auto.memory_limit)
+        evaluator = Evaluator(stored, machine, tuple(range(machine.devices)))
+
+        def fits(strategy: Strategy) -> bool:
+            answer = evaluator.of(strategy)
+            return isinstance(answer, Measures) and (limit is None or answer.memory <= limit)
+
+        wanted = worth_running(result.tried, max(auto.measure, 1) + spare, fixed, fits)
         return json.dumps([each.to_text() for each in wanted])
 
     texts = json.loads(told(world, "the search for a strategy", found)[0])
-    named = auto.fixed is not None and bool(auto.fixed.stages)
-    return [_placed(text, placement, named) for text in texts]
+    return [_placed(text, placement) for text in texts]
 
 
-def _placed(text: str, placement: Placement, named: bool) -> tuple[Strategy, Placement]:
+def _placed(text: str, placement: Placement) -> Candidate:
     """A strategy that was found, and the ranks of a placement in its grid.
 
-    Where stages are not `named` by the user, a search names their ranks by their places in the placement.
+    A search names the ranks of stages by their places in the placement.
     """
     strategy = Strategy.from_text(text, "the strategy that was searched")
-    if not named and not isinstance(strategy.stages, int):
-        stages = tuple(_on_ranks(each, placement) for each in strategy.stages)
-        strategy = replace(strategy, stages=stages)
     grid = tuple(strategy.grid) or placement.shape
-    return strategy, Placement(placement.device_type, grid, placement.ranks)
+    found = _with_ranks(strategy, dict(enumerate(placement.ranks)))
+    return found, Placement(placement.device_type, grid, placement.ranks)
 
 
-def _on_ranks(stage: Stage, placement: Placement) -> Stage:
+def _by_places(fixed: Strategy, placement: Placement) -> Strategy:
+    """What the user fixed, with the ranks of stages by their places in the placement.
+
+    Raises:
+        StrategyError: a stage is on a rank that is not in it.
+    """
+    places = {rank: place for place, rank in enumerate(placement.ranks)}
+    for number, stage in enumerate(() if isinstance(fixed.stages, int) else fixed.stages):
+        for rank in stage.placement.ranks:
+            if rank not in places:
+                raise StrategyError(
+                    f"stage {number} of fixed= runs on rank {rank}, which is not in the placement {placement}; give "
+                    "stages ranks of the placement"
+                )
+    return _with_ranks(fixed, places)
+
+
+def _with_ranks(strategy: Strategy, ranks: Mapping[int, int]) -> Strategy:
+    """A strategy with other ranks for those that its stages name."""
+    if isinstance(strategy.stages, int):
+        return strategy
+    return replace(strategy, stages=tuple(_on_ranks(each, ranks) for each in strategy.stages))
+
+
+def _on_ranks(stage: Stage, ranks: Mapping[int, int]) -> Stage:
     own = stage.placement
-    ranks = tuple(placement.ranks[place] for place in own.ranks)
-    return Stage(stage.patterns, Placement(own.device_type, own.shape, ranks))
+    found = Placement(own.device_type, own.shape, tuple(ranks[rank] for rank in own.ranks))
+    return Stage(stage.patterns, found)
 
 
 def _check_measure(measure: object) -> None:

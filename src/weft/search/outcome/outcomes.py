@@ -9,6 +9,7 @@ from weft.search.evaluation.measures import Measures, Refused
 from weft.search.outcome.result import Outcome, Tried
 from weft.search.outcome.terms import loses_by, too_much
 from weft.strategy.strategy import Strategy
+from weft.units import bytes_text
 
 # The name of a strategy, the strategy, what it takes, and whether people write such by hand.
 Planned: TypeAlias = tuple[str, Strategy, Measures | Refused, bool]
@@ -76,12 +77,12 @@ def nothing_fits(planned: Collection[Planned], most: int | None, left: int) -> s
         left: how many others were not reached.
     """
     held = [(found.memory, name) for name, _, found, _ in planned if isinstance(found, Measures)]
-    limit = f"{(most or 0) / 1e9:.2f} GB"
+    limit = _bytes(most or 0)
     if held:
         memory, name = min(held)
         time = f", more time for the {left} that were not reached" if left else ""
         return (
-            f"weft.search: no strategy fits {limit} of memory; the least that was found is {memory / 1e9:.2f} GB "
+            f"weft.search: no strategy fits {limit} of memory; the least that was found is {_bytes(memory)} "
             f"({name}): give a larger limit, more devices, or a smaller batch{time}"
         )
     refused = [found.why for _, _, found, _ in planned if isinstance(found, Refused)]
@@ -91,3 +92,7 @@ def nothing_fits(planned: Collection[Planned], most: int | None, left: int) -> s
         f"weft.search: no strategy fits {limit} of memory: parameters and states alone take more, sharded over "
         "all devices; give a larger limit or more devices"
     )
+
+
+def _bytes(count: int) -> str:
+    return f"{count} bytes ({bytes_text(count)})"

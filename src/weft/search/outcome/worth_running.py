@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -21,7 +21,7 @@ def worth_running(
     tried: Sequence[Tried],
     count: int,
     fixed: Strategy | None = None,
-    memory_limit: int | None = None,
+    fits: Callable[[Strategy], bool] = lambda _: True,
 ) -> list[Strategy]:
     """Some strategies that fit, the quickest first.
 
@@ -34,12 +34,15 @@ def worth_running(
         tried: strategies that were planned, the quickest that fit first, as a result of a search has them.
         count: how many are returned at most, from 1.
         fixed: entries that hold for every strategy.
-        memory_limit: of a strategy that was not tried, which is behind the others.
+        fits: true where a strategy that was not tried can be planned and has room; it is behind the others.
     """
     fit = [each for each in tried if each.outcome in ("best", "slower")]
     taken = fit[: max(1, count // 2)]
     bare = _bare(fit, fixed or Strategy()) if count > 2 else None
-    known = next((each for each in tried if each.strategy == bare), None)
+    # Patterns count in their order, which equal mappings need not have.
+    known = next((each for each in tried if str(each.strategy) == str(bare)), None)
+    if bare is not None and known is None and not fits(bare):
+        bare = None
     room = count if bare is None or known is not None else count - 1
     for each in (*_others(fit, taken, known), *fit):
         if len(taken) < room and each not in taken:
@@ -47,7 +50,7 @@ def worth_running(
     found = [each.strategy for each in fit if each in taken]
     if bare is None or known is not None:
         return found
-    return [*found, replace(bare, memory_limit=memory_limit or bare.memory_limit)]
+    return [*found, bare]
 
 
 def _bare(fit: Sequence[Tried], fixed: Strategy) -> Strategy | None:
@@ -55,7 +58,7 @@ def _bare(fit: Sequence[Tried], fixed: Strategy) -> Strategy | None:
 
     What a part of a step, a gather or a run again costs beside its calls is what simulations know least of.
     """
-    flat = next((each.strategy for each in fit if not each.strategy.stages), None)
+    flat = next((each.strategy for each in fit if _stages(each.strategy) == 1), None)
     if flat is None:
         return None
     found = replace(flat, **{name: getattr(fixed, name) for name in _ADDED})
@@ -74,6 +77,10 @@ def _others(fit: Sequence[Tried], taken: Sequence[Tried], bare: Tried | None) ->
 
 
 def _kind(strategy: Strategy) -> _Kind:
-    stages = strategy.stages if isinstance(strategy.stages, int) else len(strategy.stages)
     axes = sum(size > 1 for size in strategy.grid)
-    return stages, strategy.micro_batches, strategy.schedule, axes
+    return _stages(strategy), strategy.micro_batches, strategy.schedule, axes
+
+
+def _stages(strategy: Strategy) -> int:
+    stages = strategy.stages
+    return stages if isinstance(stages, int) else max(len(stages), 1)

@@ -45,7 +45,7 @@ def fitting(found: Points, base: Strategy) -> Mask:
             "is none of these; give it axis 0"
         )
     mask = np.ones(len(found), np.bool_)
-    if isinstance(base.stages, int) and base.stages != 1:
+    if isinstance(base.stages, int):
         mask &= found.stages * found.turns == base.stages
     if base.micro_batches != 1:
         mask &= found.micro_batches == base.micro_batches
