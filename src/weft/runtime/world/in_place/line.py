@@ -1,0 +1,68 @@
+"""The line between a launcher and a rank: a pair of sockets without a name, each end of which one process holds.
+
+What is said is a word and a text. Nobody else can reach it, and it goes with the processes. This module needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final, final
+
+# Holds the number of the descriptor of a rank's end.
+LINE: Final = "WEFT_LINE"
+
+# A rank says that it can go on in place from now on, and not any more.
+INSIDE, OUTSIDE = "inside", "outside"
+# That its work failed because of another one; that its old world has ended; that this cannot be.
+FAILED, READY, CANNOT = "failed", "ready", "cannot"
+# The launcher says that ranks are lost; that they go on, with the variables of the new world; that all start again.
+STOP, GO, RESTART_ALL = "stop", "go", "restart"
+
+# Bytes of a message at most; longer texts are cut.
+_MOST = 2**15
+_READ = 2**12
+
+
+@final
+class Line:
+    """One end of a line.
+
+    Args:
+        end: a connected stream socket; it belongs to the line.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._lock = threading.Lock()
+
+    def say(self, word: str, text: str = "") -> None:
+        """Say something; where the other end has gone, nobody hears it. Any thread may call it."""
+        message = json.dumps([word, text[:_MOST]]).encode() + b"\n"
+        with self._lock, suppress(OSError):
+            self._end.sendall(message)
+
+    def heard(self) -> Iterator[tuple[str, str]]:
+        """Words and texts of the other end, as they come, until it or this one closes; what is no message is left out."""
+        rest = b""
+        while True:
+            try:
+                came = self._end.recv(_READ)
+            except OSError:
+                return
+            if not came:
+                return
+            *messages, rest = (rest + came).split(b"\n")
+            for message in messages:
+                with suppress(ValueError, TypeError):
+                    word, text = json.loads(message)
+                    yield str(word), str(text)
+
+    def close(self) -> None:
+        """Close it; who listens at either end hears no more."""
+        with suppress(OSError):
+            self._end.shutdown(socket.SHUT_RDWR)
+        self._end.close()
