@@ -18,7 +18,7 @@ from weft.runtime.world.leader import Leader, Starts
 
 pytestmark = pytest.mark.timeout(60)
 
-# A rank: `said` is written down at its end in the file of its process.
+# A rank of the first start, which goes on once all are there; those of a later one end at once.
 HEAD = """
 import json, os, signal, socket, sys
 line = socket.socket(fileno=int(os.environ['WEFT_LINE'])).makefile('rw')
@@ -51,6 +51,11 @@ def fail():
     write(f'{first} restarts')
     os._exit(4)
 
+def meet():
+    open(os.environ['OUT'] + f'.{first}', 'w').close()
+    while not all(os.path.exists(os.environ['OUT'] + f'.{rank}') for rank in range(3)):
+        pass
+
 def kill():
     signal.raise_signal(signal.SIGKILL)
 
@@ -58,6 +63,7 @@ say('inside')
 if new:
     write(f'{first} is new of {os.environ["WORLD_SIZE"]}')
     sys.exit(0)
+meet()
 """
 
 

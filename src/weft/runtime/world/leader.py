@@ -28,6 +28,8 @@ from weft.runtime.world.processes import Exit, Happening, Processes, Said
 
 # Seconds in which all ranks that wait fail once one has said that another does not answer; the others are silent.
 SILENT_SECONDS = 2.5
+# Seconds in which a word is heard.
+HEARD_SECONDS = 0.1
 # Seconds in which ranks must have ended their old world.
 STOP_SECONDS = 5.0
 
@@ -107,6 +109,9 @@ class Leader:
             if not ranks.exits:
                 return first
             first = ranks.exits[0]
+        # A word that was said before an end may be heard after it.
+        while any(not ranks.said[rank] for rank in ranks.running) and ranks.next(HEARD_SECONDS):
+            pass
         why = self._cause(ranks.exits, ranks.notes)
         if why is None or not self._may_go_on(ranks):
             return first

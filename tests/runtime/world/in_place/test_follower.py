@@ -52,6 +52,9 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Iterator[Both]:
     assert found.hear() == ("inside", "")
     yield found
     launcher.close()
+    threads = [each for each in threading.enumerate() if each.name == module.LISTENS]
+    for thread in threads:
+        thread.join(10)
 
 
 def test_a_rank_goes_on_with_the_variables_of_the_new_world(both: Both) -> None:
@@ -114,6 +117,7 @@ def test_a_forked_process_has_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     open_line(lambda _: (True, ""), lambda: None)
     assert LINE not in os.environ
     assert follower() is not None
+    module._follower[0]._line.close()
     monkeypatch.setattr("weft.runtime.world.in_place.follower.os.getpid", lambda: -1)
     assert follower() is None
     other.close()

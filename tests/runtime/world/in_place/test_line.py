@@ -25,6 +25,7 @@ def test_what_is_no_message_is_left_out() -> None:
     end.sendall(b'no json\n["one"]\n3\n["word", "text"]\n["half"')
     end.close()
     assert list(Line(other).heard()) == [("word", "text")]
+    other.close()
 
 
 def test_a_long_text_is_cut() -> None:
@@ -33,6 +34,7 @@ def test_a_long_text_is_cut() -> None:
     one.close()
     ((_, text),) = other.heard()
     assert len(text) == module._MOST
+    other.close()
 
 
 def test_who_listens_ends_when_its_own_end_closes() -> None:

@@ -125,6 +125,7 @@ class Follower:
                 self._word = ""
                 self._said.clear()
                 self._answers.put((word, text))
+        self._line.close()
 
     def _tell_to_stop(self, why: str) -> None:
         if self._stop is not None:
