@@ -29,9 +29,9 @@ from weft.runtime.world.processes import Exit, Happening, Processes, Said
 # Seconds in which all ranks that wait fail once one has said that another does not answer; the others are silent.
 SILENT_SECONDS = 2.5
 # Seconds in which a word is heard.
-HEARD_SECONDS = 0.1
-# Seconds in which ranks must have ended their old world.
-STOP_SECONDS = 5.0
+HEARD_SECONDS = 0.5
+# Seconds in which ranks must have ended their old world; and in which new processes must have come to their work.
+STOP_SECONDS, START_SECONDS = 5.0, 120.0
 
 
 @final
@@ -61,9 +61,9 @@ class Starts:
         """The ranks of the next start."""
         return self.ranks if self.least is None else max(self.least, self.ranks - 1)
 
-    def begin_next(self) -> None:
-        """The next start begins."""
-        self.ranks, self.number = self.next_ranks, self.number + 1
+    def begin_next(self, ranks: int | None = None) -> None:
+        """The next start begins, on so many ranks; None for those of `next_ranks`."""
+        self.ranks, self.number = self.next_ranks if ranks is None else ranks, self.number + 1
 
 
 @final
@@ -139,36 +139,39 @@ class Leader:
         )
 
     def _renewed(self, ranks: Processes, first: Exit, why: str) -> Happening | None:
-        left, before, size = sorted(ranks.running), self._starts.ranks, self._starts.next_ranks
+        left = sorted(ranks.running)
+        lost = [] if self._starts.least else [each.rank for each in ranks.exits]
         ranks.say(STOP, why.splitlines()[0])
         for end in ranks.exits:
             ranks.drop(end.rank)
-        common, fleet = self._variables(self._starts.number + 1), Fleet(size)
-        # As many as before keep their ranks, and new processes start while the old world ends.
-        new = sorted(set(range(size)) - set(left if size == before else range(len(left))))
-        for rank in new if size == before else ():
-            ranks.start(rank, {**common, **fleet.environment(rank)})
-        ended = self._ended(ranks, left)
-        if ended is not None:
-            for rank in set(new) & ranks.running:
+        fleet, common = Fleet(len(left) + len(lost)), self._variables(self._starts.number + 1)
+        variables = [{**common, **fleet.environment(rank)} for rank in range(fleet.ranks)]
+        # New processes start while the old world ends, and are waited for: others wait for them no longer than
+        # for ranks that start together.
+        for rank in lost:
+            ranks.start(rank, variables[rank])
+        ends = self._until_said(ranks, READY, left, STOP_SECONDS)
+        ends = ends or self._until_said(ranks, INSIDE, lost, START_SECONDS)
+        if ends is not None:
+            for rank in set(lost) & ranks.running:
                 ranks.drop(rank)
-            return first if isinstance(ended, Said) else ended
-        if size != before:
+            return first if isinstance(ends, Said) else ends
+        if not lost:
             ranks.renumber({rank: number for number, rank in enumerate(left)})
-            for rank in new:
-                ranks.start(rank, {**common, **fleet.environment(rank)})
         ranks.forget()
-        self._starts.begin_next()
+        self._starts.begin_next(fleet.ranks)
         self._told(why)
-        for rank in sorted(set(range(size)) - set(new)):
+        for rank in sorted(ranks.running - set(lost)):
             ranks.said[rank] = INSIDE
-            ranks.lines[rank].say(GO, json.dumps({**common, **fleet.environment(rank)}))
+            ranks.lines[rank].say(GO, json.dumps(variables[rank]))
         return None
 
-    def _ended(self, ranks: Processes, left: Sequence[int]) -> Happening | None:
-        """Wait until the old world has ended on all ranks that are left; gives what is in the way."""
-        end = time.monotonic() + STOP_SECONDS
-        while any(ranks.said[rank] != READY for rank in left):
+    def _until_said(
+        self, ranks: Processes, word: str, those: Sequence[int], seconds: float
+    ) -> Happening | None:
+        """Wait until some have said a word; gives what is in the way, a word that nobody said where that is time."""
+        end = time.monotonic() + seconds
+        while any(ranks.said[rank] != word for rank in those):
             found = ranks.next(max(0.0, end - time.monotonic()))
             if found is None:
                 return Said(0, CANNOT, "")

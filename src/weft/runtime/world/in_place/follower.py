@@ -27,8 +27,9 @@ from weft.runtime.world.in_place.line import (
     Line,
 )
 
-# Seconds in which the launcher says what becomes of ranks that have failed because of others.
-ANSWER_SECONDS = 20.0
+# Seconds in which the launcher says what becomes of ranks that have failed because of others; and of those whose old
+# world has ended, for which new processes may have to start.
+ANSWER_SECONDS, BEGIN_SECONDS = 20.0, 180.0
 # Seconds in which it does of a failure that is this rank's own, as far as can be told: a loss may be behind it.
 SOON_SECONDS = 0.3
 # The name of the thread that listens.
@@ -100,7 +101,7 @@ class Follower:
         """
         self._line.say(CANNOT if hindrance else READY, hindrance)
         try:
-            word, text = self._answers.get(timeout=ANSWER_SECONDS)
+            word, text = self._answers.get(timeout=BEGIN_SECONDS)
         except Empty:
             return False
         if word != GO:
