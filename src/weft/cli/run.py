@@ -19,7 +19,6 @@ from rich.text import Text
 from weft.cli.failure import NOTES, absent, describe, lost, own_failure, read_notes
 from weft.cli.places import ASKS, read_places
 from weft.runtime.world.interrupts import Interrupts
-from weft.runtime.world.leader import Leader, Starts
 from weft.runtime.world.launch import (
     GRACE_SECONDS,
     SHUTDOWN_SECONDS,
@@ -29,6 +28,7 @@ from weft.runtime.world.launch import (
     Fleet,
     launch,
 )
+from weft.runtime.world.leader import Leader, Starts
 from weft.runtime.world.nodes.joined import Joined
 from weft.runtime.world.nodes.launchers import Launchers, Nodes, launchers
 from weft.runtime.world.snapshot_folder import snapshot_folder

@@ -1,4 +1,4 @@
-"""`weft.elastic` where nobody starts again but a stand-in for the launcher says so; for real ranks: tests/cli/test_in_place.py."""
+"""`weft.elastic` where a stand-in for the launcher says who goes on; with real ranks: tests/cli/test_in_place.py."""
 
 from __future__ import annotations
 
@@ -137,7 +137,9 @@ def test_programs_that_nobody_closed_are_closed(leading: Leading) -> None:
             return
         model, x = torch.nn.Linear(2, 2), torch.ones(2, 2)
         made.append(
-            weft.compile(model, lambda m, x: m(x).sum(), None, x, placement=weft.placement("cpu", [0]))
+            weft.compile(
+                model, lambda m, x: m(x).sum(), None, x, placement=weft.placement("cpu", [0])
+            )
         )
         raise NoAnswer("rank 1 is gone")
 

@@ -1,4 +1,4 @@
-"""Ranks that are left are led on in place, or not: small processes, which say over their lines what real ranks would."""
+"""Ranks that are left are led on in place, or not: small processes, which say over their lines what real ones would."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.runtime.world import leader as module
 from weft.runtime.world import launch as launching
+from weft.runtime.world import leader as module
 from weft.runtime.world.launch import Ending, Exit, Fleet, launch
 from weft.runtime.world.leader import Leader, Starts
 
@@ -168,7 +168,9 @@ def test_a_rank_that_is_not_inside_restarts_all(job: Job) -> None:
     text = "if first == 0:\n    say('outside')\n    os.kill(OTHER, 9)\nfail()\n"
     text = text.replace("OTHER", "int(open(os.environ['OUT'] + '.pid').read())")
     wait = "if first == 1:\n    with open(os.environ['OUT'] + '.made', 'w') as out:\n"
-    wait += "        out.write(str(os.getpid()))\n    os.rename(out.name, os.environ['OUT'] + '.pid')\n"
+    wait += (
+        "        out.write(str(os.getpid()))\n    os.rename(out.name, os.environ['OUT'] + '.pid')\n"
+    )
     wait += "    signal.pause()\nwhile not os.path.exists(os.environ['OUT'] + '.pid'): pass\n"
     restarts(job, wait + text)
 
@@ -214,7 +216,8 @@ def test_all_wait_and_nobody_is_silent(job: Job, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("starts", "then"), [(Starts(4, 2), (4, 1)), (Starts(4, 2, 3), (3, 1)), (Starts(2, 2, 2), (2, 1))]
+    ("starts", "then"),
+    [(Starts(4, 2), (4, 1)), (Starts(4, 2, 3), (3, 1)), (Starts(2, 2, 2), (2, 1))],
 )
 def test_the_next_start(starts: Starts, then: tuple[int, int]) -> None:
     starts.begin_next()

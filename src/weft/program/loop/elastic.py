@@ -49,8 +49,8 @@ def elastic(train: Callable[[], T]) -> T:
     if lasting_worlds() or dist.is_initialized():
         raise UserError(
             "weft.elastic: the ranks have met before it was called, by weft.compile, a global tensor, or "
-            "torch.distributed.init_process_group; a process that takes a lost one's place would not meet them there: do "
-            "that in the function that weft.elastic is given"
+            "torch.distributed.init_process_group; a process that takes a lost one's place would not meet them there: "
+            "do that in the function that weft.elastic is given"
         )
     return _until_it_ends(train, following)
 

@@ -1,8 +1,8 @@
 """The launcher's side of going on in place: it leads the ranks that are left into a new world, if that can be.
 
-Where a process has died, or does not answer the others, the rest are told to stop. Once each has said that its old world
-has ended, they get the variables of a new one, under the number of the next start. Whatever else happens on the way,
-and a failure that a rank has of itself, is left to a restart of all. This module needs no torch.
+Where a process has died, or does not answer the others, the rest are told to stop. Once each has said that its old
+world has ended, they get the variables of a new one, under the number of the next start. Whatever else happens on the
+way, and a failure that a rank has of itself, is left to a restart of all. This module needs no torch.
 """
 
 from __future__ import annotations
@@ -92,10 +92,8 @@ class Leader:
 
     def __call__(self, ranks: Processes, first: Happening) -> Happening | None:
         """Lead on after something has happened; None where the ranks go on, else what ends them all."""
-        if isinstance(first, Exit | Said) and self._starts.left:
-            ends = self._led(ranks, first)
-        else:
-            ends = first
+        leads = isinstance(first, Exit | Said) and self._starts.left
+        ends = self._led(ranks, first) if leads else first
         if ends is not None:
             ranks.say(RESTART_ALL)
         return ends

@@ -115,7 +115,9 @@ class Follower:
             if word == STOP:
                 self._word = STOP
                 self._said.set()
-                with suppress(Exception):  # what waits for ever then is told to the launcher by its silence
+                with suppress(
+                    Exception
+                ):  # what waits for ever then is told to the launcher by its silence
                     self._tell_to_stop(text)
             elif word == RESTART_ALL:
                 self._word = RESTART_ALL

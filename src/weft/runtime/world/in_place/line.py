@@ -46,7 +46,7 @@ class Line:
             self._end.sendall(message)
 
     def heard(self) -> Iterator[tuple[str, str]]:
-        """Words and texts of the other end, as they come, until it or this one closes; what is no message is left out."""
+        """Words and texts of the other end, as they come, until it or this one closes, without what is no message."""
         rest = b""
         while True:
             try:
