@@ -92,8 +92,9 @@ class Leader:
 
     def __call__(self, ranks: Processes, first: Happening) -> Happening | None:
         """Lead on after something has happened; None where the ranks go on, else what ends them all."""
-        leads = isinstance(first, Exit | Said) and self._starts.left
-        ends = self._led(ranks, first) if leads else first
+        ends: Happening | None = first
+        if isinstance(first, Exit | Said) and self._starts.left:
+            ends = self._led(ranks, first)
         if ends is not None:
             ranks.say(RESTART_ALL)
         return ends

@@ -239,7 +239,8 @@ class Processes:
         process = self.started.pop(rank)
         self.running.discard(rank)
         _send(process.pid, signal.SIGKILL)
-        process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(SHUTDOWN_SECONDS)
         self.lines.pop(rank).close()
         for each in (self.said, self.notes, self.states):
             each.pop(rank, None)

@@ -84,8 +84,7 @@ class Follower:
         """True where ranks are lost and those that are left go on in place; `error` has ended the work of this one."""
         by_others, text = self._note(error)
         if by_others and not self._said.is_set():
-            with suppress(Exception):  # so that nobody waits for this rank
-                self._tell_to_stop(text)
+            self._tell_to_stop(str(error))  # so that nobody waits for this rank
             self._line.say(FAILED, text)
         self._said.wait(ANSWER_SECONDS if by_others else SOON_SECONDS)
         return self._word == STOP
@@ -115,10 +114,7 @@ class Follower:
             if word == STOP:
                 self._word = STOP
                 self._said.set()
-                with suppress(
-                    Exception
-                ):  # what waits for ever then is told to the launcher by its silence
-                    self._tell_to_stop(text)
+                self._tell_to_stop(text)
             elif word == RESTART_ALL:
                 self._word = RESTART_ALL
                 self._said.set()
@@ -131,8 +127,9 @@ class Follower:
         self._line.close()
 
     def _tell_to_stop(self, why: str) -> None:
-        if self._stop is not None:
-            self._stop(why)
+        with suppress(Exception):  # what waits for ever then is seen by the launcher: this rank stays silent
+            if self._stop is not None:
+                self._stop(why)
 
 
 # Of this process; None where no launcher has given it a line.
