@@ -65,7 +65,8 @@ def test_a_rank_goes_on_with_the_variables_of_the_new_world(both: Both) -> None:
     assert both.follower.renew("")
     assert both.hear() == ("ready", "")
     assert both.renewed == ["2"]
-    # The next loss is another one.
+    # The next loss is another one, of which nothing was said yet.
+    assert not both.follower._said.is_set()
     assert not both.follower.goes_on(ValueError("its own"))
     both.follower.leave()
     assert both.hear() == ("outside", "")
