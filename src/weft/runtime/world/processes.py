@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias, final
 
-from weft.runtime.world.in_place.line import FAILED, LINE, Line
+from weft.runtime.world.in_place.line import FAILED, LINE, RankLine
 
 # Seconds between asking the ranks to end (SIGTERM) and ending them (SIGKILL).
 SHUTDOWN_SECONDS = 5.0
@@ -107,7 +107,7 @@ class Processes:
     happenings: SimpleQueue[Happening]
     tell: Callable[[Exit], object]
     has_lines: bool = False
-    lines: dict[int, Line] = field(default_factory=dict)
+    lines: dict[int, RankLine] = field(default_factory=dict)
     started: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
     running: set[int] = field(default_factory=set)
     said: dict[int, str] = field(default_factory=dict)
@@ -130,7 +130,7 @@ class Processes:
             with theirs:
                 environment[LINE] = str(theirs.fileno())
                 process = self._popen(environment, (theirs.fileno(),))
-            self.lines[rank] = Line(own)
+            self.lines[rank] = RankLine(own)
             arguments = process.pid, self.lines[rank]
             _thread(f"weft rank {rank} line", self._hear, *arguments)
         self.started[rank] = process
@@ -152,12 +152,12 @@ class Processes:
             return
         self.happenings.put(Exit(0, process.pid, code, time.monotonic_ns()))
 
-    def _hear(self, pid: int, line: Line) -> None:
+    def _hear(self, pid: int, line: RankLine) -> None:
         for word, text in line.heard():
             self.happenings.put(Said(pid, word, text))
 
     def next(self, seconds: float | None) -> Happening | None:
-        """What happens next; None where there is nothing within so many seconds."""
+        """The next happening; None where there is nothing within so many seconds."""
         end = None if seconds is None else time.monotonic() + seconds
         while True:
             left = None if end is None else max(0.0, end - time.monotonic())

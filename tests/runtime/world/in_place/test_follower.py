@@ -14,7 +14,7 @@ import pytest
 
 from weft.runtime.world.in_place import follower as module
 from weft.runtime.world.in_place.follower import Follower, follower, open_line
-from weft.runtime.world.in_place.line import GO, LINE, RESTART_ALL, STOP, Line
+from weft.runtime.world.in_place.line import GO, LINE, RESTART_ALL, STOP, RankLine
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -23,7 +23,7 @@ class Both(NamedTuple):
     """A follower, its launcher, and what was called."""
 
     follower: Follower
-    launcher: Line
+    launcher: RankLine
     heard: Iterator[tuple[str, str]]
     stops: SimpleQueue[str]
     renewed: list[str]
@@ -42,11 +42,11 @@ def both(monkeypatch: pytest.MonkeyPatch) -> Iterator[Both]:
     stops: SimpleQueue[str] = SimpleQueue()
     renewed: list[str] = []
     rank = Follower(
-        Line(one),
+        RankLine(one),
         lambda error: (not isinstance(error, ValueError), str(error)),
         lambda: renewed.append(os.environ["RANK"]),
     )
-    launcher = Line(other)
+    launcher = RankLine(other)
     rank.enter(stops.put)
     found = Both(rank, launcher, launcher.heard(), stops, renewed)
     assert found.hear() == ("inside", "")

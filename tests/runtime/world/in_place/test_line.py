@@ -6,11 +6,11 @@ import socket
 import threading
 
 from weft.runtime.world.in_place import line as module
-from weft.runtime.world.in_place.line import Line
+from weft.runtime.world.in_place.line import RankLine
 
 
 def test_messages_come_in_order_and_end_with_the_line() -> None:
-    one, other = map(Line, socket.socketpair())
+    one, other = map(RankLine, socket.socketpair())
     text = 'two\nlines of "text", é \udcff' + "x" * 10_000
     one.say("first", text)
     one.say("second")
@@ -24,12 +24,12 @@ def test_what_is_no_message_is_left_out() -> None:
     end, other = socket.socketpair()
     end.sendall(b'no json\n["one"]\n3\n["word", "text"]\n["half"')
     end.close()
-    assert list(Line(other).heard()) == [("word", "text")]
+    assert list(RankLine(other).heard()) == [("word", "text")]
     other.close()
 
 
 def test_a_long_text_is_cut() -> None:
-    one, other = map(Line, socket.socketpair())
+    one, other = map(RankLine, socket.socketpair())
     one.say("word", "x" * (module._MOST + 1))
     one.close()
     ((_, text),) = other.heard()
@@ -38,7 +38,7 @@ def test_a_long_text_is_cut() -> None:
 
 
 def test_who_listens_ends_when_its_own_end_closes() -> None:
-    one, other = map(Line, socket.socketpair())
+    one, other = map(RankLine, socket.socketpair())
     listener = threading.Thread(target=lambda: list(other.heard()), daemon=True)
     listener.start()
     other.close()

@@ -24,7 +24,7 @@ from weft.runtime.world.in_place.line import (
     READY,
     RESTART_ALL,
     STOP,
-    Line,
+    RankLine,
 )
 
 # Seconds in which the launcher says what becomes of ranks that have failed because of others; and of those whose old
@@ -38,7 +38,7 @@ LISTENS = "weft line"
 
 @final
 class Follower:
-    """What the launcher has said to this rank.
+    """A rank's ear for its launcher: whether ranks are lost, and in which world those that are left go on.
 
     Args:
         line: to the launcher.
@@ -48,7 +48,7 @@ class Follower:
 
     def __init__(
         self,
-        line: Line,
+        line: RankLine,
         note: Callable[[BaseException], tuple[bool, str]],
         renewed: Callable[[], None],
     ) -> None:
@@ -127,7 +127,8 @@ class Follower:
         self._line.close()
 
     def _tell_to_stop(self, why: str) -> None:
-        with suppress(Exception):  # what waits for ever then is seen by the launcher: this rank stays silent
+        # What waits for ever then is seen by the launcher: this rank stays silent.
+        with suppress(Exception):
             if self._stop is not None:
                 self._stop(why)
 
@@ -148,9 +149,9 @@ def open_line(
     if number:
         os.set_inheritable(int(number), False)
         end = socket.socket(fileno=int(number))
-        _follower[:] = [Follower(Line(end), note, renewed)]
+        _follower[:] = [Follower(RankLine(end), note, renewed)]
 
 
 def follower() -> Follower | None:
-    """What this rank hears of its launcher; None where there is no line."""
+    """The follower of this process; None where no launcher has given it a line."""
     return next((each for each in _follower if each.is_here), None)

@@ -28,7 +28,7 @@ _READ = 2**12
 
 
 @final
-class Line:
+class RankLine:
     """One end of a line.
 
     Args:
