@@ -18,7 +18,7 @@ from weft.runtime.world.leader import Leader, Starts
 
 pytestmark = pytest.mark.timeout(60)
 
-# A rank of the first start, which goes on once all are there; those of a later one end at once.
+# A rank of the first start, which goes on once all are there; one of a later start waits for two that go on in place.
 HEAD = """
 import json, os, signal, socket, sys
 line = socket.socket(fileno=int(os.environ['WEFT_LINE'])).makefile('rw')
@@ -62,6 +62,8 @@ def kill():
 say('inside')
 if new:
     write(f'{first} is new of {os.environ["WORLD_SIZE"]}')
+    while open(os.environ['OUT']).read().count(' in 1') < 2:
+        os.sched_yield()
     sys.exit(0)
 meet()
 """

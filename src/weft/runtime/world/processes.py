@@ -131,12 +131,12 @@ class Processes:
                 environment[LINE] = str(theirs.fileno())
                 process = self._popen(environment, (theirs.fileno(),))
             self.lines[rank] = RankLine(own)
-            arguments = process.pid, self.lines[rank]
-            _thread(f"weft rank {rank} line", self._hear, *arguments)
+            hears = self._hears(process.pid)
+            _thread(f"weft rank {rank} line", self.lines[rank].hear, hears)
         self.started[rank] = process
         self.running.add(rank)
         self.said[rank] = ""
-        _thread(f"weft rank {rank} end", self._see, process)
+        _thread(f"weft rank {rank} end", self._see, process, self.lines.get(rank))
 
     def _popen(
         self, environment: Mapping[str, str], descriptors: Sequence[int] = ()
@@ -145,16 +145,18 @@ class Processes:
             self.command, env=dict(environment), start_new_session=True, pass_fds=descriptors
         )
 
-    def _see(self, process: subprocess.Popen[bytes]) -> None:
+    def _see(self, process: subprocess.Popen[bytes], line: RankLine | None) -> None:
         try:
             code = _seen_end(process)
         except ChildProcessError:  # it was dropped
             return
-        self.happenings.put(Exit(0, process.pid, code, time.monotonic_ns()))
+        seen = time.monotonic_ns()
+        if line is not None:  # a process has said nothing after its end
+            line.take(self._hears(process.pid))
+        self.happenings.put(Exit(0, process.pid, code, seen))
 
-    def _hear(self, pid: int, line: RankLine) -> None:
-        for word, text in line.heard():
-            self.happenings.put(Said(pid, word, text))
+    def _hears(self, pid: int) -> Callable[[str, str], object]:
+        return lambda word, text: self.happenings.put(Said(pid, word, text))
 
     def next(self, seconds: float | None) -> Happening | None:
         """The next happening; None where there is nothing within so many seconds."""
