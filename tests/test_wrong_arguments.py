@@ -17,8 +17,8 @@ MADE = {"Program", "Simulation", "SearchRecord", "SearchResult", "GlobalTensor"}
 PLAIN = {"__version__", "errors", "broadcast", "logs"}
 # It takes a program that trains, and steps it (tests/program/loop).
 STEPS = {"fit"}
-# A search of so many moves lasts as long as it was asked to; its callback is the user's own.
-AS_ASKED = {("search", "moves"), ("search", "told")}
+# A search of so many moves lasts as long as it was asked to; what is called is the user's own.
+AS_ASKED = {("search", "moves"), ("search", "told"), ("elastic", "train")}
 # A local world has no tensor that these take.
 OF_PROCESSES = {"from_dtensor", "to_dtensor"}
 # Seconds that a refusal may take on a busy machine.

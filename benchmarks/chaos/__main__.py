@@ -1,8 +1,9 @@
 """Faults tried one after the other: `make chaos`, or `python -m benchmarks.chaos --faults 200 --seed 0`.
 
 A run on 2 to 4 ranks trains with a checkpoint every few steps; a rank of it meets a fault at a moment drawn at random:
-while it starts, compiles, loads a sample, steps, saves or loads. `weft run --restarts` goes on. Then losses, samples
-of each step and last parameters must be those of a run that nothing has disturbed, and nothing may be left behind.
+while it starts, compiles, loads a sample, steps, saves or loads. `weft run --restarts` goes on; with `--in-place` the
+ranks that are left do so in their processes where they can (`weft.elastic`). Then losses, samples of each step and
+last parameters must be those of a run that nothing has disturbed, and nothing may be left behind.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -61,6 +62,7 @@ class Fault:
         how: what it does then.
         damage: what happens to the newest checkpoint before the ranks start again: "", "cut" or "removed".
         memory: whether the run has a snapshot in memory after each step, too.
+        elastic: whether ranks that are left go on in place where they can.
     """
 
     number: int
@@ -72,15 +74,25 @@ class Fault:
     how: str
     damage: str
     memory: bool = False
+    elastic: bool = False
 
 
 class Outcome(NamedTuple):
-    """What was found after a fault: what is wrong, whether it came, the steps that were made again, and seconds."""
+    """What was found after a fault.
+
+    Attributes:
+        wrong: what is not as it should be.
+        came: whether the fault did.
+        again: the most steps that were made again.
+        seconds: that the run took.
+        in_place: how often ranks went on in place.
+    """
 
     wrong: list[str]
     came: bool
     again: int
     seconds: float
+    in_place: int
 
 
 def drawn(number: int, seed: int) -> Fault:
@@ -103,6 +115,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="the number of the first fault")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="that it may take")
+    parser.add_argument("--in-place", action="store_true", help="where that can be")
     parser.add_argument("--json", type=Path)
     o = parser.parse_args()
     expected, until = undisturbed(), time.monotonic() + 60 * o.minutes
@@ -110,7 +123,7 @@ def main() -> int:
     for number in range(o.first, o.first + o.faults):
         if time.monotonic() > until:
             break
-        fault = drawn(number, o.seed)
+        fault = replace(drawn(number, o.seed), elastic=o.in_place)
         outcome = tried(fault, expected)
         rows.append({**asdict(fault), **outcome._asdict()})
         print(_line(fault, outcome), flush=True)
@@ -120,6 +133,8 @@ def main() -> int:
     came = Counter(row["how"] for row in rows if row["came"])
     hows = ", ".join(f"{how} {number}" for how, number in sorted(came.items()))
     print(f"{came.total()} faults that came, of {len(rows)} ({hows})")
+    if o.in_place:
+        print(f"{sum(bool(row['in_place']) for row in rows)} after which ranks went on in place")
     print(
         f"{len(wrong)} after which something was wrong; at most {max(r['again'] for r in rows)} steps made again"
     )
@@ -131,6 +146,7 @@ def _line(fault: Fault, outcome: Outcome) -> str:
     after = f", newest checkpoint {fault.damage}" if fault.damage else ""
     after += ", with snapshots" if fault.memory else ""
     came = f"{outcome.again} steps again" if outcome.came else "its moment never came"
+    came += ", in place" if outcome.in_place else ""
     told = "; ".join(outcome.wrong) or f"ok, {came}"
     return f"{fault.number}: {fault.how} at {where}{after}: {told} ({outcome.seconds:.1f} s)"
 
@@ -181,7 +197,8 @@ def tried(fault: Fault, expected: Expected) -> Outcome:
         again = _again(folder)
         # One, and the one that was under way.
         wrong += [f"{again} steps made again"] if fault.memory and again > 2 else []
-        return Outcome(wrong, (folder / "done").exists(), again, seconds)
+        in_place = said.count(", in place, on")
+        return Outcome(wrong, (folder / "done").exists(), again, seconds, in_place)
 
 
 def _run(fault: Fault, folder: Path, temporary: Path) -> tuple[int, str]:

@@ -131,12 +131,20 @@ _HOWS: dict[str, Any] = {
 
 
 def main(folder: Path) -> None:
-    """Train, with a checkpoint each few steps, from the newest on."""
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    moments = Moments(folder, rank)
+    """Train, in place after a fault where the fault's run is to."""
+    moments = Moments(folder, int(os.environ["RANK"]))
     _before(writing, "write_file", moments, "save")
     _before(load, "check_extents", moments, "load")
     _before(Planner, "plan", moments, "compile")
+    if json.loads((folder / "fault.json").read_text())["elastic"]:
+        weft.elastic(lambda: train(folder, moments))
+    else:
+        train(folder, moments)
+
+
+def train(folder: Path, moments: Moments) -> None:
+    """Train, with a checkpoint each few steps, from the newest on."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     moments.come("start")
     model = net()
     program = weft.compile(

@@ -62,22 +62,44 @@ class Note:
     text: str
     kind: str
 
+    def __str__(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def parse(text: str) -> Note | None:
+        """Read what `str` wrote; None where it is something else."""
+        try:
+            return Note(**json.loads(text))
+        except (ValueError, TypeError):
+            return None
+
 
 def write_note(error: BaseException, script: str) -> None:
     """Write down why this rank fails, for the launcher to show; print it where there is none, or no place for it."""
     now = time.monotonic_ns()
-    text = format_error(error, script)
     folder = os.environ.get(NOTES)
     if folder is None:
-        _print(text)
+        _print(format_error(error, script))
         return
-    rank = int(os.environ["RANK"])
-    title = traceback.format_exception_only(error)[-1].strip()
-    note = json.dumps(asdict(Note(rank, now, title, text, _kind(error))))
+    note = note_of(error, script, now)
     try:
-        write_whole(Path(folder, f"{rank}.json"), note, "the note")
+        write_whole(Path(folder, f"{note.rank}.json"), str(note), "the note")
     except UserError as cause:
-        _print(f"{text}weft run: {cause}\n")
+        _print(f"{note.text}weft run: {cause}\n")
+
+
+def note_of(error: BaseException, script: str, now: int | None = None) -> Note:
+    """The note of this rank, by the variable RANK, on why it fails.
+
+    Args:
+        error: that ends it.
+        script: the user's.
+        now: nanoseconds, as `time.monotonic_ns` tells; None for those of the call.
+    """
+    title = traceback.format_exception_only(error)[-1].strip()
+    text = format_error(error, script)
+    rank, now = int(os.environ["RANK"]), time.monotonic_ns() if now is None else now
+    return Note(rank, now, title, text, _kind(error))
 
 
 def _print(text: str) -> None:
@@ -119,9 +141,26 @@ def read_notes(folder: Path) -> tuple[Note, ...]:
 
 def _read(path: Path) -> Note | None:
     try:
-        return Note(**json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError):
+        return Note.parse(path.read_text())
+    except (OSError, ValueError):
         return None
+
+
+def lost(
+    exits: Sequence[Exit], notes: Iterable[str], own: Sequence[Note], places: Mapping[int, str]
+) -> str | None:
+    """The paragraph of `describe` where ranks were lost by no fault of the program, as far as can be told; else None.
+
+    Args:
+        exits: of ranks that have ended, in the order of time.
+        notes: of ranks that have not, and failed because of those.
+        own: that ranks which ended have left.
+        places: as `describe` takes them.
+    """
+    if any(note.kind == OWN for note in own):
+        return None
+    told = [*own, *filter(None, map(Note.parse, notes))]
+    return describe(exits, told, (), places)
 
 
 def describe(

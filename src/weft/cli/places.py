@@ -35,12 +35,19 @@ class _Frame(NamedTuple):
         return f"{self.file}:{self.line}, in {self.function}"
 
 
+# The file that this process writes its stacks into, open until it gets another rank or ends.
+_file: list[int] = []
+
+
 def answer_where(folder: Path, rank: int) -> None:
     """Have this process write its stacks into `folder` as soon as `ASKS` comes."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
-    file = os.open(Path(folder, f"{rank}.stacks"), flags, 0o600)  # open until the process ends
+    file = os.open(Path(folder, f"{rank}.stacks"), flags, 0o600)
     os.write(file, f"{threading.main_thread().ident}\n".encode())
     faulthandler.register(ASKS, file)
+    while _file:
+        os.close(_file.pop())
+    _file.append(file)
 
 
 def read_places(folder: Path) -> Mapping[int, str]:

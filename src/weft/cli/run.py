@@ -16,7 +16,7 @@ from typing import final
 from rich.console import Console
 from rich.text import Text
 
-from weft.cli.failure import NOTES, absent, describe, own_failure, read_notes
+from weft.cli.failure import NOTES, absent, describe, lost, own_failure, read_notes
 from weft.cli.places import ASKS, read_places
 from weft.runtime.world.interrupts import Interrupts
 from weft.runtime.world.launch import (
@@ -28,6 +28,7 @@ from weft.runtime.world.launch import (
     Fleet,
     launch,
 )
+from weft.runtime.world.leader import Leader, Starts
 from weft.runtime.world.nodes.joined import Joined
 from weft.runtime.world.nodes.launchers import Launchers, Nodes, launchers
 from weft.runtime.world.snapshot_folder import snapshot_folder
@@ -78,16 +79,15 @@ def run_script(script: Path, arguments: Sequence[str], options: RunOptions) -> i
     with Interrupts() as interrupts, _nothing_of_torch_s(), snapshot_folder():
         if options.nodes is not None:
             return _run_with_nodes(command, options, options.nodes, interrupts)
-        for number in range(options.restarts + 1):
-            code = _run_once(command, options, number, interrupts)
+        starts = Starts(options.ranks, options.restarts, options.least)
+        while True:
+            code = _run_once(command, options, starts, interrupts)
             if code and interrupts.heard:
                 return INTERRUPTED
-            if not code or number == options.restarts:
-                break
-            if options.least is not None:
-                options = replace(options, ranks=max(options.least, options.ranks - 1))
-            _say(f"restart {number + 1} of {options.restarts}, on {options.ranks} ranks")
-        return code
+            if not code or not starts.left:
+                return code
+            starts.begin_next()
+            _say(f"restart {starts.number} of {starts.restarts}, on {starts.ranks} ranks")
 
 
 def _run_with_nodes(
@@ -126,17 +126,41 @@ def _run_joined(
 
 
 def _run_once(
-    command: Sequence[str], options: RunOptions, number: int, interrupts: Interrupts
+    command: Sequence[str], options: RunOptions, starts: Starts, interrupts: Interrupts
 ) -> int:
-    """Start the ranks, for the time that `number` says, from 0; gives the exit code."""
-    with _folder() as folder:
-        environment = {**_environment(folder, number, options), **_alone(Path(folder))}
+    """Start the ranks, for the time that `starts` says, and lead them on in place; gives the exit code."""
+    with _folder() as made:
+        folder = Path(made)
+        environment = {**_environment(made, starts.number, options), **_alone(folder)}
+        lead = _leader(starts, folder) if starts.left and sys.platform == "linux" else None
         try:
-            fleet = Fleet(options.ranks)
-            ending = launch(command, fleet, environment, interrupts=interrupts, asks=ASKS)
-            return _told(ending, Path(folder))
+            ending = launch(
+                *(command, Fleet(starts.ranks), environment),
+                interrupts=interrupts,
+                asks=ASKS,
+                lead=lead,
+            )
+            return _told(ending, folder)
         except KeyboardInterrupt:
             return _interrupted()
+
+
+def _leader(starts: Starts, folder: Path) -> Leader:
+    """The leader of the ranks that survive; they meet in a file of their own."""
+
+    def variables(number: int) -> dict[str, str]:
+        return {MEETING: str(folder / f"meeting-{number}"), RESTART: str(number)}
+
+    def cause(exits: Sequence[Exit], notes: Mapping[int, str]) -> str | None:
+        return lost(exits, notes.values(), read_notes(folder), read_places(folder))
+
+    def told(why: str) -> None:
+        for path in folder.glob("*.json"):  # notes of the world that has ended
+            path.unlink()
+        where = f"in place, on {starts.ranks} ranks"
+        _say(f"{why}\n\nrestart {starts.number} of {starts.restarts}, {where}")
+
+    return Leader(starts, variables, cause, told, ASKS)
 
 
 def _environment(folder: str, number: int, options: RunOptions) -> dict[str, str]:

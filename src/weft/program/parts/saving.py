@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, final
 
@@ -105,9 +106,10 @@ class ProgramSaving:
             RankFailure: another process has gone.
         """
         snapshots, self.snapshots = self.snapshots, {}
-        for each in snapshots.values():
-            each.close()
-        self._written()
+        with ExitStack() as stack:
+            stack.callback(self._written)
+            for each in snapshots.values():
+                stack.callback(each.close)
 
     def _to_save(self, call: str) -> tuple[ProgramState, dict[str, Any]]:
         """The content of a checkpoint: tensors and states, and what is neither, as JSON."""

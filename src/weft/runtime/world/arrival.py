@@ -50,6 +50,12 @@ def hold_sign(path: str, rank: int) -> None:
     made.rename(sign)  # is there only when it is locked
 
 
+def let_signs_go() -> None:
+    """Let go the locks of this process, which goes on as another rank or among others."""
+    while _held:
+        _held.pop().close()
+
+
 def sign_is_gone(path: str, rank: int) -> bool:
     """True where a rank held its sign, and has ended; False before it has begun."""
     try:

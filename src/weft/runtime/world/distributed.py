@@ -5,9 +5,12 @@ from __future__ import annotations
 import atexit
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar, final
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -20,7 +23,7 @@ from weft.runtime.channels.process import GlooChannel, ProcessChannel
 from weft.runtime.channels.shared import SharedChannel
 from weft.runtime.channels.shared_link import host
 from weft.runtime.devices.backend import BACKENDS
-from weft.runtime.failures.board import FailureBoard
+from weft.runtime.failures.board import FailureBoard, PeerFailure
 from weft.runtime.failures.calls import CALLS, accounts, looking
 from weft.runtime.memory.allocator import keep_freed_memory
 from weft.runtime.world.arrival import await_all, join, say_at_end
@@ -71,6 +74,10 @@ class DistributedWorld(World):
         self._connected = 0
         # What `links` found.
         self._links: Device | None = None
+        # Channels that are in use, and the failure that has ended them all; under the lock.
+        self._open: WeakSet[ProcessChannel] = WeakSet()
+        self._lost: PeerFailure | None = None
+        self._lock = threading.Lock()
         # So that the others know where a rank was that ended early.
         atexit.register(self._part)
         everyone = Communicator(0, tuple(range(self.size)))
@@ -110,7 +117,30 @@ class DistributedWorld(World):
         )
         found.while_waiting = looking(self.calls, self._board, self.rank, tuple(ranks))
         found.account = accounts(self.calls, self._board, self.rank, tuple(ranks))
+        self._note(found)
         return found
+
+    def _note(self, channel: ProcessChannel) -> None:
+        """Keep a channel in mind that `give_up` is to end; at once where that was called before."""
+        with self._lock:
+            self._open.add(channel)
+            lost = self._lost
+        if lost is not None:
+            channel.abort(lost)
+
+    def give_up(self, why: str) -> None:
+        """Have every wait of this process for another one end with an error, as far as that can be; from any thread.
+
+        Args:
+            why: the ranks will not go on together.
+        """
+        error = PeerFailure(f"rank {self.rank} stopped: {why}")
+        with self._lock:
+            self._lost = self._lost or error
+            channels = list(self._open)
+        self._board.hear(error)
+        for channel in channels:
+            channel.abort(error)
 
     def host_channel(self) -> Channel | None:
         if self.size == 1:
@@ -123,6 +153,7 @@ class DistributedWorld(World):
             group = dist.new_group(list(every), timeout=self._timeout, backend="gloo")
             host = torch.device("cpu")
             made = GlooChannel(group, every, self.rank, host, self._board)
+            self._note(made)
             made.account = accounts(self.calls, self._board, self.rank, every)
             found = made
         # It is used beside the calls that all ranks make in one order, and may wait while some are ahead.
@@ -164,6 +195,7 @@ class DistributedWorld(World):
         self._board.post(str(self.calls.posted()), CALLS)
 
     def close(self) -> None:
+        self.ended = True
         atexit.unregister(self._part)
         self._part()
         self._everyone.close()
@@ -225,6 +257,32 @@ def current_world(device_type: str = "cpu") -> World:
             DistributedWorld(device_type) if started else LocalWorld(1, device_type)
         )
     return _lasting_worlds[device_type]
+
+
+def give_up(why: str) -> None:
+    """Have every wait of this process for others end with an error; from any thread.
+
+    Args:
+        why: the ranks will not go on together.
+    """
+    for world in list(_lasting_worlds.values()):
+        if isinstance(world, DistributedWorld):
+            world.give_up(why)
+
+
+def lasting_worlds() -> list[World]:
+    """The worlds of this process that are not opened by `local_world`."""
+    return list(_lasting_worlds.values())
+
+
+def end_lasting_worlds() -> None:
+    """End the worlds of this process, and its process groups: others are made when they are asked for."""
+    while _lasting_worlds:
+        _, world = _lasting_worlds.popitem()
+        with suppress(Exception):  # of a store, or a rank, that has gone
+            world.close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 say_at_end()

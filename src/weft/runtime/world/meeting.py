@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import cache, partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
@@ -19,7 +19,13 @@ from torch.distributed import FileStore, PrefixStore, Store  # type: ignore[attr
 from torch.distributed.constants import default_pg_timeout
 
 from weft.private import check_private
-from weft.runtime.world.arrival import await_all, hold_sign, said_to_be_gone, sign_is_gone
+from weft.runtime.world.arrival import (
+    await_all,
+    hold_sign,
+    let_signs_go,
+    said_to_be_gone,
+    sign_is_gone,
+)
 from weft.runtime.world.nodes.client import Client
 from weft.runtime.world.nodes.store import NodesStore
 from weft.runtime.world.signed import signed
@@ -36,15 +42,17 @@ def meet_privately() -> None:
         hold_sign(os.environ[MEETING], int(os.environ["RANK"]))
     elif STORE not in os.environ:
         return
-    # A group that is made after another one was destroyed must not find what that one left.
-    times = count()
+    # A group that is made after another one was destroyed must not find what that one left; by where ranks meet.
+    times: Counter[str] = Counter()
 
     def meet(
         url: str, timeout: timedelta = default_pg_timeout, **_: Any
     ) -> Iterator[tuple[Store, int, int]]:
         given = dict(parse_qsl(urlsplit(url).query))
         rank, size = (int(given.get(n.lower(), os.environ[n])) for n in ("RANK", "WORLD_SIZE"))
-        store = _place(next(times))
+        where = os.environ.get(MEETING, "")
+        store = _place(times[where])
+        times[where] += 1
         seconds = timedelta(seconds=timeout_seconds())
         await_all(
             signed(store), rank, size, gone(), seconds if timeout == default_pg_timeout else timeout
@@ -52,6 +60,12 @@ def meet_privately() -> None:
         yield store, rank, size
 
     importlib.import_module("torch.distributed.rendezvous")._rendezvous_handlers["env"] = meet
+
+
+def meet_again() -> None:
+    """Let ranks meet in another file, as the variables of this process say now: it goes on in a new world."""
+    let_signs_go()
+    hold_sign(os.environ[MEETING], int(os.environ["RANK"]))
 
 
 def _place(time: int) -> Store:

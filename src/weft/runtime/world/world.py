@@ -50,7 +50,10 @@ class World(ABC):
         device_type: "cpu" or "cuda".
         timeout: seconds after which a rank that waits for its peers gives up.
         calls: of this process that all ranks must make alike.
+        ended: true where its ranks will not go on together: what lies in it cannot be had any more.
     """
+
+    ended = False
 
     def __init__(
         self, size: int, ranks: Sequence[int], device_type: str, timeout: float = TIMEOUT

@@ -1,0 +1,62 @@
+"""Two ranks, one of which does not come to a step: the other gives up, both end their world and meet in a new one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+import weft
+from weft.program.loop.old_world import end_old_world
+from weft.runtime.failures.board import PeerFailure
+from weft.runtime.world.distributed import current_world, give_up
+from weft.runtime.world.meeting import meet_again
+from weft.runtime.world.variables import MEETING
+from weft.tensor.mesh import _meshes
+
+RANK, SIGN = int(os.environ["RANK"]), Path("given_up")
+
+
+def trained() -> tuple[weft.Program, float]:
+    torch.manual_seed(0)
+    model, x = torch.nn.Linear(4, 4), torch.ones(4, 4)
+    program = weft.compile(
+        *(model, lambda m, x: m(x).square().mean(), torch.optim.SGD(model.parameters(), lr=0.1), x),
+        placement=weft.placement("cpu", [0, 1]),
+        strategy=weft.Strategy(batch={"*": weft.split(0)}),
+    )
+    return program, float(program.step(x))
+
+
+def wait_in_vain(program: weft.Program) -> None:
+    """Rank 0 is in a step to which the other one does not come."""
+    threading.Timer(0.05, give_up, ["rank 1 is lost"]).start()
+    with pytest.raises(PeerFailure, match="rank 1 is lost"):
+        program.step(torch.ones(4, 4))
+    with pytest.raises(PeerFailure, match="rank 1 is lost"):
+        current_world().gather({0: "x"})
+    SIGN.touch()
+
+
+if __name__ == "__main__":
+    program, first = trained()
+    if RANK == 0:
+        wait_in_vain(program)
+    while not SIGN.exists():
+        os.sched_yield()
+    before = current_world()
+    assert end_old_world() == ""
+    assert before.ended
+    assert not any(world is not None for world, *_ in _meshes)
+    assert not torch.distributed.is_initialized()
+    assert not [each for each in threading.enumerate() if each.name.startswith("weft ")]
+    os.environ[MEETING] += "-1"
+    os.environ["RANK"] = str(1 - RANK)
+    meet_again()
+    program, again = trained()
+    assert again == first
+    assert current_world().ranks == (1 - RANK,)
+    program.close()
