@@ -244,7 +244,7 @@ def measured(work: str, **seconds: float) -> list[dict[str, Any]]:
     """Rows of six rounds of a work on one device, as `benchmarks.compare` writes them."""
     entries = {entry.name.replace(".", "_"): entry for entry in SYSTEMS["single"]}
     found = [
-        Timed(entries[name], [each] * 6, 1.0, None, 2**20, 0.0, 0.0)
+        Timed(entries[name], [each] * 6, 1.0, None, 2**20, 2**21, 0.0, 0.0)
         for name, each in seconds.items()
     ]
     return rows_of_pair({"work": work, "strategy": "single", "ranks": 1, "link": "host"}, found, {})
