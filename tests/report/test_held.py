@@ -11,7 +11,7 @@ import weft
 from report.reported import planned
 from weft.actors.simulate import Timed
 from weft.compiler.memory.order import moments_of
-from weft.compiler.memory.walk import memory
+from weft.compiler.memory.walk import levels, memory
 from weft.report.held import memory_rows
 from weft.strategy.strategy import Strategy
 from weft.traces.rows import Level, RankTrace, StepSpan
@@ -39,6 +39,31 @@ def test_its_top_is_the_peak(case: str) -> None:
         assert any("models.py" in where for *_, where in row["peak"]["held"])
     assert simulation.memory is not None
     assert simulation.memory.planned == max(row["peak"]["bytes"] for row in rows)
+
+
+def test_a_rank_of_another_process_is_walked_by_a_plan_with_the_same_bytes() -> None:
+    compiled, simulation = planned(Strategy(batch=DATA), (4,))
+    (trace,) = simulation.traces
+    # The plans of the ranks of one process, of which none is said to stand for others.
+    own = replace(compiled, schedule=replace(compiled.schedule, classes={}))
+    (expected,) = memory_rows(own, {"measured": [trace]})
+    span = trace.steps[-1]
+    acts = [
+        Timed(
+            *(int(each.details["actor"]), int(each.details.get("micro-batch", 0))),
+            *(Seconds((x - span.begin) / 1e9) for x in (each.begin, each.end)),
+        )
+        for each in trace.slices
+        if each.kind != "wait" and each.details.get("step") == span.number
+    ]
+    (plan,) = own.schedule.plans
+    sizes = levels(plan, moments_of(acts))
+    told = tuple(Level(span.begin, size) for size in sizes)
+    (found,) = memory_rows(own, {"measured": [replace(trace, rank=3, levels=told)]})
+    assert found == {**expected, "rank": 3}
+    other = (*told[:-1], Level(span.begin, Bytes(told[-1].bytes + 1)))
+    (found,) = memory_rows(own, {"measured": [replace(trace, rank=3, levels=other)]})
+    assert found["kinds"] == ["all kinds"]
 
 
 def test_few_points_keep_the_top(monkeypatch: pytest.MonkeyPatch) -> None:

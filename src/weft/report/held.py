@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 from weft.actors.simulate import Timed
 from weft.compiler.memory.order import moments_of
@@ -16,7 +16,7 @@ from weft.ir.queries.memory import KINDS
 from weft.report.timelines import UNIT
 from weft.traces.names import lines_of
 from weft.traces.notes import near
-from weft.traces.rows import RankTrace
+from weft.traces.rows import RankTrace, StepSpan
 from weft.units import Seconds
 
 # Ranks whose memory is shown by kind, those of all groups and steps together.
@@ -29,6 +29,8 @@ _FEW_POINTS = 32
 # Values that are named at the peak.
 _NAMED = 40
 _NAMES = tuple(dict.fromkeys(KINDS.values()))
+# Times, bytes by kind after each moment, and the walk that found them.
+_Walked: TypeAlias = "tuple[list[int], list[Counter[str]], MemoryWalk]"
 
 
 def memory_rows(
@@ -73,7 +75,6 @@ class _Walker:
 
     def row(self, trace: RankTrace, step: int, points: int) -> dict[str, Any] | None:
         """The memory in a step of a trace; None where no plan is at hand, or enough ranks were looked at."""
-        plan = self._plans.get(trace.rank) or self._plans.get(self._classes.get(trace.rank, -1))
         span = next(span for span in trace.steps if span.number == step)
         acts = [
             Timed(
@@ -85,10 +86,10 @@ class _Walker:
             for each in trace.slices
             if each.kind != "wait" and each.details.get("step") == step
         ]
-        if plan is None or not acts or not self._left or not _fits(plan, acts):
+        found = self._found(trace, span, acts) if acts and self._left else None
+        if found is None:
             return None
-        self._left -= 1
-        times, levels, walk = _walked(plan, acts)
+        plan, (times, levels, walk) = found
         peak = walk.peak()
         place = max(range(len(levels)), key=lambda each: sum(levels[each].values()), default=0)
         kinds = [kind for kind in _NAMES if any(level[kind] > 0 for level in levels)]
@@ -99,6 +100,23 @@ class _Walker:
             "levels": [[max(levels[each][kind], 0) for each in kept] for kind in kinds],
             "peak": {"at": times[place], **self._peak(peak, plan)},
         }
+
+    def _found(
+        self, trace: RankTrace, span: StepSpan, acts: Sequence[Timed]
+    ) -> tuple[RankPlan, _Walked] | None:
+        """The plan of a rank and its walk.
+
+        Where it is not at hand, as of a rank of another process, that of a rank with as many bytes at each moment.
+        """
+        own = self._plans.get(trace.rank) or self._plans.get(self._classes.get(trace.rank, -1))
+        told = [each.bytes for each in trace.levels if span.begin <= each.time <= span.end]
+        for plan in self._plans.values() if own is None else (own,):
+            if self._left and _fits(plan, acts):
+                self._left -= 1
+                walked = _walked(plan, acts)
+                if own is not None or told == [sum(level.values()) for level in walked[1][1:]]:
+                    return plan, walked
+        return None
 
     def _peak(self, peak: Peak, plan: RankPlan) -> dict[str, Any]:
         rows = []
@@ -131,9 +149,7 @@ def _fits(plan: RankPlan, acts: Sequence[Timed]) -> bool:
     return Counter(act.actor for act in acts) == wanted
 
 
-def _walked(
-    plan: RankPlan, acts: Sequence[Timed]
-) -> tuple[list[int], list[Counter[str]], MemoryWalk]:
+def _walked(plan: RankPlan, acts: Sequence[Timed]) -> _Walked:
     """For each moment of a step its time, in units from its begin, and the bytes that are held after it."""
     walk = MemoryWalk(plan)
     starts = {(act.actor, act.micro): act.start for act in acts}
