@@ -16,6 +16,7 @@ from weft.compiler.options import METRICS, Metric, Options, options_of
 from weft.errors import StrategyError, UserError
 from weft.layout import Placement
 from weft.planning.progress import progress, uncollected
+from weft.program.candidates import SPARE, Candidates
 from weft.program.everyone import agreed, agreed_seed, check_same_asked, told
 from weft.program.feeding.buckets import Buckets
 from weft.program.feeding.local_batch import LocalBatch
@@ -27,7 +28,6 @@ from weft.program.one_thread import at_work, lock_of
 from weft.program.planner import Planner
 from weft.program.planning.auto import asked_of, chosen
 from weft.program.planning.build import local_ranks
-from weft.program.planning.candidates import SPARE, Candidates
 from weft.program.planning.costs import agreed_costs
 from weft.program.planning.same_program import asked_by
 from weft.program.planning.step import Step

@@ -23,13 +23,14 @@ from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.layout import Placement
 from weft.planning.progress import uncollected
+from weft.program.candidates import Candidates
 from weft.program.everyone import agreed, told
 from weft.program.feeding.feed import Feeder
 from weft.program.feeding.shards import layouts_on, local_part, shares_of
 from weft.program.live.holds import lying, named_variables
 from weft.program.live.variables import add_loss_scale, add_masters
+from weft.program.planning.auto import Candidate
 from weft.program.planning.build import build
-from weft.program.planning.candidates import Candidate, Candidates
 from weft.program.planning.guards import Guards
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned, Variant

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 from weft.errors import StrategyError, UserError
 from weft.hardware import usual_device
 from weft.layout import Placement
 from weft.planning.machine import Machine
 from weft.program.everyone import told
-from weft.program.planning.candidates import Candidate
 from weft.program.planning.costs import agreed_costs
 from weft.program.planning.step import Step
 from weft.runtime.world.world import World
@@ -23,6 +23,9 @@ from weft.search.outcome.worth_running import worth_running
 from weft.search.search import limit_of, search
 from weft.strategy.parts import Stage
 from weft.strategy.strategy import Strategy
+
+# A strategy that a search found, and the ranks of the placement in its grid.
+Candidate: TypeAlias = tuple[Strategy, Placement]
 
 AUTO = "auto"
 

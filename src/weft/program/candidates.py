@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeAlias, final
+from typing import final
 
 from weft.compiler.options import options_of
 from weft.errors import UserError
@@ -12,6 +12,7 @@ from weft.layout import Placement
 from weft.program.everyone import agreed
 from weft.program.live.holds import Lying
 from weft.program.planner import Planner
+from weft.program.planning.auto import Candidate
 from weft.program.planning.build import local_ranks
 from weft.program.planning.costs import agreed_costs
 from weft.program.planning.step import Step
@@ -19,7 +20,6 @@ from weft.runtime.compiled.choice import Kernels
 from weft.runtime.world.world import World
 from weft.strategy.strategy import Strategy
 
-Candidate: TypeAlias = tuple[Strategy, Placement]
 # So many more strategies are looked at where the model lies somewhere already.
 SPARE = 12
 
