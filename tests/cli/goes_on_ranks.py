@@ -67,5 +67,6 @@ def fail() -> None:
 
 
 if __name__ == "__main__":
+    (FOLDER / "memory").write_text(os.environ["WEFT_SNAPSHOTS"])
     torch.manual_seed(int(sys.argv[2]))
     weft.elastic(train)
