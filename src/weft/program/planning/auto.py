@@ -123,7 +123,7 @@ def _placed(text: str, placement: Placement) -> Candidate:
 
 
 def _by_places(fixed: Strategy, placement: Placement) -> Strategy:
-    """What the user fixed, with the ranks of stages by their places in the placement.
+    """Entries that the user fixed, with the ranks of stages by their places in the placement.
 
     Raises:
         StrategyError: a stage is on a rank that is not in it.
