@@ -15,7 +15,7 @@ from weft.runtime.world.distributed import shares_memory
 ROOT = Path(__file__).parents[1]
 # What processes that weft starts tell each other.
 INTERNAL = {
-    *("WEFT_FAILURE_NOTES", "WEFT_LAUNCHER", "WEFT_MEETING", "WEFT_RANK_PROCESS"),
+    *("WEFT_FAILURE_NOTES", "WEFT_LAUNCHER", "WEFT_LINE", "WEFT_MEETING", "WEFT_RANK_PROCESS"),
     *("WEFT_RESTART", "WEFT_STORE"),
 }
 

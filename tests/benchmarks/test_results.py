@@ -226,7 +226,7 @@ def test_the_page_gets_new_results_between_its_marks() -> None:
     assert " old " not in text
     assert "allocator kept; 1 of 2 rounds were disturbed" in text
     cell = "1.00× limit weft [1.00–1.00] | 1.20× ddp [1.20–1.20]"
-    line = f"| gpt | data_parallel | weft | 1000 (900–1100) | 6 | {cell} | 1.2 | 1024 | 1e-07 |"
+    line = f"| gpt | data_parallel | weft | 1000 (900–1100) | 6 | {cell} | 1.2 | 1024 |  | 1e-07 |"
     assert line in text
     assert "failed: a b \\| c" in text
     grown = {"live_tensor_growth": 3, "resident_growth_bytes": 0}

@@ -101,7 +101,7 @@ def test_the_limit_holds() -> None:
     found = weft.search(layers(), "h100x2", memory_limit=limit, moves=100)
     assert found.simulation.memory is not None
     assert found.simulation.memory.total <= limit
-    with pytest.raises(UserError, match=rf"fits {least - 1} bytes .* is {least} bytes \(.* KiB\)"):
+    with pytest.raises(UserError, match=rf"fits {least - 1} bytes .* is {least} bytes \(.* GiB\)"):
         weft.search(layers(), "h100x2", memory_limit=least - 1, moves=400)
     with pytest.raises(UserError, match="parameters and states alone take more"):
         weft.search(layers(), "h100x2", memory_limit=1, moves=4)

@@ -53,7 +53,7 @@ def find_function(target: str) -> Any:
     name, colon, attribute = target.partition(":")
     if not (name and colon and attribute.isidentifier()):
         raise UserError(
-            f"a job is named module:function, such as my_job:job for the function job of my_job.py, found {target!r}"
+            f"give a job as module:function, such as my_job:job for the function job of my_job.py, found {target!r}"
         )
     module = _imported(name)
     if not hasattr(module, attribute):

@@ -30,6 +30,7 @@ from weft.runtime.devices.graphs import graph_mode
 from weft.runtime.memory.allocator import VARIABLE as MALLOC
 from weft.runtime.memory.allocator import is_free_to_choose
 from weft.runtime.world.distributed import TRANSPORT, shares_memory
+from weft.runtime.world.in_place.line import LINE
 from weft.runtime.world.snapshot_folder import MEMORY
 from weft.runtime.world.variables import (
     LAUNCHER,
@@ -54,7 +55,7 @@ SHARED, FILES = 1 << 28, 1024
 _VARIABLES = frozenset(
     {
         *(FOLDER, CUDA_GRAPHS, DEBUG, MALLOC, PLAN_COSTS, SECRET, SNAPSHOTS, TIMEOUT, TRANSPORT),
-        *(LAUNCHER, MEETING, RESTART, STORE, "WEFT_FAILURE_NOTES", "WEFT_RANK_PROCESS"),
+        *(LAUNCHER, MEETING, RESTART, STORE, LINE, "WEFT_FAILURE_NOTES", "WEFT_RANK_PROCESS"),
     }
 )
 # Packages that some things need, and which.
