@@ -49,8 +49,6 @@ from weft.units import Seconds
 _FIRST, _SECONDS, _LEAST = 2, 0.5, 3
 # Candidates that took at most so many times as long as the fastest run twice.
 _NEAR = 1.2
-# Candidates are equally fast that lie no further apart than so many times what two trials of one usually do.
-_APART = 2.0
 # Every floating-point element of what has no values yet.
 _VALUE = 0.02
 _log = logging.getLogger("weft")
@@ -75,8 +73,8 @@ class Trials:
         """The fastest candidate; of those that its trials do not tell apart the first. The same on all ranks.
 
         Those near the fastest run once more, in reverse: what else disturbs a machine must not decide between them. How
-        far the two trials of one lie apart says how far others may, and be equally fast. Every process must call it.
-        Candidates that cannot be planned here, or fail while they run, are left out, unless all are.
+        far the two trials of one lie apart, in the median, says how far others may, and be equally fast. Candidates that
+        cannot be planned here, or fail while they run, are left out, unless all are. Every process must call it.
 
         Args:
             candidates: those first that should be faster, as simulated.
@@ -98,7 +96,7 @@ class Trials:
                 apart.append(abs(once - again) / found[number])
         if not found:
             raise _of_all(errors)
-        most = (1 + _APART * median(apart or [0.0])) * min(found.values())
+        most = (1 + median(apart or [0.0])) * min(found.values())
         left = [number for number in near if number in found] or list(found)
         return candidates[next(number for number in left if found[number] <= most)]
 
