@@ -73,7 +73,7 @@ class Trials:
         """The fastest candidate; of those that its trials do not tell apart the first. The same on all ranks.
 
         Those near the fastest run once more, in reverse: what else disturbs a machine must not decide between them. How
-        far the two trials of one lie apart, in the median, says how far others may, and be equally fast. Candidates that
+        far the two trials of one lie apart, in the median, says how far others may, and be equally fast. Those that
         cannot be planned here, or fail while they run, are left out, unless all are. Every process must call it.
 
         Args:
