@@ -89,9 +89,9 @@ def test_a_job_may_stand_in_the_module_itself(module: str) -> None:
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("{}", "is named module:function, such as my_job:job .*found"),
-        ("{}:", "is named module:function"),
-        ("{}:a.b", "is named module:function"),
+        ("{}", "as module:function, such as my_job:job .*found"),
+        ("{}:", "as module:function"),
+        ("{}:a.b", "as module:function"),
         ("none_here:job", "there is no module 'none_here' in "),
         ("none.here:job", "there is no module 'none' in "),
         ("{}.py:job", r"such as my_job or package.my_job, found .*\.py'; leave .py"),
