@@ -94,29 +94,30 @@ def test_the_fastest_is_taken_and_the_first_of_equals(monkeypatch):
             trials.fastest(candidates[2:3])
 
 
-def test_what_disturbs_one_trial_decides_nothing(monkeypatch):
-    took = {1: iter([1.1, 0.9]), 2: iter([1.0, 1.0]), 3: iter([1.3])}
+@pytest.mark.parametrize(
+    ("took", "taken"),
+    [
+        # What disturbs one trial decides nothing, and what is far from the fastest runs once.
+        ([[1.1, 0.9, 0.9], [1.0, 1.0, 1.0], [1.3]], 0),
+        # The second is 2 % faster: that counts where trials come out alike at once.
+        ([[1.0, 1.001], [0.98, 0.981]], 1),
+        # Or after some rounds, in which it shows that one trial was disturbed.
+        ([[1.0, 1.1, 1.001], [1.1, 0.98, 0.985]], 1),
+        # It counts for nothing where they differ in every round: the one simulated quickest is taken.
+        ([[1.0, 1.4, 1.06, 1.2, 1.3], [0.98, 1.4, 1.2, 1.3, 1.05]], 0),
+    ],
+    ids=["a disturbed one", "alike", "after some rounds", "never"],
+)
+def test_candidates_near_the_fastest_run_until_trials_tell_them_apart(monkeypatch, took, taken):
+    left = {number: iter(each) for number, each in enumerate(took, start=1)}
     monkeypatch.setattr(
-        Trials, "seconds", lambda _, strategy, __: next(took[strategy.micro_batches])
+        Trials, "seconds", lambda _, strategy, __: next(left[strategy.micro_batches])
     )
-    candidates = [(Strategy(micro_batches=number), TWO) for number in took]
-    with local_world(2) as world:
-        trials = Trials(world, Step(*parts()), "aten")
-        assert trials.fastest(candidates) == candidates[0]
-    assert [next(each, "all taken") for each in took.values()] == ["all taken"] * 3
-
-
-@pytest.mark.parametrize(("again", "taken"), [(1.001, 1), (1.06, 0)])
-def test_of_what_trials_do_not_tell_apart_the_first_is_taken(monkeypatch, again, taken):
-    """The second is 2 % faster: that counts where trials come out alike, not where they differ by 6 %."""
-    took = {1: iter([1.0, again]), 2: iter([0.98, 0.98 * again])}
-    monkeypatch.setattr(
-        Trials, "seconds", lambda _, strategy, __: next(took[strategy.micro_batches])
-    )
-    candidates = [(Strategy(micro_batches=number), TWO) for number in took]
+    candidates = [(Strategy(micro_batches=number), TWO) for number in left]
     with local_world(2) as world:
         trials = Trials(world, Step(*parts()), "aten")
         assert trials.fastest(candidates) == candidates[taken]
+    assert [next(each, "all") for each in left.values()] == ["all"] * len(took)
 
 
 def test_a_search_that_measures_equals_plain_pytorch():

@@ -47,8 +47,9 @@ from weft.units import Seconds
 
 # Steps before time counts; then as many as take so many seconds, some at least.
 _FIRST, _SECONDS, _LEAST = 2, 0.5, 3
-# Candidates that took at most so many times as long as the fastest run twice.
-_NEAR = 1.2
+# Candidates that took at most so many times as long as the fastest run again, in so many rounds at most; or until
+# two trials of one lie no further apart than so.
+_NEAR, _ROUNDS, _CLOSE = 1.2, 5, 0.01
 # Every floating-point element of what has no values yet.
 _VALUE = 0.02
 _log = logging.getLogger("weft")
@@ -72,9 +73,10 @@ class Trials:
     def fastest(self, candidates: Sequence[Candidate]) -> Candidate:
         """The fastest candidate; of those that its trials do not tell apart the first. The same on all ranks.
 
-        Those near the fastest run once more, in reverse: what else disturbs a machine must not decide between them. How
-        far the two trials of one lie apart, in the median, says how far others may, and be equally fast. Those that
-        cannot be planned here, or fail while they run, are left out, unless all are. Every process must call it.
+        Those near the fastest run again, in reverse and back, as long as trials do not tell them apart: what else
+        disturbs a machine must not decide between them. Of a candidate its least counts; how far its two quickest
+        trials lie apart, in the median of all, says how far others may, and be equally fast. Those that cannot be
+        planned here, or fail while they run, are left out, unless all are. Every process must call it.
 
         Args:
             candidates: those first that should be faster, as simulated.
@@ -83,31 +85,30 @@ class Trials:
             UserError: no candidate can be planned.
             RankFailure: all that can be planned failed, with why the first one did; or a rank died.
         """
-        found: dict[int, Seconds] = {}
+        found: dict[int, list[Seconds]] = {}
         errors: list[UserError | TrialFailure] = []
         for number, candidate in enumerate(candidates):
             self._try(number, candidate, found, errors)
-        most = _NEAR * min(found.values(), default=Seconds(0.0))
-        near = [number for number, seconds in found.items() if seconds <= most]
-        apart = list[float]()
-        for number in reversed(near if len(near) > 1 else ()):
-            once, again = found[number], self._try(number, candidates[number], found, errors)
-            if again is not None:
-                apart.append(abs(once - again) / found[number])
+        alike, apart = _within(found, _NEAR), _NEAR
+        for turn in range(1, _ROUNDS):
+            if len(alike) < 2 or apart <= _CLOSE:
+                break
+            for number in alike if turn % 2 == 0 else alike[::-1]:
+                self._try(number, candidates[number], found, errors)
+            apart = median([_apart(times) for times in found.values() if len(times) > 1] or [0.0])
+            alike = _within(found, 1 + apart)
         if not found:
             raise _of_all(errors)
-        most = (1 + median(apart or [0.0])) * min(found.values())
-        left = [number for number in near if number in found] or list(found)
-        return candidates[next(number for number in left if found[number] <= most)]
+        return candidates[alike[0]]
 
     def _try(
         self,
         number: int,
         candidate: Candidate,
-        found: dict[int, Seconds],
+        found: dict[int, list[Seconds]],
         errors: list[UserError | TrialFailure],
-    ) -> Seconds | None:
-        """The seconds of a candidate, whose least are noted; of one that did not run none, and why is noted."""
+    ) -> None:
+        """Note the seconds of a candidate; of one that did not run none, and why."""
         try:
             seconds = self.seconds(*candidate)
         except (UserError, TrialFailure) as error:
@@ -115,10 +116,9 @@ class Trials:
             # What its frames hold is the candidate's memory.
             errors.append(error.with_traceback(None))
             found.pop(number, None)
-            return None
+            return
         _log.info("candidate %d: %.3f ms", number + 1, 1e3 * seconds)
-        found[number] = min(seconds, found.get(number, seconds))
-        return seconds
+        found.setdefault(number, []).append(seconds)
 
     def seconds(self, strategy: Strategy, placement: Placement) -> Seconds:
         """Seconds of a step, the median of some, on the slowest rank; the same on all. Every process must call it.
@@ -189,6 +189,19 @@ class Trials:
             slowest = max(median(json.loads(text)) for text in texts)
             count = max(_LEAST, min(1000, round(_SECONDS / max(slowest, 1e-6))))
         return Seconds(slowest)
+
+
+def _within(found: Mapping[int, Sequence[Seconds]], times: float) -> list[int]:
+    """The candidates, in order, whose least is at most so many times the least of all."""
+    least = {number: min(taken) for number, taken in found.items()}
+    most = times * min(least.values(), default=0.0)
+    return [number for number in sorted(least) if least[number] <= most]
+
+
+def _apart(taken: Sequence[Seconds]) -> float:
+    """How far the two least lie apart, as a share of the least."""
+    first, second = sorted(taken)[:2]
+    return (second - first) / first
 
 
 def _of_all(errors: Sequence[UserError | TrialFailure]) -> UserError | RankFailure:

@@ -119,3 +119,11 @@ def test_bare_layouts_that_have_no_room_do_not_run() -> None:
     assert worth_running(_found(best, _split(), outcome="does not fit"), 4) == [best]
     assert worth_running(_found(best, _split()), 4) == [best, _split()]
     assert worth_running(_found(_split()), 4) == [_split()]
+
+
+def test_of_equal_plans_one_runs() -> None:
+    """Layouts that say nothing new take as long and hold as much, to the last digit."""
+    best, other = weft.Strategy(grid=(2,)), _tried(1.5, grid=(1, 2))
+    same = Tried("", weft.Strategy(grid=(2, 1)), "slower", Seconds(1.0), Bytes(1), "", True)
+    found = [Tried("", best, "best", Seconds(1.0), Bytes(1)), same, other]
+    assert worth_running(found, 6) == [best, other.strategy]

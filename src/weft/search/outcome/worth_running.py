@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -30,13 +30,15 @@ def worth_running(
     the quickest without what is added to its layouts, then the quickest of each other number of stages and
     micro-batches, as far as there are such.
 
+    Of those whose plans are equal one is returned.
+
     Args:
         tried: strategies that were planned, the quickest that fit first, as a result of a search has them.
         count: how many are returned at most, from 1.
         fixed: entries that hold for every strategy.
         fits: true where a strategy that was not tried can be planned and has room; it is behind the others.
     """
-    fit = [each for each in tried if each.outcome in ("best", "slower")]
+    fit = list(_unlike(each for each in tried if each.outcome in ("best", "slower")))
     taken = fit[: max(1, count // 2)]
     bare = _bare(fit, fixed or Strategy()) if count > 2 else None
     # Patterns count in their order, which equal mappings need not have.
@@ -51,6 +53,16 @@ def worth_running(
     if bare is None or known is not None:
         return found
     return [*found, bare]
+
+
+def _unlike(fit: Iterable[Tried]) -> Iterator[Tried]:
+    """One of those of a kind that take the same time and memory to the last digit: their plans are equal."""
+    seen = set[object]()
+    for each in fit:
+        plan = (each.seconds, each.memory, _kind(each.strategy)[:3])
+        if plan not in seen:
+            seen.add(plan)
+            yield each
 
 
 def _bare(fit: Sequence[Tried], fixed: Strategy) -> Strategy | None:
