@@ -49,6 +49,18 @@ def test_it_finds_what_trying_everything_finds(topology: str) -> None:
         assert floors.memory_of(point) <= measures.memory, str(point)
 
 
+def test_the_cheapest_layouts_are_tried_early() -> None:
+    """Many classes on few samples: they are split, which no strategy by hand says, among the first of many points."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 100_000))
+        batch = {"x": torch.empty(64, 1024), "y": torch.empty(64, dtype=torch.int64)}
+    step = weft.Job(model, loss, torch.optim.AdamW(model.parameters()), batch)
+    found = weft.search(step, "flexflow-p100x4", moves=8)
+    assert found.best.parameters["2.weight"] == weft.split(0)
+    hand = min(each.seconds for each in found.tried if each.by_hand and each.seconds is not None)
+    assert found.seconds < 0.5 * hand
+
+
 def test_no_strategy_by_hand_is_quicker() -> None:
     """Of a decoder with few samples, cut in stages too."""
     found = weft.search(decoder(), "h100x2", moves=20)

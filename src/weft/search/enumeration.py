@@ -25,6 +25,7 @@ from weft.search.outcome.result import SearchResult
 from weft.search.outcome.why_not import Sources, kinds_of, why_not
 from weft.search.record.learned import Learned
 from weft.search.record.record import SearchRecord
+from weft.search.space.fixed import fits
 from weft.search.space.point import Point
 from weft.search.space.points import Mask, Points
 from weft.strategy.strategy import Strategy
@@ -41,6 +42,8 @@ _UNLIKELY, _UNLIKELY_ROUGH = 1.02, 2.0
 _FAR = 1.1
 # Layouts are summed up in this part of the time of a plan, about.
 _ADDED_UP = 0.5
+# The part of the time that is left which the cheapest layouts of data parallel may take.
+_CHEAPEST = 0.2
 # Reasons that are told for which moves were refused.
 _REASONS = 3
 # Seconds that differ by less than so many times are about the same.
@@ -252,6 +255,35 @@ class Enumeration:
                 seconds = self.estimates.seconds_of_plan(point)
                 plan = min(plan, seconds) if plan else seconds
             took = monotonic() - begin
+
+    def plan_cheapest(self, told: Callable[[Enumeration], None]) -> None:
+        """Plan the layouts that sum to the least on all ranks, with nothing else: no point says them.
+
+        Where a pipeline is the best, its stages have few layouts, and moves from it lead there by many steps only.
+        """
+        ranks, left = len(self.evaluator.ranks), self.planned + sum(map(len, self._fronts))
+        point = Point(ranks)
+        if ranks == 1 or not left or not self._splits(point):
+            return
+        strategy = self.strategy(point)
+        soon = (2 + _ADDED_UP) * self.estimates.seconds_of_plan(point)
+        # What an earlier search has planned led it on from there.
+        if self.evaluator.knows(strategy) or not self.budget.allows(0, soon / _CHEAPEST):
+            return
+        if self.affords():
+            self._plan_point(self._fronts[0], point, told)
+        if not isinstance(self._points.get(point), Measures) or not self.affords():
+            return
+        whole = self.evaluator.last(strategy) or self.evaluator.whole(strategy)
+        added = additive_part(self.facts, strategy, whole.deduced)
+        if added is not None:
+            self.plan(f"{point}; cheapest layouts", added.cheapest)
+            told(self)
+
+    def _splits(self, point: Point) -> bool:
+        """True where the ranks of a point share the samples, and what is fixed allows it."""
+        samples = self.facts.samples
+        return bool(samples) and samples % point.data == 0 and fits(point, self.facts.base)
 
     def _quick_and_cheap(self, points: Points) -> Iterator[Point]:
         """Of each kind the quickest; of points about as quick, one of few micro-batches: it is planned quickly."""

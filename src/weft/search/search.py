@@ -151,11 +151,13 @@ def _enumerated(found: Enumeration, seed: int, told: Told) -> None:
     A search of so many moves plans all points before it moves: what it finds hangs on no clock.
     """
     if found.budget.moves < inf:
+        found.plan_cheapest(told)
         for by_hand in (True, False):
             found.plan_points(by_hand, told, likely=False)
         return
     found.until = _BY_HAND
     found.look_at_kinds(told)
+    found.plan_cheapest(told)
     found.plan_points(True, told, likely=True)
     found.until = _MOVED
     improved(found, seed, told)
