@@ -35,4 +35,5 @@ if ((nodes > 1)); then
     done
     options+=(--nnodes "$nodes" --rendezvous "$meeting" --run-id "${RUN:-job}")
 fi
-exec "${PYTHON:-python}" -m weft run "${options[@]}" "$@"
+# Within terminationGracePeriodSeconds of the manifests.
+exec "${PYTHON:-python}" -m weft run --grace "${GRACE:-50}" "${options[@]}" "$@"

@@ -89,7 +89,7 @@ os._exit(1)
 def test_the_other_nodes_hear_of_a_failure_before_all_ranks_here_have_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launch, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(launch, "SETTLE_SECONDS", 0.1)
     monkeypatch.setattr(launch, "SHUTDOWN_SECONDS", 0.3)
     node = Node()
     command = [sys.executable, "-S", "-c", RANKS, str(tmp_path / "stubborn")]
@@ -109,7 +109,7 @@ def test_a_node_that_only_waited_lets_another_one_say_why(
     assert node.said == ["0 ended"]
     assert node.waited == [run.TOLD_SECONDS]
     # As long as another node takes to end its own ranks, which tells it who did not answer.
-    assert run.TOLD_SECONDS > launch.GRACE_SECONDS + 2 * launch.SHUTDOWN_SECONDS
+    assert run.TOLD_SECONDS > launch.SETTLE_SECONDS + 2 * launch.SHUTDOWN_SECONDS
 
 
 def test_where_no_other_node_says_why_this_one_says_what_it_knows(

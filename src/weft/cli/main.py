@@ -144,6 +144,15 @@ def run(
             show_default=False,
         ),
     ] = None,
+    grace: Annotated[
+        float,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="That ranks have to end after SIGTERM or Ctrl-C, as to write a checkpoint; a second Ctrl-C ends them "
+            "at once.",
+        ),
+    ] = 5.0,
 ) -> None:
     """Run SCRIPT in one process for each rank; when one fails, end them all and show why.
 
@@ -156,7 +165,7 @@ def run(
         raise typer.BadParameter("--min-ranks goes with --restarts, and is at most --ranks")
     with _told():
         others = cli.Nodes(nodes, rendezvous, run_id) if nodes > 1 else None
-        options = cli.RunOptions(ranks, others, timeout, restarts, min_ranks)
+        options = cli.RunOptions(ranks, others, timeout, restarts, min_ranks, grace)
         code = cli.run_script(script, arguments or (), options)
     raise typer.Exit(code)
 

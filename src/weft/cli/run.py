@@ -20,7 +20,7 @@ from weft.cli.failure import NOTES, absent, describe, lost, own_failure, read_no
 from weft.cli.places import ASKS, read_places
 from weft.runtime.world.interrupts import Interrupts
 from weft.runtime.world.launch import (
-    GRACE_SECONDS,
+    SETTLE_SECONDS,
     SHUTDOWN_SECONDS,
     Elsewhere,
     Ending,
@@ -37,7 +37,7 @@ from weft.runtime.world.variables import LAUNCHER, MEETING, RESTART, SECRET, TIM
 WORKER = "weft.cli.worker"
 INTERRUPTED = 130
 # A node whose ranks have only waited is told by another one within so many seconds who did not answer.
-TOLD_SECONDS = GRACE_SECONDS + 2 * SHUTDOWN_SECONDS + 1.0
+TOLD_SECONDS = SETTLE_SECONDS + 2 * SHUTDOWN_SECONDS + 1.0
 
 
 @final
@@ -52,6 +52,7 @@ class RunOptions:
         restarts: how many times the ranks are started again after one has failed.
         least: ranks that a restart needs. On one node each has one fewer than before, as long as there are so many; of
             several nodes it goes on without those that have gone. None for as many as before.
+        grace: seconds that ranks have to end after SIGTERM or Ctrl-C.
     """
 
     ranks: int
@@ -59,6 +60,7 @@ class RunOptions:
     timeout: float | None = None
     restarts: int = 0
     least: int | None = None
+    grace: float = SHUTDOWN_SECONDS
 
 
 def run_script(script: Path, arguments: Sequence[str], options: RunOptions) -> int:
@@ -120,7 +122,9 @@ def _run_joined(
             with _meeting(job, options, interrupts) as node:
                 number = node.start
                 environment = _environment(folder, number, options)
-                return number, _run_node(command, node, environment, Path(folder), interrupts)
+                return number, _run_node(
+                    command, node, environment, Path(folder), interrupts, options.grace
+                )
         except KeyboardInterrupt:
             return number, _interrupted()
 
@@ -139,6 +143,7 @@ def _run_once(
                 interrupts=interrupts,
                 asks=ASKS,
                 lead=lead,
+                grace=options.grace,
             )
             return _told(ending, folder)
         except KeyboardInterrupt:
@@ -217,11 +222,14 @@ def _run_node(
     environment: Mapping[str, str],
     folder: Path,
     interrupts: Interrupts,
+    grace: float = SHUTDOWN_SECONDS,
 ) -> int:
     """Start the ranks of this node; gives the exit code."""
     own = {**node.environment, **environment, SECRET: node.environment[SECRET]}
     reports = _Reports(node, folder)
-    ending = launch(command, node.fleet, own, node.events, reports.end, interrupts, ASKS)
+    ending = launch(
+        *(command, node.fleet, own, node.events, reports.end, interrupts, ASKS), grace=grace
+    )
     if not ending.failed:
         with interrupts.raised():
             ending = Ending(ending.exits, node.finish())

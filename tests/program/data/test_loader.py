@@ -201,6 +201,26 @@ def test_a_state_of_another_loader() -> None:
         weft.Loader(Drawn(), 4).load_state_dict(state)
     with pytest.raises(UserError, match="batch_size=4, this one has 5"):
         weft.Loader(Drawn(), 5, seed=1).load_state_dict(state)
+    with pytest.raises(UserError, match="shuffle=False, this one has True"):
+        weft.Loader(Drawn(), 4, seed=1, shuffle=True).load_state_dict(state)
+    del state["shuffle"]  # as of an earlier version
+    weft.Loader(Drawn(), 4, seed=1, shuffle=True).load_state_dict(state)
+
+
+def test_a_dataset_that_has_grown_takes_no_state_of_the_middle_of_an_epoch() -> None:
+    """Its permutation is another one: samples would be skipped, and others come twice."""
+    data = list(range(9))
+    loader = weft.Loader(data, 3, shuffle=True)
+    next(iter(loader))
+    middle = loader.state_dict()
+    batches(loader)
+    other = weft.Loader([*data, 9], 3, shuffle=True)
+    other.load_state_dict(loader.state_dict())
+    assert len(batches(other)) == 4
+    other.load_state_dict(middle)
+    assert other.state_dict() == middle
+    with pytest.raises(UserError, match="of an epoch of 9 samples, and this one has 10"):
+        batches(other)
 
 
 def test_all_samples_of_an_epoch_are_there() -> None:

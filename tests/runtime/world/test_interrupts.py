@@ -43,6 +43,16 @@ def test_the_first_signal_is_told_once_and_no_other_disturbs(number: signal.Sign
     assert signal.getsignal(number) is _missed
 
 
+def test_each_further_ctrl_c_hurries() -> None:
+    told: list[str] = []
+    with Interrupts() as interrupts:
+        with interrupts.told_to(lambda: told.append("first"), lambda: told.append("again")):
+            for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGINT):
+                signal.raise_signal(number)
+        signal.raise_signal(signal.SIGINT)
+    assert told == ["first", "again", "again"]
+
+
 def test_one_that_came_where_nothing_may_be_disturbed_is_told_later() -> None:
     told: list[str] = []
     with Interrupts() as interrupts:

@@ -56,7 +56,7 @@ def test_cores_are_shared_unless_the_user_says_otherwise(
 
 @pytest.mark.parametrize("bad", ["0", "1"])
 def test_ends_come_in_the_order_of_time(bad: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "GRACE_SECONDS", 0.1)
+    monkeypatch.setattr(module, "SETTLE_SECONDS", 0.1)
     ending = ran(f"if rank == '{bad}': os._exit(3)\n{WAIT}")
     first, second = ending.exits
     assert (str(first.rank), first.code, first.asked) == (bad, 3, False)
@@ -135,8 +135,8 @@ def _stopped(parent: int) -> list[int]:
 
 
 def test_the_usual_times_end_all_within_ten_seconds() -> None:
-    assert module.GRACE_SECONDS <= 2
-    assert module.GRACE_SECONDS + module.SHUTDOWN_SECONDS <= 10
+    assert module.SETTLE_SECONDS <= 2
+    assert module.SETTLE_SECONDS + module.SHUTDOWN_SECONDS <= 10
 
 
 def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
@@ -192,6 +192,21 @@ def test_an_interrupt_ends_the_processes() -> None:
             ran(text, tell=lambda end: found.append(end.pid), interrupts=interrupts)
     assert len(found) == 2
     assert not any(alive(pid) for pid in found)
+
+
+@pytest.mark.parametrize("hurried", [False, True])
+def test_an_interrupt_leaves_ranks_their_time(hurried: bool, tmp_path: Path) -> None:
+    """They save in it; a second Ctrl-C ends them at once."""
+    saved = f"lambda *_: (again(), open('{tmp_path}/' + rank, 'w').write('saved'), os._exit(0))"
+    again = "os.kill(os.getppid(), signal.SIGINT), signal.pause()" if hurried else "None"
+    text = f"again = lambda: ({again},)\nsignal.signal(signal.SIGTERM, {saved})\n"
+    text += f"if rank == '1': os.kill(os.getppid(), signal.SIGTERM)\n{WAIT}"
+    started = time.monotonic()
+    with Interrupts() as interrupts, pytest.raises(KeyboardInterrupt):
+        ran(text, Fleet(2), interrupts=interrupts, grace=60.0)
+    assert time.monotonic() - started < 30
+    names = [path.name for path in tmp_path.iterdir()]
+    assert names == [] if hurried else "1" in names
 
 
 def test_an_interrupt_while_processes_start_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ class Job:
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
     # On a busy machine; all that is waited for comes.
-    monkeypatch.setattr(launching, "GRACE_SECONDS", 20.0)
+    monkeypatch.setattr(launching, "SETTLE_SECONDS", 20.0)
     monkeypatch.setattr(module, "HEARD_SECONDS", 20.0)
     return Job(tmp_path)
 

@@ -95,6 +95,8 @@ class Loader:
         self.batch_size = batch_size
         self.epoch = 0
         self._step = self._loops = 0
+        # Of the epoch of `_step`; None where no loop over it has begun.
+        self._samples: int | None = None
         self._program = program
         self._iterable = iterable
         self._shuffle, self._sampler, self._seed = shuffle, sampler, seed
@@ -146,20 +148,26 @@ class Loader:
 
     def state_dict(self) -> dict[str, int]:
         """The place of the next batch; it means the same to a loader on any number of ranks and workers."""
-        return {
+        state = {
             "epoch": self.epoch,
             "step": self._step,
             "seed": self._seed,
             "batch_size": self.batch_size,
+            "shuffle": self._shuffle,
         }
+        return state if self._samples is None else {**state, "samples": self._samples}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at a place that `state_dict` gave, with the next loop over this loader.
 
         Raises:
-            UserError: it is of a loader with another seed or size of batch.
+            UserError: it is of a loader with another seed, size of batch or shuffle. The loop raises it where the state
+                stands in the middle of an epoch of more or fewer samples.
         """
-        for name, own in (("seed", self._seed), ("batch_size", self.batch_size)):
+        # States of earlier versions say nothing of shuffle.
+        state = {"shuffle": self._shuffle, **state}
+        own_values = {"seed": self._seed, "batch_size": self.batch_size, "shuffle": self._shuffle}
+        for name, own in own_values.items():
             if state.get(name) != own:
                 raise UserError(
                     f"weft.Loader: the state is of a loader with {name}={state.get(name)!r}, this one has {own!r}; "
@@ -172,6 +180,7 @@ class Loader:
                     f"weft.Loader: the state has {name}={value!r}, and takes a number from 0 there"
                 )
         self.epoch, self._step = state["epoch"], state["step"]
+        self._samples = state.get("samples")
 
     def _rows(self, size: int) -> Sequence[int]:
         """The rows of a batch of so many that this process loads."""
@@ -200,6 +209,13 @@ class Loader:
                 f"weft.Loader: the state stands after {self._step} batches, and an epoch has "
                 f"{self._batches(len(order))}; give the dataset that it is of"
             )
+        if self._step and self._samples not in (None, len(order)):
+            raise UserError(
+                f"weft.Loader: the state is of an epoch of {self._samples} samples, and this one has {len(order)}, in "
+                "another order; give the dataset that it is of, so that the run sees each sample once, or begin the "
+                "next epoch with the new one"
+            )
+        self._samples = len(order)
         end = len(order) - size + 1 if self._drop_last else len(order)
         starts = range(self._step * size, end, size)
         sizes = [min(size, len(order) - start) for start in starts]

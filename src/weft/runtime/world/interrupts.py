@@ -12,12 +12,15 @@ from typing import Any, final
 _SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 
 
+def _nothing() -> None: ...
+
+
 @final
 class Interrupts:
     """Takes the signals that tell this process to end, as long as it is entered.
 
-    The first one counts, and those behind it disturb nothing. Signals that were ignored, as SIGHUP is under nohup, stay
-    so. Outside the main thread none is heard.
+    The first one counts, and those behind it disturb nothing, but for Ctrl-C where someone wants to hear of it. Signals
+    that were ignored, as SIGHUP is under nohup, stay so. Outside the main thread none is heard.
 
     Attributes:
         heard: true once one has come.
@@ -26,6 +29,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.heard = False
         self._tell: Callable[[], object] = _nothing
+        self._hurry: Callable[[], object] = _nothing
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -43,15 +47,23 @@ class Interrupts:
             signal.signal(number, handler)
 
     @contextmanager
-    def told_to(self, tell: Callable[[], object]) -> Iterator[None]:
-        """Call `tell` as soon as one comes while the body runs, and at its beginning where one has come before."""
-        before, self._tell = self._tell, tell
+    def told_to(
+        self, tell: Callable[[], object], hurry: Callable[[], object] = _nothing
+    ) -> Iterator[None]:
+        """Call `tell` as soon as one comes while the body runs, and at its beginning where one has come before.
+
+        Args:
+            tell: called once.
+            hurry: called at each SIGINT after that, as of a user who presses Ctrl-C once more.
+        """
+        before = self._tell, self._hurry
+        self._tell, self._hurry = tell, hurry
         try:
             if self.heard:
                 tell()
             yield
         finally:
-            self._tell = before
+            self._tell, self._hurry = before
 
     @contextmanager
     def raised(self) -> Iterator[None]:
@@ -59,13 +71,12 @@ class Interrupts:
         with self.told_to(_interrupt):
             yield
 
-    def _hear(self, _number: int, _frame: FrameType | None) -> None:
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
         if not self.heard:
             self.heard = True
             self._tell()
-
-
-def _nothing() -> None: ...
+        elif number == signal.SIGINT:
+            self._hurry()
 
 
 def _interrupt() -> None:

@@ -20,7 +20,7 @@ from weft.runtime.world.processes import Happening, Interrupted, Processes, Said
 
 # Seconds that other ranks have to end by themselves when one has failed: those that do not are the ones
 # that do not answer.
-GRACE_SECONDS = 1.0
+SETTLE_SECONDS = 1.0
 
 
 @final
@@ -86,6 +86,7 @@ def launch(
     interrupts: Interrupts | None = None,
     asks: int | None = None,
     lead: Lead | None = None,
+    grace: float = SHUTDOWN_SECONDS,
 ) -> Ending:
     """Run `command` once for each rank of this node and wait for all of them.
 
@@ -97,9 +98,11 @@ def launch(
         environment: variables of all processes, without those of `Fleet.environment`.
         events: where failures of other nodes come as `Elsewhere`.
         tell: called with each end.
-        interrupts: signals that tell this process to end. One that comes when a process has failed changes nothing.
+        interrupts: signals that tell this process to end. One that comes when a process has failed changes nothing. A
+            second Ctrl-C ends the processes at once.
         asks: a signal for processes that still run a while after another one has failed, before they are told to end.
         lead: leads those that are left on in place; with it, processes get lines.
+        grace: seconds that processes have to end when this process was told to end.
 
     Returns:
         how all of them ended, of the last world.
@@ -110,18 +113,23 @@ def launch(
     queue: SimpleQueue[Any] = SimpleQueue() if events is None else events
     all_variables = {**environment, **_threads(fleet.ranks)}
     found = Processes(command, all_variables, queue, tell, has_lines=lead is not None)
-    with (interrupts or Interrupts()).told_to(lambda: queue.put(Interrupted())):
+    first: Happening | None = None
+
+    def interrupted() -> None:
+        queue.put(Interrupted())
+
+    with (interrupts or Interrupts()).told_to(interrupted, interrupted):
         try:
             for local in range(fleet.ranks):
                 found.start(fleet.first + local, fleet.environment(local))
             first = _until_the_end(found, lead)
             if isinstance(first, Exit):
-                found.settle(GRACE_SECONDS)
+                found.settle(SETTLE_SECONDS)
             if asks is not None and not isinstance(first, Interrupted):
                 found.ask(asks)
         finally:
             if found.running or any(each.code for each in found.exits):
-                found.end()
+                found.end(grace if isinstance(first, Interrupted) else None)
             found.collect()
     if isinstance(first, Interrupted):
         raise KeyboardInterrupt

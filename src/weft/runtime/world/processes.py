@@ -186,11 +186,17 @@ class Processes:
         self.tell(found)
         return found
 
-    def settle(self, seconds: float) -> None:
-        """Take happenings until all processes have ended, for so many seconds at most."""
+    def settle(self, seconds: float, hurried: bool = False) -> None:
+        """Take happenings until all processes have ended, for so many seconds at most.
+
+        Args:
+            seconds: at most.
+            hurried: True ends it when `Interrupted` happens.
+        """
         end = time.monotonic() + seconds
         while self.running and (left := end - time.monotonic()) > 0:
-            self.next(left)
+            if isinstance(self.next(left), Interrupted) and hurried:
+                return
 
     def first(self, hears: bool = False) -> Happening | None:
         """Take happenings until one ends the processes, and give that one; None where all of them end well.
@@ -262,11 +268,15 @@ class Processes:
         """Forget the ends that were seen, and what was noted, as the job goes on after them."""
         self.exits, self.states, self.notes = [], {}, {}
 
-    def end(self) -> None:
-        """End all processes, with those that they have started: asked first, killed after `SHUTDOWN_SECONDS`.
+    def end(self, seconds: float | None = None) -> None:
+        """End all processes, with those that they have started: asked first, killed later.
 
         Asked are the ranks alone: one that ends in good order may need those that it has started, as the processes that
         load its samples.
+
+        Args:
+            seconds: that they have to end after they were asked, or until `Interrupted` happens; None for
+                `SHUTDOWN_SECONDS`, which nothing cuts short.
         """
         for rank in self.running:
             pid = self.started[rank].pid
@@ -275,7 +285,7 @@ class Processes:
                 os.kill(pid, signal.SIGTERM)
             # One that is stopped hears of nothing until it goes on.
             _send(pid, signal.SIGCONT)
-        self.settle(SHUTDOWN_SECONDS)
+        self.settle(SHUTDOWN_SECONDS if seconds is None else seconds, hurried=seconds is not None)
         for process in self.started.values():
             _send(process.pid, signal.SIGKILL)
         self.settle(SHUTDOWN_SECONDS)
