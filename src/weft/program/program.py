@@ -372,7 +372,8 @@ class Program:
 
         Args:
             path: the folder.
-            extra: objects whose `load_state_dict` gets what `save` had under the same name.
+            extra: objects whose `load_state_dict` gets what `save` had under the same name; where they hold global
+                tensors, in the layouts of those.
             model_only: True reads parameters and buffers, and leaves optimizers, steps and extras as they are.
 
         Returns:

@@ -59,9 +59,11 @@ def test_what_cannot_be_saved_is_named(kind: str) -> None:
         check_plain(make(), "extra.a")
 
 
-def test_a_global_tensor_is_named() -> None:
+def test_of_global_tensors_those_are_named_that_are_no_values() -> None:
     with weft.local_world(2):
-        tensor = weft.zeros(4, placement=weft.placement("cpu", [0, 1]), sbp=weft.split(0))
+        place = weft.placement("cpu", [0, 1])
+        check_plain(weft.zeros(4, placement=place, sbp=weft.split(0)), "extra.a")
+        tensor = weft.zeros(4, placement=place, sbp=weft.partial("sum"))
         with pytest.raises(UserError, match=r"extra\.a is a global tensor .*tensor\.full\(\)"):
             check_plain(tensor, "extra.a")
 

@@ -14,10 +14,10 @@ from typing import Any, Protocol, final
 
 from weft.errors import DamagedCheckpoint, UserError
 from weft.program.saving.claims import claim
+from weft.program.saving.extras import EXTRA
 from weft.program.saving.files import SUFFIX
 from weft.program.saving.manifest import NAME, put_back, read_manifest
 from weft.program.saving.paths import PARTIAL, REPLACED, checkpoint_path
-from weft.program.saving.save import EXTRA
 
 _log = logging.getLogger("weft")
 _PREFIX = "step-"

@@ -16,13 +16,13 @@ from weft.errors import DamagedCheckpoint, UserError
 from weft.layout.region import overlap, region_size
 from weft.program.everyone import agreed, told
 from weft.program.live.variables import state_dict_names
+from weft.program.saving.extras import EXTRA, read_extra
 from weft.program.saving.files import Reading, check_extents, slices
 from weft.program.saving.groups import check_program, options_of, put_options
 from weft.program.saving.idle import IdleParameter, idle_pieces, idle_state
-from weft.program.saving.manifest import DTYPES, Manifest, Stored, read_manifest
+from weft.program.saving.manifest import Manifest, Stored, read_manifest
 from weft.program.saving.pieces import Piece
 from weft.program.saving.program_state import BUFFERS, MASTERS, MODEL, STATE, ProgramState
-from weft.program.saving.save import EXTRA
 from weft.program.saving.saved_tensors import SavedTensor
 from weft.program.saving.values import from_json
 from weft.units import ITEM_SIZE
@@ -92,7 +92,7 @@ def load(
     else:
         bring(manifest, _read_files(state, manifest, entries, sources, kept))
 
-    extra = agreed(world, "the extra", lambda: _extra(manifest))
+    extra = agreed(world, "the extra", lambda: read_extra(manifest, objects))
     agreed(world, "what is given", lambda: _give(objects, extra, path))
 
     def read() -> None:
@@ -411,20 +411,3 @@ def _stated(
             for rank, variables in state.setting.variables.items():
                 if rank in value.layout.placement.coordinates and key in variables:
                     yield key, entry, rank
-
-
-def _extra(manifest: Manifest) -> dict[str, Any]:
-    """The user's own, tensors in it whole."""
-    tensors = {}
-    stored = {name: x for name, x in manifest.tensors.items() if name.startswith(f"{EXTRA}.")}
-    with Reading(manifest.folder) as reading:
-        for name, each in stored.items():
-            if each.dtype not in DTYPES.values():
-                raise DamagedCheckpoint(f"{manifest.folder}: {name} is of no dtype {each.dtype!r}")
-            tensors[name] = torch.empty(each.shape, dtype=getattr(torch, each.dtype))
-            whole = tuple((0, size) for size in each.shape)
-            reading.piece(each.extents, whole, tensors[name])
-    found = from_json(manifest.about.get(EXTRA, {}), EXTRA, tensors)
-    if not isinstance(found, dict):
-        raise DamagedCheckpoint(f"{manifest.folder}: its extra is no dict; load another checkpoint")
-    return found

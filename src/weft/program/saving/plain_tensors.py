@@ -1,4 +1,4 @@
-"""The tensors that a checkpoint takes as extras: plain ones, with values of their own."""
+"""The tensors that a checkpoint takes as extras: plain and global ones, with values of their own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from weft.errors import UserError
+from weft.layout import Partial
+from weft.ops.dtypes import dtype_name
 from weft.program.saving.manifest import DTYPES
 from weft.tensor import GlobalTensor
 
@@ -25,13 +27,15 @@ def check_plain(tensor: Tensor, where: str) -> None:
     """
     why = _why_not(tensor)
     if why:
-        raise UserError(f"{where} is {why[0]}; a checkpoint takes whole, dense tensors: {why[1]}")
+        raise UserError(
+            f"{where} is {why[0]}; a checkpoint takes dense tensors with values: {why[1]}"
+        )
 
 
 def _why_not(tensor: Tensor) -> tuple[str, str] | None:
     """The kind of a tensor that cannot be saved, and what would do; None for one that can."""
     if isinstance(tensor, GlobalTensor):
-        return f"a global tensor of shape {list(tensor.shape)}", "give tensor.full()"
+        return _why_not_global(tensor)
     if isinstance(tensor, DTensor):
         return f"a DTensor of shape {list(tensor.shape)}", "give tensor.full_tensor()"
     if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
@@ -39,6 +43,16 @@ def _why_not(tensor: Tensor) -> tuple[str, str] | None:
     if tensor.is_nested:
         return "a nested tensor", "give the list of its parts, tensor.unbind()"
     return _without_plain_values(tensor)
+
+
+def _why_not_global(tensor: GlobalTensor) -> tuple[str, str] | None:
+    """The same of a global tensor."""
+    kind = f"a global tensor of shape {list(tensor.shape)}"
+    if any(isinstance(sbp, Partial) for sbp in tensor.sbp):
+        return f"{kind}, of whose parts the sum is Partial", "give tensor.full()"
+    if dtype_name(tensor.dtype) not in _DTYPES:
+        return f"{kind} of {tensor.dtype}, which safetensors has not", "give it as another dtype"
+    return None
 
 
 def _without_plain_values(tensor: Tensor) -> tuple[str, str] | None:

@@ -13,15 +13,15 @@ from torch import Tensor
 from weft.errors import UserError
 from weft.layout.region import Region
 from weft.program.everyone import agreed, told
+from weft.program.saving.extras import EXTRA, Extras, extras_of
 from weft.program.saving.files import SUFFIX, slices
 from weft.program.saving.manifest import DTYPES, abandon, begin
 from weft.program.saving.pieces import Piece
 from weft.program.saving.program_state import ProgramState
 from weft.program.saving.saved_tensors import SavedTensor, writers
-from weft.program.saving.values import to_json
 from weft.program.saving.writing import WriteJob, Writing
 
-EXTRA, TIED = "extra", "tied"
+TIED = "tied"
 EXTRA_FILE = f"{EXTRA}{SUFFIX}"
 
 
@@ -62,14 +62,15 @@ def save(
     beside = Path(told(world, "the folder", start)[0])
     try:
         kept, numbers = state.kept()
-        entries = [*state.variables(), *state.waiting(), *state.states(kept)]
+        extras = extras_of(world, extra)
+        entries = [*state.variables(), *state.waiting(), *state.states(kept), *extras.laid]
         work = agreed(
             world,
             "what is saved",
             lambda: _work(
                 *(state, entries, path, beside),
                 {**about, "numbers": numbers, TIED: tied_names(entries)},
-                extra,
+                extras,
             ),
         )
         work = replace(work, replaces=replaces)
@@ -98,23 +99,23 @@ def _work(
     path: Path,
     beside: Path,
     about: Mapping[str, Any],
-    extra: Mapping[str, Any],
+    extras: Extras,
 ) -> WriteJob:
-    """The job of this process: the pieces of its ranks; by the first one the user's own, too."""
+    """The job of this process: the pieces of its ranks; by the first one the user's plain tensors, too."""
     _check_dtypes(entries)
     files = files_of(entries, writers(entries))
     tensors = {each.name: (each.shape, each.dtype) for each in entries}
     world = state.setting.world
-    content: Any = {}
     if 0 in world.ranks:
-        content, found = extra_parts(extra)
-        for name, tensor in found.items():
+        for name, tensor in extras.plain.items():
             whole = tuple((0, size) for size in tensor.shape)
             files.setdefault(EXTRA_FILE, {})[name] = whole, tensor
             tensors[name] = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     own = world.ranks[0]
     others = range(world.size) if len(world.ranks) < world.size else (own,)
-    return WriteJob(path, beside, files, tensors, {**about, EXTRA: content}, own, tuple(others))
+    return WriteJob(
+        path, beside, files, tensors, {**about, EXTRA: extras.content}, own, tuple(others)
+    )
 
 
 def _check_dtypes(entries: Sequence[SavedTensor]) -> None:
@@ -142,35 +143,3 @@ def files_of(
                 file = f"shard-{rank + 1:05d}-model-{number + 1:05d}{SUFFIX}"
                 files.setdefault(file, {})[entry.name] = piece.whole, part[slices(piece.local)]
     return files
-
-
-def extra_parts(extra: Mapping[str, Any]) -> tuple[Any, dict[str, Tensor]]:
-    """The user's own as JSON, and the tensors in it."""
-    if not isinstance(extra, Mapping):
-        raise UserError(
-            f"extra takes a dict of what is to be saved by name, found a {type(extra).__name__}"
-        )
-    found: dict[str, Tensor] = {}
-    own = {name: state_of(each, f"{EXTRA}.{name}") for name, each in extra.items()}
-    return to_json(own, EXTRA, found), found
-
-
-def state_of(value: Any, where: str) -> Any:
-    """The part of an extra that is saved: its `state_dict()` where it has one.
-
-    Raises:
-        UserError: `state_dict()` fails.
-    """
-    if isinstance(value, type) or not (
-        hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-    ):
-        return value
-    try:
-        return value.state_dict()
-    except UserError:
-        raise
-    except Exception as error:
-        raise UserError(
-            f"{where}, a {type(value).__name__}, gives no state_dict(): {type(error).__name__}: {error}; give an "
-            "object that has one, or the values themselves"
-        ) from error

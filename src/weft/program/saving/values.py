@@ -11,6 +11,7 @@ from torch import Tensor
 
 from weft.errors import UNREADABLE, DamagedCheckpoint, UserError
 from weft.program.saving.plain_tensors import check_plain
+from weft.tensor import GlobalTensor
 
 # Marks a dict that stands for a value that JSON has not.
 _KIND = "__weft__"
@@ -26,8 +27,8 @@ def to_json(value: Any, where: str, tensors: dict[str, Tensor], deep: int = 0) -
     """A value as what JSON has; tensors in it go into `tensors`, each under a name of its own.
 
     Args:
-        value: None, truth values, numbers, texts, bytes, tensors, and lists, tuples, sets and dicts of these; numpy's
-            numbers come back as Python's.
+        value: None, truth values, numbers, texts, bytes, plain and global tensors, and lists, tuples, sets and dicts
+            of these; numpy's numbers come back as Python's.
         where: it stands, for errors and names.
         tensors: that were met.
 
@@ -45,7 +46,12 @@ def to_json(value: Any, where: str, tensors: dict[str, Tensor], deep: int = 0) -
     match value:
         case Tensor():
             check_plain(value, where)
-            name = f"{where.partition('.')[0]}.{len(tensors)}"
+            root, _, path = where.partition(".")
+            # Global tensors have the same name whatever other tensors a process has.
+            laid = isinstance(value, GlobalTensor)
+            name = f"{root}.laid.{path}" if laid else f"{root}.{len(tensors)}"
+            while name in tensors:
+                name += "_"
             tensors[name] = value
             return {_KIND: "tensor", "name": name}
         case list():

@@ -54,13 +54,16 @@ def entries_of(state: ProgramState, kept: Mapping[str, list[str]]) -> list[Saved
     return [*state.variables(), *state.waiting(), *state.states(kept)]
 
 
-def planned(state: ProgramState, shelf: Shelf, used: int) -> tuple[SnapshotPlan, str]:
+def planned(
+    state: ProgramState, shelf: Shelf, used: int, laid: Sequence[SavedTensor]
+) -> tuple[SnapshotPlan, str]:
     """Plan what each process saves. Every process must call it.
 
     Args:
         state: of the program.
         shelf: where snapshots lie.
         used: bytes of the files that this process has there already, and which those that are planned replace.
+        laid: global tensors among the extras.
 
     Returns:
         The plan, and why there is no room for it; "" where there is.
@@ -70,7 +73,7 @@ def planned(state: ProgramState, shelf: Shelf, used: int) -> tuple[SnapshotPlan,
     """
     world, line = state.setting.world, shelf.line
     kept, _ = state.kept()
-    entries = entries_of(state, kept)
+    entries = [*entries_of(state, kept), *laid]
     plan = writers(entries)
     forms: dict[str, FileForm] = {}
 

@@ -9,10 +9,11 @@ from typing import Any, final
 
 from torch import Tensor
 
+from weft.program.saving.extras import Extras
 from weft.program.saving.files import file_bytes
 from weft.program.saving.manifest import VERSION
 from weft.program.saving.memory.mapped import FileForm
-from weft.program.saving.save import EXTRA_FILE, extra_parts
+from weft.program.saving.save import EXTRA_FILE
 
 
 @final
@@ -38,13 +39,9 @@ class ExtraPart:
         return {EXTRA_FILE: len(self.bytes)} if self.bytes else {}
 
 
-def extra_part(extra: Mapping[str, Any]) -> ExtraPart:
-    """Copy what the user gives.
-
-    Raises:
-        UserError: it holds what no checkpoint takes.
-    """
-    content, found = extra_parts(extra)
+def extra_part(extras: Extras) -> ExtraPart:
+    """Copy what the user gives, but for global tensors."""
+    content, found = extras.content, extras.plain
     if not found:
         return ExtraPart(content)
     pieces = {name: (_whole(x), x) for name, x in found.items()}

@@ -20,6 +20,7 @@ import torch
 from weft.errors import DamagedCheckpoint
 from weft.ir import LogicalGraph
 from weft.program.everyone import agreed, told
+from weft.program.saving.extras import EXTRA, extras_of
 from weft.program.saving.memory.generations import Generation, generations
 from weft.program.saving.memory.mapped import FormedFile, MappedFile
 from weft.program.saving.memory.places import TURNS, discount, part_folder, take_away
@@ -29,7 +30,8 @@ from weft.program.saving.memory.records import ExtraPart, extra_part, record_tex
 from weft.program.saving.memory.shelf import Shelf
 from weft.program.saving.memory.taking import HeldFiles, TakenSnapshot
 from weft.program.saving.program_state import ProgramState
-from weft.program.saving.save import EXTRA, TIED, files_of
+from weft.program.saving.save import TIED, files_of
+from weft.program.saving.saved_tensors import SavedTensor
 from weft.runtime.world.world import World
 
 _log = logging.getLogger("weft")
@@ -82,18 +84,16 @@ class Snapshots:
         self.wait()
         if self.off:
             return
-        extras: list[ExtraPart] = []
-        here = state.kept_here()
+        extras, here = extras_of(self._world, extra), state.kept_here()
 
         def tell() -> str:
-            extras.append(extra_part(extra) if 0 in self._world.ranks else ExtraPart())
             names = json.dumps({key: each[0] for key, each in here.items()})
-            names += state.beside_the_plan()
+            names += state.beside_the_plan() + extras.laid_text
             return f"{self._number(state.graph)} {zlib.crc32(names.encode())}"
 
         texts = tuple(told(self._world, "a snapshot", tell))
         if texts not in self._plans:
-            self._plans[texts] = self._planned(state)
+            self._plans[texts] = self._planned(state, extras.laid)
         plan = self._plans[texts]
         if not self.off:
             self._prepare(plan)
@@ -102,9 +102,9 @@ class Snapshots:
         held = self._held[self._taken % TURNS]
         assert held is not None  # it was prepared
         discount(held.places)
-        _fill(held, files_of(entries_of(state, plan.kept), plan.writers))
+        _fill(held, files_of([*entries_of(state, plan.kept), *extras.laid], plan.writers))
         numbers = {key: each[1] for key, each in here.items() if each[1]}
-        own = extras[0]
+        own = extra_part(extras) if 0 in self._world.ranks else ExtraPart()
         told_about = (
             {**about, TIED: plan.tied, EXTRA: own.content} if 0 in self._world.ranks else {}
         )
@@ -176,12 +176,12 @@ class Snapshots:
         self._graphs.append(graph)
         return len(self._graphs) - 1
 
-    def _planned(self, state: ProgramState) -> SnapshotPlan:
+    def _planned(self, state: ProgramState, laid: Sequence[SavedTensor]) -> SnapshotPlan:
         """Plan what each process saves, and see that there is room for it on all hosts. Collective."""
         if self._taken == 0:
             agreed(self._world, "room for snapshots", self._take_away)
         used = sum(held.bytes for held in self._held if held is not None) + self._of_before()
-        found, self.off = planned(state, self.shelf, used)
+        found, self.off = planned(state, self.shelf, used, laid)
         if self.off:
             self._say(self.off)
         return found
