@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import random
 import signal
 import subprocess
 import sys
@@ -44,6 +45,16 @@ def test_a_function_is_not_its_package() -> None:
     assert isinstance(sys.modules["weft.tensor"], ModuleType)
     assert callable(weft.tensor)
     assert not isinstance(weft.tensor, ModuleType)
+
+
+def test_looking_up_draws_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a user has seeded gives the same numbers whatever libraries do when they are imported."""
+    (tmp_path / "drawing.py").write_text("import random\nnumber = random.random()\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = random.getstate()
+    assert 0 <= looked_up("weft", {"number": "drawing"})("number") < 1
+    assert random.getstate() == before
+    del vars(weft)["number"], sys.modules["drawing"]
 
 
 def test_an_unknown_name_is_told() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import sys
 import threading
@@ -23,7 +24,7 @@ def looked_up(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     def look_up(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        with interrupts_later():
+        with interrupts_later(), _nothing_drawn():
             home = import_module(homes[name])
         found = getattr(home, name)
         vars(sys.modules[package])[name] = found
@@ -51,6 +52,16 @@ def interrupts_later() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if came:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def _nothing_drawn() -> Iterator[None]:
+    """Let Python's generator go on where it was, which the user may have seeded: libraries draw when they are imported."""
+    before = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(before)
 
 
 def keep_names(package: str, homes: Mapping[str, str]) -> None:

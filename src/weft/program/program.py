@@ -281,8 +281,9 @@ class Program:
 
         Args:
             path: on a file system that all processes see.
-            extra: more that `load` gives back: numbers, texts, whole tensors, lists and dicts of them, and objects with
-                `state_dict` and `load_state_dict` such as learning-rate schedulers. Those of the first process.
+            extra: more that `load` gives back: numbers, texts, tensors, lists and dicts of them, and objects with
+                `state_dict` and `load_state_dict` such as learning-rate schedulers. Those of the first process count;
+                global tensors in them must be the same on all.
             wait: False goes on as soon as all is copied to host memory; a thread writes meanwhile. The next `save`,
                 `load`, `wait_for_saved` and `close` wait for it, and raise what has failed.
             replace: True puts it in the place of what is at `path`, once it is whole; else nothing may be there.
