@@ -56,7 +56,7 @@ def interrupts_later() -> Iterator[None]:
 
 @contextmanager
 def _nothing_drawn() -> Iterator[None]:
-    """Let Python's generator go on where it was, which the user may have seeded: libraries draw when they are imported."""
+    """Let Python's generator, which the user may have seeded, go on where it was: imports of libraries draw from it."""
     before = random.getstate()
     try:
         yield

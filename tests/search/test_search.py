@@ -49,16 +49,29 @@ def test_it_finds_what_trying_everything_finds(topology: str) -> None:
         assert floors.memory_of(point) <= measures.memory, str(point)
 
 
-def test_the_cheapest_layouts_are_tried_early() -> None:
-    """Many classes on few samples: they are split, which no strategy by hand says, among the first of many points."""
+def classes() -> weft.Job:
+    """Many classes and few samples: the classes are split where layouts are free, which no strategy by hand says."""
     with torch.device("meta"):
         model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 100_000))
         batch = {"x": torch.empty(64, 1024), "y": torch.empty(64, dtype=torch.int64)}
-    step = weft.Job(model, loss, torch.optim.AdamW(model.parameters()), batch)
-    found = weft.search(step, "flexflow-p100x4", moves=8)
+    return weft.Job(model, loss, torch.optim.AdamW(model.parameters()), batch)
+
+
+def test_the_cheapest_layouts_are_among_the_first_that_are_tried() -> None:
+    found = weft.search(classes(), "flexflow-p100x4", moves=8)
     assert found.best.parameters["2.weight"] == weft.split(0)
     hand = min(each.seconds for each in found.tried if each.by_hand and each.seconds is not None)
     assert found.seconds < 0.5 * hand
+
+
+def test_they_are_tried_when_kinds_were_looked_at() -> None:
+    """As a search of some seconds does: data parallel may be planned by then."""
+    found = enumeration(classes().stored(), "flexflow-p100x4")
+    found.arrange(space_of(found.facts, every_rank=False))
+    found.look_at_kinds(lambda _: None)
+    found.plan_cheapest(lambda _: None)
+    assert found.best is not None
+    assert found.best[0] == "data 4; cheapest layouts"
 
 
 def test_no_strategy_by_hand_is_quicker() -> None:

@@ -15,7 +15,7 @@ from weft.search.bounds.additive import AdditivePart, additive_part
 from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
 from weft.search.evaluation.evaluator import Evaluator, Whole
-from weft.search.evaluation.measures import Longer, Measures, Refused
+from weft.search.evaluation.measures import Longer, Measures, Refused, key_of
 from weft.search.order.estimates import Estimates
 from weft.search.order.frontier import Frontier
 from weft.search.order.lines import Lines
@@ -43,7 +43,7 @@ _FAR = 1.1
 # Layouts are summed up in this part of the time of a plan, about.
 _ADDED_UP = 0.5
 # The part of the time that is left which the cheapest layouts of data parallel may take.
-_CHEAPEST = 0.2
+_CHEAPEST = 0.4
 # Reasons that are told for which moves were refused.
 _REASONS = 3
 # Seconds that differ by less than so many times are about the same.
@@ -268,7 +268,7 @@ class Enumeration:
         strategy = self.strategy(point)
         soon = (2 + _ADDED_UP) * self.estimates.seconds_of_plan(point)
         # What an earlier search has planned led it on from there.
-        if self.evaluator.knows(strategy) or not self.budget.allows(0, soon / _CHEAPEST):
+        if key_of(strategy) in self.learned.answers or not self.budget.allows(0, soon / _CHEAPEST):
             return
         if self.affords():
             self._plan_point(self._fronts[0], point, told)
