@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import inf, log
 from time import monotonic
 from typing import final
@@ -110,6 +111,27 @@ class Enumeration:
         name, strategy, found, _ = self._tried[self._best[1]]
         assert isinstance(found, Measures)
         return name, strategy, found
+
+    def of_other_kind(self) -> tuple[str, Strategy, Measures] | None:
+        """The quickest that has room, with stages where the best has none, or without where it has some; else None."""
+        assert self.best is not None
+        staged = _has_stages(self.best[1])
+        others = [
+            (name, strategy, found)
+            for name, strategy, found, _ in self._tried.values()
+            if isinstance(found, Measures)
+            and self._has_room(found.memory)
+            and _has_stages(strategy) != staged
+        ]
+        return min(others, key=lambda each: each[2].seconds, default=None)
+
+    @contextmanager
+    def until_half(self) -> Iterator[None]:
+        """Let the body have half of the seconds that are left until `until`."""
+        before = self.until
+        self.until = (self.budget.part() + before) / 2
+        yield
+        self.until = before
 
     @property
     def bound(self) -> Seconds:
@@ -399,3 +421,8 @@ class Enumeration:
         return Sources(
             *(self._points, looked_at, estimated, floors.least, floors.memory, floors.limit)
         )
+
+
+def _has_stages(strategy: Strategy) -> bool:
+    stages = strategy.stages
+    return stages > 1 if isinstance(stages, int) else len(stages) > 1

@@ -7,10 +7,13 @@ from functools import partial
 from random import Random
 from typing import final
 
+import pytest
+
 from search.jobs import enumeration, layers
 from weft.search.budget import Budget
 from weft.search.enumeration import Enumeration
 from weft.search.evaluation.measures import Longer, Measures
+from weft.search.moves import improved as module
 from weft.search.moves.improved import improved
 from weft.search.moves.strategy_move import StrategyMove
 from weft.strategy.strategy import Strategy, data_parallel
@@ -83,6 +86,19 @@ def test_a_local_optimum_is_one() -> None:
             answer = found.evaluator.of(two.on(one.on(strategy)))
             if isinstance(answer, Measures):  # some layouts refuse a signature
                 assert answer.seconds >= best.seconds, (one.name, two.name)
+
+
+def test_the_quickest_pipeline_is_improved_beside_a_best_that_is_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a simulation errs about pipelines, it errs about all of them: both kinds are worth a real run."""
+    monkeypatch.setattr(module, "NEAR_KIND", 9.0)
+    found = enumeration(layers(), "flexflow-k80x2")
+    found.plan("flat", replace(data_parallel(), grid=(2,)))
+    found.plan("staged", replace(data_parallel(), grid=(2,), stages=2, micro_batches=8))
+    improved(found, 0, lambda _: None, Few())
+    tried = [each.strategy for each in found.result().tried]
+    assert any(each.stages == 2 and each.micro_batches == 1 for each in tried)
 
 
 def test_what_takes_longer_is_not_measured() -> None:
