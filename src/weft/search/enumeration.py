@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from math import inf, log
 from time import monotonic
 from typing import final
@@ -299,7 +300,10 @@ class Enumeration:
         whole = self.evaluator.last(strategy) or self.evaluator.whole(strategy)
         added = additive_part(self.facts, strategy, whole.deduced)
         if added is not None:
-            self.plan(f"{point}; cheapest layouts", added.cheapest)
+            # Deduction may give the same signatures, and moves are free then to change what parameters hang on.
+            bare = replace(added.cheapest, signatures=self.facts.base.signatures)
+            self.plan(f"{point}; cheapest layouts", bare)
+            self.plan(f"{point}; cheapest layouts, signatures fixed", added.cheapest)
             told(self)
 
     def _splits(self, point: Point) -> bool:

@@ -8,6 +8,7 @@ move whose bound is above that is not simulated.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import combinations
 from math import log
 from random import Random
@@ -32,6 +33,8 @@ NEAR = 0.1
 # The quickest with stages where the best has none, or without where it has some, is worth one up to this part more:
 # where a simulation errs about one of a kind, it errs about all of it.
 NEAR_KIND = 0.5
+# So many cuts into stages of a best without any are looked at for that, where no pipeline was planned.
+CUTS = 8
 # Pairs of moves are tried where there are at most so many.
 PAIRS = 30_000
 # So many of the next moves are planned ahead at most.
@@ -95,7 +98,7 @@ class LocalSearch:
 
     def descend_from_both_kinds(self) -> None:
         """Descend from the best, and in half of the time from the quickest with stages, or without, as it has not."""
-        other = self._found.of_other_kind()
+        other = self._found.of_other_kind() or self._quickest_cut()
         if other is None or other[2].seconds > (1 + NEAR_KIND) * self.best[1].seconds:
             self.descend(*self.best)
             return
@@ -105,6 +108,26 @@ class LocalSearch:
         self.descend(strategy, measures)
         # A move stands among what was tried where it is the best of all only.
         self._found.plan(f"{name}; improved", self._reached)
+
+    def _quickest_cut(self) -> tuple[str, Strategy, Measures] | None:
+        """The quickest of some cuts of the best into stages, without its signatures: they are of calls on all ranks."""
+        strategy, here = self.best
+        bare = replace(strategy, signatures=self._found.facts.base.signatures)
+        if strategy.stages:
+            return None
+        cuts = [
+            (change, other)
+            for change in self._neighbours.every(bare)
+            if (other := change.on(bare)).stages
+        ]
+        found = []
+        for change, other in cuts[:CUTS]:
+            if not self._found.affords():
+                break
+            measures = self._tried(change, other, Seconds((1 + NEAR_KIND) * here.seconds))
+            if measures is not None:
+                found.append((change.name, other, measures))
+        return min(found, key=lambda each: each[2].seconds, default=None)
 
     def descend(self, strategy: Strategy, here: Measures) -> bool:
         """Take moves that make a step quicker, until none of all does.
