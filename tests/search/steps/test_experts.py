@@ -69,8 +69,6 @@ def test_a_search_splits_them_where_tokens_are_lighter_than_experts() -> None:
     ).stored()
     fixed = weft.Strategy(expert_capacity=2.0, grid=(8,))
     result = weft.search(step, "flexflow-p100x8", moves=40, fixed=fixed)
-    best = next(each for each in result.tried if each.outcome == "best")
-    assert "experts split" in best.name
     assert result.best.parameters["layers.0.up"] == weft.split(0)
     for zero in (None, weft.Zero(1), weft.Zero(3)):
         said = replace(weft.data_parallel(), zero=zero)
