@@ -51,8 +51,10 @@ def test_options_before_the_script_are_weft_s_and_those_behind_are_the_script_s(
 
 def test_several_nodes(script: Path, started: Started) -> None:
     options = ["-n", "8", "--nnodes", "2", "--rendezvous", "first:29400", "--run-id", "a"]
-    CliRunner().invoke(main.app, ["run", *options, "--timeout", "5", str(script)])
-    assert started == [(script, [], RunOptions(8, Nodes(2, "first:29400", "a"), 5.0))]
+    options += ["--timeout", "5", "--grace", "90"]
+    CliRunner().invoke(main.app, ["run", *options, str(script)])
+    nodes = Nodes(2, "first:29400", "a")
+    assert started == [(script, [], RunOptions(8, nodes, 5.0, grace=90.0))]
 
 
 @pytest.mark.parametrize(
