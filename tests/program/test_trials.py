@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ import weft
 from on_ranks import passed
 from weft.errors import RankFailure, RuleError, StrategyError, UserError
 from weft.layout import Placement
+from weft.program import trials as module
 from weft.program.planning.step import Step
 from weft.program.trials import Trials
 from weft.program.unless_failed import TrialFailure
@@ -64,6 +67,27 @@ def test_a_trial_changes_nothing(strategy):
     assert not optimizer.state
     assert all(type(each) is nn.Parameter for each in model.parameters())
     loss_fn(model, batch).backward()
+
+
+def test_one_candidate_is_in_memory_at_a_time(monkeypatch):
+    """Though what runs it goes round in circles, and Python's collector may not have come by."""
+    build, held = module.build, []
+
+    def noted(*arguments):
+        found = build(*arguments)
+        held.extend(weakref.ref(each) for each in found.values())
+        return found
+
+    monkeypatch.setattr(module, "build", noted)
+    with local_world(2) as world:
+        trials = Trials(world, Step(*parts()), "aten")
+        gc.disable()
+        try:
+            trials.seconds(SHARDED, TWO)
+        finally:
+            gc.enable()
+    assert len(held) == 2
+    assert not any(each() for each in held)
 
 
 def test_a_model_without_values_can_be_tried():

@@ -6,6 +6,7 @@ A candidate that fails while it runs, such as one without room for its copies, i
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import time
@@ -139,6 +140,9 @@ class Trials:
             return self._timed(setting, variant)
         finally:
             variant.close()
+            # What a candidate holds goes round in circles, and the next one needs its memory.
+            del setting, planned, captured, compiled, executors, guards, feeder, variant
+            gc.collect()
             give_back()
 
     def _laid(self, strategy: Strategy, placement: Placement) -> tuple[Setting, Planned]:
