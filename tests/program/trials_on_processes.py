@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import sys
 
 import torch
@@ -31,6 +32,19 @@ def lacking_once() -> None:
     Trials._variables = found
 
 
+def tensors_after_each() -> list[int]:
+    """How many tensors are alive on this rank after each trial from now on, those included that nobody reaches."""
+    seconds, alive = Trials.seconds, []
+
+    def found(self, strategy, placement):
+        took = seconds(self, strategy, placement)
+        alive.append(sum(isinstance(each, torch.Tensor) for each in gc.get_objects()))
+        return took
+
+    Trials.seconds = found
+    return alive
+
+
 def main() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(4, 8), nn.Linear(8, 4))
@@ -42,13 +56,16 @@ def main() -> None:
     wrong = {"x": torch.where(torch.arange(8) < 4, ids, 9), "y": ids}
     two = weft.placement("cpu", [0, 1])
     fixed = weft.Strategy(batch={"*": weft.split(0)}, parameters={"*": weft.broadcast})
-    auto = weft.Auto(moves=4, measure=2, fixed=fixed)
+    auto = weft.Auto(moves=4, measure=4, fixed=fixed)
     try:
         weft.compile(model, loss, optimizer, wrong, placement=two, strategy=auto)
     except RankFailure as error:
         sys.stdout.write(f"told: {error}\n")
+    alive = tensors_after_each()
     lacking_once()
     program = weft.compile(model, loss, optimizer, batch, placement=two, strategy=auto)
+    sys.stdout.write(f"alive: {alive}\n")
+    assert max(alive) == min(alive)
     for _ in range(3):
         expected = loss(plain, batch)
         plainly.zero_grad()
