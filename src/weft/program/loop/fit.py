@@ -16,7 +16,7 @@ from weft.program.data.ahead import with_waits
 from weft.program.data.loader import Loader
 from weft.program.everyone import agreed
 from weft.program.loop.bar import Bar
-from weft.program.loop.logs import Figures, Log, log_of
+from weft.program.loop.logs import Figures, Log, begin_logs, log_of
 from weft.program.loop.stopping import Stopping
 from weft.program.program import Program
 from weft.program.saving.checkpoints import SCORE, Checkpoints, check_names
@@ -92,7 +92,7 @@ def fit(
         progress: False shows no bar; it is shown by the first process, on a terminal.
 
     Raises:
-        UserError: an argument cannot be; or nothing can be written at `checkpoint`.
+        UserError: an argument cannot be; or nothing can be written at `checkpoint`, or to a log.
     """
     _check(steps, epochs, accumulate, log_every, evaluate_every)
     _check_schedulers(schedulers)
@@ -115,6 +115,8 @@ def fit(
     with ExitStack() as stack:
         for each in logs:
             stack.callback(each.close)
+        step, first = program.steps, program.is_first
+        agreed(program.world, "the logs", lambda: begin_logs(logs, step) if first else None)
         stopping = Stopping(program.exchange)
         stack.enter_context(stopping.listening())
         bar = stack.enter_context(Bar(progress and program.is_first, steps))

@@ -7,12 +7,13 @@ import io
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeAlias, final, runtime_checkable
 
 from weft.errors import UserError
+from weft.program.loop.boards import TensorBoard as TensorBoard
+from weft.program.loop.boards import WeightsAndBiases as WeightsAndBiases
 from weft.program.loop.log_files import (
     STEP,
     append,
@@ -29,7 +30,11 @@ Figures: TypeAlias = Mapping[str, float]
 
 @runtime_checkable
 class Log(Protocol):
-    """Takes figures; the first process alone gives it some."""
+    """Takes figures; the first process alone gives it some.
+
+    One that has `begin(step)` too is told by the first process that the loop begins, after so many steps: what cannot
+    be written is told before the first step then.
+    """
 
     def write(self, step: int, figures: Figures) -> None:
         """Take the figures of a step."""
@@ -50,6 +55,14 @@ class JsonLines:
         self._path = Path(path)
         self._file: TextIO | None = None
 
+    def begin(self, step: int) -> None:
+        """Open the file.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        self._opened()
+
     def write(self, step: int, figures: Figures) -> None:
         """Write a line.
 
@@ -57,15 +70,20 @@ class JsonLines:
             UserError: the file cannot be written, or a figure is called "step".
         """
         check_figures(figures)
-        self._file = self._file or opened_log(self._path)
+        file = self._opened()
         plain = {name: x if math.isfinite(x) else None for name, x in figures.items()}
-        append(self._file, json.dumps({STEP: step, **plain}) + "\n", self._path)
+        append(file, json.dumps({STEP: step, **plain}) + "\n", self._path)
 
     def close(self) -> None:
         """Close the file; the next line opens it again."""
         if self._file is not None:
             self._file.close()
         self._file = None
+
+    def _opened(self) -> TextIO:
+        if self._file is None:
+            self._file = opened_log(self._path)
+        return self._file
 
 
 @final
@@ -84,6 +102,14 @@ class Csv:
         self._columns: list[str] = []
         self._file: TextIO | None = None
 
+    def begin(self, step: int) -> None:
+        """Open the file.
+
+        Raises:
+            UserError: it cannot be written, or is another table than a log.
+        """
+        self._opened()
+
     def write(self, step: int, figures: Figures) -> None:
         """Write a row.
 
@@ -91,24 +117,28 @@ class Csv:
             UserError: the file cannot be written, is another table than a log, or a figure is called "step".
         """
         check_figures(figures)
-        if self._file is None:
-            self._columns, self._file = columns_of(self._path), opened_log(self._path)
+        file = self._opened()
         row = {STEP: step, **figures}
         more = [name for name in row if name not in self._columns]
         if more:
-            self._file.close()
+            file.close()
             self._file = None
             self._widen(more)
-            self._file = opened_log(self._path)
+            file = self._file = opened_log(self._path)
         line = io.StringIO(newline="")
         csv.DictWriter(line, self._columns).writerow(row)
-        append(self._file, line.getvalue(), self._path)
+        append(file, line.getvalue(), self._path)
 
     def close(self) -> None:
         """Close the file; the next row opens it again."""
         if self._file is not None:
             self._file.close()
         self._file = None
+
+    def _opened(self) -> TextIO:
+        if self._file is None:
+            self._columns, self._file = columns_of(self._path), opened_log(self._path)
+        return self._file
 
     def _widen(self, more: list[str]) -> None:
         """Write the file anew, with more columns."""
@@ -138,75 +168,6 @@ class Logging:
 
     def close(self) -> None:
         """Nothing is open."""
-
-
-@final
-class TensorBoard:
-    """TensorBoard's event files, by `torch.utils.tensorboard`.
-
-    Args:
-        folder: where they are written.
-
-    Raises:
-        UserError: the package `tensorboard` is not installed.
-    """
-
-    def __init__(self, folder: str | Path) -> None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
-        except ImportError as error:
-            raise UserError(
-                f"weft.logs.TensorBoard needs tensorboard; run pip install tensorboard ({error})"
-            ) from None
-        # The first process alone writes, and so has files.
-        self._open: Callable[[], Any] = partial(SummaryWriter, str(folder))
-        self._writer: Any = None
-
-    def write(self, step: int, figures: Figures) -> None:
-        """Add a scalar for each figure."""
-        if self._writer is None:
-            self._writer = self._open()
-        for name, value in figures.items():
-            self._writer.add_scalar(name, value, step)
-
-    def close(self) -> None:
-        """Close the files."""
-        if self._writer is not None:
-            self._writer.close()
-
-
-@final
-class WeightsAndBiases:
-    """A run of Weights & Biases.
-
-    Args:
-        options: as `wandb.init` takes them.
-
-    Raises:
-        UserError: the package `wandb` is not installed.
-    """
-
-    def __init__(self, **options: Any) -> None:
-        try:
-            import wandb  # type: ignore[import-not-found, unused-ignore]  # noqa: PLC0415
-        except ImportError as error:
-            raise UserError(
-                f"weft.logs.WeightsAndBiases needs wandb; run pip install wandb ({error})"
-            ) from None
-        # The first process alone writes, and so has a run.
-        self._begin: Callable[[], Any] = partial(wandb.init, **options)
-        self._run: Any = None
-
-    def write(self, step: int, figures: Figures) -> None:
-        """Log the figures."""
-        if self._run is None:
-            self._run = self._begin()
-        self._run.log(dict(figures), step=step)
-
-    def close(self) -> None:
-        """End the run."""
-        if self._run is not None:
-            self._run.finish()
 
 
 @final
@@ -242,6 +203,18 @@ def log_of(given: object) -> Log:
         f"weft.fit: log takes logs, such as weft.logs.Csv(path), or functions of a step and its figures; "
         f"found {given!r}"
     )
+
+
+def begin_logs(logs: Sequence[Log], step: int) -> None:
+    """Tell logs that the loop begins after so many steps.
+
+    Raises:
+        UserError: one cannot be written.
+    """
+    for each in logs:
+        begin = getattr(each, "begin", None)
+        if begin is not None:
+            begin(step)
 
 
 def text_of(figures: Figures) -> str:

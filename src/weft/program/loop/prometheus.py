@@ -10,7 +10,7 @@ from typing import final
 
 from weft.errors import UserError
 from weft.program.loop.log_files import STEP, check_figures
-from weft.whole_files import write_in_folder
+from weft.whole_files import check_writable, make_folder_of, write_in_folder
 
 _PREFIX = "weft_"
 _ELSE = re.compile(r"[^a-zA-Z0-9_]")
@@ -48,6 +48,15 @@ class Prometheus:
                 )
         pairs = (f'{name}="{str(x).translate(_ESCAPES)}"' for name, x in (labels or {}).items())
         self._labels = ",".join(pairs)
+
+    def begin(self, step: int) -> None:
+        """Look whether the file can be written.
+
+        Raises:
+            UserError: it cannot.
+        """
+        make_folder_of(self._path, "the log")
+        check_writable(self._path, "the log")
 
     def write(self, step: int, figures: Mapping[str, float]) -> None:
         """Write the file.
