@@ -117,7 +117,8 @@ def _traced(path: Path) -> Iterator[Data]:
 
 def _figures(path: Path) -> dict[str, Curve]:
     """The curves of a log, by name; none of a table without steps."""
-    points: dict[str, list[tuple[int, float]]] = {}
+    # Steps that a run has made again, as after a restart, count as they were made last.
+    points: dict[str, dict[int, float]] = {}
     try:
         for row in _rows(_text(path, "the log"), path.suffix):
             if "step" not in row:
@@ -125,13 +126,13 @@ def _figures(path: Path) -> dict[str, Curve]:
             step = int(float(row.pop("step")))
             for name, value in row.items():
                 if value not in ("", None):
-                    points.setdefault(str(name), []).append((step, float(value)))
+                    points.setdefault(str(name), {})[step] = float(value)
     except _DAMAGE as error:
         raise UserError(
             f"{path} is no log of weft.fit ({type(error).__name__}: {error}); expected a step and numbers in each "
             "row; mend it, or take it out of the folder"
         ) from None
-    return {name: _curve(own) for name, own in points.items()}
+    return {name: _curve(sorted(own.items())) for name, own in points.items()}
 
 
 def _rows(text: str, suffix: str) -> Iterator[dict[str, Any]]:
