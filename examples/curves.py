@@ -51,8 +51,8 @@ def compare(
     pairs = list(zip(found.losses, plain.losses))
     differences = [abs(ours - theirs) / abs(theirs) for ours, theirs in pairs]
     speeds = [f"{curve.tokens_per_second:,.0f}" for curve in (found, plain)]
-    plainly = f"loss, plain PyTorch, {threads} threads"
-    table = Table("step", f"loss, {ranks} ranks", plainly, "relative difference")
+    plainly = f"loss, plain PyTorch, threads: {threads}"
+    table = Table("step", f"loss, ranks: {ranks}", plainly, "relative difference")
     for step, (pair, difference) in enumerate(zip(pairs, differences)):
         table.add_row(str(step), *(f"{loss:.6f}" for loss in pair), f"{difference:.1e}")
     table.add_section()

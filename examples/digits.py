@@ -42,13 +42,15 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch", type=int, default=64, help="images of one step")
     options = parser.parse_args()
+    train, test = digits()
+    if options.epochs < 1 or not 1 <= options.batch <= len(train["x"]):
+        parser.error(f"--epochs takes a number from 1, --batch one from 1 to {len(train['x'])}")
 
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    train, test = digits()
     batches = [
         {"x": x, "y": y}
         for x, y in zip(train["x"].split(options.batch), train["y"].split(options.batch))

@@ -56,8 +56,7 @@ class Run:
         self, about: str | None, strategies: Strategies, steps: int, words: Sequence[str] | None
     ) -> None:
         parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
-        first = next(iter(strategies))
-        parser.add_argument("--strategy", choices=strategies, default=first)
+        parser.add_argument("--strategy", choices=strategies, default=next(iter(strategies)))
         parser.add_argument("--steps", type=int, default=steps)
         parser.add_argument("--check", action="store_true", help="first steps in plain PyTorch too")
         parser.add_argument("--report", type=Path, help="an HTML file to write at the end")
@@ -67,6 +66,12 @@ class Run:
         self.steps, self.check, self.report = asked.steps, asked.check, asked.report
         self.strategy = strategies[asked.strategy]
         self.ranks = int(os.environ.get("WORLD_SIZE", "2"))
+        stages = self.strategy.stages
+        count = stages if isinstance(stages, int) else len(stages)
+        if count and (self.ranks % count if stages == count else self.ranks != count):
+            parser.error(
+                f"--strategy {asked.strategy} has {count} stages: start {count} ranks, found {self.ranks}"
+            )
 
     def world(self) -> AbstractContextManager[object]:
         """The ranks: the processes that `weft run` has started, or threads of this process."""
@@ -74,10 +79,10 @@ class Run:
 
     @property
     def placement(self) -> weft.Placement:
-        """All ranks; in two rows where the strategy cuts the model into two stages."""
-        ranks = torch.arange(self.ranks)
-        staged = isinstance(self.strategy.stages, int)
-        return weft.placement("cpu", (ranks.reshape(2, -1) if staged else ranks).tolist())
+        """All ranks; in a row for each stage where the strategy says how many there are."""
+        ranks, stages = torch.arange(self.ranks), self.strategy.stages
+        rows = ranks.reshape(stages, -1) if isinstance(stages, int) else ranks
+        return weft.placement("cpu", rows.tolist())
 
     def say(self, text: str) -> None:
         """Print a line, once for all ranks."""

@@ -49,6 +49,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/demo"), help="for summary.json")
     parser.add_argument("--report", type=Path, help="an HTML file to write at the end")
     o = parser.parse_args()
+    for name in SIZES:
+        if getattr(o, name) < 1:
+            parser.error(f"--{name} takes a number from 1, found {getattr(o, name)}")
+    if o.width % o.heads:
+        parser.error(f"--width takes a multiple of --heads, found {o.width} and {o.heads}")
 
     torch.manual_seed(0)
     batches = text_batches(o.steps, o.batch, o.length)
@@ -61,7 +66,7 @@ def main() -> None:
     program = weft.compile(
         model, loss_fn, optimizer, batches[0], placement=placement, strategy=strategy
     )
-    found = train(f"{RANKS} ranks", program.step, batches, show=RANK == 0)
+    found = train(f"ranks: {RANKS}", program.step, batches, show=RANK == 0)
     if o.report is not None:
         program.report(o.report)
     program.close()
@@ -78,7 +83,7 @@ def main() -> None:
         strategy.save(o.out / "strategy.yaml")
         threads = len(os.sched_getaffinity(0))
         torch.set_num_threads(threads)
-        plain = train(f"plain PyTorch, {threads} threads", plain_step, batches, show=True)
+        plain = train(f"plain PyTorch, threads: {threads}", plain_step, batches, show=True)
         text = (o.out / "strategy.yaml").read_text()
         difference = compare(found, plain, RANKS, threads, text, o.out)
         print(f"losses as plain PyTorch to {difference:.0e}")
