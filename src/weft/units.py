@@ -39,6 +39,11 @@ def seconds_text(seconds: Seconds) -> str:
     return f"{1000 * seconds:.3g} ms"
 
 
+def counted(number: int, one: str, several: str = "") -> str:
+    """A number of things: 1 rank, 2 ranks; `several` is the plural where it is not that with an s."""
+    return f"{number} {one if number == 1 else several or one + 's'}"
+
+
 def bytes_text(size: int) -> str:
     """A number of bytes with a unit: 512 B, 1.5 KiB, 20.0 MiB."""
     amount, unit = float(size), "B"

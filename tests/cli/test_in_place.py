@@ -50,7 +50,7 @@ def test_ranks_that_are_left_go_on(tmp_path: Path) -> None:
     assert "rank 0" in said
     assert "was ended by signal 9 (SIGKILL)" in said
     assert "restart 1 of 3, in place, on 2 ranks" in said
-    assert "restart 2 of 3, in place, on 1 ranks" in said
+    assert "restart 2 of 3, in place, on 1 rank\n" in said
     found = rows(tmp_path)
     assert {(start, size) for start, size, *_ in found} == {(0, 3), (1, 2), (2, 1)}
     processes = {start: process for start, _, process, *_ in found}

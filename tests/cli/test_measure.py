@@ -58,7 +58,7 @@ def test_a_machine_is_measured_with_several_numbers_of_ranks(started: Started) -
     assert [arguments[1:] for arguments, _ in started.runs] == [[str(n), "4"] for n in range(4)]
     lines = result.output.splitlines()
     assert lines[0] == (
-        "1 ranks in 1 processes of 1 threads: 1 calls, 0 optimizers, 0 exchanges; host: 0.005 ms an act, 0 ms a step"
+        "1 rank in 1 process of 1 thread: 1 call, 0 optimizers, 0 exchanges; host: 0.005 ms an act, 0 ms a step"
     )
     assert len(lines) == 5
     assert "kept in" in lines[-1]

@@ -117,7 +117,7 @@ def test_a_program_brings_its_strategy_and_its_ranks(
     assert found.sent_bytes == there.sent_bytes == about.sent_bytes > 0
     # Both stages wait for transfers of half a second, of two micro-batches.
     assert found.step_seconds > 1.0 > about.step_seconds > 0
-    assert "measured with 1 processes in place of 2" in found.estimates
+    assert "measured with 1 process in place of 2" in found.estimates
 
 
 def test_a_grid_is_given_as_numbers() -> None:

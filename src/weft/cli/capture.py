@@ -14,6 +14,7 @@ from typing import Any
 from weft.errors import UserError
 from weft.program.job import Job
 from weft.strategy.strategy import Strategy
+from weft.units import counted
 
 
 def capture_job(target: str, output: Path, strategy: Strategy, device_type: str) -> str:
@@ -32,7 +33,7 @@ def capture_job(target: str, output: Path, strategy: Strategy, device_type: str)
     stored = find_job(target).stored(device_type, strategy)
     stored.save(output)
     size = output.stat().st_size
-    return f"{output}: {stored.graph.name}, {len(stored.graph.nodes)} nodes, {size} bytes"
+    return f"{output}: {stored.graph.name}, {counted(len(stored.graph.nodes), 'node')}, {size} bytes"
 
 
 def find_job(target: str) -> Job:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft.program.saving.exported import export, import_model
-from weft.units import Bytes, bytes_text
+from weft.units import Bytes, bytes_text, counted
 
 
 def export_checkpoint(
@@ -25,7 +25,7 @@ def export_checkpoint(
     """
     most = Bytes(megabytes * 10**6)
     done = export(checkpoint.absolute(), folder.absolute(), most, dtype, masters)
-    return f"{folder}: {done.tensors} tensors, {bytes_text(done.bytes)}"
+    return f"{folder}: {counted(done.tensors, 'tensor')}, {bytes_text(done.bytes)}"
 
 
 def import_files(source: Path, checkpoint: Path) -> str:
@@ -39,4 +39,4 @@ def import_files(source: Path, checkpoint: Path) -> str:
         UserError: it cannot be read or written.
     """
     done = import_model(source.absolute(), checkpoint.absolute())
-    return f"{checkpoint}: {done.tensors} tensors, {bytes_text(done.bytes)}"
+    return f"{checkpoint}: {counted(done.tensors, 'tensor')}, {bytes_text(done.bytes)}"

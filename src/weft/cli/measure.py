@@ -16,7 +16,7 @@ from weft.hardware.here import cores, kept_here, measured_folder
 from weft.hardware.measured import Measurements
 from weft.hardware.measured.figures import PROCESSES, RANKS, THREADS
 from weft.strategy.strategy import Strategy
-from weft.units import seconds_text
+from weft.units import counted, seconds_text
 
 SCRIPT = Path(__file__).with_name("measured_ranks.py")
 _THREADS_OF = "OMP_NUM_THREADS"
@@ -89,10 +89,12 @@ def _summary(before: Mapping[str, Measurements], took: float) -> Iterator[str]:
         if before.get(str(each.machine)) == each:
             continue
         facts, found = each.machine, (each.calls, each.updates, each.exchanges)
-        calls, optimizers, exchanges = map(len, found)
+        ranks, processes, threads = (int(facts[name]) for name in (RANKS, PROCESSES, THREADS))
+        where = f"{counted(ranks, 'rank')} in {counted(processes, 'process', 'processes')}"
+        kinds = zip(found, ("call", "optimizer", "exchange"), strict=True)
         yield (
-            f"{facts[RANKS]} ranks in {facts[PROCESSES]} processes of {facts[THREADS]} threads: {calls} calls, "
-            f"{optimizers} optimizers, {exchanges} exchanges; host: {seconds_text(each.act)} an act, "
-            f"{seconds_text(each.step)} a step"
+            f"{where} of {counted(threads, 'thread')}: "
+            f"{', '.join(counted(len(kept), kind) for kept, kind in kinds)}; "
+            f"host: {seconds_text(each.act)} an act, {seconds_text(each.step)} a step"
         )
     yield f"measured in {took:.0f} s, kept in {measured_folder()}"

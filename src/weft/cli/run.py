@@ -33,6 +33,7 @@ from weft.runtime.world.nodes.joined import Joined
 from weft.runtime.world.nodes.launchers import Launchers, Nodes, launchers
 from weft.runtime.world.snapshot_folder import snapshot_folder
 from weft.runtime.world.variables import LAUNCHER, MEETING, RESTART, SECRET, TIMEOUT, new_secret
+from weft.units import counted
 
 WORKER = "weft.cli.worker"
 INTERRUPTED = 130
@@ -89,7 +90,8 @@ def run_script(script: Path, arguments: Sequence[str], options: RunOptions) -> i
             if not code or not starts.left:
                 return code
             starts.begin_next()
-            _say(f"restart {starts.number} of {starts.restarts}, on {starts.ranks} ranks")
+            where = f"on {counted(starts.ranks, 'rank')}"
+            _say(f"restart {starts.number} of {starts.restarts}, {where}")
 
 
 def _run_with_nodes(
@@ -162,7 +164,7 @@ def _leader(starts: Starts, folder: Path) -> Leader:
     def told(why: str) -> None:
         for path in folder.glob("*.json"):  # notes of the world that has ended
             path.unlink()
-        where = f"in place, on {starts.ranks} ranks"
+        where = f"in place, on {counted(starts.ranks, 'rank')}"
         _say(f"{why}\n\nrestart {starts.number} of {starts.restarts}, {where}")
 
     return Leader(starts, variables, cause, told, ASKS)

@@ -27,6 +27,7 @@ from weft.hardware.measured import (
 from weft.hardware.measured.figures import DEVICE, PROCESSES, RANKS, THREADS
 from weft.hardware.usual.device_type import usual_device
 from weft.private import is_private, make_private
+from weft.units import counted
 
 
 @cache
@@ -115,6 +116,8 @@ def kept_here(device_type: str = "cpu", planned: bool = False) -> tuple[Measurem
 
 _INSTEAD = f"set {FOLDER} to a folder of your own, where nobody else may write"
 _NUMBERS = (RANKS, PROCESSES, THREADS)
+# One of each.
+_ONE = {RANKS: "rank", PROCESSES: "process", THREADS: "thread"}
 _PLANNED = "planned"
 
 
@@ -155,7 +158,7 @@ def load_here(
 
     best = min(every, key=apart)
     differs = [
-        f"{_number(best, name)} {name} in place of {number}"
+        f"{counted(_number(best, name), _ONE[name], name)} in place of {number}"
         for name, number in wanted.items()
         if _number(best, name) != number
     ]

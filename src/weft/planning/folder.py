@@ -11,7 +11,7 @@ from weft.compiler.pipeline import Compiled
 from weft.errors import UserError
 from weft.ir.plan import Communicate, Plan, RankPlan
 from weft.traces.notes import joined_notes
-from weft.units import bytes_text
+from weft.units import bytes_text, counted
 
 _OURS = re.compile(r"rank_\d+\.txt|classes\.txt|summary\.txt")
 
@@ -57,9 +57,9 @@ def summary_of(compiled: Compiled, title: str, classes: Mapping[int, tuple[int, 
     peaks = {peak.rank: peak for peak in compiled.peaks}
     stages, ranks = len(compiled.stages.placements), sum(map(len, classes.values()))
     equal = (
-        f"{_counted(ranks, 'rank')} in {_counted(len(classes), 'class', 'classes')} of equal ones"
+        f"{counted(ranks, 'rank')} in {counted(len(classes), 'class', 'classes')} of equal ones"
     )
-    lines = [title, f"{_counted(stages, 'stage')}, {equal}"]
+    lines = [title, f"{counted(stages, 'stage')}, {equal}"]
     for plan in compiled.plan.ranks:
         sends = sum(isinstance(actor, Communicate) for actor in plan.actors)
         peak = peaks[plan.rank]
@@ -69,10 +69,6 @@ def summary_of(compiled: Compiled, title: str, classes: Mapping[int, tuple[int, 
         )
     lines += [f"schedule: {compiled.schedule.name}", *joined_notes(compiled.notes)]
     return "".join(f"{line}\n" for line in lines)
-
-
-def _counted(number: int, one: str, several: str = "") -> str:
-    return f"{number} {one if number == 1 else several or one + 's'}"
 
 
 def ranges(numbers: Iterable[int]) -> str:

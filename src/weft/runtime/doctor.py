@@ -43,7 +43,7 @@ from weft.runtime.world.variables import (
     given_secret,
     timeout_seconds,
 )
-from weft.units import bytes_text
+from weft.units import bytes_text, counted
 from weft.version import __version__
 
 State: TypeAlias = Literal["ok", "note", "bad"]
@@ -117,7 +117,7 @@ def _versions() -> Iterator[Checkup]:
 
 def _devices() -> Iterator[Checkup]:
     threads = os.environ.get("OMP_NUM_THREADS", "not set")
-    yield Checkup("CPU", f"{cores()} cores, OMP_NUM_THREADS {threads}")
+    yield Checkup("CPU", f"{counted(cores(), 'core')}, OMP_NUM_THREADS {threads}")
     if not torch.cuda.is_available():
         yield Checkup("CUDA", "no devices; ranks run on the CPU")
         return
@@ -218,7 +218,7 @@ def _costs() -> Iterator[Checkup]:
         yield Checkup("measured costs", "cannot be read", "bad", str(error))
         return
     if found:
-        yield Checkup("measured costs", f"of this machine, {len(found)} files")
+        yield Checkup("measured costs", f"of this machine, {counted(len(found), 'file')}")
     else:
         advice = "weft measure, so that predictions and searches know this machine"
         yield Checkup("measured costs", "none of this machine", "note", advice)

@@ -24,6 +24,7 @@ from weft.program.trace import Trace, gather_trace
 from weft.report import Report, write_report
 from weft.runtime.recording import Record
 from weft.simulator.results.simulation import Simulation
+from weft.units import counted
 
 _log = logging.getLogger("weft")
 
@@ -146,5 +147,5 @@ class ProgramInspection:
 
     @property
     def _steps(self) -> str:
-        made = f"{self._core.steps} {'step' if self._core.steps == 1 else 'steps'} made"
+        made = f"{counted(self._core.steps, 'step')} made"
         return made if self._core.is_open else "closed"

@@ -29,7 +29,7 @@ from weft.program.saving.manifest import (
 )
 from weft.program.saving.program_state import MASTERS, MODEL
 from weft.program.saving.save import TIED
-from weft.units import ITEM_SIZE, Bytes
+from weft.units import ITEM_SIZE, Bytes, counted
 
 # Of a file, as `transformers` has it.
 MOST: Final = Bytes(5 * 10**9)
@@ -53,7 +53,7 @@ class Written:
     bytes: Bytes
 
     def __str__(self) -> str:
-        return f"{self.folder}: {self.tensors} tensors, {self.bytes} bytes"
+        return f"{self.folder}: {counted(self.tensors, 'tensor')}, {self.bytes} bytes"
 
 
 def export(
