@@ -53,8 +53,9 @@ class WeftTrainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
     def __init__(self, *args: Any, strategy: weft.Strategy | None = None, **options: Any) -> None:
         super().__init__(*args, **options)
         for name, (must, instead) in _FIXED.items():
-            found = getattr(self.args, name, must)
-            if found and getattr(found, "value", found) != must:
+            given = getattr(self.args, name, must)
+            found = getattr(given, "value", given)
+            if found and found != must:
                 raise UserError(
                     f"WeftTrainer: {name}={must!r} is expected, found {found!r}; {instead}"
                 )
@@ -69,10 +70,10 @@ class WeftTrainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
                 "WeftTrainer: the loss is the one that the model returns for `labels`, found a loss of the Trainer's; "
                 "compute it in the model's forward"
             )
-        given = strategy or weft.Strategy(batch={"*": weft.split(0)})
-        if given.clip_norm is None and self.args.max_grad_norm:
-            given = replace(given, clip_norm=self.args.max_grad_norm)
-        self._strategy = given
+        chosen = strategy or weft.Strategy(batch={"*": weft.split(0)})
+        if chosen.clip_norm is None and self.args.max_grad_norm:
+            chosen = replace(chosen, clip_norm=self.args.max_grad_norm)
+        self._strategy = chosen
         self._program: weft.Program | None = None
         # The model is weft's to distribute: nothing is wrapped.
         self.accelerator.prepare_model = lambda model, **_: model

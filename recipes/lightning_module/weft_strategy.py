@@ -13,11 +13,13 @@ import inspect
 import os
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from types import MethodType
 from typing import Any
 
 import torch.distributed as dist
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.strategies import SingleDeviceStrategy
+from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
 import weft
@@ -73,7 +75,7 @@ class WeftStrategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         if trainer.state.fn == "fit":
             for found, instead in _unsupported(trainer, len(self.optimizers)):
                 raise UserError(f"WeftStrategy: {found} cannot be in a compiled step; {instead}")
-            self._module.log = _hear
+            self._module.log = MethodType(_log, self._module)
             _options.set({})
 
     def training_step(self, batch: Any, *_: Any) -> Any:
@@ -86,10 +88,10 @@ class WeftStrategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
                 module, _step, self.optimizers[0], batch, placement=place, strategy=self._layout
             )
         found = self._program.step(batch)
-        own = {name: x.detach() for name, x in found.items() if not name.startswith(_LOG)}
+        own = {name: _apart(x) for name, x in found.items() if not name.startswith(_LOG)}
         for name in found.keys() - own.keys():
             title = name.removeprefix(_LOG)
-            LightningModule.log(module, title, found[name].detach(), **_options.get()[title])
+            LightningModule.log(module, title, _apart(found[name]), **_options.get()[title])
         return own["loss"] if set(own) == {"loss"} else own
 
     def backward(self, closure_loss: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -142,14 +144,26 @@ class WeftStrategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         return self.lightning_module
 
 
-def _hear(name: str, value: Any, **options: Any) -> None:
-    """Stands for `self.log` in a step that is captured."""
-    _values.get()[name], _options.get()[name] = value, options
+def _log(module: LightningModule, *given: Any, **options: Any) -> None:
+    """Stands for `self.log`: in a step that is captured it is heard, elsewhere it logs."""
+    heard = _values.get(None)
+    if heard is None:
+        LightningModule.log(module, *given, **options)
+        return
+    said = inspect.signature(LightningModule.log).bind(module, *given, **options).arguments
+    said.pop("self")
+    name, value = said.pop("name"), said.pop("value")
+    heard[name], _options.get()[name] = value, said
+
+
+def _apart(found: Any) -> Any:
+    """What a step has returned, without its graph."""
+    return found.detach() if isinstance(found, Tensor) else found
 
 
 def _step(module: Any, batch: Any) -> dict[str, Any]:
     """The loss of `training_step`, with what else it returns and what it logs."""
-    numbered = "batch_idx" in inspect.signature(type(module).training_step).parameters
+    numbered = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
     token = _values.set({})
     try:
         found = module.training_step(batch, *([None] if numbered else []))

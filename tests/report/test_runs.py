@@ -71,6 +71,17 @@ def test_a_folder(tmp_path: Path) -> None:
     assert traced["memory"] == page["memory"] != []
 
 
+@pytest.mark.parametrize("kind", [weft.logs.Csv, weft.logs.JsonLines])
+def test_steps_that_were_made_again_count_as_made_last(kind: Any, tmp_path: Path) -> None:
+    for first in (1, 3):  # killed after step 4, and gone on from the checkpoint of step 2
+        log = kind(tmp_path / f"log.{'csv' if kind is weft.logs.Csv else 'jsonl'}")
+        for step in range(first, 5 if first == 1 else 6):
+            log.write(step, {"loss": 10.0 * first + step})
+        log.close()
+    (page,) = reports_of([tmp_path])
+    assert page["figures"] == {"loss": [[1, 2, 3, 4, 5], [11.0, 12.0, 33.0, 34.0, 35.0]]}
+
+
 def test_a_timeline_comes_back() -> None:
     events = trace_events([TRACE], "measured") + trace_events([TRACE], "predicted", 2)
     found = traces_in(json.loads(json.dumps({"traceEvents": events})))

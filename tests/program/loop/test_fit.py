@@ -445,3 +445,17 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_first_step(tmp_path:
         assert program.steps == 0
         weft.fit(program, loader(program), steps=1, checkpoint=weft.Checkpoints(tmp_path / "run"))
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["step-00000001"]
+
+
+@pytest.mark.parametrize("kind", ["JsonLines", "Csv", "Prometheus"])
+def test_a_log_that_cannot_be_written_is_told_before_the_first_step(
+    kind: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    good, bad = (getattr(weft.logs, kind)(tmp_path / name / "log") for name in ("a", "file"))
+    with compiled() as (program, _):
+        with pytest.raises(UserError, match="cannot write the log .*(Not a directory|File exists)"):
+            weft.fit(program, loader(program), steps=2, log=[good, bad])
+        assert program.steps == 0
+        weft.fit(program, loader(program), steps=1, log=[good], log_every=1)
+    assert "loss" in (tmp_path / "a" / "log").read_text()

@@ -6,7 +6,7 @@ import io
 import math
 import os
 import sys
-from errno import ENOSPC
+from errno import EACCES, ENOSPC
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,7 +23,7 @@ class Writer:
     opened: list[Writer]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        self.told: list[Any] = [arguments or options]
+        self.told: list[Any] = [(*arguments, options)]
         self.opened.append(self)
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
@@ -31,6 +31,9 @@ class Writer:
 
     def log(self, figures: dict[str, float], step: int) -> None:
         self.told += [(name, value, step) for name, value in figures.items()]
+
+    def flush(self) -> None:
+        """What was added is there for others."""
 
     def close(self) -> None:
         self.told.append("closed")
@@ -48,14 +51,13 @@ def writers(monkeypatch: pytest.MonkeyPatch) -> list[Writer]:
     return Writer.opened
 
 
-@pytest.mark.parametrize(
-    ("make", "given"),
-    [
-        (lambda: weft.logs.TensorBoard("runs"), ("runs",)),
-        (lambda: weft.logs.WeightsAndBiases(project="gpt"), {"project": "gpt"}),
-    ],
-    ids=["TensorBoard", "WeightsAndBiases"],
-)
+BOARDS = [
+    (lambda: weft.logs.TensorBoard("runs"), lambda step: ("runs", {"purge_step": step + 1})),
+    (lambda: weft.logs.WeightsAndBiases(project="gpt"), lambda step: ({"project": "gpt"},)),
+]
+
+
+@pytest.mark.parametrize(("make", "given"), BOARDS, ids=["TensorBoard", "WeightsAndBiases"])
 def test_it_is_opened_by_the_first_figures(make: Any, given: Any, writers: list[Writer]) -> None:
     silent, log = make(), make()
     silent.close()
@@ -64,7 +66,40 @@ def test_it_is_opened_by_the_first_figures(make: Any, given: Any, writers: list[
     log.write(2, {"loss": 1.0})
     log.close()
     (writer,) = writers
-    assert writer.told == [given, ("loss", 2.0, 1), ("loss", 1.0, 2), "closed"]
+    assert writer.told == [given(0), ("loss", 2.0, 1), ("loss", 1.0, 2), "closed"]
+
+
+@pytest.mark.parametrize(("make", "given"), BOARDS, ids=["TensorBoard", "WeightsAndBiases"])
+def test_a_second_loop_opens_it_again(make: Any, given: Any, writers: list[Writer]) -> None:
+    log = make()
+    for step in (0, 5):
+        log.begin(step)
+        log.write(step + 1, {"loss": 2.0})
+        log.close()
+        log.close()
+    assert [each.told for each in writers] == [
+        [given(0), ("loss", 2.0, 1), "closed"],
+        [given(5), ("loss", 2.0, 6), "closed"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (BOARDS[0][0], PermissionError(EACCES, "not yours"), "cannot write the log runs: not yours"),
+        (BOARDS[1][0], KeyError("no key"), "wandb.init fails with KeyError: 'no key'"),
+    ],
+    ids=["TensorBoard", "WeightsAndBiases"],
+)
+def test_what_cannot_be_opened_is_told(
+    make: Any, error: Exception, text: str, writers: list[Writer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(Writer, "__init__", fails)
+    with pytest.raises(UserError, match=text):
+        make().begin(0)
 
 
 @pytest.mark.parametrize("kind", [weft.logs.JsonLines, weft.logs.Csv])
