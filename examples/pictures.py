@@ -17,7 +17,7 @@ from pathlib import Path
 
 # For each example the strategy, the view, its height, and what of the model is unfolded.
 SHOWN = {
-    "gpt": ("hybrid", "model", 920, "blocks.3"),
+    "gpt": ("hybrid", "model", 990, "blocks.3"),
     "llama": ("pipeline", "time", 620, ""),
     "vit": ("tensor", "model", 800, "layers.0"),
     "resnet": ("space", "time", 450, ""),

@@ -44,13 +44,21 @@ class WeftTrainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
 
     Args:
         strategy: how the step lies on the ranks; data parallel without one. Of the batch every process brings rows of
-            its own, as many as `per_device_train_batch_size`.
+            its own, as many as `per_device_train_batch_size`; where ranks share rows, as in tensor parallel or stages,
+            they are gathered first.
+        shapes: lengths to which batches are padded, for a collator that pads to the longest row of its process.
 
     Raises:
         UserError: for what the compiled step does not have; says what to give instead.
     """
 
-    def __init__(self, *args: Any, strategy: weft.Strategy | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        *args: Any,
+        strategy: weft.Strategy | None = None,
+        shapes: weft.Buckets | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(*args, **options)
         for name, (must, instead) in _FIXED.items():
             given = getattr(self.args, name, must)
@@ -70,10 +78,12 @@ class WeftTrainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
                 "WeftTrainer: the loss is the one that the model returns for `labels`, found a loss of the Trainer's; "
                 "compute it in the model's forward"
             )
-        chosen = strategy or weft.Strategy(batch={"*": weft.split(0)})
+        chosen = strategy or weft.Strategy()
+        if not chosen.batch:
+            chosen = replace(chosen, batch={"*": weft.split(0)})
         if chosen.clip_norm is None and self.args.max_grad_norm:
             chosen = replace(chosen, clip_norm=self.args.max_grad_norm)
-        self._strategy = chosen
+        self._strategy, self._shapes = chosen, shapes
         self._program: weft.Program | None = None
         # The model is weft's to distribute: nothing is wrapped.
         self.accelerator.prepare_model = lambda model, **_: model
@@ -101,7 +111,10 @@ class WeftTrainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
     ) -> Tensor:
         """One step with its update; gives the mean loss over the batch of all processes."""
-        batch, strategy = dict(self._prepare_inputs(inputs)), self._strategy
+        batch, strategy = self._alike(dict(self._prepare_inputs(inputs))), self._strategy
+        local = _is_by_rows(strategy)
+        if not local:
+            batch = self.accelerator.gather(batch)
         if num_items_in_batch is not None:
             batch[_COUNT] = torch.as_tensor(num_items_in_batch)
             strategy = replace(strategy, batch={_COUNT: weft.broadcast, **strategy.batch})
@@ -114,10 +127,20 @@ class WeftTrainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
                 batch,
                 placement=weft.placement(self.args.device.type, ranks),
                 strategy=strategy,
-                batch="local",
+                batch="local" if local else "whole",
+                shapes=self._shapes,
                 metrics=["grad_norm"],
             )
         return self._program.step(batch).detach()
+
+    def _alike(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """The rows of this process, as long as those of the others."""
+        if self._shapes is None:
+            return batch
+        own = self._shapes.sizes_of(batch)
+        every = self.accelerator.gather(torch.tensor([[*own.values()]], device=self.args.device))
+        longest = dict(zip(own, every.amax(0).tolist(), strict=True))
+        return dict(self._shapes.padded(batch, longest))
 
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         """The norm of the step's gradients: they were clipped before its update."""
@@ -137,5 +160,19 @@ class WeftTrainer(transformers.Trainer):  # type: ignore[misc, unused-ignore]
         return getattr(self.optimizer, "optimizer", self.optimizer)
 
 
+def _is_by_rows(strategy: weft.Strategy) -> bool:
+    """True where every rank takes rows of its own, and all of the step."""
+    split = weft.split(0)
+    return not strategy.stages and all(
+        set(sbps if isinstance(sbps, tuple) else (sbps,)) == {split}
+        for sbps in strategy.batch.values()
+    )
+
+
 def _loss(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    return model(**batch).loss
+    loss = model(**batch).loss
+    if loss is None:
+        raise UserError(
+            f"WeftTrainer: the model gives no loss for {', '.join(batch)}; add what it takes it from, such as labels"
+        )
+    return loss

@@ -3,7 +3,7 @@
     from weft_strategy import WeftStrategy
     Trainer(accelerator="cpu", devices=1, strategy=WeftStrategy())
 
-The loop stays the Trainer's: its loaders, schedules, callbacks, loggers and checkpoints. `training_step`, backward and
+`pytorch_lightning` or `lightning.pytorch`, whichever the script has imported before. The loop stays the Trainer's: its loaders, schedules, callbacks, loggers and checkpoints. `training_step`, backward and
 update are one compiled step on all ranks, which `weft run` or torchrun has started; every process has the whole batch.
 """
 
@@ -11,20 +11,29 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from importlib import import_module
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from pytorch_lightning import LightningModule, Trainer
-from pytorch_lightning.strategies import SingleDeviceStrategy
-from pytorch_lightning.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 
 import weft
 from weft.errors import UserError
 
+if TYPE_CHECKING:
+    from pytorch_lightning import LightningModule, Trainer
+
+# One library under two names: a Trainer takes strategies of its own name alone.
+_LIGHTNING = "lightning.pytorch" if "lightning.pytorch" in sys.modules else "pytorch_lightning"
+_module_class: Any = import_module(_LIGHTNING).LightningModule
+_strategy_class: Any = import_module(f"{_LIGHTNING}.strategies").SingleDeviceStrategy
+_is_parameter: Any = import_module(
+    f"{_LIGHTNING}.utilities.signature_utils"
+).is_param_in_hook_signature
 # What a compiled step has no place for.
 _HOOKS = (
     "backward",
@@ -42,7 +51,7 @@ _values: ContextVar[dict[str, Any]] = ContextVar("values")
 _options: ContextVar[dict[str, dict[str, Any]]] = ContextVar("options")
 
 
-class WeftStrategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
+class WeftStrategy(_strategy_class):  # type: ignore[misc, unused-ignore]
     """Steps on all ranks of the job.
 
     What `training_step` logs are tensors of the step; its argument `batch_idx` is None. After `fit` the module is
@@ -91,7 +100,7 @@ class WeftStrategy(SingleDeviceStrategy):  # type: ignore[misc, unused-ignore]
         own = {name: _apart(x) for name, x in found.items() if not name.startswith(_LOG)}
         for name in found.keys() - own.keys():
             title = name.removeprefix(_LOG)
-            LightningModule.log(module, title, _apart(found[name]), **_options.get()[title])
+            _module_class.log(module, title, _apart(found[name]), **_options.get()[title])
         return own["loss"] if set(own) == {"loss"} else own
 
     def backward(self, closure_loss: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -148,9 +157,9 @@ def _log(module: LightningModule, *given: Any, **options: Any) -> None:
     """Stands for `self.log`: in a step that is captured it is heard, elsewhere it logs."""
     heard = _values.get(None)
     if heard is None:
-        LightningModule.log(module, *given, **options)
+        _module_class.log(module, *given, **options)
         return
-    said = inspect.signature(LightningModule.log).bind(module, *given, **options).arguments
+    said = inspect.signature(_module_class.log).bind(module, *given, **options).arguments
     said.pop("self")
     name, value = said.pop("name"), said.pop("value")
     heard[name], _options.get()[name] = value, said
@@ -163,7 +172,7 @@ def _apart(found: Any) -> Any:
 
 def _step(module: Any, batch: Any) -> dict[str, Any]:
     """The loss of `training_step`, with what else it returns and what it logs."""
-    numbered = is_param_in_hook_signature(module.training_step, "batch_idx", min_args=2)
+    numbered = _is_parameter(module.training_step, "batch_idx", min_args=2)
     token = _values.set({})
     try:
         found = module.training_step(batch, *([None] if numbered else []))
@@ -177,7 +186,7 @@ def _unsupported(trainer: Trainer, optimizers: int) -> list[tuple[str, str]]:
     """What is set and cannot be, with what to give instead."""
     module = trainer.lightning_module
     overridden = [
-        name for name in _HOOKS if getattr(type(module), name) is not getattr(LightningModule, name)
+        name for name in _HOOKS if getattr(type(module), name) is not getattr(_module_class, name)
     ]
     checks = [
         (trainer.accumulate_grad_batches != 1, "accumulate_grad_batches", "micro_batches="),
