@@ -29,7 +29,8 @@ def choose_shards(graph: LogicalGraph, context: Context) -> Context:
 
     Another program may have sharded parameters that are alive; nothing else is sharded then.
 
-    The hints get the layouts of the shards; a parameter that stays as it is, is noted.
+    The hints get the layouts of the shards; a parameter that stays as it is, is noted, and so are all where another
+    program has them whole.
 
     Args:
         graph: without layouts.
@@ -60,6 +61,8 @@ def choose_shards(graph: LogicalGraph, context: Context) -> Context:
     notes = tuple(
         f"zero: {key} stays as it is: {dim}" for key, dim in dims.items() if isinstance(dim, str)
     )
+    if search.is_decided and not stored:
+        notes = ("zero: parameters stay whole, as they lie for open programs of the model", *notes)
     return replace(
         context,
         hints=search.hints_of(sharded),
@@ -109,10 +112,15 @@ class _Search:
     stages: Stages
     stored: Mapping[str, int]
 
+    @property
+    def is_decided(self) -> bool:
+        """True where another plan has decided what lies in shards."""
+        return bool(self.stored) or any(each.shares is not None for each in self.hints.values())
+
     def concerns(self, node: Input) -> bool:
         """True where a variable is a parameter that is to be sharded where possible."""
-        if self.stored or any(each.shares is not None for each in self.hints.values()):
-            return node.key in self.stored  # another plan has decided it
+        if self.is_decided:
+            return node.key in self.stored
         if node.role != "parameter" or not self.graph.users[node.value.name]:
             return False
         level = level_of(self.rules, node.key)
