@@ -3,8 +3,9 @@
     from weft_strategy import WeftStrategy
     Trainer(accelerator="cpu", devices=1, strategy=WeftStrategy())
 
-`pytorch_lightning` or `lightning.pytorch`, whichever the script has imported before. The loop stays the Trainer's: its loaders, schedules, callbacks, loggers and checkpoints. `training_step`, backward and
-update are one compiled step on all ranks, which `weft run` or torchrun has started; every process has the whole batch.
+It is one of `pytorch_lightning` or `lightning.pytorch`, whichever the script has imported before. The loop stays the
+Trainer's: its loaders, schedules, callbacks, loggers and checkpoints. `training_step`, backward and update are one
+compiled step on all ranks, which `weft run` or torchrun has started; every process has the whole batch.
 """
 
 from __future__ import annotations

@@ -98,9 +98,9 @@ def test_a_job_may_stand_in_the_module_itself(module: str) -> None:
         ("jobs/{}:job", "found 'jobs/.*leave .py and folders out"),
         (".{}:job", "found '\\."),
         ("sys:path2", "sys has no 'path2'"),
-        ("builtins:dict", r"gives a dict, expected weft\.Job\("),
+        ("builtins:dict", r"gives an object of type dict, expected weft\.Job\("),
         ("{}:other", r"has no 'other'; expected a function .* weft\.Job\("),
-        ("{}:ints", r"gives a int, expected weft\.Job\("),
+        ("{}:ints", r"gives an object of type int, expected weft\.Job\("),
         ("{}:needs", r"takes no arguments, but .*path"),
     ],
 )

@@ -45,6 +45,7 @@ def test_an_op_without_a_rule_runs_whole_or_is_refused() -> None:
     code, text = run("aten.rand.default")
     assert code == 2
     assert "no sharding rule" in text
+    assert "lists, such as aten.mm.default, or" in run("mm")[1]
 
 
 def test_bad_arguments_are_told() -> None:

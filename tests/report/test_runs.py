@@ -82,6 +82,15 @@ def test_steps_that_were_made_again_count_as_made_last(kind: Any, tmp_path: Path
     assert page["figures"] == {"loss": [[1, 2, 3, 4, 5], [11.0, 12.0, 33.0, 34.0, 35.0]]}
 
 
+def test_a_page_in_its_own_folder_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run(tmp_path / "one"))
+    for _ in range(2):
+        done = CliRunner().invoke(app, ["report", ".", "-o", "all.html"])
+        assert done.output.splitlines()[1:] == ["  one: a run", "  one: step"]
+
+
 def test_a_timeline_comes_back() -> None:
     events = trace_events([TRACE], "measured") + trace_events([TRACE], "predicted", 2)
     found = traces_in(json.loads(json.dumps({"traceEvents": events})))

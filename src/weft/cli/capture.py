@@ -33,7 +33,9 @@ def capture_job(target: str, output: Path, strategy: Strategy, device_type: str)
     stored = find_job(target).stored(device_type, strategy)
     stored.save(output)
     size = output.stat().st_size
-    return f"{output}: {stored.graph.name}, {counted(len(stored.graph.nodes), 'node')}, {size} bytes"
+    return (
+        f"{output}: {stored.graph.name}, {counted(len(stored.graph.nodes), 'node')}, {size} bytes"
+    )
 
 
 def find_job(target: str) -> Job:
@@ -88,7 +90,8 @@ def _as_job(target: str, found: Any) -> Job:
     made = found if isinstance(found, Job) or not callable(found) else _called(target, found)
     if not isinstance(made, Job):
         raise UserError(
-            f"{target} gives a {type(made).__name__}, expected weft.Job(model, loss_fn, optimizer, example_batch)"
+            f"{target} gives an object of type {type(made).__name__}, expected weft.Job(model, loss_fn, optimizer, "
+            "example_batch)"
         )
     return made
 

@@ -434,7 +434,7 @@ def ops(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Example arguments: float32[8,4] for a tensor, else Python literals.",
+            help="Example arguments: float32[8,4], or [8,4], for a tensor, else Python literals: (1,) for a list.",
             show_default=False,
         ),
     ] = None,

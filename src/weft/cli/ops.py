@@ -60,8 +60,9 @@ def rule_text(op: str) -> str:
         )
     if runs_whole(op) and op.count(".") == 2:
         return "whole: every operand is gathered, every rank computes the whole result"
+    near = [name for name in registered_ops() if op in name.split(".")] or ["aten.mm.default"]
     raise RuleError(
-        f"the op {op} has no sharding rule; expected a name that `weft ops` lists, such as aten.mm.default, "
+        f"the op {op} has no sharding rule; expected a name that `weft ops` lists, such as {', '.join(near)}, "
         "or any other ATen op that is a plain function"
     )
 

@@ -15,7 +15,7 @@ def join_reports(paths: Sequence[Path], output: Path) -> str:
     Raises:
         UserError: one cannot be read, or the page cannot be written.
     """
-    found = reports_of(paths)
+    found = reports_of(paths, but=output)
     place = write_page(output, found)
     titles = "".join(f"\n  {each['title']}" for each in found)
     return f"wrote {place}, which shows:{titles}"

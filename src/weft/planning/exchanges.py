@@ -14,6 +14,7 @@ from weft.compiler.local.node_phases import node_phases
 from weft.compiler.pipeline import Compiled
 from weft.compiler.training.gradients import passed_to_gradients
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, Value
+from weft.ir.nodes import HINT, TAKE
 from weft.ir.queries.layouts import layout_of
 from weft.traces.notes import stars
 from weft.units import ITEM_SIZE, Bytes
@@ -147,8 +148,23 @@ def _for_caller(graph: LogicalGraph, node: Box) -> bool:
 
 def _text(graph: LogicalGraph, node: Box, kind: str) -> str:
     made = _named(graph, graph.values[node.input.name])
-    wanted = f", wanted by {stars(node.cause)}" if node.cause else ""
-    return f"{kind} of {made}{wanted}"
+    cause = _gathered_for(graph, node) or (stars(node.cause) if node.cause else "")
+    return f"{kind} of {made}{f', wanted by {cause}' if cause else ''}"
+
+
+def _gathered_for(graph: LogicalGraph, node: Box) -> str:
+    """The call that reads what is gathered of an input, behind the hint that has it gathered; "" of all else."""
+    if not isinstance(_origin(graph, graph.producers[node.input.name]), Input):
+        return ""
+    name, reader = node.output.name, _reader(graph, node.output.name)
+    while reader is not None and reader.op in (HINT, TAKE):
+        (made,) = filter(None, reader.outputs)
+        name, reader = made.name, _reader(graph, made.name)
+    return "" if reader is None or name == node.output.name else _described(reader)
+
+
+def _reader(graph: LogicalGraph, name: str) -> Call | None:
+    return next((one for one in graph.users[name] if isinstance(one, Call)), None)
 
 
 def _named(graph: LogicalGraph, value: Value) -> str:

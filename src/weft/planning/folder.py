@@ -12,6 +12,7 @@ from weft.errors import UserError
 from weft.ir.plan import Communicate, Plan, RankPlan
 from weft.traces.notes import joined_notes
 from weft.units import bytes_text, counted
+from weft.whole_files import cannot_write
 
 _OURS = re.compile(r"rank_\d+\.txt|classes\.txt|summary\.txt")
 
@@ -48,7 +49,7 @@ def write_plan(compiled: Compiled, title: str, folder: Path) -> str:
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise UserError(f"cannot write the plan to {folder}: {error}") from None
+        raise UserError(cannot_write(folder, "the plan", error)) from None
     return summary
 
 
@@ -56,9 +57,7 @@ def summary_of(compiled: Compiled, title: str, classes: Mapping[int, tuple[int, 
     """The size of a plan, in lines."""
     peaks = {peak.rank: peak for peak in compiled.peaks}
     stages, ranks = len(compiled.stages.placements), sum(map(len, classes.values()))
-    equal = (
-        f"{counted(ranks, 'rank')} in {counted(len(classes), 'class', 'classes')} of equal ones"
-    )
+    equal = f"{counted(ranks, 'rank')} in {counted(len(classes), 'class', 'classes')} of equal ones"
     lines = [title, f"{counted(stages, 'stage')}, {equal}"]
     for plan in compiled.plan.ranks:
         sends = sum(isinstance(actor, Communicate) for actor in plan.actors)

@@ -26,6 +26,7 @@ from weft.planning.declared import check_rules, declare, rules_for
 from weft.strategy.precision import Precision
 from weft.strategy.strategy import Strategy
 from weft.version import __version__
+from weft.whole_files import cannot_write
 
 FORMAT = 1
 # Of the text of a file; a step of a thousand layers takes some tens of megabytes.
@@ -87,7 +88,7 @@ class StoredStep:
         try:
             Path(path).write_bytes(content)
         except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
-            raise UserError(f"cannot write the graph file {path}: {error}") from None
+            raise UserError(cannot_write(Path(path), "the graph file", error)) from None
 
     @cached_property
     def fingerprint(self) -> str:

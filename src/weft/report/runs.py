@@ -21,22 +21,27 @@ _POINTS = 20_000
 _DAMAGE: tuple[type[Exception], ...] = (*UNREADABLE, csv.Error)
 
 
-def reports_of(paths: Sequence[Path]) -> list[Data]:
+def reports_of(paths: Sequence[Path], but: Path | None = None) -> list[Data]:
     """The data of the reports of pages and runs, in their order.
 
     Args:
         paths: of pages, or of folders of runs. Of a folder count its pages (`.html`), the timelines that
             `Program.trace` wrote (`.json`), and the logs of `weft.fit` (`.csv`, `.jsonl`); other files do not.
+        but: the page that is to be written, which does not count in a folder.
 
     Raises:
         UserError: naming the file that cannot be read, or a folder without any.
     """
-    return [report for path in paths for report in (_run(path) if path.is_dir() else _page(path))]
+    own = None if but is None else but.absolute()
+    return [
+        report for path in paths for report in (_run(path, own) if path.is_dir() else _page(path))
+    ]
 
 
-def _run(folder: Path) -> list[Data]:
-    """The reports of a folder."""
-    pages = [one for each in _files(folder, "html") if _is_page(each) for one in _page(each)]
+def _run(folder: Path, but: Path | None) -> list[Data]:
+    """The reports of a folder, without one of its files."""
+    files = [each for each in _files(folder, "html") if each.absolute() != but]
+    pages = [one for each in files if _is_page(each) for one in _page(each)]
     traced = [one for each in _files(folder, "json") for one in _traced(each)]
     logs = (*_files(folder, "csv"), *_files(folder, "jsonl"))
     figures = {name: curve for each in logs for name, curve in _figures(each).items()}
@@ -50,7 +55,7 @@ def _run(folder: Path) -> list[Data]:
         # Of one run there are figures and, mostly, one page.
         own = Report("figures", figures=figures).data()
         found = [{**found[0], "figures": own["figures"]}, *found[1:]] if found else [own]
-    return [{**each, "title": f"{folder.name}: {each['title']}"} for each in found]
+    return [{**each, "title": f"{folder.absolute().name}: {each['title']}"} for each in found]
 
 
 def _files(folder: Path, ending: str) -> list[Path]:

@@ -115,6 +115,8 @@ def test_a_pipeline_says_its_stages_and_idle_time() -> None:
     # A micro-batch there and its gradient back, to and from each of two pairs of ranks.
     assert "transfer ×8" in line(text, "between stages")
     assert "all_gather" in line(text, "parameters gathered")
+    assert re.search(r"all_gather of parameter \S+, wanted by aten\.\S+ at", text)
+    assert "weft.hint" not in text  # behind which the reader is
     assert "reduce_scatter" in line(text, "gradients of parameters")
     assert re.search(r"nothing to compute for \d+ (to \d+ )?% of the time", text)
     assert line(text, "note") == (

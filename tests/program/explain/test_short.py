@@ -54,3 +54,29 @@ def test_it_tells_what_has_happened_and_simulates_nothing(program: weft.Program)
     assert not program._inspection.simulated
     program.close()
     assert rows(program)[1]["steps"] == "closed"
+
+
+def test_one_is_told_from_several(program: weft.Program) -> None:
+    batch = vector_batch(dtype=torch.float32)
+    held_out = program.evaluation(classification_loss, batch)
+    assert rows(held_out)[1]["sent by a rank in a step, on average"].endswith(" in 1 exchange")
+
+
+def test_zero_beside_an_open_program_says_why_it_shards_nothing() -> None:
+    model: nn.Module = MLP()
+    batch, place = vector_batch(dtype=torch.float32), weft.placement("cpu", [0, 1])
+    sharded = weft.Strategy(batch={"*": weft.split(0)}, zero=weft.Zero(3))
+    with weft.local_world(2):
+        first, second = (
+            weft.compile(
+                *(model, classification_loss, torch.optim.SGD(model.parameters(), lr=0.1), batch),
+                placement=place,
+                strategy=strategy,
+            )
+            for strategy in (None, sharded)
+        )
+        assert (
+            "note: zero: parameters stay whole, as they lie for open programs" in second.explain()
+        )
+        second.close()
+        first.close()

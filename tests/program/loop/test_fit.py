@@ -459,3 +459,24 @@ def test_a_log_that_cannot_be_written_is_told_before_the_first_step(
         assert program.steps == 0
         weft.fit(program, loader(program), steps=1, log=[good], log_every=1)
     assert "loss" in (tmp_path / "a" / "log").read_text()
+
+
+def test_logs_are_told_that_the_loop_has_failed() -> None:
+    told: list[str] = []
+
+    class Told:
+        def write(self, step: int, figures: weft.logs.Figures) -> None:
+            if step == 2 and len(told) == 0:
+                raise OSError("as if the disk were full")
+
+        def close(self) -> None:
+            told.append("closed")
+
+        def fail(self) -> None:
+            told.append("failed")
+
+    with compiled() as (program, _):
+        with pytest.raises(OSError, match="as if"):
+            weft.fit(program, loader(program), steps=2, log=[Told()], log_every=1)
+        weft.fit(program, loader(program), steps=3, log=[Told()], log_every=1)
+    assert told == ["failed", "closed"]

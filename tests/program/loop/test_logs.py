@@ -38,7 +38,8 @@ class Writer:
     def close(self) -> None:
         self.told.append("closed")
 
-    finish = close
+    def finish(self, exit_code: int) -> None:
+        self.told.append("failed" if exit_code else "closed")
 
 
 @pytest.fixture
@@ -83,10 +84,22 @@ def test_a_second_loop_opens_it_again(make: Any, given: Any, writers: list[Write
     ]
 
 
+def test_a_run_that_failed_is_told_apart(writers: list[Writer]) -> None:
+    log = weft.logs.WeightsAndBiases()
+    log.write(1, {})
+    log.fail()
+    log.close()
+    assert writers[0].told[1:] == ["failed"]
+
+
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (BOARDS[0][0], PermissionError(EACCES, "not yours"), "cannot write the log runs: not yours"),
+        (
+            BOARDS[0][0],
+            PermissionError(EACCES, "not yours"),
+            "cannot write the log runs: not yours",
+        ),
         (BOARDS[1][0], KeyError("no key"), "wandb.init fails with KeyError: 'no key'"),
     ],
     ids=["TensorBoard", "WeightsAndBiases"],

@@ -16,7 +16,7 @@ from weft.ir.plan import Communicate
 from weft.ir.queries.layouts import layout_of
 from weft.planning.exchanges import Exchanged, exchanges
 from weft.program.explain.tables import table
-from weft.units import ITEM_SIZE, bytes_text
+from weft.units import ITEM_SIZE, bytes_text, counted
 
 # As many exchanges are named one by one.
 DEAREST = 3
@@ -31,9 +31,10 @@ def exchange_lines(compiled: Compiled) -> Iterator[str]:
         yield "sent: nothing"
         return
     total = sum(each.bytes for each in every)
+    number = _number(every, ranks)
     yield (
         f"sent by a rank in a step, on average: {bytes_text(total // ranks)} in "
-        f"{_number(every, ranks)} exchanges{_messages(compiled)}"
+        f"{number} {'exchange' if number == '1' else 'exchanges'}{_messages(compiled)}"
     )
     for group, members in _sorted(every, "group"):
         size = sum(each.bytes for each in members) // ranks
@@ -55,7 +56,8 @@ def _messages(compiled: Compiled) -> str:
     joined = [actor for actor in plan.actors if isinstance(actor, Communicate)]
     if all(len(actor.collectives) == 1 for actor in joined):
         return ""
-    return f", which rank {plan.rank} joins into {sum(actor.acts for actor in joined)} messages"
+    messages = counted(sum(actor.acts for actor in joined), "message")
+    return f", which rank {plan.rank} joins into {messages}"
 
 
 def _sorted(

@@ -40,7 +40,8 @@ def strategy_words(compiled: Compiled, options: Options) -> str:
     graph, stages = compiled.graph, len(compiled.stages.placements)
     words = [*_batch(graph), *_parameters(compiled), *_zero(compiled, options)]
     if stages > 1:
-        words.append(f"{stages} stages × {graph.micro_batches} micro-batches")
+        parts = f" × {graph.micro_batches} micro-batches" if graph.micro_batches > 1 else ""
+        words.append(f"{stages} stages{parts}")
         words.append(f"schedule {compiled.schedule.name}")
         if options.in_flight is not None:
             words.append(f"in flight {', '.join(map(str, options.in_flight))}")

@@ -18,8 +18,8 @@ _Figures: TypeAlias = Mapping[str, float]
 class TensorBoard:
     """TensorBoard's event files, by `torch.utils.tensorboard`.
 
-    Figures that another run has left there of later steps, as one does that was killed and goes on from a checkpoint, are
-    not shown any more.
+    Figures that another run has left there of later steps, as one does that was killed and goes on from a checkpoint,
+    are not shown any more.
 
     Args:
         folder: where they are written.
@@ -121,6 +121,13 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         """End the run; the next figures begin another."""
+        self._end(0)
+
+    def fail(self) -> None:
+        """End the run as one that failed."""
+        self._end(1)
+
+    def _end(self, code: int) -> None:
         run, self._run = self._run, None
         if run is not None:
-            run.finish()
+            run.finish(exit_code=code)

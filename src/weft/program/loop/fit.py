@@ -6,6 +6,7 @@ import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, final
 
 from torch import Tensor
@@ -16,7 +17,7 @@ from weft.program.data.ahead import with_waits
 from weft.program.data.loader import Loader
 from weft.program.everyone import agreed
 from weft.program.loop.bar import Bar
-from weft.program.loop.logs import Figures, Log, begin_logs, log_of
+from weft.program.loop.logs import Figures, Log, begin_logs, end_log, log_of
 from weft.program.loop.stopping import Stopping
 from weft.program.program import Program
 from weft.program.saving.checkpoints import SCORE, Checkpoints, check_names
@@ -114,7 +115,7 @@ def fit(
     loop.resume()
     with ExitStack() as stack:
         for each in logs:
-            stack.callback(each.close)
+            stack.push(partial(end_log, each))
         step, first = program.steps, program.is_first
         agreed(program.world, "the logs", lambda: begin_logs(logs, step) if first else None)
         stopping = Stopping(program.exchange)

@@ -9,7 +9,7 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TextIO, TypeAlias, final, runtime_checkable
+from typing import Protocol, TextIO, TypeAlias, final, runtime_checkable
 
 from weft.errors import UserError
 from weft.program.loop.boards import TensorBoard as TensorBoard
@@ -33,7 +33,8 @@ class Log(Protocol):
     """Takes figures; the first process alone gives it some.
 
     One that has `begin(step)` too is told by the first process that the loop begins, after so many steps: what cannot
-    be written is told before the first step then.
+    be written is told before the first step then. One that has `fail()` is told so, in place of `close()`, that the
+    loop has ended by an error.
     """
 
     def write(self, step: int, figures: Figures) -> None:
@@ -215,6 +216,12 @@ def begin_logs(logs: Sequence[Log], step: int) -> None:
         begin = getattr(each, "begin", None)
         if begin is not None:
             begin(step)
+
+
+def end_log(log: Log, kind: type[BaseException] | None, *_: object) -> None:
+    """Close a log; tell one that can hear it that the loop has ended by an error."""
+    end = log.close if kind is None else getattr(log, "fail", log.close)
+    end()
 
 
 def text_of(figures: Figures) -> str:

@@ -58,7 +58,7 @@ def improved(
     if found.best is None:
         return
     if not found.affords():
-        found.locality = found.locality or "none was tried: no time was left"
+        found.locality = found.locality or "none was tried: the budget of the search was used up"
         return
     search = LocalSearch(found, Random(seed), told, neighbours)
     search.descend_from_both_kinds()
