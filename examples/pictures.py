@@ -17,19 +17,25 @@ from pathlib import Path
 
 # For each example the strategy, the view, its height, and what of the model is unfolded.
 SHOWN = {
-    "gpt": ("hybrid", "model", 990, "blocks.3"),
+    "gpt": ("hybrid", "model", 975, "blocks.3"),
     "llama": ("pipeline", "time", 620, ""),
     "vit": ("tensor", "model", 800, "layers.0"),
-    "resnet": ("space", "time", 450, ""),
-    "bert": ("zero", "memory", 620, ""),
-    "lora": ("tensor", "model", 1010, "blocks.0"),
-    "moe": ("experts", "time", 450, ""),
+    "resnet": ("space", "time", 530, ""),
+    "bert": ("zero", "memory", 750, ""),
+    "lora": ("tensor", "model", 1075, "blocks.0"),
+    "moe": ("experts", "time", 530, ""),
     "dlrm": ("columns", "model", 850, "tables"),
     "gan": ("apart", "time", 590, ""),
     "diffusion": ("pipeline", "time", 590, ""),
     "speech": ("pipeline", "time", 590, ""),
 }
 WIDTH, MOST = 800, 60_000  # pixels; bytes of a picture
+# Leaves curves of memory without their tables, whose lines name files of the machine.
+FOLD = """
+<script>
+for (const found of document.querySelectorAll("details")) found.open = false;
+</script>
+"""
 # Opens a module of the tree and all that is below it, as clicks do; a list is filled after its click.
 UNFOLD = """
 <script>
@@ -52,7 +58,8 @@ def shot(report: Path, view: str, height: int, unfolded: str, picture: Path) -> 
     with tempfile.TemporaryDirectory() as folder:
         raw, page = Path(folder, "raw.png"), Path(folder, "report.html")
         parts = json.dumps(unfolded.split("."))
-        page.write_text(report.read_text() + (UNFOLD.replace("PARTS", parts) if unfolded else ""))
+        script = UNFOLD.replace("PARTS", parts) if unfolded else FOLD if view == "memory" else ""
+        page.write_text(report.read_text() + script)
         chromium = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
         taken = [f"--user-data-dir={folder}/user", f"--screenshot={raw}"]
         size = [f"--window-size={WIDTH},{height}", "--virtual-time-budget=5000"]
