@@ -13,8 +13,7 @@ from weft.compiler.halos import graph_halos
 from weft.compiler.local.node_phases import node_phases
 from weft.compiler.pipeline import Compiled
 from weft.compiler.training.gradients import passed_to_gradients
-from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, Value
-from weft.ir.nodes import HINT, TAKE
+from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, Update, Value
 from weft.ir.queries.layouts import layout_of
 from weft.traces.notes import stars
 from weft.units import ITEM_SIZE, Bytes
@@ -148,23 +147,32 @@ def _for_caller(graph: LogicalGraph, node: Box) -> bool:
 
 def _text(graph: LogicalGraph, node: Box, kind: str) -> str:
     made = _named(graph, graph.values[node.input.name])
-    cause = _gathered_for(graph, node) or (stars(node.cause) if node.cause else "")
+    cause = _behind_hints(graph, node) or (stars(node.cause) if node.cause else "")
     return f"{kind} of {made}{f', wanted by {cause}' if cause else ''}"
 
 
-def _gathered_for(graph: LogicalGraph, node: Box) -> str:
-    """The call that reads what is gathered of an input, behind the hint that has it gathered; "" of all else."""
-    if not isinstance(_origin(graph, graph.producers[node.input.name]), Input):
-        return ""
+def _behind_hints(graph: LogicalGraph, node: Box) -> str:
+    """The reader behind hints by which the compiler says how a parameter or its gradient is stored; "" without."""
     name, reader = node.output.name, _reader(graph, node.output.name)
-    while reader is not None and reader.op in (HINT, TAKE):
-        (made,) = filter(None, reader.outputs)
+    while isinstance(reader, Box) or (reader is not None and _is_storing(reader)):
+        (made,) = (reader.output,) if isinstance(reader, Box) else filter(None, reader.outputs)
         name, reader = made.name, _reader(graph, made.name)
-    return "" if reader is None or name == node.output.name else _described(reader)
+    if reader is None or name == node.output.name:
+        return ""
+    if isinstance(reader, Update):
+        target = graph.producers[reader.target.name]
+        key = target.key if isinstance(target, Input) else reader.target.name
+        return f"update {reader.rule} of {stars(key)}"
+    return _described(reader)
 
 
-def _reader(graph: LogicalGraph, name: str) -> Call | None:
-    return next((one for one in graph.users[name] if isinstance(one, Call)), None)
+def _reader(graph: LogicalGraph, name: str) -> Call | Box | Update | None:
+    readers = (one for one in graph.users[name] if isinstance(one, Call | Box | Update))
+    return next(readers, None)
+
+
+def _is_storing(node: Call | Update) -> bool:
+    return isinstance(node, Call) and node.hint is not None and node.hint.stored is not None
 
 
 def _named(graph: LogicalGraph, value: Value) -> str:
