@@ -56,6 +56,16 @@ def test_the_first_steps_equal_plain_pytorch(
     assert all(float(off) <= 1e-4 for off in told)
 
 
+@pytest.mark.parametrize(("name", "strategy"), [("diffusion", "pipeline"), ("gan", "apart")])
+def test_ranks_that_make_no_stages_are_told(
+    name: str, strategy: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(SystemExit):
+        example(name).main(["--strategy", strategy])
+    assert f"--strategy {strategy} has 2 stages: start 2 ranks, found 3" in capsys.readouterr().err
+
+
 def test_a_loss_that_differs_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     vit, gallery = example("vit"), importlib.import_module("gallery")
     plain = gallery.Plain.step

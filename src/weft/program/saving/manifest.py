@@ -181,9 +181,10 @@ def _chosen(folder: Path, files: Sequence[str]) -> dict[str, set[str] | None]:
 def _of_headers(folder: Path) -> Manifest:
     files = sorted(path.name for path in folder.glob(f"*{SUFFIX}")) if folder.is_dir() else []
     if not files:
+        lacks = f"has neither {NAME} nor {SUFFIX} files" if folder.exists() else "is not there"
         raise UserError(
-            f"{folder} is no checkpoint: it has neither {NAME} nor {SUFFIX} files; give the folder that "
-            "program.save has written"
+            f"{folder} is no checkpoint: it {lacks}; give the folder that program.save has written, or one of "
+            "safetensors files"
         )
     extents: dict[str, list[Extent]] = {}
     dtypes: dict[str, str] = {}
