@@ -154,7 +154,7 @@ def _text(graph: LogicalGraph, node: Box, kind: str) -> str:
 def _behind_hints(graph: LogicalGraph, node: Box) -> str:
     """The reader behind hints by which the compiler says how a parameter or its gradient is stored; "" without."""
     name, reader = node.output.name, _reader(graph, node.output.name)
-    while isinstance(reader, Box) or (reader is not None and _is_storing(reader)):
+    while isinstance(reader, Box) or (isinstance(reader, Call) and _is_storing(reader)):
         (made,) = (reader.output,) if isinstance(reader, Box) else filter(None, reader.outputs)
         name, reader = made.name, _reader(graph, made.name)
     if reader is None or name == node.output.name:
@@ -171,8 +171,8 @@ def _reader(graph: LogicalGraph, name: str) -> Call | Box | Update | None:
     return next(readers, None)
 
 
-def _is_storing(node: Call | Update) -> bool:
-    return isinstance(node, Call) and node.hint is not None and node.hint.stored is not None
+def _is_storing(call: Call) -> bool:
+    return call.hint is not None and call.hint.stored is not None
 
 
 def _named(graph: LogicalGraph, value: Value) -> str:
