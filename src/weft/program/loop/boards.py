@@ -109,9 +109,10 @@ class WeightsAndBiases:
             try:
                 self._run = self._open()
             except Exception as error:
+                why = f"{type(error).__name__}: {str(error).rstrip('.')}"
                 raise UserError(
-                    f"weft.logs.WeightsAndBiases: wandb.init fails with {type(error).__name__}: {error}; what it "
-                    'takes stands here, such as mode="offline"'
+                    f"weft.logs.WeightsAndBiases: wandb.init fails with {why}; give what it takes, such as "
+                    'mode="offline"'
                 ) from error
 
     def write(self, step: int, figures: _Figures) -> None:
