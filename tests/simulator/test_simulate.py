@@ -150,6 +150,14 @@ def test_missing_figures_are_told():
     assert "estimated" in text
 
 
+@pytest.mark.parametrize(
+    ("samples", "text"), [(100_000, "400,000 a second"), (3, "12 a second"), (1, "4 a second")]
+)
+def test_samples_a_second_are_read_at_a_glance(samples, text):
+    found = replace(simulate(planned_gpt(), CPU), samples=samples, step_seconds=Seconds(0.25))
+    assert f"samples     {text}" in str(found)
+
+
 def test_bytes_that_are_sent_are_those_of_the_plan():
     step = planned_gpt(folded=False)
     whole = 0

@@ -131,7 +131,8 @@ class Simulation:
         if self.tokens:
             yield f"tokens      {self.tokens_per_second:,.0f} a second"
         if self.samples:
-            yield f"samples     {self.samples_per_second:,.4g} a second"
+            rate = self.samples_per_second
+            yield f"samples     {format(rate, ',.0f' if rate >= 1000 else '.4g')} a second"
         if self.mfu is not None:
             each = self.flops / self.step_seconds / self.devices / 1e12
             yield f"MFU         {100 * self.mfu:.1f} % ({each:.4g} TFLOP/s a device)"
