@@ -16,6 +16,8 @@ from weft.program.feeding.shards import without_shards
 from weft.program.planning.step import Step
 from weft.runtime.world.world import World
 
+_BATCH = "the batch "
+_SAME_ROWS = 'give batches of the same shapes and dtypes, with batch="local" as many rows'
 # What is compared, and where it is in the user's code.
 _Line: TypeAlias = tuple[str, str]
 
@@ -52,9 +54,11 @@ def check_same_program(world: World, compiled: Compiled) -> None:
 def _check_lines(kind: str, first: Sequence[_Line], other: Sequence[_Line], rank: int) -> None:
     for (one, here), (two, there) in zip_longest(first, other, fillvalue=("nothing more", "")):
         if one != two:
+            of_batch = one.startswith(_BATCH) and two.startswith(_BATCH)
+            must = _SAME_ROWS if of_batch else "compile the same model, loss function and optimizer"
             raise UserError(
                 f"the ranks compile different programs: where {kind} {one}{here} on rank 0, {kind} {two}{there} on "
-                f"rank {rank}; every process must compile the same model, loss function and optimizer"
+                f"rank {rank}; every process must {must}"
             )
 
 
