@@ -85,7 +85,9 @@ class Checkup:
 
 
 def look_over() -> list[Checkup]:
-    """Look at versions, devices, transports, compiler, folders and limits. It starts nothing and changes nothing."""
+    """Look at versions, devices, transports, compiler, folders and limits. It starts nothing, and makes
+    the folder of the cache alone, where there is none.
+    """
     looks: tuple[Callable[[], Iterator[Checkup]], ...] = (
         *(
             _versions,
