@@ -65,7 +65,8 @@ def test_the_entry_point_starts_the_ranks_of_a_pod(
 ) -> None:
     program(programs, "nvidia-smi", "printf 'a\\nb\\nc\\n'")
     found = ran(programs, ENTRY, "train.py", "--out", "a b", **variables)
-    assert found.stdout == f"python -m weft run {options} train.py --out a b\n", found.stderr
+    said = f"python -m weft run --grace 50 {options} train.py --out a b\n"
+    assert found.stdout == said, found.stderr
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,7 @@ def test_slurm_queues_a_job_again_that_failed(
     again = {"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}
     found = ran(programs, SBATCH, "train.py", "--out", "x", RANKS="4", **job, **again)
     meet = f"--nnodes 2 --rendezvous 10.0.0.7:22345 --run-id 12345.{restarts}"
-    lines = [f"srun python -m weft run -n 4 {meet} train.py --out x"]
+    lines = [f"srun python -m weft run -n 4 {meet} --grace 100 train.py --out x"]
     assert found.stdout.splitlines() == lines + ["scontrol requeue 12345"] * queued
     assert found.returncode == code
 

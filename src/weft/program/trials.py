@@ -203,7 +203,7 @@ def _within(found: Mapping[int, Sequence[Seconds]], times: float) -> list[int]:
 
 
 def _apart(taken: Sequence[Seconds]) -> float:
-    """How far the two least lie apart, as a share of the least."""
+    """The distance of the two least, as a share of the least."""
     first, second = sorted(taken)[:2]
     return (second - first) / first
 

@@ -50,7 +50,7 @@ class Extras:
 
 
 def extras_of(world: World, extra: Any) -> Extras:
-    """What the first process gives; where global tensors are in it, all must give the same. Every process must call it.
+    """The extras that the first process gives; where global tensors are in it, all must give the same. Every process must call it.
 
     Raises:
         UserError: on all processes: it holds what no checkpoint takes, or other global tensors on another process.
