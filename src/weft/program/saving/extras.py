@@ -50,7 +50,7 @@ class Extras:
 
 
 def extras_of(world: World, extra: Any) -> Extras:
-    """The extras that the first process gives; where global tensors are in it, all must give the same. Every process must call it.
+    """The extras of the first process; global tensors in them must be the same on all. Every process must call it.
 
     Raises:
         UserError: on all processes: it holds what no checkpoint takes, or other global tensors on another process.
