@@ -77,8 +77,8 @@ def test_attributes_of_parameters_and_optimizer(grid: list[int], strategy: weft.
 
 def test_masters_of_an_optimizer_of_the_users() -> None:
     torch.manual_seed(0)
-    model = nn.Linear(4, 4, bias=False).bfloat16()
-    model.weight.scale = 2.0  # type: ignore[assignment]
+    model: Any = nn.Linear(4, 4, bias=False).bfloat16()
+    model.weight.scale = 2.0
     optimizer = Scaled(model.parameters())
     batch = torch.randn(4, 4).bfloat16()
     weight = model.weight.detach().float().requires_grad_()

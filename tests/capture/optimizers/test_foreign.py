@@ -47,7 +47,7 @@ def rules(update: Update, groups: int = 1, **attributes: Any) -> dict[str, Updat
     model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
     every = list(model.parameters())
     parts = [{"params": every[number::groups]} for number in range(groups)]
-    made = Own(parts, update, **attributes)
+    made: Any = Own(parts, update, **attributes)
     if "model" in attributes:
         made.model = model
     if "special" in attributes:

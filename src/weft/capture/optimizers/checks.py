@@ -84,8 +84,8 @@ def _check_attributes(optimizer: torch.optim.Optimizer) -> None:
                 raise CaptureError(
                     f"the optimizer {type(optimizer).__name__} cannot be captured: it holds {kind} in its attribute "
                     f"{name!r}, and its step would not be that of one parameter at a time; expected an optimizer "
-                    "that updates what is in its param_groups, from param.grad, self.state[param], options of the group "
-                    "and attributes that stand on the parameter"
+                    "that updates what is in its param_groups, from param.grad, self.state[param], the options of a "
+                    "group and attributes of the parameter"
                 )
 
 

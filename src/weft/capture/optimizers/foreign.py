@@ -1,8 +1,8 @@
 """Optimizers that are none of torch's own: what a copy of one is given, and what their update may depend on.
 
 A rank updates its parts by copies of the user's optimizer, each with some of the parameters, for each plan. So an
-update may look at its own parameter, with its gradient, state and attributes, at the options of its group, and at what the
-user has put on the optimizer; not at its place among others, at random numbers, or at what steps have left in the
+update may look at its own parameter, with its gradient, state and attributes, at the options of its group, and at what
+the user has put on the optimizer; not at its place among others, at random numbers, or at what steps have left in the
 optimizer itself. Trials on small tensors with values show what ops do not.
 """
 
@@ -43,7 +43,7 @@ _CODE = (type, FunctionType, MethodType, ModuleType, torch.nn.Module)
 
 
 def is_foreign(optimizer: object) -> bool:
-    """True where an optimizer, or its class, is the user's: of torch's own ones it is known what their steps look at."""
+    """True where the class of an optimizer is none of torch's, of which it is known what their steps look at."""
     return not type(optimizer).__module__.startswith("torch.optim")
 
 
@@ -64,15 +64,16 @@ def owned(value: Any, tensors: bool = False) -> Any:
     """A value that shares no container with the given one, nor tensors if these are named; all else is the same."""
     match value:
         case dict():
-            found = copy.copy(value)
-            found.update({key: owned(x, tensors) for key, x in value.items()})
-            return found
-        case list() | set() | deque():
-            found = copy.copy(value)
-            found.clear()
-            added = found.update if isinstance(value, set) else found.extend
-            added(owned(x, tensors) for x in value)
-            return found
+            by_key = copy.copy(value)
+            by_key.update({key: owned(x, tensors) for key, x in value.items()})
+            return by_key
+        case set():
+            return copy.copy(value)
+        case list() | deque():
+            items = copy.copy(value)
+            items.clear()
+            items.extend(owned(x, tensors) for x in value)
+            return items
         case torch.Tensor() if tensors:
             return value.detach().clone()
     return value
