@@ -88,6 +88,6 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     """The first byte of a tensor in its storage, and the one behind its last."""
     if not tensor.numel():
         return 0, 0
-    begin = tensor.storage_offset()
+    begin, size = int(tensor.storage_offset()), tensor.element_size()
     last = sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return begin * tensor.element_size(), (begin + last + 1) * tensor.element_size()
+    return begin * size, (begin + last + 1) * size
