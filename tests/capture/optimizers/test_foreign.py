@@ -142,6 +142,12 @@ def cached(o: Any, p: Any, group: Any, state: Any, number: int) -> Any:
     return place[1]
 
 
+def by_group(o: Any, p: Any, group: Any, state: Any, number: int) -> Any:
+    """As AdaBound: a rate for each group of the user's, of which there is one."""
+    rates = {id(each): rate for each, rate in zip(o.param_groups, o.rates, strict=False)}
+    return rates.get(id(group), 0.0)
+
+
 def noted(o: Any, p: Any, group: Any, state: Any, number: int) -> Any:
     o.last = float(p.grad.norm()) if not p.is_meta else 0.0
     return 1
@@ -155,6 +161,7 @@ def noted(o: Any, p: Any, group: Any, state: Any, number: int) -> Any:
         (lambda o, p, g, s, n: o.scale, {"scale": 3.0}),
         (cached, {"table": [[None, None] for _ in range(4)]}),
         (noted, {}),
+        (by_group, {"rates": [2.0]}),
     ],
 )
 def test_an_update_by_what_copies_have_is_captured(

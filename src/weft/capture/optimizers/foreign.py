@@ -119,20 +119,23 @@ def check_repeats(optimizer: object, make: Make, name: str, dims: int) -> None:
         )
 
 
-def check_foreign(optimizer: object, make: Make, name: str, dims: int) -> None:
+def check_foreign(
+    optimizer: torch.optim.Optimizer, make: Make, name: str, dims: int, group: int
+) -> None:
     """Check, on small tensors with values, that an update of the user's depends on nothing that copies lack.
 
     Args:
         optimizer, make, name, dims: as in `check_repeats`.
+        group: the place of the parameter's group in the optimizer.
 
     Raises:
         CaptureError: when it goes by its place, or by what earlier steps have left in the optimizer.
     """
-    trials = _Trials(make, dims)
+    trials, count = _Trials(make, dims), len(optimizer.param_groups)
     try:
         kept = trials.keeps()
         alone = trials.alone()
-        apart = all(_alike(alone, run()) for run in trials.beside_others())
+        apart = all(_alike(alone, run()) for run in trials.beside_others(group, count))
     except Exception:
         return
     if kept:
@@ -171,20 +174,20 @@ class _Trials:
         own = self._parameter(0.0)
         return _after(self._make([own]), own, [])
 
-    def beside_others(self) -> Sequence[Callable[[], torch.Tensor]]:
-        return (
-            partial(self._beside, lambda own, other: [[own, other]]),
-            partial(self._beside, lambda own, other: [[other, own]]),
-            partial(self._beside, lambda own, other: [[other], [own]]),
-        )
+    def beside_others(self, index: int, count: int) -> Sequence[Callable[[], torch.Tensor]]:
+        """The same beside another parameter, before and behind it, and in its group among all of the user's."""
+        beside = (lambda own, other: [[own, other]], lambda own, other: [[other, own]])
+        found = [partial(self._beside, each, 0) for each in beside]
+        if count > 1:
+            found.append(partial(self._beside, partial(_in_group, index, count), index))
+        return found
 
-    def _beside(self, groups: Callable[[Any, Any], Any]) -> torch.Tensor:
+    def _beside(self, groups: Callable[[Any, Any], Any], index: int) -> torch.Tensor:
         own, other = self._parameter(0.0), self._parameter(1.0)
         optimizer = self._make(*groups(own, other))
-        for group in optimizer.param_groups[:-1]:
-            # Other options than those of the last group, which is the parameter's own.
-            changed = {key: x / 2 for key, x in group.items() if isinstance(x, float)}
-            group.update(changed)
+        for number, group in enumerate(optimizer.param_groups):
+            if number != index:  # by other options than its own nothing may go
+                group.update({key: x / 2 for key, x in group.items() if isinstance(x, float)})
         return _after(optimizer, own, [other])
 
     def keeps(self) -> str:
@@ -204,6 +207,14 @@ class _Trials:
 
     def _parameter(self, phase: float) -> torch.nn.Parameter:
         return torch.nn.Parameter(_values(self._dims, phase))
+
+
+def _in_group(index: int, count: int, own: Any, other: Any) -> list[list[Any]]:
+    """Groups as many as the user's, one with the parameter, one of the others with the other."""
+    found: list[list[Any]] = [[] for _ in range(count)]
+    found[index].append(own)
+    found[(index + 1) % count].append(other)
+    return found
 
 
 def _counts(before: Any, now: Any) -> bool:

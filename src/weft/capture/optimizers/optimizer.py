@@ -176,7 +176,7 @@ def _rules(
                 check_repeats(optimizer, copies, name, parameter.dim())
             check_apart(optimizer, copy, name, parameter.dim())
             if is_foreign(optimizer):
-                check_foreign(optimizer, copies, name, parameter.dim())
+                check_foreign(optimizer, copies, name, parameter.dim(), own)
             cut[dims] = updates_parts_alike(copy, parameter.dim())
         rules[name] = replace(tried[kind], elementwise=tried[kind].elementwise and cut[dims])
     return rules
