@@ -228,14 +228,11 @@ def _counts(before: Any, now: Any) -> bool:
 
 
 def _left(optimizer: Any) -> dict[str, Any]:
-    """What of an optimizer its steps may have written to, beside parameters, states and their names, to compare."""
-    found = {f"self.{name}": _frozen(x) for name, x in attributes_for_copy(optimizer).items()}
-    for number, group in enumerate(optimizer.param_groups):
-        found |= {
-            f"group[{key!r}]" if not number else f"group[{key!r}] {number}": _frozen(x)
-            for key, x in options_of(group).items()
-        }
-    return found
+    """The parts of an optimizer of one group that its steps may have written to, beside states, to compare."""
+    (group,) = optimizer.param_groups
+    attributes = attributes_for_copy(optimizer).items()
+    found = {f"self.{name}": _frozen(x) for name, x in attributes}
+    return found | {f"group[{key!r}]": _frozen(x) for key, x in options_of(group).items()}
 
 
 @final

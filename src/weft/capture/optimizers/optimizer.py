@@ -454,7 +454,7 @@ def _copy_in_groups(
 
 
 def _mark(value: Any) -> Any:
-    """What tells two values of an attribute apart."""
+    """A key that tells two values of an attribute apart."""
     plain = value is None or isinstance(value, int | float | str)
     return (type(value).__name__, value) if plain else id(value)
 

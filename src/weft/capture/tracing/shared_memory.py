@@ -58,7 +58,7 @@ def _together(
 
 
 def _storage(tensor: torch.Tensor) -> int:
-    """Where the storage of a plain tensor with values begins; 0 for others."""
+    """The address of the storage of a plain tensor with values; 0 for others."""
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
     if not plain or tensor.is_meta or tensor.layout is not torch.strided:
         return 0
