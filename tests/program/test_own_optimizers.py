@@ -72,6 +72,7 @@ def test_attributes_of_parameters_and_optimizer(grid: list[int], strategy: weft.
                 each[0].weight.scale = number + 0.5
                 optimizer.slower += 1.0
                 optimizer.by_width[4] = 1.0 / (number + 1)
+        program.verify(batch)
         program.close()
 
 
