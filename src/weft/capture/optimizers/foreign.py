@@ -114,8 +114,8 @@ def check_repeats(optimizer: object, make: Make, name: str, dims: int) -> None:
         raise _refused(
             optimizer,
             name,
-            "is another one when it runs again, as one that draws random numbers. Ranks that hold the same parameter "
-            "would draw different ones; expected an update that draws none",
+            "is another one when it runs again, as with random numbers, of which ranks that hold the same parameter "
+            "would draw different ones",
         )
 
 
@@ -142,23 +142,23 @@ def check_foreign(
         raise _refused(
             optimizer,
             name,
-            f"goes by {kept}, which its step changes in the optimizer itself. Ranks, and other shapes of the batch, "
-            "have copies of it that count for themselves; keep it for each parameter, in self.state[param]",
+            f"goes by {kept}, which its step changes in the optimizer itself: ranks, and other shapes of the batch, "
+            "have copies of it that count for themselves",
         )
     if not apart:
         raise _refused(
             optimizer,
             name,
-            "goes by its place among the parameters and groups, such as its number, or by options of another group. "
-            "A rank updates only some of them; put what it needs into the options of its group, or on the parameter "
-            "as an attribute",
+            "goes by its place among the parameters and groups, such as its number, or by options of another group, of "
+            "which a rank has only some",
         )
 
 
 def _refused(optimizer: object, name: str, why: str) -> CaptureError:
     return CaptureError(
         f"the optimizer {type(optimizer).__name__} cannot be captured: its update of one parameter, such as {name!r}, "
-        f"{why}"
+        f"{why}. Expected an update by what belongs to the parameter: its gradient, self.state[param], attributes that "
+        "stand on it, and the options of its group"
     )
 
 
