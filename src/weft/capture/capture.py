@@ -20,6 +20,7 @@ from weft.capture.precision import Casts
 from weft.capture.tracing.between import check_constants
 from weft.capture.tracing.convert import Boundary, to_logical
 from weft.capture.tracing.leftovers import nothing_left
+from weft.capture.tracing.shared_memory import check_memory
 from weft.capture.tracing.step_call import LossFunction, ModelTensors, read_variables
 from weft.capture.tracing.trace import Skeletons, Traced, trace_step
 from weft.capture.watch import Entry, Watch
@@ -110,6 +111,7 @@ def capture(
         BatchError: when a leaf of the example batch is neither tensor nor constant.
     """
     _check_device(device_type)
+    _check_modes()
     batch, optimizers = describe_batch(example_batch), _checked(optimizer)
     with _lock, nothing_left() as left:
         variables = read_variables(model)
@@ -135,8 +137,17 @@ def capture(
         made = update_rules(optimizers, *given) if optimizers else {}
         rules = with_states_of(made, like.rules if like else {})
         graph = _logical(type(model).__name__, variables, batch, traced, rules)
+        check_memory({**variables.buffers, **variables.parameters}, traced.constants, graph)
         left.check(traced.graph)
     return _captured(graph, batch, traced, rules)
+
+
+def _check_modes() -> None:
+    if torch.is_anomaly_enabled():
+        raise CaptureError(
+            "torch.autograd.detect_anomaly is on, which reads the values of gradients, and the step is captured once, "
+            "before there are any; leave it out around weft, and look for a nan by a plain step of the model"
+        )
 
 
 def _checked(optimizer: Optimizing) -> Optimizers:

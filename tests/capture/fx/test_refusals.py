@@ -263,6 +263,40 @@ def test_devices_that_are_not_there() -> None:
     assert "'cuda'" in refused(models.classification_loss, device_type="cuda")
 
 
+def strided(model: nn.Module, batch: Any) -> Any:
+    y = batch["x"] * 2.0
+    y.view(-1).as_strided((4, 2), (2, 1))[:, 0].mul_(3)
+    return models.classification_loss(model, {**batch, "x": y})
+
+
+def condition(model: nn.Module, batch: Any) -> Any:
+    loss = models.classification_loss(model, batch)
+    return torch.cond(loss > 1, lambda x: x * 2, lambda x: x * 3, (loss,))
+
+
+@pytest.mark.parametrize(
+    ("loss_fn", "line", "words"),
+    [
+        (strided, "mul_(3)", "writes through a view of what as_strided() shows"),
+        (condition, "torch.cond", "calls a higher-order op of torch (cond)"),
+    ],
+)
+def test_what_no_graph_holds(loss_fn: Callable[..., Any], line: str, words: str) -> None:
+    text = refused(loss_fn)
+    assert line_of(loss_fn, line) in text
+    assert words in text
+    assert "such as torch.cond" in text or "index_copy" in text
+
+
+def test_anomaly_detection() -> None:
+    with (
+        pytest.warns(UserWarning, match="Anomaly Detection"),
+        torch.autograd.detect_anomaly(),
+        pytest.raises(CaptureError, match="detect_anomaly is on"),
+    ):
+        capture(models.MLP(), models.classification_loss, None, models.vector_batch())
+
+
 def test_leaves_that_are_no_tensors() -> None:
     batch = {**models.vector_batch(), "ids": object()}
     with pytest.raises(BatchError, match=r"'ids'.*is a object"):

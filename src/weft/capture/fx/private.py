@@ -198,6 +198,14 @@ class _Functional(torch.fx.Interpreter):
     view that does not fit it any more is a copy, where nothing writes to either of them later.
     """
 
+    def run_node(self, n: torch.fx.Node) -> Any:
+        try:
+            return super().run_node(n)
+        except RuntimeError as error:
+            if _BANNED_VIEW in str(error):
+                raise UnwritableView(n) from None
+            raise
+
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         try:
             return super().call_function(target, args, kwargs)
@@ -268,6 +276,19 @@ def _changes(target: Any, table: Decompositions) -> bool:
 @final
 class Refusal(Exception):
     """The step does what a graph cannot hold; the message is the reason, without the place."""
+
+
+# What torch says of a write through a view of an `as_strided` view.
+_BANNED_VIEW = "encountered a mutation on a view chain"
+
+
+@final
+class UnwritableView(Exception):
+    """A write through a view that cannot become a value; `node` is the write."""
+
+    def __init__(self, node: torch.fx.Node) -> None:
+        super().__init__(_BANNED_VIEW)
+        self.node = node
 
 
 @final

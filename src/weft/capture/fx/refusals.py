@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 
 from weft.capture.fx.locations import TRACE_FILE, location_of
-from weft.capture.fx.private import Refusal, written_copy
+from weft.capture.fx.private import Refusal, UnwritableView, written_copy
 from weft.errors import CaptureError
 from weft.files import in_library, installed, standard
 from weft.ir.logical import Location
@@ -53,6 +53,17 @@ _WRITTEN = (
     "torch.where, index_copy or scatter"
 )
 
+_STRIDED = (
+    "writes through a view of what as_strided() shows, which cannot become a value; write to a view that indexing, "
+    "select, view or narrow makes, or build the result with torch.where, index_copy or scatter"
+)
+_HIGHER = (
+    "calls a higher-order op of torch ({op}), such as torch.cond, scan, while_loop and flex_attention are, which no "
+    "graph holds; expected plain tensor code: torch.where for a condition, a loop of Python for a scan, "
+    "scaled_dot_product_attention with a mask"
+)
+_HIGHER_ORDER = "no rule registered for HigherOrderOperator "
+
 # Functions of torch that read a value: the end of the file's name, the function, what would do.
 _KNOWN = (
     (
@@ -84,6 +95,8 @@ def refuse(error: Exception, backward_of: tuple[str, int] | None = None) -> Capt
         reason = _VALUE.format(what="a function of torch reads its memory")
     elif any(word in text for word in _VALUE_WORDS) or _reads_later(frames):
         reason = _VALUE.format(what=_first_line(error))
+    elif _HIGHER_ORDER in text:
+        reason = _HIGHER.format(op=text.partition(_HIGHER_ORDER)[2].partition(" ")[0])
     else:
         reason = f"running the loss function on tensors without data failed with {text}"
     advice = _advice(frames)
@@ -121,6 +134,11 @@ def _advice(frames: _Frames) -> str | None:
 def _is_mixture(frame: FrameType) -> bool:
     """True where a frame of `transformers` belongs to a mixture of experts."""
     return "Experts" in type(frame.f_locals.get("self")).__name__
+
+
+def refuse_write(view: UnwritableView) -> CaptureError:
+    """The error for a write that cannot become a value."""
+    return refuse_op(view.node.target, location_of(view.node), _STRIDED)
 
 
 def refuse_op(op: Any, location: Location | None, reason: str) -> CaptureError:

@@ -5,8 +5,10 @@ And what its hyperparameters must be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from numbers import Real
+from types import MethodType
 from typing import Any
 
 import torch
@@ -72,25 +74,43 @@ def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
 
 def _check_attributes(optimizer: torch.optim.Optimizer) -> None:
     """Refuse wrappers, and steps over other parameters than those of the groups."""
+    ids = {id(each) for group in optimizer.param_groups for each in group["params"]}
     for name, value in vars(optimizer).items():
         if name in ("param_groups", "state", "defaults"):
             continue
         for part in _parts(value):
-            if isinstance(part, torch.optim.Optimizer | torch.nn.Parameter):
-                kind = "parameters" if isinstance(part, torch.nn.Parameter) else "another optimizer"
+            kind = _held(optimizer, part, ids)
+            if kind:
                 raise CaptureError(
                     f"the optimizer {type(optimizer).__name__} cannot be captured: it holds {kind} in its attribute "
                     f"{name!r}, and its step would not be that of one parameter at a time; expected an optimizer "
-                    "that updates what is in its param_groups, from param.grad and self.state[param]"
+                    "that updates what is in its param_groups, from param.grad, self.state[param], the options of a "
+                    "group and attributes of the parameter"
                 )
 
 
-def _parts(value: Any) -> Iterator[Any]:
+def _held(optimizer: object, part: Any, ids: Collection[int]) -> str:
+    """The name of what an optimizer holds that copies of it with other parameters cannot use; "" where they can."""
+    owner = part.__self__ if isinstance(part, MethodType) else part
+    if owner is optimizer:  # schedulers put a step of their own on it
+        return ""
+    if isinstance(owner, torch.nn.Module) and any(True for _ in owner.parameters()):
+        return "a model"
+    if isinstance(part, torch.nn.Parameter) or id(part) in ids:
+        return "parameters"
+    if isinstance(part, int) and part in ids:
+        return "the id of a parameter"
+    return "another optimizer" if isinstance(owner, torch.optim.Optimizer) else ""
+
+
+def _parts(value: Any, depth: int = 3) -> Iterator[Any]:
+    """A value, and what stands in it, keys included."""
     yield value
     if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple | set):
-        yield from value
+        value = [*value, *value.values()]
+    if depth and isinstance(value, list | tuple | set | frozenset | deque):
+        for each in value:
+            yield from _parts(each, depth - 1)
 
 
 def check_apart(

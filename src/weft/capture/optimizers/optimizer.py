@@ -9,10 +9,11 @@ element-wise, and what memory it takes.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, final
 
 import torch
@@ -20,6 +21,15 @@ from torch.utils._pytree import tree_leaves
 
 from weft.capture.fx.private import DispatchMode
 from weft.capture.optimizers.checks import check_apart, check_optimizer, updates_parts_alike
+from weft.capture.optimizers.foreign import (
+    attributes_for_copy,
+    attributes_of,
+    check_foreign,
+    check_repeats,
+    give_attributes,
+    is_foreign,
+    options_of,
+)
 from weft.capture.optimizers.groups import Optimizers
 from weft.capture.optimizers.kernels import HeldBytes, clones_gradients, kernels_of
 from weft.errors import CaptureError, UserError
@@ -146,20 +156,27 @@ def _rules(
     device_type: str,
 ) -> dict[str, UpdateRule]:
     tried: dict[Any, UpdateRule] = {}
-    cut: dict[tuple[int, int], bool] = {}
+    cut: dict[Any, bool] = {}
     rules = {}
     for name, group in groups.items():
         parameter = parameters[name]
         optimizer, own = optimizers.place(group)
-        kind = (group, tuple(parameter.shape), parameter.dtype)
+        put_on = attributes_of(parameter) if is_foreign(optimizer) else {}
+        marks = tuple((key, _mark(value)) for key, value in put_on.items())
+        kind = (group, tuple(parameter.shape), parameter.dtype, marks)
         if kind not in tried:
             master = masters and _is_half(parameter)
             rule = replace(_try(optimizer, own, parameter, name, master), group=group)
             tried[kind] = _with_memory(rule, optimizer, own, parameter, master, device_type)
-        dims = (group, parameter.dim())
+        dims = (group, parameter.dim(), marks)
         if dims not in cut:
-            copy = partial(_copy_for, optimizer, own)
+            copy = partial(_copy_for, optimizer, own, put_on=put_on)
+            copies = partial(_copy_in_groups, optimizer, own, put_on)
+            if is_foreign(optimizer):
+                check_repeats(optimizer, copies, name, parameter.dim())
             check_apart(optimizer, copy, name, parameter.dim())
+            if is_foreign(optimizer):
+                check_foreign(optimizer, copies, name, parameter.dim(), own)
             cut[dims] = updates_parts_alike(copy, parameter.dim())
         rules[name] = replace(tried[kind], elementwise=tried[kind].elementwise and cut[dims])
     return rules
@@ -259,11 +276,12 @@ def _try(
     master: bool,
 ) -> UpdateRule:
     dtype = torch.float32 if master else parameter.dtype
+    put_on = attributes_of(parameter) if is_foreign(optimizer) else {}
     try:
-        states, mixing = _trial(optimizer, group, parameter.shape, dtype)
+        states, mixing = _trial(optimizer, group, parameter.shape, dtype, put_on)
         if parameter.numel() == 1 and parameter.dim():
             # Of one element ops do not show whether they mix elements.
-            _, mixing = _trial(optimizer, group, [2] * parameter.dim(), dtype)
+            _, mixing = _trial(optimizer, group, [2] * parameter.dim(), dtype, put_on)
     except CaptureError:
         raise
     except Exception as error:
@@ -299,35 +317,46 @@ def _with_memory(
     dtype = torch.float32 if master else parameter.dtype
     own = elements * dtype.itemsize if clones_gradients(optimizer, kernels == "lists") else 0
     taken = (parameter.shape or (1,), dtype)  # masks of no dimension are read as flags
+    put_on = attributes_of(parameter) if is_foreign(optimizer) else {}
     match kernels:
         case "fused":
             sizes = (0, 0, own)
         case "lists":
-            sizes = (0, 0, own + _taken(optimizer, group, *taken, lists=True))
+            sizes = (0, 0, own + _taken(optimizer, group, *taken, lists=True, put_on=put_on))
         case "loop":
-            alone = _taken(optimizer, group, *taken)
-            sizes = (alone, _taken(optimizer, group, *taken, count=2) - alone, own)
+            alone = _taken(optimizer, group, *taken, put_on=put_on)
+            two = _taken(optimizer, group, *taken, count=2, put_on=put_on)
+            sizes = (alone, two - alone, own)
     return replace(rule, takes=UpdateBytes(*(-(-size // elements) for size in sizes)))
 
 
 def _trial(
-    optimizer: torch.optim.Optimizer, group: int, shape: Sequence[int], dtype: torch.dtype
+    optimizer: torch.optim.Optimizer,
+    group: int,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    put_on: Mapping[str, Any],
 ) -> tuple[tuple[StateSpec, ...], bool]:
     """Two steps on a parameter without data: the states that it gets, and whether its elements are mixed."""
     try:
-        return _stepped(optimizer, group, shape, dtype)
+        return _stepped(optimizer, group, shape, dtype, put_on)
     except TypeError:
         if len(shape):
             raise
     # Masks of no dimension are read as flags where a tensor is indexed by them (`sign[sign.gt(0)] = 1`).
-    states, mixing = _stepped(optimizer, group, [1], dtype)
+    states, mixing = _stepped(optimizer, group, [1], dtype, put_on)
     return tuple(replace(s, shape=() if s.shape == (1,) else s.shape) for s in states), mixing
 
 
 def _stepped(
-    optimizer: torch.optim.Optimizer, group: int, shape: Sequence[int], dtype: torch.dtype
+    optimizer: torch.optim.Optimizer,
+    group: int,
+    shape: Sequence[int],
+    dtype: torch.dtype,
+    put_on: Mapping[str, Any],
 ) -> tuple[tuple[StateSpec, ...], bool]:
     copy, probe = _probed(optimizer, group, shape, dtype)
+    give_attributes(probe, put_on)
     options = dict(copy.param_groups[0])
     observer = _Observer()
     # Twice: some states appear with the first step, some ops only with the second.
@@ -336,6 +365,7 @@ def _stepped(
         with observer:
             copy.step()
     _check_options(optimizer, options, copy.param_groups[0])
+    _check_draws(optimizer, observer.draws)
     return _states(copy, probe), bool(observer.mixing)
 
 
@@ -346,9 +376,12 @@ def _taken(
     dtype: torch.dtype,
     count: int = 1,
     lists: bool = False,
+    put_on: Mapping[str, Any] = MappingProxyType({}),
 ) -> int:
     """The most bytes that a step takes for `count` equal parameters beside their states."""
     copy, *probes = _probed(optimizer, group, shape, dtype, count)
+    for probe in probes:
+        give_attributes(probe, put_on)
     if lists:
         copy.param_groups[0]["foreach"] = True
     observer = _Observer()
@@ -381,18 +414,49 @@ def _is_half(parameter: torch.Tensor) -> bool:
     return parameter.dtype in (torch.float16, torch.bfloat16)
 
 
-def _copy_for(optimizer: torch.optim.Optimizer, group: int, *probes: torch.nn.Parameter) -> Any:
-    """A copy of the optimizer that holds only `probes` and shares nothing that a step writes."""
+def _copy_for(
+    optimizer: torch.optim.Optimizer,
+    group: int,
+    *probes: torch.nn.Parameter,
+    put_on: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
+    """A copy of the optimizer that holds only `probes` and shares nothing that a step writes.
+
+    `put_on` are attributes that the user has put on the parameter that they stand for.
+    """
+    return _copy_in_groups(optimizer, group, put_on, probes)
+
+
+def _copy_in_groups(
+    optimizer: torch.optim.Optimizer,
+    group: int,
+    put_on: Mapping[str, Any],
+    *every: Sequence[torch.nn.Parameter],
+) -> Any:
+    """The same with several groups of parameters, each with the options of the one."""
     copy = object.__new__(type(optimizer))
     # Schedulers put their own `step` on the instance.
     copy.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
-    options = {**optimizer.param_groups[group], "params": list(probes)}
-    # Other implementations of the same update; they ask for devices that tensors without data are
-    # not on.
-    options.update({name: False for name in ("fused", "foreach", "capturable") if name in options})
-    copy.param_groups = [options]
+    copy.__dict__.update(attributes_for_copy(optimizer, tensors=True))
+    copy.param_groups = []
+    for probes in every:
+        for probe in probes:
+            give_attributes(probe, put_on)
+        options = options_of(optimizer.param_groups[group], tensors=True)
+        options["params"] = list(probes)
+        # Other implementations of the same update; they ask for devices that tensors without data
+        # are not on.
+        ways = ("fused", "foreach", "capturable")
+        options.update({name: False for name in ways if name in options})
+        copy.param_groups.append(options)
     copy.state = defaultdict(dict)
     return copy
+
+
+def _mark(value: Any) -> Any:
+    """A key that tells two values of an attribute apart."""
+    plain = value is None or isinstance(value, int | float | str)
+    return (type(value).__name__, value) if plain else id(value)
 
 
 def _check_options(optimizer: object, before: dict[str, Any], after: dict[str, Any]) -> None:
@@ -405,12 +469,33 @@ def _check_options(optimizer: object, before: dict[str, Any], after: dict[str, A
             )
 
 
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, dict) and not value)
+
+
+def _check_draws(optimizer: object, draws: Sequence[str]) -> None:
+    """Refuse optimizers that draw random numbers: ranks that hold the same parameter would draw different ones."""
+    if draws:
+        raise CaptureError(
+            f"the optimizer {type(optimizer).__name__} cannot be captured: its step draws random numbers "
+            f"({draws[0]}), and ranks that hold the same parameter would draw different ones; expected an update that "
+            "draws none. Noise may be drawn in the loss function, or added to the model between steps"
+        )
+
+
 def _states(copy: Any, probe: torch.Tensor) -> tuple[StateSpec, ...]:
     found = []
+    others = [key for key in copy.state if key is not probe and not _is_empty(copy.state[key])]
+    if others:
+        raise CaptureError(
+            f"the optimizer {type(copy).__name__} cannot be captured: its step keeps self.state[{others[0]!r}], which "
+            "belongs to no parameter; ranks have copies of it, which would keep their own. Keep it for each parameter, "
+            "in self.state[param]"
+        )
     for name, value in copy.state[probe].items():
         if isinstance(value, torch.Tensor):
             found.append(StateSpec(name, tuple(value.shape), dtype_name(value.dtype)))
-        elif isinstance(value, list | tuple | dict) and value:
+        elif isinstance(value, list | tuple | dict | set | deque) and value:
             raise CaptureError(
                 f"the optimizer {type(copy).__name__} cannot be captured: its state {name!r} is a "
                 f"{type(value).__name__}; expected one tensor for each state"
@@ -430,6 +515,7 @@ class _Observer(DispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()
         self.mixing: list[str] = []
+        self.draws: list[str] = []
         self.held = HeldBytes()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -439,6 +525,8 @@ class _Observer(DispatchMode):  # type: ignore[no-untyped-call]
             return 1.0
         result = func(*args, **(kwargs or {}))
         self.held.note(tree_leaves(result), tree_leaves((args, kwargs)))
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            self.draws.append(str(func))
         mixes = not _is_elementwise(func) and not _fills_where(func, args)
         if mixes and any(_size(arg) > 1 for arg in args):
             self.mixing.append(str(func))

@@ -9,7 +9,7 @@ from typing import Any, final
 
 import torch
 
-from weft.capture.batch import BatchSpec, TensorLeaf
+from weft.capture.batch import BatchSpec, TensorLeaf, is_dense
 from weft.capture.fx.checkpoints import checkpoints_noted
 from weft.capture.fx.locations import LinesNoted, backward_noted
 from weft.capture.fx.private import mark_backward, running_sequence
@@ -45,8 +45,23 @@ class ModelTensors:
 
 
 def read_variables(model: torch.nn.Module) -> ModelTensors:
-    """The parameters and buffers of `model`."""
-    return ModelTensors(dict(model.named_parameters()), dict(model.named_buffers()))
+    """The parameters and buffers of `model`.
+
+    Raises:
+        CaptureError: naming one that is no block of numbers.
+    """
+    found = ModelTensors(dict(model.named_parameters()), dict(model.named_buffers()))
+    for kind, tensors in (("parameter", found.parameters), ("buffer", found.buffers)):
+        for name, tensor in tensors.items():
+            if not is_dense(tensor):
+                kept = (
+                    tensor.layout if tensor.layout is not torch.strided else "nested or quantized"
+                )
+                raise CaptureError(
+                    f"the {kind} {name} is no dense tensor ({kept}), and these are not supported; expected a dense "
+                    "one: tensor.to_dense(), or its indices and values as tensors of their own"
+                )
+    return found
 
 
 @final

@@ -13,6 +13,7 @@ from weft.capture.fx.locations import locate, location_of
 from weft.capture.fx.private import (
     Decompositions,
     FakeMode,
+    UnwritableView,
     fake_mode,
     fake_tensor,
     functional,
@@ -20,7 +21,7 @@ from weft.capture.fx.private import (
     trace,
     trace_like,
 )
-from weft.capture.fx.refusals import check_ops, refuse, refuse_op
+from weft.capture.fx.refusals import check_ops, refuse, refuse_op, refuse_write
 from weft.capture.fx.retrace import Skeleton, skeleton
 from weft.capture.numbers.changing import ChangingNumber, ChangingNumbers
 from weft.capture.ops.decompositions import decompositions, overwrites
@@ -138,7 +139,10 @@ def _described(
     flat = [x.detach() for part in inputs for x in part]
     flat += [mode.from_tensor(constant) for constant in constants]
     expected = like.functional if like else None
-    plain = functional(module, flat, mode, {**strided(), **overwrites()}, expected)
+    try:
+        plain = functional(module, flat, mode, {**strided(), **overwrites()}, expected)
+    except UnwritableView as view:
+        raise refuse_write(view) from None
     assert step.outputs is not None  # set by running it
     return Traced(
         plain.graph,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from weft.capture.optimizers.foreign import attributes_of
 from weft.capture.optimizers.groups import Optimizing, optimizers_of
 from weft.errors import UserError, shown
 from weft.ir import LogicalGraph
@@ -31,9 +32,6 @@ from weft.runtime.world.world import World
 from weft.tensor import GlobalTensor
 from weft.tensor.global_tensor import keep_gradient_with
 from weft.tensor.mesh import Mesh, mesh_of
-
-# Attributes of global tensors, which plain ones do not have.
-_OF_GLOBAL = ("spec", "locals", "shares", "hold", "origin", "keeps_gradient")
 
 
 def take_over(
@@ -235,11 +233,11 @@ def _swap(own: Tensor, content: Tensor) -> None:
     new = content.detach()
     if isinstance(own, nn.Parameter):
         new = nn.Parameter(new, own.requires_grad)
-    kept = {name: x for name, x in vars(own).items() if name not in vars(new)}
+    kept = {name: x for name, x in attributes_of(own).items() if name not in vars(new)}
     hooks, gradient = own._backward_hooks or {}, own.grad
     own.grad = None
     swap(own, new)
-    vars(own).update({name: x for name, x in kept.items() if name not in _OF_GLOBAL})
+    vars(own).update(kept)
     own._backward_hooks = OrderedDict(
         (key, hook) for key, hook in hooks.items() if not hasattr(hook, "lays_gradient")
     )

@@ -68,6 +68,8 @@ class States:
         # The user may have loaded states since the last step.
         self.take()
         for each in _stated(self._model, graph):
+            for variables in self._variables.values():
+                variables.parameters[each.key] = each.parameter
             if self._optimizers.place(each.group)[0] is not self.optimizer:
                 self._members.pop(each.key, None)
             elif each.key not in self._members:

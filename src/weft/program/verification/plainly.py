@@ -10,6 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from weft.capture.optimizers.foreign import attributes_of
 from weft.program.live.laid import exchange, whole_of
 from weft.tensor import GlobalTensor
 
@@ -56,7 +57,7 @@ class _Lent:
         if isinstance(own, nn.Parameter):
             content = nn.Parameter(content, own.requires_grad)
         hooks = own._backward_hooks or {}
-        theirs = {x: y for x, y in vars(own).items() if not isinstance(own, GlobalTensor)}
+        theirs = attributes_of(own)
         self._own, self._content, self._hooks = own, content, own._backward_hooks
         exchange(own, content)
         vars(own).update(theirs)

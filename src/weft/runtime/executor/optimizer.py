@@ -15,6 +15,13 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor
 
+from weft.capture.optimizers.foreign import (
+    attributes_for_copy,
+    attributes_of,
+    give_attributes,
+    is_foreign,
+    options_of,
+)
 from weft.capture.optimizers.groups import Optimizers, Optimizing, optimizers_of
 from weft.capture.optimizers.kernels import clones_gradients, kernels_of
 from weft.errors import InternalError
@@ -69,9 +76,13 @@ class OptimizerUpdates:
         # Other tensor objects on the same memory, so that `.grad` of the user's parameters stays
         # untouched.
         self._shards = [_updated(variables, key) for key in self._keys]
+        self._foreign = is_foreign(user)
+        if self._foreign:
+            # Its step may ask whether they are parameters that train.
+            self._shards = [torch.nn.Parameter(shard) for shard in self._shards]
         # Parameters and the masters that they are rounded from.
         self._rounded = [
-            (variables[key].detach(), shard)
+            (variables[key].detach(), shard.detach())
             for key, shard in zip(self._keys, self._shards, strict=True)
             if f"{key}.{MASTER}" in variables
         ]
@@ -141,7 +152,10 @@ class OptimizerUpdates:
         """A step of the optimizer itself."""
         for index, group in zip(self._indices, self._optimizer.param_groups, strict=True):
             live = self._user.param_groups[index]
-            group.update({key: live[key] for key in live if key not in _OWN_ENTRIES})
+            given = options_of(live) if self._foreign else live
+            group.update({key: given[key] for key in given if key not in _OWN_ENTRIES})
+        if self._foreign:
+            self._take_attributes()
         for shard, gradient in zip(self._shards, gradients, strict=True):
             shard.grad = gradient
         # torch's fused SGD takes momenta of all parameters or of none: not where some were frozen.
@@ -156,6 +170,16 @@ class OptimizerUpdates:
             group["fused"] = True
         for shard in self._shards:
             shard.grad = None
+
+    def _take_attributes(self) -> None:
+        """Let the copy, and what stands for the user's parameters, have the attributes that these have now."""
+        mine, given = vars(self._optimizer), attributes_for_copy(self._user)
+        for name in attributes_for_copy(self._optimizer).keys() - given.keys():
+            del mine[name]
+        mine.update(given)
+        for key, shard in zip(self._keys, self._shards, strict=True):
+            if key in self._variables.parameters:
+                give_attributes(shard, attributes_of(self._variables.parameters[key]))
 
     def _some_have_momenta(self, group: dict[str, Any]) -> bool:
         """True where some parameters of a group have a momentum already, and others not yet."""

@@ -36,11 +36,13 @@ class Variables(Mapping[str, Tensor]):
 
     Attributes:
         kept: what the optimizer keeps.
+        parameters: by key, the user's parameters, whose attributes an optimizer of the user's may go by.
         gradients: by parameter, the sum of the gradients of steps whose update is still to come.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor] | None = None) -> None:
         self.kept = Kept()
+        self.parameters: dict[str, Tensor] = {}
         self.gradients: dict[str, Tensor] = {}
         self._tensors: MutableMapping[str, Tensor] = dict(tensors or {})
 

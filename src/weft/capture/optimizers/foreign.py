@@ -1,0 +1,299 @@
+"""Optimizers that are none of torch's own: what a copy of one is given, and what their update may depend on.
+
+A rank updates its parts by copies of the user's optimizer, each with some of the parameters, for each plan. So an
+update may look at its own parameter, with its gradient, state and attributes, at the options of its group, and at what
+the user has put on the optimizer; not at its place among others, at random numbers, or at what steps have left in the
+optimizer itself. Trials on small tensors with values show what ops do not.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, TypeAlias, final
+
+import torch
+
+from weft.errors import CaptureError
+
+# `make(*groups)`: a copy of the user's optimizer, with one group of these parameters for each.
+Make: TypeAlias = Callable[..., Any]
+
+# Attributes of global tensors, which plain ones do not have.
+_OF_GLOBAL = ("spec", "locals", "shares", "hold", "origin", "keeps_gradient")
+# Attributes that copies have for themselves, or that torch writes.
+_OWN = (
+    "param_groups",
+    "state",
+    "defaults",
+    "step",
+    "_opt_called",
+    "_step_count",
+    "_warned_capturable_if_run_uncaptured",
+)
+# Steps of a trial; what is done every few steps is seen.
+_STEPS = 12
+# How deep attributes of objects are compared, and what has none that a step would write to.
+_DEPTH = 3
+_CODE = (type, FunctionType, MethodType, ModuleType, torch.nn.Module)
+
+
+def is_foreign(optimizer: object) -> bool:
+    """True where the class of an optimizer is none of torch's, of which it is known what their steps look at."""
+    return not type(optimizer).__module__.startswith("torch.optim")
+
+
+def attributes_of(parameter: torch.Tensor) -> dict[str, Any]:
+    """The attributes that the user has put on a parameter, by which an update of the user's may go."""
+    return {name: value for name, value in vars(parameter).items() if name not in _OF_GLOBAL}
+
+
+def give_attributes(parameter: torch.Tensor, attributes: Mapping[str, Any]) -> None:
+    """Let a tensor that stands for a parameter have these attributes and no others."""
+    own = vars(parameter)
+    if own or attributes:
+        own.clear()
+        own.update(attributes)
+
+
+def owned(value: Any, tensors: bool = False) -> Any:
+    """A value that shares no container with the given one, nor tensors if these are named; all else is the same."""
+    match value:
+        case dict():
+            by_key = copy.copy(value)
+            by_key.update({key: owned(x, tensors) for key, x in value.items()})
+            return by_key
+        case set():
+            return copy.copy(value)
+        case list() | deque():
+            items = copy.copy(value)
+            items.clear()
+            items.extend(owned(x, tensors) for x in value)
+            return items
+        case torch.Tensor() if tensors:
+            return value.detach().clone()
+    return value
+
+
+def options_of(group: Mapping[str, Any], tensors: bool = False) -> dict[str, Any]:
+    """The options of a parameter group for a copy of an optimizer, which may write to them (see `owned`)."""
+    return {name: owned(value, tensors) for name, value in group.items() if name != "params"}
+
+
+def attributes_for_copy(optimizer: object, tensors: bool = False) -> dict[str, Any]:
+    """The attributes of the user's optimizer, but for parameters, states and hooks, for a copy of it (see `owned`)."""
+    return {
+        name: owned(value, tensors)
+        for name, value in vars(optimizer).items()
+        if name not in _OWN and not name.endswith("_hooks")
+    }
+
+
+def check_repeats(optimizer: object, make: Make, name: str, dims: int) -> None:
+    """Check, on small tensors with values, that an update of the user's is the same when it runs again.
+
+    Args:
+        optimizer: the user's, for the error.
+        make: of copies.
+        name: of a parameter, for the error.
+        dims: how many the parameter has.
+
+    Raises:
+        CaptureError: when it is another one, as where it draws random numbers.
+    """
+    trials = _Trials(make, dims)
+    try:
+        same = _alike(trials.alone(), trials.alone())
+    except Exception:
+        return  # it does not take such small tensors; the trial on the true shape says what is wrong
+    if not same:
+        raise _refused(
+            optimizer,
+            name,
+            "is another one when it runs again, as with random numbers, of which ranks that hold the same parameter "
+            "would draw different ones",
+        )
+
+
+def check_foreign(
+    optimizer: torch.optim.Optimizer, make: Make, name: str, dims: int, group: int
+) -> None:
+    """Check, on small tensors with values, that an update of the user's depends on nothing that copies lack.
+
+    Args:
+        optimizer, make, name, dims: as in `check_repeats`.
+        group: the place of the parameter's group in the optimizer.
+
+    Raises:
+        CaptureError: when it goes by its place, or by what earlier steps have left in the optimizer.
+    """
+    trials, count = _Trials(make, dims), len(optimizer.param_groups)
+    try:
+        kept = trials.keeps()
+        alone = trials.alone()
+        apart = all(_alike(alone, run()) for run in trials.beside_others(group, count))
+    except Exception:
+        return
+    if kept:
+        raise _refused(
+            optimizer,
+            name,
+            f"goes by {kept}, which its step changes in the optimizer itself: ranks, and other shapes of the batch, "
+            "have copies of it that count for themselves",
+        )
+    if not apart:
+        raise _refused(
+            optimizer,
+            name,
+            "goes by its place among the parameters and groups, such as its number, or by options of another group, of "
+            "which a rank has only some",
+        )
+
+
+def _refused(optimizer: object, name: str, why: str) -> CaptureError:
+    return CaptureError(
+        f"the optimizer {type(optimizer).__name__} cannot be captured: its update of one parameter, such as {name!r}, "
+        f"{why}. Expected an update by what belongs to the parameter: its gradient, self.state[param], attributes that "
+        "stand on it, and the options of its group"
+    )
+
+
+@final
+class _Trials:
+    """Some steps of copies of an optimizer on small parameters; each gives what a parameter is after them."""
+
+    def __init__(self, make: Make, dims: int) -> None:
+        self._make = make
+        self._dims = dims
+
+    def alone(self) -> torch.Tensor:
+        own = self._parameter(0.0)
+        return _after(self._make([own]), own, [])
+
+    def beside_others(self, index: int, count: int) -> Sequence[Callable[[], torch.Tensor]]:
+        """The same beside another parameter, before and behind it, and in its group among all of the user's."""
+        beside = (lambda own, other: [[own, other]], lambda own, other: [[other, own]])
+        found = [partial(self._beside, each, 0) for each in beside]
+        if count > 1:
+            found.append(partial(self._beside, partial(_in_group, index, count), index))
+        return found
+
+    def _beside(self, groups: Callable[[Any, Any], Any], index: int) -> torch.Tensor:
+        own, other = self._parameter(0.0), self._parameter(1.0)
+        optimizer = self._make(*groups(own, other))
+        for number, group in enumerate(optimizer.param_groups):
+            if number != index:  # by other options than its own nothing may go
+                group.update({key: x / 2 for key, x in group.items() if isinstance(x, float)})
+        return _after(optimizer, own, [other])
+
+    def keeps(self) -> str:
+        """The name of what the steps leave in the optimizer for later ones; "" where they go by nothing of it."""
+        own = self._parameter(0.0)
+        optimizer = self._make([own])
+        first = _left(optimizer)
+        going_on = _after(optimizer, own, [])
+        now = _left(optimizer)
+        changed = [key for key, value in now.items() if first.get(key, _left) != value]
+        if not changed:
+            return ""
+        counters = [key for key in changed if _counts(first.get(key), now[key])]
+        own = self._parameter(0.0)
+        again = _after(self._make([own]), own, [], anew=True)
+        return "" if not counters and _alike(going_on, again) else (counters or changed)[0]
+
+    def _parameter(self, phase: float) -> torch.nn.Parameter:
+        return torch.nn.Parameter(_values(self._dims, phase))
+
+
+def _in_group(index: int, count: int, own: Any, other: Any) -> list[list[Any]]:
+    """Groups as many as the user's, one with the parameter, one of the others with the other."""
+    found: list[list[Any]] = [[] for _ in range(count)]
+    found[index].append(own)
+    found[(index + 1) % count].append(other)
+    return found
+
+
+def _counts(before: Any, now: Any) -> bool:
+    """True where a number was counted, or a tensor or an object written: what comes of it may be seen only later."""
+    match before, now:
+        case (_Same(), _Same()):
+            return before.id == now.id
+        case (int() | None, int()):
+            return not isinstance(now, bool)
+    return False
+
+
+def _left(optimizer: Any) -> dict[str, Any]:
+    """The parts of an optimizer of one group that its steps may have written to, beside states, to compare."""
+    (group,) = optimizer.param_groups
+    attributes = attributes_for_copy(optimizer).items()
+    found = {f"self.{name}": _frozen(x) for name, x in attributes}
+    return found | {f"group[{key!r}]": _frozen(x) for key, x in options_of(group).items()}
+
+
+@final
+@dataclass(frozen=True)
+class _Same:
+    """A tensor or an object of the user's, and what it holds."""
+
+    id: int
+    content: object
+
+
+def _frozen(value: Any, depth: int = 0) -> Any:
+    """A value that is equal to that of another time where nothing in it has changed."""
+    match value:
+        case torch.Tensor():
+            return _Same(id(value), value._version)
+        case dict():
+            return [(_frozen(key, depth), _frozen(x, depth)) for key, x in value.items()]
+        case list() | tuple() | deque():
+            return [type(value).__name__, *(_frozen(x, depth) for x in value)]
+        case bool() | int() | float() | str() | None:
+            return value
+    own = vars(value) if hasattr(value, "__dict__") and depth < _DEPTH else {}
+    plain = own and not isinstance(value, _CODE)
+    return _Same(id(value), _frozen(dict(own), depth + 1) if plain else None)
+
+
+def _after(
+    optimizer: Any,
+    own: torch.nn.Parameter,
+    others: Sequence[torch.nn.Parameter],
+    anew: bool = False,
+) -> torch.Tensor:
+    """A parameter after some steps; with `anew`, each on what the optimizer was at first, but for states."""
+    first = attributes_for_copy(optimizer), [options_of(group) for group in optimizer.param_groups]
+    with torch.random.fork_rng(devices=[]):
+        for step in range(_STEPS):
+            for place, parameter in enumerate((own, *others)):
+                parameter.grad = _values(own.dim(), step + 2.0 - 7 * place)
+            if anew:
+                _put_back(optimizer, *first)
+            optimizer.step()
+    return own.detach()
+
+
+def _put_back(
+    optimizer: Any, attributes: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
+) -> None:
+    for name in attributes_for_copy(optimizer).keys() - attributes.keys():
+        delattr(optimizer, name)
+    vars(optimizer).update({name: owned(value) for name, value in attributes.items()})
+    for group, options in zip(optimizer.param_groups, groups, strict=True):
+        for name in group.keys() - options.keys() - {"params"}:
+            del group[name]
+        group.update({name: owned(value) for name, value in options.items()})
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True)
+
+
+def _values(dims: int, phase: float) -> torch.Tensor:
+    count = 3**dims
+    return torch.sin(torch.arange(count, dtype=torch.float32) + phase).reshape([3] * dims)
