@@ -44,7 +44,12 @@ def kernels_of(
 
 def clones_gradients(optimizer: Optimizer, lists: bool) -> bool:
     """True where an optimizer needs gradients of its own, since it may overwrite them: ops on lists, foreign ones."""
-    return lists or not type(optimizer).__module__.startswith("torch.optim")
+    return lists or not is_of_torch(optimizer)
+
+
+def is_of_torch(optimizer: Optimizer) -> bool:
+    """True where torch brings the optimizer's class along."""
+    return type(optimizer).__module__.startswith("torch.optim")
 
 
 def _fusible(device_type: str, dtypes: Collection[torch.dtype]) -> bool:

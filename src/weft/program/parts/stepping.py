@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any, final
 
@@ -16,6 +16,7 @@ from weft.program.planning.variants import Variants
 from weft.program.training.gradients import check_adding
 from weft.program.training.training import Training
 from weft.program.verification import Subject, Verified, verified
+from weft.runtime.executor.rank_executor import RankExecutor
 
 
 @final
@@ -35,6 +36,8 @@ class ProgramSteps:
         self._options = OptionsChecksum(core.variants.optimizers)
         # Of the calls of all ranks so far.
         self._chain = 0
+        # Those that ran the last step.
+        self._ran: Collection[RankExecutor] = ()
 
     def step(self, batch: Any, update: bool = True) -> Any:
         """As `Program.step` says."""
@@ -65,12 +68,13 @@ class ProgramSteps:
             core.note_failure(error, variants.current.executors, variants.renew)
             raise
         core.steps += 1
+        self._ran = variants.current.executors.values()
         if training is not None:
             if adds:
                 training.gradients.show(variants.current.compiled)
             if adds and update:
                 self._update(training, options)
-            training.show(update)
+            self._show(training, update)
         return results
 
     def update(self) -> None:
@@ -87,7 +91,7 @@ class ProgramSteps:
         self.places.check()
         training.take()
         self._update(training, options)
-        training.show(True)
+        self._show(training, True)
 
     def verify(self, batch: Any) -> Verified:
         """As `Program.verify` says."""
@@ -132,6 +136,11 @@ class ProgramSteps:
         except BaseException as error:
             self._core.note_failure(error, executors, gradients.renew)
             raise
+
+    def _show(self, training: Training, updated: bool) -> None:
+        """Show what a step or an update has made, where it will stay: copies take what the step has given back."""
+        training.settle(sum(each.given_back for each in self._ran))
+        training.show(updated)
 
     def _adding(self, update: bool) -> Variants:
         """The variants of a step that adds to gradients, whether an update follows or not."""

@@ -97,6 +97,14 @@ class States:
             for entries in kept:
                 entries[name] = shown[name]
 
+    def made(self) -> Iterator[Tensor]:
+        """The tensors that the ranks have made and the user's optimizer does not show yet; mostly none, at once."""
+        if self._version != self._versions():
+            for member in self._members.values():
+                if self._is_new(member):
+                    for kept in self._kept(member):
+                        yield from (each for each in kept.values() if isinstance(each, Tensor))
+
     def show(self) -> None:
         """Let the user's optimizer hold what the ranks have made in a step; some microseconds when that is nothing."""
         if self._version != self._versions():
@@ -140,8 +148,7 @@ class States:
 
     def _show(self, member: Stated) -> None:
         """Let the user's optimizer hold what the ranks keep for a parameter that it knows nothing of."""
-        shown = self.optimizer.state.get(member.parameter) or {}
-        if any(value is not None for value in shown.values()):
+        if not self._is_new(member):
             return
         kept = self._kept(member)
         if kept and not kept[0]:
@@ -149,6 +156,11 @@ class States:
         names = kept[0] if kept else member.states
         entries = {name: member.shown(name, [own[name] for own in kept]) for name in names}
         self.optimizer.state[member.parameter] = _Shown(entries, self._changes)
+
+    def _is_new(self, member: Stated) -> bool:
+        """True where the user's optimizer holds nothing for a parameter."""
+        shown = self.optimizer.state.get(member.parameter) or {}
+        return all(value is None for value in shown.values())
 
     def _kept(self, member: Stated) -> list[dict[str, Any]]:
         """The states that the ranks of this process keep for a parameter; nothing where it lives on others."""

@@ -9,6 +9,7 @@ from typing import final
 from torch import Tensor
 
 from weft.capture.optimizers.groups import Optimizers
+from weft.capture.optimizers.kernels import is_of_torch
 from weft.compiler.pipeline import Compiled
 from weft.ir import LogicalGraph
 from weft.program.everyone import agreed
@@ -17,6 +18,7 @@ from weft.program.planning.variants import Variants
 from weft.program.setting import Setting
 from weft.program.training.gradients import Gradients
 from weft.program.training.states import States, check_states
+from weft.runtime.memory.together import lay_together
 from weft.runtime.world.world import World
 
 
@@ -76,6 +78,20 @@ class Training:
         for each in self.states:
             each.take()
         self.masters.take()
+
+    def settle(self, room: int) -> None:
+        """Move the states that a step has made to one place; some microseconds when that is nothing.
+
+        Those of optimizers that are not torch's stay: they may hold what points into them.
+
+        Args:
+            room: bytes that the copies of all may take meanwhile.
+        """
+        made = [
+            tensor for each in self.states if is_of_torch(each.optimizer) for tensor in each.made()
+        ]
+        if made:
+            lay_together(made, room)
 
     def show(self, updated: bool) -> None:
         """Show the user what a step has made; and schedulers, that it has updated.

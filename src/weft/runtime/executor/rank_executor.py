@@ -112,6 +112,12 @@ class RankExecutor(ABC):
         return results
 
     @property
+    def given_back(self) -> int:
+        """Bytes that the first step held at its peak and no later step finds: activations, gradients, what is sent."""
+        held = self.measured
+        return 0 if held is None else held.activations + held.gradients + held.communication
+
+    @property
     def updated(self) -> bool:
         """True where the last step has updated parameters, or added to gradients that are kept, be it in part."""
         return self._rank.batches.updated
