@@ -17,6 +17,7 @@ from weft.program.training.gradients import check_adding
 from weft.program.training.training import Training
 from weft.program.verification import Subject, Verified, verified
 from weft.runtime.executor.rank_executor import RankExecutor
+from weft.runtime.memory.code import let_go_of_code
 
 
 @final
@@ -60,6 +61,8 @@ class ProgramSteps:
             if adds:
                 training.gradients.take()
         stamp = self._stamp(variants, sums, options)
+        executors = variants.current.executors.values()
+        is_first = any(each.measured is None for each in executors)
         try:
             results, core.metrics = variants.current.step(
                 core.setting, core.steps, feeds, not adds, stamp
@@ -68,13 +71,15 @@ class ProgramSteps:
             core.note_failure(error, variants.current.executors, variants.renew)
             raise
         core.steps += 1
-        self._ran = variants.current.executors.values()
+        self._ran = executors
         if training is not None:
             if adds:
                 training.gradients.show(variants.current.compiled)
             if adds and update:
                 self._update(training, options)
             self._show(training, update)
+        if is_first:
+            let_go_of_code()
         return results
 
     def update(self) -> None:
