@@ -3,7 +3,8 @@
     OMP_NUM_THREADS=1 python -m benchmarks.resident_step --json runs/bench/resident_step.json
 
 One system after another, two ranks, each with processes of its own, set up as `python -m benchmarks` does it. The pairs
-that a file given by `--json` has are not run again. Prints a row for each pair: weft's bytes over the best peer's.
+that a file given by `--json` has are not run again; with `--own` weft's rows of them are, beside the peers' that stand
+there. Prints a row for each pair: weft's bytes over the best peer's.
 """
 
 from __future__ import annotations
@@ -44,8 +45,10 @@ def main() -> None:
     if o.json.exists():
         pairs = json.loads(o.json.read_text())["pairs"]
     for pair in _pairs(o.only):
-        if pair.name not in pairs:
-            pairs[pair.name] = _systems_of(pair, Bench(timeout=o.timeout), works)
+        known = pairs.get(pair.name, {})
+        if o.own or not known:
+            found = _systems_of(pair, Bench(timeout=o.timeout), works, bool(known))
+            pairs[pair.name] = {**known, **found}
             o.json.parent.mkdir(parents=True, exist_ok=True)
             o.json.write_text(json.dumps({"machine": machine(), "pairs": pairs}, indent=1) + "\n")
     _show(pairs)
@@ -55,6 +58,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Resident memory at the peak of a step.")
     parser.add_argument("--json", type=Path, default=Path("runs/bench/resident_step.json"))
     parser.add_argument("--only", nargs="+", help="pairs whose name contains one of these")
+    parser.add_argument("--own", action="store_true", help="weft's rows anew, where peers' stand")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds of an answer")
     parser.add_argument("--tiny", action="store_true", help="sizes that only show that it runs")
     return parser.parse_args()
@@ -66,13 +70,16 @@ def _pairs(only: list[str] | None) -> list[Pair]:
     return [each for each in here if not only or any(part in each.name for part in only)]
 
 
-def _systems_of(pair: Pair, bench: Bench, works: Mapping[str, Any]) -> dict[str, Any]:
-    """Of each system that is worth the time, but for limits: bytes of one rank, or an error."""
+def _systems_of(pair: Pair, bench: Bench, works: Mapping[str, Any], own: bool) -> dict[str, Any]:
+    """Of each system that is worth the time, but for limits: bytes of one rank, or an error; `own` for weft's alone."""
     ranks = 1 if pair.strategy == "single" else pair.ranks
     job = Job(pair.work, works[pair.work], pair.strategy, ranks=ranks)
     found: dict[str, Any] = {}
     for entry in SYSTEMS[pair.strategy]:
-        if entry.kind == "limit" or entry.name not in pair.systems:
+        if (
+            entry.kind not in (("own",) if own else ("own", "peer"))
+            or entry.name not in pair.systems
+        ):
             continue
         found[entry.name] = {"kind": entry.kind, **_of(entry, job, bench)}
         print(f"  {pair.name}: {entry.name}: {found[entry.name]}", file=sys.stderr, flush=True)

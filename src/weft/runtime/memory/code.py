@@ -73,7 +73,9 @@ def clean_code(every: Iterable[MappedPart]) -> list[MappedPart]:
     user's data never is.
     """
     there = list(every)
-    libraries = {each.path for each in there if each.path.startswith("/") and "x" in each.permissions}
+    libraries = {
+        each.path for each in there if each.path.startswith("/") and "x" in each.permissions
+    }
     return [
         each
         for each in there
@@ -89,7 +91,7 @@ def mappings(lines: Iterable[str]) -> Iterator[MappedPart]:
     head: list[str] = []
     sizes: dict[str, int] = {}
     for line in lines:
-        fields = line.split(maxsplit=5)
+        fields = line.strip().split(maxsplit=5)
         if not fields[0].endswith(":"):
             if head:
                 yield _mapping(head, sizes)

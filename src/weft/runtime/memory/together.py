@@ -16,8 +16,8 @@ from torch import Tensor, UntypedStorage
 
 from weft.runtime.memory.allocator import give_back, keep_freed_memory
 
-# Bytes below which a tensor stays where it is: a page, of which it would free nothing.
-_LEAST = 4096
+# Bytes below which a tensor stays where it is, and below which all of them do: holes as small do not matter.
+_LEAST, _WORTH = 2**12, 2**20
 
 
 def lay_together(tensors: Iterable[Tensor], room: int) -> int:
@@ -31,13 +31,14 @@ def lay_together(tensors: Iterable[Tensor], room: int) -> int:
         room: bytes that copies may take for a moment; where they would take more, the tensors move in portions.
 
     Returns:
-        Bytes that were moved; 0 where a single tensor is larger than the room.
+        Bytes that were moved: 0 where all together are less than a mebibyte; without tensors larger than the room.
     """
-    found = {id(each.untyped_storage()): each.untyped_storage() for each in tensors if _moves(each)}
-    if not found or not keep_freed_memory():
+    every = (each.untyped_storage() for each in tensors if _moves(each))
+    found = {each.data_ptr(): each for each in every}
+    if sum(each.nbytes() for each in found.values()) < _WORTH or not keep_freed_memory():
         return 0
     # Where all do not fit, those that lie highest go first, into what is free below them.
-    ordered = sorted(found.values(), key=lambda each: each.data_ptr(), reverse=True)
+    ordered = [found[address] for address in sorted(found, reverse=True)]
     moved = sum(_move(portion) for portion in _portions(ordered, room))
     if moved:
         give_back()

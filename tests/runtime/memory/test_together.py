@@ -1,0 +1,114 @@
+"""Tensors that stay move out of the midst of freed ones, and are the same tensors as before."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+import numpy as np
+import pytest
+import torch
+
+from weft.runtime.memory import together
+from weft.runtime.memory.allocator import keep_freed_memory
+from weft.runtime.memory.together import lay_together
+
+MIB = 2**20
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or not keep_freed_memory(), reason="the allocator is not weft's"
+)
+
+
+class HeapFigures(ctypes.Structure):
+    """The figures of mallinfo(3)."""
+
+    # The first is the bytes of the heap.
+    _fields_ = [(f"figure{number}", ctypes.c_size_t) for number in range(10)]
+
+
+def heap_bytes():
+    """Bytes that the heap has taken from the system."""
+    function = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if function is None:
+        pytest.skip("glibc without mallinfo2")
+    function.restype = HeapFigures
+    return function().figure0
+
+
+def test_tensors_stay_the_same_objects():
+    tensors = [torch.arange(MIB, dtype=torch.int32), torch.randn(3, MIB, dtype=torch.float64)]
+    tensors.append(torch.randn(1000, 1000).t())
+    views = [each[0] for each in tensors]
+    before = [each.clone() for each in tensors]
+    storages = [each.untyped_storage().data_ptr() for each in tensors]
+    assert lay_together([*tensors, tensors[0]], 2**30) == sum(each.nbytes for each in tensors)
+    for tensor, view, value in zip(tensors, views, before, strict=True):
+        torch.testing.assert_close(tensor, value, rtol=0, atol=0)
+        assert tensor.stride() == value.stride() or tensor.is_contiguous() != value.is_contiguous()
+        tensor.zero_()
+        assert not view.any()  # it sees the memory of its tensor
+    assert len(storages) == len({each.data_ptr() for each in tensors})
+
+
+def test_what_was_freed_between_them_is_one_piece():
+    kept, freed = [], []
+    for _ in range(8):
+        kept.append(torch.ones(MIB))  # 4 MiB
+        freed.append(torch.ones(MIB))
+    freed.append(torch.ones(1))  # the last hole is not the end of the heap
+    del freed[:-1]
+    lay_together(kept, 2**30)
+    before = heap_bytes()
+    whole = torch.ones(6 * MIB)  # fits into none of the holes
+    assert heap_bytes() == before
+    assert all(bool(each.all()) for each in (*kept, whole))
+
+
+def test_copies_take_no_more_than_there_is_room(monkeypatch):
+    taken = []
+
+    def move(portion):
+        taken.append([each.nbytes() for each in portion])
+        return sum(taken[-1])
+
+    monkeypatch.setattr(together, "_move", move)
+    large, *small = (torch.ones(size * MIB, dtype=torch.uint8) for size in (5, 2, 2, 2))
+    assert lay_together([large, *small], 4 * MIB) == 6 * MIB
+    assert sorted(map(sum, taken)) == [2 * MIB, 4 * MIB]
+    taken.clear()
+    assert lay_together([large], 4 * MIB) == 0
+    assert lay_together([large, *small], 2**30) == 11 * MIB
+    assert len(taken) == 1
+
+
+def test_the_highest_go_first(monkeypatch):
+    found = []
+    monkeypatch.setattr(together, "_move", lambda portion: found.extend(portion) or 1)
+    tensors = [torch.ones(MIB) for _ in range(4)]
+    lay_together(tensors, 2**30)
+    places = [each.data_ptr() for each in found]
+    assert places == sorted((each.data_ptr() for each in tensors), reverse=True)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(2 * MIB)[MIB:],
+        lambda: torch.from_numpy(np.ones(2 * MIB)),
+        lambda: torch.ones(2 * MIB).share_memory_(),
+        lambda: torch.ones(MIB // 4 - 1),  # less than it is worth
+        lambda: torch.ones(2 * MIB, device="meta"),
+    ],
+    ids=["view", "numpy", "shared", "small", "meta"],
+)
+def test_what_has_no_memory_of_its_own_stays(make):
+    tensor = make()
+    place = tensor.data_ptr()
+    assert lay_together([tensor], 2**30) == 0
+    assert tensor.data_ptr() == place
+
+
+def test_nothing_moves_where_the_allocator_is_the_user_s(monkeypatch):
+    monkeypatch.setattr(together, "keep_freed_memory", lambda: False)
+    assert lay_together([torch.ones(MIB)], 2**30) == 0
