@@ -30,6 +30,7 @@ from weft.ir.plan import (
 from weft.ir.queries.alias import view_bases
 from weft.ir.queries.memory import KINDS, Kind, value_bytes
 from weft.ir.queries.op_calls import local_op_call
+from weft.ir.queries.overwrites import overwritten, with_overwrites
 from weft.ops import OpCall
 from weft.ops.arguments import normal_dim
 from weft.ops.kernel_memory import LAYING, TAKING, beside, padding, slice_copies
@@ -84,6 +85,9 @@ def _compute(
     read = {name for call in calls for name in call.reads if name in registers}
     values = made | {name: registers[name].value for name in read}
     bases, shared = _shares(calls, values, strided)
+    leaving = {*actor.produces, *(update.source for update in updates)}
+    over = overwritten(calls, leaving)
+    bases, shared = (with_overwrites(each, calls, over) for each in (bases, shared))
     kept = _made_by(calls, OVER_STEP)
     marked = {bases.get(name, name) for name in made if name in sources}
     kind = _kinds(marked, _made_by(calls, ("weft.offload",)), registers)

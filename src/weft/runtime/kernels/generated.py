@@ -26,12 +26,14 @@ from torch import Tensor
 
 from weft.ir.logical import OVER_STEP, Arg, Ref, Varying, refs, varyings
 from weft.ir.plan import LocalCall
+from weft.ir.queries.overwrites import overwritten
 from weft.ops import shares_memory
 from weft.ops.call import Token
 from weft.ops.weft_ops import WEFT_OPS
 from weft.runtime.kernels.convolution_ops import CONVOLUTION_OPS
 from weft.runtime.kernels.dense_operands import dense_op
 from weft.runtime.kernels.local_ops import LOCAL_OPS
+from weft.runtime.kernels.loss_ops import OVER_OPS
 from weft.runtime.kernels.pass_ops import OVER_STEP_OPS
 from weft.runtime.torch_ops import torch_op, torch_value
 
@@ -178,6 +180,7 @@ class _Body:
         self._names = names
         last = {name: index for index, call in enumerate(self._nodes) for name in call_refs(call)}
         lines = []
+        over = overwritten(self._nodes, self._outputs)
         for index, call in enumerate(self._nodes):
             made = [value.name for value in call.outputs if value is not None]
             dead = [name for name in dict.fromkeys(call_refs(call)) if last[name] == index]
@@ -185,7 +188,7 @@ class _Body:
             if call.op in self._functions:
                 text, before, gone = self._part(call), self._handing(call, gone), []
             else:
-                text, before = self._call(call), []
+                text, before = self._call(call, index in over), []
             for name in made:
                 names[name] = f"v{len(names)}"
             gone += [names[name] for name in made if name not in last and name not in self._outputs]
@@ -209,12 +212,17 @@ class _Body:
             return f"({', '.join(targets)},) = "
         return f"{targets[0]} = "
 
-    def _call(self, call: LocalCall) -> str:
+    def _call(self, call: LocalCall, over: bool) -> str:
+        """The text of a call, which may write its result `over` an operand."""
         arguments = [self._text(arg) for arg in call.args]
         arguments += [f"{key}={self._text(arg)}" for key, arg in call.kwargs]
         if call.op in OVER_STEP_OPS and self._micro_batches > 1:
             work = OVER_STEP_OPS[call.op](self._micro_batches, self._is_owned(call.args[0]))
             return f"{self._bind('over', work)}(micro, {', '.join(arguments)})"
+        if over:
+            name = re.sub(r"\W", "_", f"{call.op}_over")
+            self.bound[name] = OVER_OPS[call.op]
+            return f"{name}({', '.join(arguments)})"
         return f"{_bind_op(call.op, self.bound)}({', '.join(arguments)})"
 
     def _text(self, arg: Arg) -> str:

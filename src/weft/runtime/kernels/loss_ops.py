@@ -11,11 +11,13 @@ oneDNN's, and takes a third less, where the gradient lies by columns. So the sco
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from weft.ir.queries.overwrites import BACKWARD, SOFTMAX
 from weft.ops.rules.layers.loss import NONE
 from weft.ops.weft_ops import ELEMENTS_AT_A_TIME
 from weft.runtime.kernels.matmul import large_mm, onednn_is_faster
@@ -124,6 +126,8 @@ _LOSS = torch.ops.aten.nll_loss_backward.default
 _CTC = torch.ops.aten._ctc_loss.Tensor
 _CTC_BACKWARD = torch.ops.aten._ctc_loss_backward.Tensor
 _SOFTMAX = torch.ops.aten._log_softmax_backward_data.out
+_LOG_SOFTMAX = torch.ops.aten._log_softmax.default
+_LOG_SOFTMAX_OUT = torch.ops.aten._log_softmax.out
 
 
 def cross_entropy_backward(
@@ -134,6 +138,7 @@ def cross_entropy_backward(
     reduction: int,
     ignored: int,
     total: Tensor,
+    over: bool = False,
 ) -> Tensor:
     """`weft.cross_entropy_backward`: the gradient of the logits, by torch's kernels on a few rows at a time.
 
@@ -145,17 +150,33 @@ def cross_entropy_backward(
         reduction: torch's number of "none" or "sum".
         ignored: class number that counts for nothing.
         total: weight of all targets, a number.
+        over: true where the result takes the memory of `scores`, which nobody reads later.
 
     Returns:
         Shape [n, classes].
     """
-    found = torch.empty_like(scores)
+    found = scores if over else torch.empty_like(scores)
     for rows in rows_at_a_time(scores):
         some, of_rows = scores[rows], grad[rows] if grad.dim() else grad
         # Dense, but of a few rows: it stays in the cache.
         dense = _LOSS(of_rows, some, target[rows], weight, reduction, ignored, total)
         _SOFTMAX(dense, some, 1, scores.dtype, out=found[rows])
         del dense  # before the next one is made
+    return found
+
+
+def log_softmax_over(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    """`aten._log_softmax` of a tensor on a CPU, in its memory where that is dense.
+
+    Args:
+        x: any shape; nobody reads it later.
+        dim: of the classes.
+        half_to_float: as torch has it.
+    """
+    if not x.is_contiguous() or half_to_float:
+        made: Tensor = _LOG_SOFTMAX(x, dim, half_to_float)
+        return made
+    found: Tensor = _LOG_SOFTMAX_OUT(x, dim, False, out=x)
     return found
 
 
@@ -207,6 +228,13 @@ def ctc_loss_backward(
     lengths = input_lengths, target_lengths
     found: Tensor = _CTC_BACKWARD(grad.contiguous(), log_probs, targets, *lengths, *saved)
     return found
+
+
+# What writes its result over an operand (`weft.ir.queries.overwrites`), by the op whose place it takes.
+OVER_OPS: dict[str, Callable[..., Tensor]] = {
+    SOFTMAX: log_softmax_over,
+    BACKWARD: partial(cross_entropy_backward, over=True),
+}
 
 
 LOSS_OPS: dict[str, Callable[..., Any]] = {
