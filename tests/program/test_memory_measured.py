@@ -126,6 +126,25 @@ def test_a_segment_frees_what_it_reads() -> None:
     assert found.peak - found.parameters - found.batch < 2 * gradients + saved / 2
 
 
+@pytest.mark.parametrize(("kernels", "most"), [("aten", 1.6), ("torch", 3.6)])
+def test_a_loss_takes_one_tensor_of_the_size_of_the_logits(kernels: Any, most: float) -> None:
+    """Log-probabilities and gradient stand where the logits stood; torch's own kernels take three at a time."""
+    model = nn.Linear(8, 2048)
+    batch = {"x": torch.randn(256, 8), "y": torch.randint(2048, (256,))}
+    with weft.local_world(1):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        placement = weft.placement("cpu", [0])
+        program = weft.compile(
+            model, classification_loss, optimizer, batch, placement=placement, kernels=kernels
+        )
+        program.step(batch)
+        (found,) = program.memory()
+    assert found.measured is not None
+    logits = 256 * 2048 * 4
+    assert most - 0.6 < found.measured.activations / logits < most
+    assert found.measured.peak == found.predicted.peak
+
+
 def test_measuring_ends_with_the_first_step() -> None:
     model = MLP().double()
     with weft.local_world(1):
