@@ -13,6 +13,7 @@ import weft
 from weft.program.parts import stepping
 from weft.program.training import training
 from weft.runtime.memory.allocator import keep_freed_memory
+from weft.runtime.memory.together import lay_together
 
 WIDTH = 512
 
@@ -50,7 +51,7 @@ def batch(seed: int = 0) -> dict[str, Tensor]:
 def moves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[Tensor], int, int]]:
     """Of each call that moves tensors: these, the room, and the bytes that it has moved."""
     calls: list[tuple[list[Tensor], int, int]] = []
-    move = training.lay_together
+    move = lay_together
 
     def moved(tensors: Any, room: int) -> int:
         every = list(tensors)

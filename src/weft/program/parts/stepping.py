@@ -78,7 +78,7 @@ class ProgramSteps:
             if adds and update:
                 self._update(training, options)
             self._show(training, update)
-        if is_first:
+        if is_first:  # what compiling has run is not run again
             let_go_of_code()
         return results
 
