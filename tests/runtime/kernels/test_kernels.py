@@ -13,7 +13,7 @@ from weft.ir.logical import Ref
 from weft.ir.queries.alias import view_bases
 from weft.ops.call import Token
 from weft.runtime.kernels.dense_operands import dense_op
-from weft.runtime.kernels.generated import build_kernel
+from weft.runtime.kernels.generated import CutCalls, build_kernel
 
 CPU = torch.device("cpu")
 
@@ -122,3 +122,39 @@ def test_a_gradient_with_one_row_may_have_any_stride_there() -> None:
         grad.clone(memory_format=torch.contiguous_format), x, 3, 2, 0, 1, True, places
     )
     assert torch.equal(function(grad, x, 3, 2, 0, 1, True, places), right)
+
+
+def loss_calls():
+    """Logits, log-probabilities and the gradient of the logits."""
+    return (
+        call("aten.mm.default", (Ref("x"), Ref("w")), "logits", shape=(3, 4)),
+        call("aten._log_softmax.default", (Ref("logits"), 1, False), "scores", shape=(3, 4)),
+        call(
+            "weft.cross_entropy_backward",
+            (Ref("one"), Ref("scores"), Ref("y"), None, 2, -100, Ref("one")),
+            "grad",
+            shape=(3, 4),
+        ),
+    )
+
+
+def test_a_loss_is_written_over_its_logits():
+    x, w, one, y = torch.randn(3, 5), torch.randn(5, 4), torch.ones(()), torch.tensor([0, 3, 1])
+    kernel = build_kernel(loss_calls(), ("grad",), CPU)
+    assert [name in kernel.source for name in ("softmax_default_over(", "backward_over(")] == [1, 1]
+    (found,) = kernel.function(
+        None, *({"x": x, "w": w, "one": one, "y": y}[n] for n in kernel.inputs)
+    )
+    logits = (x @ w).requires_grad_()
+    torch.nn.functional.cross_entropy(logits, y, reduction="sum").backward()
+    torch.testing.assert_close(found, logits.grad)
+    both = build_kernel(loss_calls(), ("grad", "scores"), CPU)
+    assert [name in both.source for name in ("softmax_default_over(", "backward_over(")] == [1, 0]
+
+
+def test_what_a_compiled_part_has_made_is_not_written_over():
+    product, *others = loss_calls()
+    part = call("part", product.args, "logits", shape=(3, 4))
+    cut = CutCalls((part, *others), {"part": lambda inputs: [torch.mm(*inputs)]})
+    source = build_kernel(loss_calls(), ("grad",), CPU, cut=cut).source
+    assert [name in source for name in ("softmax_default_over(", "backward_over(")] == [0, 1]

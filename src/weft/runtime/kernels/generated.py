@@ -26,6 +26,7 @@ from torch import Tensor
 
 from weft.ir.logical import OVER_STEP, Arg, Ref, Varying, refs, varyings
 from weft.ir.plan import LocalCall
+from weft.ir.queries.alias import view_bases
 from weft.ir.queries.overwrites import overwritten
 from weft.ops import shares_memory
 from weft.ops.call import Token
@@ -180,7 +181,7 @@ class _Body:
         self._names = names
         last = {name: index for index, call in enumerate(self._nodes) for name in call_refs(call)}
         lines = []
-        over = overwritten(self._nodes, self._outputs)
+        over = self._overwriting()
         for index, call in enumerate(self._nodes):
             made = [value.name for value in call.outputs if value is not None]
             dead = [name for name in dict.fromkeys(call_refs(call)) if last[name] == index]
@@ -188,12 +189,23 @@ class _Body:
             if call.op in self._functions:
                 text, before, gone = self._part(call), self._handing(call, gone), []
             else:
-                text, before = self._call(call, index in over), []
+                text, before = self._call(call, not over.isdisjoint(made)), []
             for name in made:
                 names[name] = f"v{len(names)}"
             gone += [names[name] for name in made if name not in last and name not in self._outputs]
             lines += [*before, f"    {self._targets(call)}{text}", *_deletion(gone)]
         return lines
+
+    def _overwriting(self) -> set[str]:
+        """The results that are written over operands: not over those that a part has made, which may give one twice."""
+        places = overwritten(self._calls, self._outputs)
+        bases, parts = view_bases(self._calls), [x for x in self._nodes if x.op in self._functions]
+        of_parts = {value.name for part in parts for value in part.makes}
+        return {
+            self._calls[place].makes[0].name
+            for place, operand in places.items()
+            if bases.get(operand, operand) not in of_parts
+        }
 
     def _handing(self, part: LocalCall, gone: Sequence[str]) -> list[str]:
         """Lines that put the inputs of a part into a list, which alone holds what nobody reads later."""
