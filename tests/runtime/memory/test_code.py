@@ -63,3 +63,9 @@ def test_nothing_leaves_where_memory_is_left_to_the_user(monkeypatch, platform, 
     monkeypatch.setattr(sys, "platform", platform)
     monkeypatch.setattr(code, "is_free_to_choose", lambda environment: free)
     assert let_go_of_code.__wrapped__() == 0
+
+
+def test_nothing_leaves_where_the_kernel_does_not_show_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(code, "is_free_to_choose", lambda environment: True)
+    monkeypatch.setattr(code, "_SMAPS", tmp_path / "none")
+    assert let_go_of_code.__wrapped__() == 0

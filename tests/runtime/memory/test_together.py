@@ -112,3 +112,15 @@ def test_what_has_no_memory_of_its_own_stays(make):
 def test_nothing_moves_where_the_allocator_is_the_user_s(monkeypatch):
     monkeypatch.setattr(together, "keep_freed_memory", lambda: False)
     assert lay_together([torch.ones(MIB)], 2**30) == 0
+
+
+def test_tensors_stay_where_there_is_no_memory_for_copies(monkeypatch):
+    def full(*arguments):
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(together.mmap, "mmap", full)
+    tensor = torch.ones(MIB)
+    place = tensor.data_ptr()
+    assert lay_together([tensor], 2**30) == 0
+    assert tensor.data_ptr() == place
+    assert tensor.all()

@@ -48,18 +48,22 @@ class MappedPart:
 def let_go_of_code() -> int:
     """Let go of the pages of libraries' code and constants, once in a process.
 
-    Nothing happens on other systems than Linux, and where memory is left to the user (`WEFT_MALLOC`).
+    Nothing happens on other systems than Linux, where the kernel does not show what is mapped, or where memory is left
+    to the user (`WEFT_MALLOC`).
 
     Returns:
         Their bytes.
     """
-    if sys.platform != "linux" or not is_free_to_choose(os.environ) or not _SMAPS.exists():
+    if sys.platform != "linux" or not is_free_to_choose(os.environ):
+        return 0
+    try:
+        with _SMAPS.open() as lines:
+            there = clean_code(mappings(lines))
+    except OSError:
         return 0
     advise = ctypes.CDLL(None, use_errno=True).madvise
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     found = 0
-    with _SMAPS.open() as lines:
-        there = clean_code(mappings(lines))
     for each in there:
         if advise(each.start, each.end - each.start, _DONT_NEED) == 0:
             found += each.resident

@@ -72,9 +72,11 @@ def _portions(ordered: Sequence[UntypedStorage], room: int) -> Iterator[list[Unt
 
 
 def _move(portion: Sequence[UntypedStorage]) -> int:
-    """Give storages memory anew, the one with the lowest address first; the bytes of all."""
-    # Outside of the heap, which must not grow by them.
-    copies = [_outside(storage) for storage in portion]
+    """Give storages memory anew, the one with the lowest address first; their bytes, 0 where copies find no room."""
+    try:  # outside of the heap, which must not grow by them
+        copies = [_outside(storage) for storage in portion]
+    except OSError:
+        return 0
     for storage in portion:
         storage.resize_(0)
     for storage, copy in zip(reversed(portion), reversed(copies), strict=True):
