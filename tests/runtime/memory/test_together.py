@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import sys
 
 import numpy as np
@@ -20,22 +19,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-class HeapFigures(ctypes.Structure):
-    """The figures of mallinfo(3)."""
-
-    # The first is the bytes of the heap.
-    _fields_ = [(f"figure{number}", ctypes.c_size_t) for number in range(10)]
-
-
-def heap_bytes():
-    """Bytes that the heap has taken from the system."""
-    function = getattr(ctypes.CDLL(None), "mallinfo2", None)
-    if function is None:
-        pytest.skip("glibc without mallinfo2")
-    function.restype = HeapFigures
-    return function().figure0
-
-
 def test_tensors_stay_the_same_objects():
     tensors = [torch.arange(MIB, dtype=torch.int32), torch.randn(3, MIB, dtype=torch.float64)]
     tensors.append(torch.randn(1000, 1000).t())
@@ -51,18 +34,28 @@ def test_tensors_stay_the_same_objects():
     assert len(storages) == len({each.data_ptr() for each in tensors})
 
 
-def test_what_was_freed_between_them_is_one_piece():
-    kept, freed = [], []
-    for _ in range(8):
-        kept.append(torch.ones(MIB))  # 4 MiB
-        freed.append(torch.ones(MIB))
-    freed.append(torch.ones(1))  # the last hole is not the end of the heap
-    del freed[:-1]
-    lay_together(kept, 2**30)
-    before = heap_bytes()
-    whole = torch.ones(6 * MIB)  # fits into none of the holes
-    assert heap_bytes() == before
-    assert all(bool(each.all()) for each in (*kept, whole))
+def test_all_memory_goes_before_any_is_taken_anew(monkeypatch):
+    """So what lay between them is one piece when they come back."""
+    tensors = [torch.ones(MIB) for _ in range(4)]
+    events = []
+
+    class Noted:
+        """A storage whose changes of size are noted."""
+
+        def __init__(self, storage):
+            self.nbytes, self.data_ptr, self.copy_ = storage.nbytes, storage.data_ptr, storage.copy_
+            self._storage = storage
+
+        def resize_(self, size):
+            events.append((size, self._storage.data_ptr()))
+            self._storage.resize_(size)
+
+    places = [each.data_ptr() for each in tensors]
+    monkeypatch.setattr(together, "_outside", lambda noted: noted._storage.clone())
+    assert together._move([Noted(each.untyped_storage()) for each in tensors]) == 16 * MIB
+    assert [size for size, _ in events] == [0] * 4 + [4 * MIB] * 4
+    assert [place for _, place in events[:4]] == places
+    assert all(bool(each.all()) for each in tensors)
 
 
 def test_copies_take_no_more_than_there_is_room(monkeypatch):
