@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import sys
 
 import numpy as np
@@ -111,7 +112,7 @@ def test_tensors_stay_where_there_is_no_memory_for_copies(monkeypatch):
     def full(*arguments):
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(together.mmap, "mmap", full)
+    monkeypatch.setattr(mmap, "mmap", full)
     tensor = torch.ones(MIB)
     place = tensor.data_ptr()
     assert lay_together([tensor], 2**30) == 0
