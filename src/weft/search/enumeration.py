@@ -289,9 +289,8 @@ class Enumeration:
         if ranks == 1 or not left or not self._splits(point):
             return
         strategy = self.strategy(point)
-        soon = (2 + _ADDED_UP) * self.estimates.seconds_of_plan(point)
         # What an earlier search has planned led it on from there.
-        if key_of(strategy) in self.learned.answers or not self.budget.allows(0, soon / _CHEAPEST):
+        if key_of(strategy) in self.learned.answers or not self._is_quickly_planned(point):
             return
         if self.affords():
             self._plan_point(self._fronts[0], point, told)
@@ -305,6 +304,15 @@ class Enumeration:
             self.plan(f"{point}; cheapest layouts", bare)
             self.plan(f"{point}; cheapest layouts, signatures fixed", added.cheapest)
             told(self)
+
+    def _is_quickly_planned(self, point: Point) -> bool:
+        """True where plans of its layouts take a small part of the time, and a step of many blocks may have room."""
+        if self.facts.small is not None and self.budget.moves == inf:
+            room = bool(self._rooms(Points.one(point))[0])
+            if not room or not self._may_look() or self.estimates.refined(point) is None:
+                return False
+        soon = (2 + _ADDED_UP) * self.estimates.seconds_of_plan(point)
+        return self.budget.allows(0, soon / _CHEAPEST)
 
     def _splits(self, point: Point) -> bool:
         """True where the ranks of a point share the samples, and what is fixed allows it."""
