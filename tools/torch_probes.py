@@ -319,6 +319,7 @@ _RUNNING = {
     "torch.ops.aten._ctc_loss_backward": _aten("_ctc_loss_backward", "grad", "log_probs"),
     "torch.ops.aten._linalg_check_errors": _aten("_linalg_check_errors", "info", "api_name"),
     "torch.ops.aten._local_scalar_dense": _aten("_local_scalar_dense", "self"),
+    "torch.ops.aten._log_softmax": _aten("_log_softmax", "self", "dim", "half_to_float", "out"),
     "torch.ops.aten._log_softmax_backward_data": _aten(
         "_log_softmax_backward_data", "grad_output", "output", "dim", "input_dtype", "out"
     ),

@@ -264,7 +264,10 @@ def test_a_second_program_lies_as_the_first():
     auto = weft.Auto(moves=6)
     with local_world(2):
         alone = weft.compile(*parts()[:2], None, batch, placement=TWO, strategy=auto)
-        assert alone.strategy.parameters != data_parallel().parameters
+        assert (alone.strategy.parameters, alone.strategy.batch) != (
+            data_parallel().parameters,
+            data_parallel().batch,
+        )
         alone.close()
         first = weft.compile(model, loss_fn, optimizer, batch, placement=TWO)
         second = weft.compile(model, loss_fn, None, batch, placement=TWO, strategy=auto)

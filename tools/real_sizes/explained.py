@@ -75,9 +75,15 @@ _CONDITION_SPLIT = (
 _CONDITION = "the condition goes along with the activation, a vector for each sequence"
 _STATISTICS = "the statistics of BatchNorm are those of all ranks: each forward of it, and each backward, adds them up"
 
+_LOGITS = (
+    "one device has loss and backward in one act, in which log-probabilities are written over the logits; between ranks "
+    "the loss is added up in between, and both are kept"
+)
+
 EXPLAINED: tuple[Explained, ...] = (
     Explained("DLRM", "*", "bytes", 0.0, 0.98, _ROWS),
     Explained("*", "data", "bytes", 0.6, 0.98, _ROWS),
+    Explained("*", "data", "peak", 1.02, 1.15, _LOGITS),
     Explained("*", "deduced", "bytes", 0.6, 0.98, _ROWS),
     Explained("*", "recompute", "bytes", 0.6, 0.98, _ROWS),
     Explained("*", "pipeline*", "bytes", 0.7, 0.98, _ROWS),
