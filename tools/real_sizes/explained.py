@@ -76,8 +76,8 @@ _CONDITION = "the condition goes along with the activation, a vector for each se
 _STATISTICS = "the statistics of BatchNorm are those of all ranks: each forward of it, and each backward, adds them up"
 
 _LOGITS = (
-    "one device has loss and backward in one act, in which log-probabilities are written over the logits; between ranks "
-    "the loss is added up in between, and both are kept"
+    "one device has loss and backward in one act, in which log-probabilities are written over the logits; between "
+    "ranks the loss is added up in between, and both are kept"
 )
 
 EXPLAINED: tuple[Explained, ...] = (
