@@ -25,6 +25,7 @@ from weft.search.outcome.course import LookedAt
 from weft.search.outcome.outcomes import Planned, not_searched, nothing_fits, rows
 from weft.search.outcome.result import SearchResult
 from weft.search.outcome.why_not import Sources, kinds_of, why_not
+from weft.search.outcome.worth_running import stage_count
 from weft.search.record.learned import Learned
 from weft.search.record.record import SearchRecord
 from weft.search.space.fixed import fits
@@ -116,13 +117,13 @@ class Enumeration:
     def of_other_kind(self) -> tuple[str, Strategy, Measures] | None:
         """The quickest that has room, with stages where the best has none, or without where it has some; else None."""
         assert self.best is not None
-        staged = _has_stages(self.best[1])
+        staged = stage_count(self.best[1]) > 1
         others = [
             (name, strategy, found)
             for name, strategy, found, _ in self._tried.values()
             if isinstance(found, Measures)
             and self._has_room(found.memory)
-            and _has_stages(strategy) != staged
+            and (stage_count(strategy) > 1) != staged
         ]
         return min(others, key=lambda each: each[2].seconds, default=None)
 
@@ -131,8 +132,10 @@ class Enumeration:
         """Let the body have half of the seconds that are left until `until`."""
         before = self.until
         self.until = (self.budget.part() + before) / 2
-        yield
-        self.until = before
+        try:
+            yield
+        finally:
+            self.until = before
 
     @property
     def bound(self) -> Seconds:
@@ -433,8 +436,3 @@ class Enumeration:
         return Sources(
             *(self._points, looked_at, estimated, floors.least, floors.memory, floors.limit)
         )
-
-
-def _has_stages(strategy: Strategy) -> bool:
-    stages = strategy.stages
-    return stages > 1 if isinstance(stages, int) else len(stages) > 1

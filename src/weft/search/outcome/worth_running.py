@@ -70,7 +70,7 @@ def _bare(fit: Sequence[Tried], fixed: Strategy) -> Strategy | None:
 
     What a part of a step, a gather or a run again costs beside its calls is what simulations know least of.
     """
-    flat = next((each.strategy for each in fit if _stages(each.strategy) == 1), None)
+    flat = next((each.strategy for each in fit if stage_count(each.strategy) == 1), None)
     if flat is None:
         return None
     found = replace(flat, **{name: getattr(fixed, name) for name in _ADDED})
@@ -90,9 +90,10 @@ def _others(fit: Sequence[Tried], taken: Sequence[Tried], bare: Tried | None) ->
 
 def _kind(strategy: Strategy) -> _Kind:
     axes = sum(size > 1 for size in strategy.grid)
-    return _stages(strategy), strategy.micro_batches, strategy.schedule, axes
+    return stage_count(strategy), strategy.micro_batches, strategy.schedule, axes
 
 
-def _stages(strategy: Strategy) -> int:
+def stage_count(strategy: Strategy) -> int:
+    """The number of stages; 1 where nothing says any."""
     stages = strategy.stages
     return stages if isinstance(stages, int) else max(len(stages), 1)
