@@ -236,12 +236,11 @@ class Enumeration:
         """
         front = self._fronts[not by_hand]
         while self._has_left(front) and (self.affords() or not self.planned):
-            if likely and self._is_unlikely(front.next_seconds):
+            if likely and (self._is_unlikely(front.next_seconds) or self._waits(front)):
                 return
-            point = front.pop(self._may_look, self._in_time, self.affords)
-            if point is None and self.planned:
+            point = self._next(front, likely)
+            if point is None:
                 return
-            point = self._with_room(front, point) if point is not None else front.first()
             if self.planned and not self._in_time(point):
                 self.skipped[NO_TIME] += 1
             elif self._was_slower(point):
@@ -254,6 +253,38 @@ class Enumeration:
         if self._best is not None:
             self.skipped[SLOWER] += front.drop(self._best[0])
         return len(front) > 0
+
+    def _next(self, front: Frontier, likely: bool) -> Point | None:
+        """The next point; None where there is no time to look for it, but one is planned in any case."""
+        point = front.pop(self._may_look, self._in_time, self.affords)
+        if point is None:
+            return None if self.planned else self._first(front, likely)
+        if likely and not self.estimates.may_have_room(point) and self._waits(front):
+            front.put_back(point, self.estimates.seconds(point))
+            return None
+        return self._with_room(front, point)
+
+    def _waits(self, front: Frontier) -> bool:
+        """True where nothing fits so far, and one of the other points may, but none of these."""
+        other = self._fronts[front is self._fronts[0]]
+        return self._best is None and not front.has_room() and other.has_room()
+
+    def _first(self, front: Frontier, likely: bool) -> Point | None:
+        """The next point, before all others were looked at; while time lasts one that has room by small steps.
+
+        None where no other of these should have room, but one of the others, which come first then if `likely`.
+        """
+        point = front.first()
+        while self.facts.small is not None and self.budget.allows(0):
+            if self.estimates.refined(point) is None or self.estimates.has_room(point):
+                break
+            if not front.has_room() and not (likely and self._waits(front)):
+                break
+            front.put_back(point, self.estimates.seconds(point))
+            if not front.has_room():
+                return None
+            point = front.first()
+        return self._with_room(front, point)
 
     def _with_room(self, front: Frontier, point: Point) -> Point:
         """The point, or the one with fewer blocks recomputed where these suffice; the other goes back behind it."""
@@ -340,7 +371,7 @@ class Enumeration:
         measures = self.plan(str(point), self.strategy(point), by_hand)
         self._points[point] = measures
         if isinstance(measures, Measures):
-            self.estimates.learn(point, measures.seconds)
+            self.estimates.learn(point, measures)
         told(self)
 
     def _may_look(self) -> bool:

@@ -36,6 +36,9 @@ class Known:
     def has_room(self, point: Point) -> bool:
         return point != LARGE
 
+    def may_have_room(self, point: Point) -> bool:
+        return self.has_room(point)
+
     def seconds_of_plan(self, point: Point) -> float:
         return 10.0 * SECONDS[point]
 

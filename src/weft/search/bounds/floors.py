@@ -22,6 +22,8 @@ from weft.search.space.points import Floats, Points
 from weft.search.steps.facts import StepFacts
 from weft.units import Bytes, Seconds
 
+# The part of the limit that a point which was not looked at may take by estimate.
+_ROOM = 0.95
 # A point that should lack room stands behind all that take so many times as long.
 _CROWDED = 10.0
 # Times as long as with the batch split over all ranks that other layouts take, about.
@@ -84,7 +86,7 @@ class Floors:
 
     def estimate(self, points: Points) -> Floats:
         """The same for points: many times as many seconds where they have no room, probably."""
-        return self.about(points) * self._crowding(points)
+        return self.about(points) * self.crowding(points, np.ones(len(points)))
 
     def about(self, points: Points) -> Floats:
         """Seconds that steps take about, with room or without: exchanges are half hidden, starts and bubbles count.
@@ -113,16 +115,24 @@ class Floors:
         found: Floats = even + waiting + np.maximum(reduced - busy / 2, 0.05 * reduced)
         return found
 
-    def _crowding(self, points: Points) -> Floats:
-        """1 where points have room, probably; else more the more they lack."""
+    def crowding(self, points: Points, times: Floats) -> Floats:
+        """1 where points have room, probably; else more the more they lack.
+
+        Args:
+            points: that may.
+            times: as many bytes as `likely` says of each.
+        """
         if not len(points) or self.limit is None:
             return np.ones(len(points))
+        over = times * self.likely(points) / (_ROOM * max(self.limit - self.reserve, 1))
+        return np.where(over > 1, _CROWDED * over, 1.0)
+
+    def likely(self, points: Points) -> Floats:
+        """Bytes that a rank takes about, beside what its device reserves."""
         free = points.laid("free") & (points.tensor > 1)
-        likely = np.where(
+        return np.where(
             free, self._likely(points.flat()), self._likely(points.laid_as("free", "data"))
         )
-        over = likely / self.limit
-        return np.where(over > 1, _CROWDED * over, 1.0)
 
     def _sent(self, points: Points) -> Floats:
         """Seconds in which a rank sends what blocks keep to the host, and gets it back."""
@@ -133,7 +143,7 @@ class Floors:
         return 2 * self.work.to_host(Bytes(int(self.facts.kept))) * part
 
     def _likely(self, points: Points) -> Floats:
-        """Bytes that a rank takes about."""
+        """The same of layouts that people write by hand."""
         m, s, facts = points.micro_batches, points.stages, self.facts
         flying = np.where(points.scheduled("gpipe"), m, np.minimum(s, m))
         count = facts.blocks.count if facts.blocks is not None else 1
@@ -144,7 +154,10 @@ class Floors:
             (points.zero == 1) | (points.zero == 2), facts.parameters * facts.narrowed, 0.0
         )
         part = s * points.data * points.tensor * m
-        return self.states(points) + kept * flying / part + whole * (1 - 1 / points.data) / cut
+        # Sums of several micro-batches are there as long as these are; those of one stand in what is kept.
+        summed = np.where((m > 1) & (points.zero < 2), facts.parameters, 0.0)
+        beside = whole * (1 - 1 / points.data) + summed
+        return self.states(points) - self.reserve + kept * flying / part + beside / cut
 
     def _peaks(self, points: Points) -> Floats:
         """The operations of the step over those that all devices can do in a second, in any dtype."""
@@ -168,11 +181,12 @@ class Floors:
         whole = self.facts.states + self.facts.parameters
         split = points.experts & (shards == 1)
         left = whole - np.where(split, self.facts.expert_bytes * (1 - 1 / points.data), 0.0)
-        found: Floats = left / (cut * shards * points.stages) + self._reserve
+        found: Floats = left / (cut * shards * points.stages) + self.reserve
         return found
 
     @cached_property
-    def _reserve(self) -> int:
+    def reserve(self) -> int:
+        """Bytes that a device reserves."""
         return self._costs.capacity(self.facts.ranks[0]).reserve
 
     def memory_of(self, point: Point) -> Bytes:

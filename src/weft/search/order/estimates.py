@@ -56,13 +56,14 @@ class Estimates:
     learned: Learned = Learned()  # noqa: RUF009 (frozen)
     _looks: dict[Point, Look] = field(default_factory=dict, repr=False)
     _factors: dict[_Key, list[float]] = field(default_factory=dict, repr=False)
+    _bytes: dict[_Key, list[float]] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self._looks.update(self.learned.looks)
         seen = {point: look.answer for point, look in self.learned.looks.items()}
         for point, answer in (*seen.items(), *self.learned.points.items()):
             if isinstance(answer, Measures):
-                self.learn(point, answer.seconds)
+                self.learn(point, answer)
 
     @property
     def known(self) -> int:
@@ -76,7 +77,12 @@ class Estimates:
 
     def rough(self, points: Points) -> Floats:
         """Seconds of steps by floors, times what points alike took longer than theirs; more where they lack room."""
-        return self.floors.estimate(points) * self._factors_of(points)
+        return (
+            self.floors.about(points) * self._times(self._factors, points) * self._crowding(points)
+        )
+
+    def _crowding(self, points: Points) -> Floats:
+        return self.floors.crowding(points, self._times(self._bytes, points))
 
     def rough_of(self, point: Point) -> Seconds:
         """The same of one."""
@@ -142,7 +148,7 @@ class Estimates:
         strategy = self.strategy(flat)
         answer = self.lines.of(strategy)
         if isinstance(answer, Measures):
-            self.learn(flat, answer.seconds)
+            self.learn(flat, answer)
         return Look(answer, self.lines.seconds_of_plan(strategy))
 
     def seconds(self, point: Point) -> Seconds:
@@ -154,6 +160,12 @@ class Estimates:
             return self.rough_of(point) if small else Seconds(inf)
         over = found.memory / (self.floors.limit or inf)
         return Seconds(found.seconds * (_NO_ROOM * over if over > 1 else 1.0))
+
+    def may_have_room(self, point: Point) -> bool:
+        """True for a point that should fit, as far as is known."""
+        if self.looked_at(point):
+            return self.has_room(point)
+        return float(self._crowding(Points.one(point))[0]) == 1.0
 
     def has_room(self, point: Point) -> bool:
         """True for a point that was looked at and should fit."""
@@ -201,23 +213,28 @@ class Estimates:
         beside = min(held / cut, more)
         return more - beside, beside
 
-    def learn(self, point: Point, seconds: Seconds) -> None:
+    def learn(self, point: Point, found: Measures) -> None:
         """Correct the rough estimates of points alike by what this one took."""
         one = Points.one(point)
-        ratio = seconds / max(float(self.floors.about(one)[0]), 1e-30)
         columns = self._columns(one)
-        for names in _ALIKE:
-            key = tuple((name, int(columns[name][0])) for name in names)
-            self._factors.setdefault(key, []).append(ratio)
+        seconds = found.seconds / max(float(self.floors.about(one)[0]), 1e-30)
+        taken = (found.memory - self.floors.reserve) / max(float(self.floors.likely(one)[0]), 1.0)
+        for ratios, alike, ratio in (
+            (self._factors, _ALIKE, seconds),
+            (self._bytes, _AS_LARGE, taken),
+        ):
+            for names in alike:
+                key = tuple((name, int(columns[name][0])) for name in names)
+                ratios.setdefault(key, []).append(ratio)
 
-    def _factors_of(self, points: Points) -> Floats:
-        """Of each point that of those most alike of which any is known."""
+    def _times(self, ratios: Mapping[_Key, list[float]], points: Points) -> Floats:
+        """Of each point the ratio of those most alike of which any is known; 1 where none is."""
         found, columns = np.ones(len(points)), self._columns(points)
-        for key in sorted(self._factors, key=len):
+        for key in sorted(ratios, key=len):
             mask = np.ones(len(points), np.bool_)
             for name, value in key:
                 mask &= columns[name] == value
-            found[mask] = median(self._factors[key])
+            found[mask] = median(ratios[key])
         return found
 
     def _columns(self, points: Points) -> Mapping[str, Ints | Mask]:
@@ -230,6 +247,7 @@ class Estimates:
             "recompute": points.recompute > 0,
             "experts": points.experts,
             "gathers": points.zero == 3,
+            "zero": points.zero,
         }
 
 
@@ -240,6 +258,12 @@ _ALIKE: tuple[tuple[str, ...], ...] = (
     ("layouts", "staged", "experts", "tensor", "outer"),
     ("layouts", "staged", "experts", "tensor", "outer", "samples", "recompute"),
     ("layouts", "staged", "experts", "tensor", "outer", "samples", "recompute", "gathers"),
+)
+# The same of the bytes that they take.
+_AS_LARGE: tuple[tuple[str, ...], ...] = (
+    ("zero", "recompute"),
+    ("zero", "recompute", "layouts", "staged"),
+    ("zero", "recompute", "layouts", "staged", "tensor", "samples"),
 )
 
 

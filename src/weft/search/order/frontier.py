@@ -68,7 +68,7 @@ class Frontier:
         return self._points.point(number)
 
     def first(self) -> Point:
-        """The next point as it stands; none that is known to lack room, where another is among the next.
+        """The next point as it stands; none that should lack room, where another is among the next.
 
         Raises:
             IndexError: there is none left.
@@ -76,13 +76,17 @@ class Frontier:
         number = self._first()
         if number is None:
             raise IndexError("no point is left")
-        may_have = (each for each in self._next(_NEXT) if self._left[each] and self._may_fit(each))
-        return self._taken(next(may_have, number))
+        return self._taken(next(self._with_room(), number))
 
-    def _may_fit(self, number: int) -> bool:
-        """True where a point is not known to lack room."""
-        point = self._points.point(number)
-        return not self._estimates.looked_at(point) or self._estimates.has_room(point)
+    def has_room(self) -> bool:
+        """True where one of the next points should have room, as far as is known."""
+        return next(self._with_room(), None) is not None
+
+    def _with_room(self) -> Iterator[int]:
+        """The numbers of those of the next points that should have room, as far as is known."""
+        for each in self._next(_NEXT) if len(self) else ():
+            if self._left[each] and self._estimates.may_have_room(self._points.point(each)):
+                yield each
 
     def pop(
         self,
