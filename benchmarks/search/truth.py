@@ -78,6 +78,10 @@ class Space:
             for text in texts
         ]
 
+    def cuts(self, _: Strategy) -> Iterator[StrategyMove]:
+        """None of them makes stages."""
+        return iter(())
+
     def drawn(self, random: Random, strategy: Strategy) -> StrategyMove:
         """One of them, at random."""
         return random.choice(self.every(strategy))

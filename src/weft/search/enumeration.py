@@ -236,7 +236,9 @@ class Enumeration:
         """
         front = self._fronts[not by_hand]
         while self._has_left(front) and (self.affords() or not self.planned):
-            if likely and (self._is_unlikely(front.next_seconds) or self._waits(front)):
+            if likely and (
+                self._is_unlikely(front.next_seconds) or self._waits(front, front.next_seconds)
+            ):
                 return
             point = self._next(front, likely)
             if point is None:
@@ -255,43 +257,55 @@ class Enumeration:
         return len(front) > 0
 
     def _next(self, front: Frontier, likely: bool) -> Point | None:
-        """The next point; None where there is no time to look for it, but one is planned in any case."""
+        """The next point; None where there is no time to look for it, but one is planned in any case.
+
+        None, too, if `likely` and others are the better beginning.
+        """
         point = front.pop(self._may_look, self._in_time, self.affords)
         if point is None:
-            return None if self.planned else self._first(front, likely)
-        if likely and not self.estimates.may_have_room(point) and self._waits(front):
-            front.put_back(point, self.estimates.seconds(point))
+            if self.planned:
+                return None
+            point = self._first(front)
+        seconds = self.estimates.seconds(point)
+        if likely and self._waits(front, seconds, self.estimates.may_have_room(point)):
+            front.put_back(point, seconds)
             return None
         return self._with_room(front, point)
 
-    def _waits(self, front: Frontier) -> bool:
-        """True where nothing fits so far, and one of the other points may, but none of these."""
-        other = self._fronts[front is self._fronts[0]]
-        return self._best is None and not front.has_room() and other.has_room()
+    def _waits(self, front: Frontier, seconds: float, room: bool = False) -> bool:
+        """True where nothing fits so far, and others are the better beginning.
 
-    def _first(self, front: Frontier, likely: bool) -> Point | None:
-        """The next point, before all others were looked at; while time lasts one that has room by small steps.
+        They may have room, and these not; or these are far slower only since the quickest of them have none.
 
-        None where no other of these should have room, but one of the others, which come first then if `likely`.
+        Args:
+            front: of these points.
+            seconds: that the next of them takes, about.
+            room: true where it should have room; others of them may, too.
         """
+        other = self._fronts[front is self._fronts[0]]
+        if self._best is not None or not other.has_room():
+            return False
+        free = _FAR * self.estimates.with_room_for_all(front.points)
+        return not (room or front.has_room()) or max(free, other.next_seconds) < seconds
+
+    def _first(self, front: Frontier) -> Point:
+        """The next point, before all others were looked at; while time lasts one that has room by small steps."""
         point = front.first()
         while self.facts.small is not None and self.budget.allows(0):
             if self.estimates.refined(point) is None or self.estimates.has_room(point):
                 break
-            if not front.has_room() and not (likely and self._waits(front)):
-                break
             front.put_back(point, self.estimates.seconds(point))
             if not front.has_room():
-                return None
+                return front.first()
             point = front.first()
-        return self._with_room(front, point)
+        return point
 
     def _with_room(self, front: Frontier, point: Point) -> Point:
         """The point, or the one with fewer blocks recomputed where these suffice; the other goes back behind it."""
         fewer = self.estimates.just_enough(point)
         if fewer is None or fewer in self._points:
             return point
-        front.put_back(point, self.estimates.seconds(point))
+        front.put_back(point, self.estimates.seconds_as_it_stands(point))
         return fewer
 
     def look_at_kinds(self, told: Callable[[Enumeration], None]) -> None:

@@ -32,8 +32,9 @@ from weft.search.space.fixed import hand_only, space_of, with_fixed
 from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy, data_parallel
 
-# Parts of the seconds at which strategies that people write by hand, first moves, and other points end.
-_BY_HAND, _MOVED, _OTHERS = 0.4, 0.7, 0.9
+# Parts of the seconds at which strategies that people write by hand end, and what comes first and second of other
+# points and moves.
+_BY_HAND, _FIRST, _SECOND = 0.4, 0.7, 0.9
 # Each keeps the step and what its last plans can use again.
 _MOST_PLANNERS = 7
 Told: TypeAlias = Callable[["Enumeration"], None]
@@ -159,10 +160,14 @@ def _enumerated(found: Enumeration, seed: int, told: Told) -> None:
     found.look_at_kinds(told)
     found.plan_cheapest(told)
     found.plan_points(True, told, likely=True)
-    found.until = _MOVED
-    improved(found, seed, told)
-    found.until = _OTHERS
-    found.plan_points(False, told, likely=True)
+    # Small steps say well what other points take, floors do not: moves come first then.
+    moves_first = found.facts.small is None
+    for moves, until in ((moves_first, _FIRST), (not moves_first, _SECOND)):
+        found.until = until
+        if moves:
+            improved(found, seed, told)
+        else:
+            found.plan_points(False, told, likely=True)
     found.until = 1.0
 
 

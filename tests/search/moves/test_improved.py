@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -57,6 +58,10 @@ class Few:
             *(StrategyMove(f"{count}", partial(_cut, count)) for count in (1, 2, 4, 8)),
             *(StrategyMove(text, partial(_signed, text)) for text in ("B -> B", "S(0) -> S(0)")),
         ]
+
+    def cuts(self, _: Strategy) -> Iterator[StrategyMove]:
+        """None of them makes stages."""
+        return iter(())
 
     def drawn(self, random: Random, strategy: Strategy) -> StrategyMove:
         """One of them."""

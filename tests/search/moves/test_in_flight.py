@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from functools import cache
 from random import Random
 from typing import Any, final
@@ -38,7 +39,7 @@ def pipeline(**fields: Any) -> Strategy:
     )
 
 
-def given(moves: list[StrategyMove], strategy: Strategy) -> set[object]:
+def given(moves: Sequence[StrategyMove], strategy: Strategy) -> set[object]:
     return {move.on(strategy).in_flight for move in moves}
 
 
@@ -84,6 +85,10 @@ class OnlyInFlight:
     def every(self, strategy: Strategy) -> list[StrategyMove]:
         """All of them."""
         return [move for move in self._all.every(strategy) if "in flight" in move.name]
+
+    def cuts(self, _: Strategy) -> Iterator[StrategyMove]:
+        """None of them makes stages."""
+        return iter(())
 
     def drawn(self, random: Random, strategy: Strategy) -> StrategyMove:
         """One of them."""

@@ -36,6 +36,20 @@ def test_along_two_axes_every_pair_of_signatures_is_there() -> None:
     assert len(list(moves(grid=(2, 1)).signatures(name))) == len(list(one.signatures(name)))
 
 
+def test_every_single_call_has_its_signatures_in_the_order_of_the_group() -> None:
+    found = moves(grid=(2, 2))
+    group = next(each for each in found.groups if len(each.calls) == 3)
+    own, call = found.groupwise, group.calls[1]
+    texts = [
+        each.name.removeprefix(f"{group.name} ")
+        for each in own
+        if each.name.startswith(f"{group.name} ")
+    ]
+    single = [each.name for each in found.single if each.name.startswith(f"only {call} ")]
+    assert single == [f"only {call} {text}" for text in texts]
+    assert texts[1:] == [" | ".join(map(str, each)) for each in found.signatures(call)]
+
+
 def test_both_ends_of_an_edge_agree_on_what_goes_along_it() -> None:
     found, random, drawn = moves(), Random(0), 0
     for _ in range(20):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from random import Random
@@ -107,6 +108,10 @@ class OnlyZero:
     def every(self, strategy: Strategy) -> list[StrategyMove]:
         """All of them."""
         return list(moves().moves(strategy, Strategy()))
+
+    def cuts(self, _: Strategy) -> Iterator[StrategyMove]:
+        """None of them makes stages."""
+        return iter(())
 
     def drawn(self, random: Random, strategy: Strategy) -> StrategyMove:
         """One of them."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 import weft
@@ -61,3 +63,19 @@ def test_the_first_plan_has_room_where_no_strategy_by_hand_has(until: float) -> 
     assert search.planned
     assert search.best is not None
     assert search.best[2].memory <= RESERVE + LIMIT
+
+
+def test_points_with_all_blocks_again_stand_for_those_with_as_few_as_give_room() -> None:
+    """In order, not in the plan: by floors and, once they were looked at, by small steps."""
+    estimates, every = crowded(LIMIT, Strategy()).estimates, replace(MICRO, recompute=8)
+    alone = enumeration(decoder(8), "h100x2").estimates
+    none, least = alone.rough_of(MICRO), alone.rough_of(every)
+    assert alone.seconds(every) == alone.seconds_as_it_stands(every)
+    estimates.refined(MICRO)
+    assert none < estimates.rough_of(every)
+    fewer = estimates.just_enough(every)
+    assert fewer is not None
+    assert 0 < fewer.recompute < 8
+    assert estimates.seconds(every) == estimates.seconds_as_it_stands(fewer)
+    assert estimates.seconds(every) < estimates.seconds_as_it_stands(every)
+    assert least > none

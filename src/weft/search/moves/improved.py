@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, islice
 from math import log
 from random import Random
 from typing import final
@@ -115,15 +115,11 @@ class LocalSearch:
         bare = replace(strategy, signatures=self._found.facts.base.signatures)
         if strategy.stages:
             return None
-        cuts = [
-            (change, other)
-            for change in self._neighbours.every(bare)
-            if (other := change.on(bare)).stages
-        ]
         found = []
-        for change, other in cuts[:CUTS]:
+        for change in islice(self._neighbours.cuts(bare), CUTS):
             if not self._found.affords():
                 break
+            other = change.on(bare)
             measures = self._tried(change, other, Seconds((1 + NEAR_KIND) * here.seconds))
             if measures is not None:
                 found.append((change.name, other, measures))

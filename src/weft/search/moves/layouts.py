@@ -23,6 +23,7 @@ from weft.search.moves.groups import (
     legal_signatures_of,
     places_of,
 )
+from weft.search.moves.sequences import Chained, MadeLater
 from weft.search.moves.strategy_move import StrategyMove
 from weft.search.steps.repeated import Blocks
 from weft.strategy.strategy import Strategy
@@ -67,35 +68,36 @@ class LayoutMoves:
 
     def signatures(self, call: str) -> Iterator[Signatures]:
         """All signatures of a call: of each axis every one; along an axis of one rank all are the same."""
-        every = (self._legal[parts][call][: None if parts > 1 else 1] for parts in self.grid)
-        return product(*every)
+        return product(*self._every(call))
+
+    def _every(self, call: str) -> tuple[tuple[Signature, ...], ...]:
+        """The signatures of a call along each axis."""
+        return tuple(self._legal[parts][call][: None if parts > 1 else 1] for parts in self.grid)
 
     @cached_property
-    def groupwise(self) -> tuple[StrategyMove, ...]:
+    def groupwise(self) -> Sequence[StrategyMove]:
         """Every signature of every group, and none."""
-        found = [StrategyMove("no signature fixed", partial(_with_none, keep=self.base.signatures))]
-        for group in self.groups:
-            found += self._of_calls(group.name, group.calls)
-        return tuple(found)
+        none = StrategyMove("no signature fixed", partial(_with_none, keep=self.base.signatures))
+        return Chained(((none,), *(self._of_calls(each.name, each.calls) for each in self.groups)))
 
     @cached_property
-    def single(self) -> tuple[StrategyMove, ...]:
+    def single(self) -> Sequence[StrategyMove]:
         """Every signature of every single call of a group of several."""
-        several = [group for group in self.groups if len(group.calls) > 1]
-        return tuple(
-            change
-            for group in several
-            for call in group.calls
-            for change in self._of_calls(f"only {call}", (call,))
-        )
+        several = (group for group in self.groups if len(group.calls) > 1)
+        calls = (call for group in several for call in group.calls)
+        return Chained(self._of_calls(f"only {call}", (call,)) for call in calls)
 
-    def _of_calls(self, name: str, calls: tuple[str, ...]) -> Iterator[StrategyMove]:
-        every = tuple(self.signatures(calls[0]))
-        if len(every) < 2:
-            return
-        yield StrategyMove(f"{name} deduced", partial(_signed, calls=calls, text=None))
-        for each in every:
-            yield self._signed(name, calls, each)
+    def _of_calls(self, name: str, calls: tuple[str, ...]) -> Sequence[StrategyMove]:
+        """The deduced signatures, then each that is legal, where there are several."""
+        every = self._every(calls[0])
+        count = prod(map(len, every))
+
+        def made(number: int) -> StrategyMove:
+            if not number:
+                return StrategyMove(f"{name} deduced", partial(_signed, calls=calls, text=None))
+            return self._signed(name, calls, _nth(every, number - 1))
+
+        return MadeLater(count + 1 if count > 1 else 0, made)
 
     def _signed(self, name: str, calls: tuple[str, ...], each: Signatures) -> StrategyMove:
         texts = tuple(map(str, each))
@@ -186,6 +188,15 @@ def _agree(edge: GroupEdge, source: Signatures, target: Signatures) -> bool:
         and one.results[edge.result] == two.operands[edge.operand]
         for one, two in zip(source, target, strict=True)
     )
+
+
+def _nth(every: tuple[tuple[Signature, ...], ...], number: int) -> Signatures:
+    """The combination of a number, in the order of `itertools.product`."""
+    found = []
+    for options in reversed(every):
+        number, place = divmod(number, len(options))
+        found.append(options[place])
+    return tuple(reversed(found))
 
 
 def _both(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import zip_longest
+from collections.abc import Iterator, Sequence
+from itertools import chain, zip_longest
 from math import prod
 from random import Random
 from typing import Protocol, final
@@ -15,6 +15,7 @@ from weft.search.enumeration import Enumeration
 from weft.search.moves.layouts import LayoutMoves
 from weft.search.moves.others import in_flight_moves, memory_moves, time_moves
 from weft.search.moves.places.staged import StageMoves
+from weft.search.moves.sequences import Chained
 from weft.search.moves.strategy_move import StrategyMove
 from weft.search.moves.zero_groups import ZeroMoves
 from weft.strategy.strategy import Strategy
@@ -26,8 +27,11 @@ _WORTH = 0.01
 class Moves(Protocol):
     """Moves from strategies."""
 
-    def every(self, strategy: Strategy) -> list[StrategyMove]:
+    def every(self, strategy: Strategy) -> Sequence[StrategyMove]:
         """All single moves."""
+
+    def cuts(self, strategy: Strategy) -> Iterator[StrategyMove]:
+        """Those that cut a strategy without stages into some."""
 
     def drawn(self, random: Random, strategy: Strategy) -> StrategyMove:
         """A move, at random."""
@@ -67,19 +71,34 @@ class Neighbours:
             layouts.single,
         )
 
-    def every(self, strategy: Strategy) -> list[StrategyMove]:
+    def every(self, strategy: Strategy) -> Sequence[StrategyMove]:
         """All single moves; where ranks wait, places and runs that save bytes stand between those of tensors."""
         tensors, rest, zero, stages, _, groupwise, single = self.families(strategy)
+        first, last = self._along(strategy)
+        pairs = zip_longest(tensors, first)
+        laid = [each for pair in pairs for each in pair if each is not None]
+        # Where something is sharded, it may be more than there is need for.
+        begin = (*zero, *laid, *rest) if strategy.zero else (*laid, *rest, *zero)
+        return Chained(((*begin, *stages), groupwise, last, single))
+
+    def cuts(self, strategy: Strategy) -> Iterator[StrategyMove]:
+        """Those that cut a strategy without stages into some: of places and runs, of time, of borders."""
+        first, last = self._along(strategy)
+        stages = self._stages.borders(strategy)
+        return (
+            move
+            for move in chain(first, self._rest(strategy), stages, last)
+            if move.on(strategy).stages
+        )
+
+    def _along(self, strategy: Strategy) -> tuple[list[StrategyMove], list[StrategyMove]]:
+        """Moves of places and runs: those that save bytes, where ranks wait, and all others."""
         along = [(each.worth, each.move) for each in self._stages.places(strategy)]
         along += [(float(saved), move) for saved, move in self._runs(strategy)]
         along.sort(key=lambda each: -each[0])
         count = sum(worth > 0 for worth, _ in along) if self._waits() else 0
         moves = [move for _, move in along]
-        pairs = zip_longest(tensors, moves[:count])
-        laid = [each for pair in pairs for each in pair if each is not None]
-        # Where something is sharded, it may be more than there is need for.
-        first = (*zero, *laid, *rest) if strategy.zero else (*laid, *rest, *zero)
-        return [*first, *stages, *groupwise, *moves[count:], *single]
+        return moves[:count], moves[count:]
 
     def drawn(self, random: Random, strategy: Strategy) -> StrategyMove:
         """A move: of one family like of the others, or along an edge."""

@@ -80,6 +80,12 @@ class Points:
         rows[:, 1], rows[:, 3], rows[:, 8], rows[:, 11] = 1, layouts_code("data"), 0, 0
         return Points(rows)
 
+    def with_all_kept(self) -> Points:
+        """With no block that runs again, or waits."""
+        rows = self.rows.copy()
+        rows[:, [7, 10]] = 0
+        return Points(rows)
+
     def laid_as(self, layouts: Layouts, others: Layouts) -> Points:
         """With those that are laid out so laid out otherwise."""
         rows = self.rows.copy()

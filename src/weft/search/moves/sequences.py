@@ -1,0 +1,66 @@
+"""Sequences of moves that are made when they are asked for: steps of many calls have hundreds of thousands."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import final, overload
+
+from weft.search.moves.strategy_move import StrategyMove
+
+
+@final
+class MadeLater(Sequence[StrategyMove]):
+    """So many moves, of which each is made when it is asked for.
+
+    Args:
+        count: of them.
+        make: the move of a number, from 0.
+    """
+
+    def __init__(self, count: int, make: Callable[[int], StrategyMove]) -> None:
+        self._count, self._make = count, make
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, number: int) -> StrategyMove: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[StrategyMove]: ...
+
+    def __getitem__(self, number: int | slice) -> StrategyMove | Sequence[StrategyMove]:
+        if isinstance(number, slice):
+            return [self._make(each) for each in range(self._count)[number]]
+        return self._make(range(self._count)[number])
+
+
+@final
+class Chained(Sequence[StrategyMove]):
+    """Sequences of moves, one after the other, as one.
+
+    Args:
+        parts: of it.
+    """
+
+    def __init__(self, parts: Iterable[Sequence[StrategyMove]]) -> None:
+        self._parts = tuple(part for part in parts if len(part))
+        self._ends = tuple(accumulate(map(len, self._parts)))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, number: int) -> StrategyMove: ...
+
+    @overload
+    def __getitem__(self, number: slice) -> Sequence[StrategyMove]: ...
+
+    def __getitem__(self, number: int | slice) -> StrategyMove | Sequence[StrategyMove]:
+        if isinstance(number, slice):
+            return [self[each] for each in range(len(self))[number]]
+        place = range(len(self))[number]
+        part = bisect_right(self._ends, place)
+        return self._parts[part][place - (self._ends[part - 1] if part else 0)]
