@@ -27,7 +27,13 @@ from weft.capture.python.rewriting.rewrites import Rewritten
 from weft.capture.tracing.before import Writable
 from weft.capture.tracing.between import between_steps_refused
 from weft.capture.tracing.leftovers import Leftovers
-from weft.capture.tracing.lending import attributes_carried, lent, write_replaced
+from weft.capture.tracing.lending import (
+    attributes_carried,
+    check_memory_kept,
+    lent,
+    memory_of,
+    write_replaced,
+)
 from weft.capture.tree import unflatten
 from weft.capture.watch import Entry, Watch
 from weft.errors import CaptureError
@@ -109,6 +115,13 @@ class StepCall:
         own = {**self.variables.parameters, **self.variables.buffers}
         cast = [self.casts.parameter(parameter) for parameter in parameters]
         stand_ins = dict(zip(map(id, own.values()), [*cast, *buffers], strict=True))
+        named = dict(zip(own, stand_ins.values(), strict=True))
+        memory = list(map(memory_of, named.values()))
+        casts = {
+            name: x._version
+            for name, x, plain in zip(own, cast, parameters, strict=False)
+            if x is not plain
+        }
         # A backward may read the model too, as that of a checkpoint does.
         with lent(self.model, stand_ins) as slots:
             with (
@@ -121,6 +134,7 @@ class StepCall:
                 self.outputs, tensors = self._described(describe_outputs, result, loss)
                 self.output_keys = tuple(tensors)
                 gradients = [] if loss is None else self._gradients(loss, parameters)
+                check_memory_kept(named, memory, casts)
                 results = write_replaced(slots, [*tensors.values(), *gradients])
             read = self.recorder.watch().entries
             self.watch = Watch((*read, *kept_results(read)))

@@ -10,7 +10,6 @@ from weft.errors import UserError
 from weft.program.agreement import BatchSums, OptionsChecksum, Stamps, checksum_of_numbers
 from weft.program.data.ahead import loaded_ahead, with_waits
 from weft.program.data.loader import Loader
-from weft.program.live.places import LivePlaces
 from weft.program.parts.core import ProgramCore
 from weft.program.planning.variants import Variants
 from weft.program.training.gradients import check_adding
@@ -26,13 +25,9 @@ class ProgramSteps:
 
     Args:
         core: of the program, whose tensors are live already.
-
-    Attributes:
-        places: of the model's tensors, compared before every step.
     """
 
     def __init__(self, core: ProgramCore) -> None:
-        self.places = LivePlaces(core.setting.model, core.setting.variables)
         self._core = core
         self._options = OptionsChecksum(core.variants.optimizers)
         # Of the calls of all ranks so far.
@@ -51,7 +46,7 @@ class ProgramSteps:
         adds = not update or standing
         variants = self._adding(update) if adds else core.variants
         batch = core.setting.whole(batch)
-        self.places.check()
+        core.places.check()
         enter = partial(self._enter_step, adding=standing)
         feeds, sums = variants.feeds(batch, core.steps, enter)
         if training is not None:
@@ -93,7 +88,7 @@ class ProgramSteps:
             )
         options = self._options.of(True)
         core.enter(f"update by {training.gradients.text}, options {options:x}")
-        self.places.check()
+        core.places.check()
         training.take()
         self._update(training, options)
         self._show(training, True)
