@@ -16,7 +16,6 @@ from weft.capture.fx.private import Refusal, is_fake
 from weft.capture.python.reached import user_attributes
 from weft.errors import CaptureError
 
-
 _SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
 _OTHER_DATA = (
     "puts another value into tensor.data of a tensor that is none of the model, which the graph would not see; compute "
@@ -156,7 +155,7 @@ def check_memory_kept(
         if stand_in._version != casts.get(name, stand_in._version):
             raise CaptureError(
                 f"the step writes {name} in place, which the strategy's precision casts before it is read: the "
-                "parameter would stay as it is. Write it between steps, or let autocast cast (precision=\"bf16\")"
+                'parameter would stay as it is. Write it between steps, or let autocast cast (precision="bf16")'
             )
 
 

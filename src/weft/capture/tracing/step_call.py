@@ -23,7 +23,7 @@ from weft.capture.python.caches import Cache
 from weft.capture.python.memos import kept_results
 from weft.capture.python.recorder import PythonRecorder
 from weft.capture.python.rewriting.hooks import gradient_hooks
-from weft.capture.python.rewriting.rewrites import Rewritten
+from weft.capture.python.rewriting.rewrites import Rewritten, counts_in_the_graph
 from weft.capture.tracing.before import Writable
 from weft.capture.tracing.between import between_steps_refused
 from weft.capture.tracing.leftovers import Leftovers
@@ -149,7 +149,8 @@ class StepCall:
         layers = LayersKept([by_name[name] for name in self.apart])
         casts = self.casts.around(self.model)
         counting = CountedWithTensors() if self.numbers else nullcontext()
-        with GridsOfOne(), Rewritten(), counting, layers, self.lines, checkpoints_noted(), casts:
+        notes = checkpoints_noted()
+        with GridsOfOne(), Rewritten(), counting, layers, self.lines, notes, casts, counts_in_the_graph():
             result = self.loss_fn(self.model, self._batch(batch))
         self.recurrent = frozenset(name for name, one in by_name.items() if id(one) in layers.seen)
         return result

@@ -13,6 +13,11 @@ from weft.program.data.loader import Loader
 from weft.program.parts.core import ProgramCore
 from weft.program.planning.variants import Variants
 from weft.program.training.gradients import check_adding
+from weft.program.training.step_hooks import (
+    call_step_hooks,
+    check_step_hooks,
+    without_step_hooks,
+)
 from weft.program.training.training import Training
 from weft.program.verification import Subject, Verified, verified
 from weft.runtime.executor.rank_executor import RankExecutor
@@ -73,6 +78,8 @@ class ProgramSteps:
             if adds and update:
                 self._update(training, options)
             self._show(training, update)
+            if update:
+                self._call_hooks()
         if is_first:  # what compiling has run is not run again
             let_go_of_code()
         return results
@@ -92,6 +99,7 @@ class ProgramSteps:
         training.take()
         self._update(training, options)
         self._show(training, True)
+        self._call_hooks()
 
     def verify(self, batch: Any) -> Verified:
         """As `Program.verify` says."""
@@ -104,12 +112,17 @@ class ProgramSteps:
             core.steps = number
             return self.step(batch, update)
 
+        subject = Subject(core.setting, core.variants, core.training, core.step, number, run)
         try:
-            return verified(
-                Subject(core.setting, core.variants, core.training, core.step, number, run), batch
-            )
+            with without_step_hooks(core.variants.optimizers):
+                return verified(subject, batch)
         finally:
             core.steps, core.metrics = number, metrics
+
+    def _call_hooks(self) -> None:
+        core = self._core
+        check_step_hooks(core.variants.optimizers, core.compiled.graph)
+        call_step_hooks(core.variants.optimizers)
 
     def _enter_step(self, shapes: str, adding: bool) -> None:
         onto = ", to add to gradients" if adding else ""

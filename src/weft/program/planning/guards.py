@@ -20,7 +20,7 @@ from weft.tensor import GlobalTensor
 
 _HOOKS = (
     *MODULE_HOOKS,
-    *("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"),
+    "_optimizer_step_pre_hooks",  # those behind a step are called as they are then
 )
 _GLOBAL_HOOKS = (
     *("_global_forward_hooks", "_global_forward_pre_hooks"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import final
 
 from torch import Tensor
@@ -18,6 +17,7 @@ from weft.program.planning.variants import Variants
 from weft.program.setting import Setting
 from weft.program.training.gradients import Gradients
 from weft.program.training.states import States, check_states
+from weft.program.training.step_hooks import check_step_hooks
 from weft.runtime.memory.together import lay_together
 from weft.runtime.world.world import World
 
@@ -26,7 +26,11 @@ def training_of(setting: Setting, optimizers: Optimizers) -> Training:
     """The training part of a program that trains by these optimizers."""
     variables = setting.variables
     states = [States(optimizers, one, setting.model, variables) for one in optimizers.each]
-    check = partial(check_states, setting.model, optimizers)
+
+    def check(graph: LogicalGraph) -> None:
+        check_states(setting.model, optimizers, graph)
+        check_step_hooks(optimizers, graph)
+
     return Training(
         setting.world, states, Gradients(setting, optimizers), Masters(variables), check
     )
