@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, final
@@ -14,7 +14,7 @@ from weft.capture.fx.checkpoints import checkpoints_noted
 from weft.capture.fx.locations import LinesNoted, backward_noted
 from weft.capture.fx.private import mark_backward, running_sequence
 from weft.capture.fx.refusals import in_function
-from weft.capture.numbers.changing import ChangingNumbers, CountedWithTensors
+from weft.capture.numbers.changing import ChangingNumbers, CountedWithTensors, is_changing
 from weft.capture.ops.grids import GridsOfOne
 from weft.capture.ops.recurrent import LayersKept
 from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
@@ -34,7 +34,7 @@ from weft.capture.tracing.lending import (
     memory_of,
     write_replaced,
 )
-from weft.capture.tree import unflatten
+from weft.capture.tree import Static, unflatten
 from weft.capture.watch import Entry, Watch
 from weft.errors import CaptureError
 
@@ -137,7 +137,7 @@ class StepCall:
                 check_memory_kept(named, memory, casts)
                 results = write_replaced(slots, [*tensors.values(), *gradients])
             read = self.recorder.watch().entries
-            self.watch = Watch((*read, *kept_results(read)))
+            self.watch = Watch((*read, *kept_results(read), *self._constants()))
             self.caches = tuple(self.recorder.caches())
             self.made = self.recorder.made()
         return [*results, *(each.now for each in self.caches)]
@@ -177,10 +177,17 @@ class StepCall:
     def _batch(self, tensors: list[torch.Tensor]) -> Any:
         waiting = iter(tensors)
         leaves = [
-            next(waiting) if isinstance(leaf, TensorLeaf) else leaf.value
+            next(waiting) if isinstance(leaf, TensorLeaf) else self.batch.constants[leaf.key]
             for leaf in self.batch.leaves
         ]
         return unflatten(leaves, self.batch.tree)
+
+    def _constants(self) -> Iterator[Entry]:
+        """The leaves of the batch that are no tensors, but for numbers that are inputs already."""
+        space = self.batch.constants
+        for leaf in self.batch.leaves:
+            if isinstance(leaf, Static) and not is_changing(space[leaf.key]):
+                yield Entry(space, leaf.key, space[leaf.key], f"the batch's leaf {leaf.key!r}")
 
     def _gradients(self, loss: torch.Tensor, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
         wanted = {

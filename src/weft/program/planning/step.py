@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from weft.capture import Captured, capture
+from weft.capture.batch import describe_batch
 from weft.capture.optimizers.groups import Optimizers, Optimizing, optimizers_of
 from weft.capture.watch import Entry
 from weft.compiler.strategy_hints import split_parameters
@@ -81,6 +82,8 @@ class Step:
         # Where numbers of Python stand that have changed since a capture; for other shapes too.
         self._changing: dict[tuple[int, Any], Entry] = {}
         self._facts: _Facts | None = None
+        # What is no tensor in the batch, as it is now; for other shapes too.
+        self._constants: dict[str, Any] = {}
 
     @property
     def captures(self) -> tuple[Captured, ...]:
@@ -110,6 +113,7 @@ class Step:
         _check_same(self._facts, facts)
         wanted = device_type, (precision or Precision()).captured, frozenset(apart)
         # Another value of a number that the model reads makes another graph, as another hook does.
+        describe_batch(self._batch, self._constants)
         self._known = [known for known in self._known if not known.guards.changed()]
         found = next((known for known in self._known if known.serves(*wanted)), None)
         if found is None:
@@ -178,7 +182,7 @@ class Step:
         """The same step for a batch of other shapes."""
         step = Step(self.model, self.loss_fn, self.optimizer, batch)
         step._like = self._like or self
-        step._changing = self._changing
+        step._changing, step._constants = self._changing, self._constants
         return step
 
     def _capture(self, device_type: str, precision: Precision, apart: Collection[str]) -> Captured:
@@ -198,6 +202,7 @@ class Step:
                 precision.masters,
                 like.captured if like else None,
                 self.changing,
+                self._constants,
             )
 
 
