@@ -150,7 +150,16 @@ class StepCall:
         casts = self.casts.around(self.model)
         counting = CountedWithTensors() if self.numbers else nullcontext()
         notes = checkpoints_noted()
-        with GridsOfOne(), Rewritten(), counting, layers, self.lines, notes, casts, counts_in_the_graph():
+        with (
+            GridsOfOne(),
+            Rewritten(),
+            counting,
+            layers,
+            self.lines,
+            notes,
+            casts,
+            counts_in_the_graph(),
+        ):
             result = self.loss_fn(self.model, self._batch(batch))
         self.recurrent = frozenset(name for name, one in by_name.items() if id(one) in layers.seen)
         return result
