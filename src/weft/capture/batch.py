@@ -35,7 +35,7 @@ class BatchSpec:
     Attributes:
         tree: the containers.
         leaves: with the values at capture of those that are no tensors.
-        constants: the values of these now, by key, as `note_constants` has found them; of all shapes of a step together.
+        constants: the values of these now, by key, as `note_constants` has found them; for all shapes of a step.
     """
 
     tree: Tree

@@ -56,10 +56,10 @@ _SAME_IF_UNCHANGED = frozenset(
 # Checks of what is known when capturing.
 _CHECKS = frozenset(("_assert_tensor_metadata", "_assert_scalar"))
 _TRAINED = (
-    "the step writes the parameter {!r} in place, which the optimizer updates in the same step; expected only buffers and "
-    "parameters that are not trained to be written. Write it between steps: with torch.no_grad(), before the first one "
-    "and behind each program.step(), or in optimizer.register_step_post_hook(); so for max_norm= of an embedding, on the "
-    "whole weight: weight.copy_(weight.renorm(2, 0, max_norm))"
+    "the step writes the parameter {!r} in place, which the optimizer updates in the same step; expected only buffers "
+    "and parameters that are not trained to be written. Write it between steps: with torch.no_grad(), before the first "
+    "one and behind each program.step(), or in optimizer.register_step_post_hook(); so for max_norm= of an embedding, "
+    "on the whole weight: weight.copy_(weight.renorm(2, 0, max_norm))"
 )
 _REQUIRE = (aten._assert_async.default, aten._assert_async.msg)
 

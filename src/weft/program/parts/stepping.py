@@ -78,8 +78,6 @@ class ProgramSteps:
             if adds and update:
                 self._update(training, options)
             self._show(training, update)
-            if update:
-                self._call_hooks()
         if is_first:  # what compiling has run is not run again
             let_go_of_code()
         return results
@@ -99,7 +97,6 @@ class ProgramSteps:
         training.take()
         self._update(training, options)
         self._show(training, True)
-        self._call_hooks()
 
     def verify(self, batch: Any) -> Verified:
         """As `Program.verify` says."""
@@ -118,11 +115,6 @@ class ProgramSteps:
                 return verified(subject, batch)
         finally:
             core.steps, core.metrics = number, metrics
-
-    def _call_hooks(self) -> None:
-        core = self._core
-        check_step_hooks(core.variants.optimizers, core.compiled.graph)
-        call_step_hooks(core.variants.optimizers)
 
     def _enter_step(self, shapes: str, adding: bool) -> None:
         onto = ", to add to gradients" if adding else ""
@@ -151,9 +143,16 @@ class ProgramSteps:
             raise
 
     def _show(self, training: Training, updated: bool) -> None:
-        """Show what a step or an update has made, where it will stay: copies take what the step has given back."""
+        """Show what a step or an update has made, where it will stay; then call hooks behind an update.
+
+        Copies take what the step has given back.
+        """
         training.settle(sum(each.given_back for each in self._ran))
         training.show(updated)
+        if updated:
+            optimizers = self._core.variants.optimizers
+            check_step_hooks(optimizers, self._core.compiled.graph)
+            call_step_hooks(optimizers)
 
     def _adding(self, update: bool) -> Variants:
         """The variants of a step that adds to gradients, whether an update follows or not."""

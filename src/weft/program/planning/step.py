@@ -11,6 +11,7 @@ from torch import nn
 
 from weft.capture import Captured, capture
 from weft.capture.batch import describe_batch
+from weft.capture.optimizers.foreign import is_foreign
 from weft.capture.optimizers.groups import Optimizers, Optimizing, optimizers_of
 from weft.capture.watch import Entry
 from weft.compiler.strategy_hints import split_parameters
@@ -217,12 +218,14 @@ def _facts(model: nn.Module, optimizers: Optimizers) -> Iterator[str]:
     for path, module in model.named_modules() if optimizers else ():
         yield f"module {path or type(module).__name__}: {'train' if module.training else 'eval'} mode"
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    for label, _, group in optimizers.groups():
+    for label, number, group in optimizers.groups():
         members = ", ".join(names.get(id(one), "unknown") for one in group["params"])
         yield f"{label}: {members}"
         # Whether there is a momentum decides which states there are; how large it is does not.
         for key, value in group.items():
-            if key != "params":
+            foreign = is_foreign(optimizers.place(number)[0])
+            # A number in a group of the user's own optimizer may be a counter.
+            if key != "params" and not (foreign and type(value) in (int, float)):
                 shown = type(value).__name__ if isinstance(value, torch.Tensor) else _switch(value)
                 yield f"option {key} of {label}: {shown}"
 

@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import torch
 
+from weft.capture.optimizers.counted import counters_of
 from weft.capture.optimizers.groups import Optimizers
 from weft.errors import UserError
 from weft.ir import LogicalGraph
@@ -24,16 +25,25 @@ _Grad: Any = torch.Tensor.grad
 
 
 def check_step_hooks(optimizers: Optimizers, graph: LogicalGraph) -> None:
-    """Check that hooks behind a step can be called when it is right to do so.
+    """Check that hooks behind a step can be called, and counters go on, when it is right to do so.
 
     Raises:
         UserError: where a step may leave its updates out, which the ranks alone know.
     """
-    if any(map(_hooks, optimizers.each)) and any(each.skip for each in graph.of_kind(Update)):
+    if not any(each.skip for each in graph.of_kind(Update)):
+        return
+    for each in optimizers.each:
+        for counter in counters_of(each):
+            raise UserError(
+                f'{type(each).__name__} counts its steps ({counter}), and a scaled loss (precision "fp16"): a step '
+                "that overflows makes no update, and would be counted all the same. Count in self.state[param], or use "
+                "bf16"
+            )
+    if any(map(_hooks, optimizers.each)):
         raise UserError(
             'a hook by register_step_post_hook and a scaled loss (precision "fp16"): a step that overflows makes no '
-            "update, and the hook would be called all the same. Take the hook away, and do between steps what it does, or "
-            "use bf16"
+            "update, and the hook would be called all the same. Take the hook away, and do between steps what it does, "
+            "or use bf16"
         )
 
 
@@ -74,8 +84,8 @@ def _used_gradients_refused(optimizer: torch.optim.Optimizer) -> Iterator[None]:
         found = _Grad.__get__(tensor)
         if found is None and id(tensor) in own:
             raise UserError(
-                f"a hook by register_step_post_hook of {type(optimizer).__name__} reads parameter.grad, which a step with "
-                "an update does not leave. For gradients: program.step(batch, update=False), then read them, then "
+                f"a hook by register_step_post_hook of {type(optimizer).__name__} reads parameter.grad, which a step "
+                "with an update does not leave. For gradients: program.step(batch, update=False), then read them, then "
                 "optimizer.step(), which calls the hook too"
             )
         return found

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from weft.capture.optimizers.groups import Optimizers
 from weft.capture.optimizers.kernels import is_of_torch
+from weft.capture.optimizers.optimizer import count_steps
 from weft.compiler.pipeline import Compiled
 from weft.ir import LogicalGraph
 from weft.program.everyone import agreed
@@ -106,6 +107,7 @@ class Training:
             each.show()
             if updated:
                 each.optimizer._opt_called = True  # type: ignore[attr-defined]
+                count_steps(each.optimizer)
 
     def adds_by(self, variants: Variants | Callable[[], Variants]) -> None:
         """The variants of the step without an update, or what makes them when they are first wanted."""

@@ -216,7 +216,7 @@ def _batch_norm(
     momentum: Any = 0.1,
     eps: float = 1e-5,
 ) -> Any:
-    """BatchNorm whose momentum is a tensor [], as the cumulative average has it: statistics of the batch, then mixed."""
+    """BatchNorm whose momentum is a tensor [], as for a cumulative average: statistics of the batch, then mixed."""
     if not isinstance(momentum, Tensor):
         return NotImplemented
     buffers = [each for each in (running_mean, running_var) if each is not None]
