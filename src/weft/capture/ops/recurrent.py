@@ -46,9 +46,8 @@ class LayersKept(TorchFunctionMode):
     def _layer(self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
         """All states [time, n, hidden] of one layer of an LSTM on x [time, n, in]."""
         states = [state.unsqueeze(0) for state in first]
-        args = (x, states, weights, len(weights) == 4, 1, 0.0, False, False, False)
-        out: Tensor = (_lstm if self._keeps(args) else torch.lstm)(*args)[0]
-        return out
+        args: Any = (x, states, list(weights), len(weights) == 4, 1, 0.0, False, False, False)
+        return _lstm(*args)[0] if self._keeps(args) else torch.lstm(*args)[0]
 
     def _keeps(self, args: Sequence[Any]) -> bool:
         """True where these are the arguments of layers without projections, on a batch that is not packed."""

@@ -134,7 +134,7 @@ def write_replaced(
 
 
 def check_memory_kept(
-    stand_ins: Mapping[str, torch.Tensor], memory: Sequence[int], casts: Mapping[str, int]
+    stand_ins: Mapping[str, torch.Tensor], memory: Sequence[object], casts: Mapping[str, int]
 ) -> None:
     """Check that a trace has not given stand-ins another memory, nor written to casts of them, which nobody sees.
 
@@ -147,7 +147,7 @@ def check_memory_kept(
         CaptureError: naming the tensor.
     """
     for (name, stand_in), before in zip(stand_ins.items(), memory, strict=True):
-        if memory_of(stand_in) != before:
+        if memory_of(stand_in) is not before:
             raise CaptureError(
                 f"the step gives {name} other memory (tensor.set_, or tensor.data in a backward); write into it, under "
                 "torch.no_grad()"
@@ -159,9 +159,9 @@ def check_memory_kept(
             )
 
 
-def memory_of(tensor: torch.Tensor) -> int:
-    """A number that tells the memory of a tensor from that of others that are alive."""
-    return tensor.untyped_storage()._cdata
+def memory_of(tensor: torch.Tensor) -> object:
+    """The memory of a tensor; while it is held, it is the same object for all that lie there."""
+    return tensor.untyped_storage()
 
 
 def _replacing(slot: LentPlace, now: Any, names: int) -> torch.Tensor:
@@ -227,7 +227,7 @@ class _Replacing(TorchFunctionMode):
                 f"puts another value into tensor.data of a tensor of the model: it was {_kind(tensor)} and is {found}; "
                 "keep shape and dtype"
             )
-        if value.untyped_storage()._cdata == tensor.untyped_storage()._cdata:
+        if memory_of(value) is memory_of(tensor):
             value = value.clone()
         with torch.no_grad():  # where the backward needs what it was, autograd says so
             tensor.copy_(value)

@@ -222,10 +222,10 @@ def _batch_norm(
     buffers = [each for each in (running_mean, running_var) if each is not None]
     if not training or len(buffers) < 2:
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, 0.0, eps)
-    statistics = [torch.zeros_like(each) for each in buffers]
-    made = F.batch_norm(input, *statistics, weight, bias, True, 1.0, eps)
+    mean, var = (torch.zeros_like(each) for each in buffers)
+    made = F.batch_norm(input, mean, var, weight, bias, True, 1.0, eps)
     with torch.no_grad():
-        for running, now in zip(buffers, statistics, strict=True):
+        for running, now in zip(buffers, (mean, var), strict=True):
             running.copy_(running * (1 - momentum) + now * momentum)
     return made
 
