@@ -51,7 +51,7 @@ def measured(ranks: int, rounds: int) -> dict[str, dict[str, float]]:
         assert training is not None  # it has an optimizer
         checks: dict[str, Callable[[], object]] = {
             "guards": program._variants.current.guards.changed,
-            "places": program._stepping.places.check,
+            "places": program._core.places.check,
             "gradients": training.gradients.standing,
         }
         spent: dict[str, list[float]] = {name: [] for name in checks}

@@ -287,6 +287,18 @@ _CORE = {
 _RUNNING = {
     "torch._amp_update_scale_": Probe("the loss scale", _scale),
     "torch._assert_async": Probe("checks of values in steps", _assert_async),
+    "torch._pack_padded_sequence": Probe(
+        "packed sequences in steps",
+        lambda: (
+            torch._pack_padded_sequence(torch.ones(2, 1), torch.tensor([2]), False)[1].sum() == 2
+        ),
+    ),
+    "torch._pad_packed_sequence": Probe(
+        "packed sequences in steps",
+        lambda: (
+            torch._pad_packed_sequence(torch.ones(2), torch.tensor([1, 1]), False, 0.0, 3)[1] == 2
+        ),
+    ),
     "torch._foreach_add_": Probe("updates", _foreach("_foreach_add_", [torch.ones(2)])),
     "torch._foreach_sub_": Probe("updates", _foreach("_foreach_sub_", [torch.ones(2)])),
     "torch._foreach_copy_": Probe("copies", _foreach("_foreach_copy_", [torch.zeros(2)])),

@@ -98,8 +98,6 @@ def scaled(model: nn.Module, batch: Any) -> torch.Tensor:
         ({"x": torch.ones(8, 9)}, r"'x'.*float32\[8, 8\], found a tensor float32\[8, 9\]"),
         ({"x": torch.ones(8, 8).double()}, r"'x'.*found a tensor float64"),
         ({"y": 3}, r"'y'.*int64\[8\], found 3 of type int"),
-        ({"scale": 3.0}, r"'scale'.*the constant 2.0, found 3.0"),
-        ({"scale": 2}, r"'scale'.*the constant 2.0, found 2 of type int"),
         ({"scale": torch.ones(())}, r"'scale'.*the constant 2.0, found a tensor"),
         ({"more": torch.ones(1)}, r"the leaves \['x', 'y', 'scale', 'more'\]"),
     ],
@@ -123,7 +121,7 @@ def run(captured: Any, model: nn.Module, batch: Any) -> Any:
     return captured.unflatten_outputs(result.outputs)
 
 
-def test_constants_of_the_batch_are_baked_in() -> None:
+def test_constants_of_the_batch_are_those_of_the_example() -> None:
     model, batch = models.MLP(), {**models.vector_batch(dtype=torch.float32), "scale": 2.0}
     loss = run(capture(model, scaled, None, batch), model, batch)
     torch.testing.assert_close(loss, scaled(model, batch))

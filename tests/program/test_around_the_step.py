@@ -325,11 +325,10 @@ def test_hooks_that_a_step_cannot_call_are_refused() -> None:
     model = seeded(lambda: nn.Linear(8, 8))
     model.weight.register_post_accumulate_grad_hook(print)  # type: ignore[union-attr, operator]
     assert "weight has the hook print" in refused(model, sgd(model))
-    for when in ("pre", "post"):
-        model = seeded(lambda: nn.Linear(8, 8))
-        optimizer = sgd(model)
-        getattr(optimizer, f"register_step_{when}_hook")(lambda *_: None)
-        assert f"register_step_{when}_hook" in refused(model, optimizer)
+    model = seeded(lambda: nn.Linear(8, 8))
+    optimizer = sgd(model)
+    optimizer.register_step_pre_hook(lambda *_: None)
+    assert "register_step_pre_hook" in refused(model, optimizer)
 
 
 class NormOfAll(torch.optim.SGD):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -29,10 +30,17 @@ class TensorLeaf:
 @final
 @dataclass(frozen=True)
 class BatchSpec:
-    """Containers and leaves of the batch that a step was captured for; leaves that are no tensors are baked in."""
+    """Containers and leaves of the batch that a step was captured for.
+
+    Attributes:
+        tree: the containers.
+        leaves: with the values at capture of those that are no tensors.
+        constants: the values of these now, by key, as `note_constants` has found them; for all shapes of a step.
+    """
 
     tree: Tree
     leaves: tuple[TensorLeaf | Static, ...]
+    constants: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @cached_property
     def _template(self) -> Any:
@@ -63,6 +71,14 @@ class BatchSpec:
             leaves[key] = leaf
         return leaves
 
+    def note_constants(self, batch: Any) -> None:
+        """Note the leaves of a later batch that are no tensors; nothing where it is built otherwise."""
+        if len(self.tensors) == len(self.leaves):
+            return
+        found, tree = flatten(in_order(unflatten(list(self.leaves), self.tree), batch), "batch")
+        if [leaf.key for leaf in self.leaves] == [key for key, _ in found] and tree == self.tree:
+            self.constants.update(_constants(found))
+
     @property
     def tensors(self) -> tuple[TensorLeaf, ...]:
         """The tensors of the batch, in order."""
@@ -72,7 +88,7 @@ class BatchSpec:
         """The tensors of a later batch by key.
 
         Raises:
-            BatchError: naming the first leaf whose place, shape, dtype or baked-in value differs.
+            BatchError: naming the first leaf whose place, shape or dtype differs.
         """
         found, tree = flatten(in_order(unflatten(list(self.leaves), self.tree), batch), "batch")
         self._check_structure([key for key, _ in found], tree)
@@ -105,8 +121,12 @@ class BatchSpec:
             )
 
 
-def describe_batch(batch: Any) -> BatchSpec:
+def describe_batch(batch: Any, constants: dict[str, Any] | None = None) -> BatchSpec:
     """Describe the structure of `batch`, and the shapes and dtypes of its leaves.
+
+    Args:
+        batch: nest of tensors and plain constants.
+        constants: gets the values of the latter, for all shapes of a step; None for one of its own.
 
     Raises:
         BatchError: when a leaf is neither a dense tensor nor a plain constant, or two leaves have
@@ -118,14 +138,24 @@ def describe_batch(batch: Any) -> BatchSpec:
     for key in keys:
         if keys.count(key) > 1:
             raise BatchError(f"two leaves of the example batch are called {key!r}; rename one")
-    return BatchSpec(tree, leaves)
+    constants = {} if constants is None else constants
+    constants.update(_constants(found))
+    return BatchSpec(tree, leaves, constants)
+
+
+def _constants(leaves: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    return ((key, leaf) for key, leaf in leaves if _is_constant(leaf))
+
+
+def _is_constant(leaf: Any) -> bool:
+    return leaf is None or isinstance(leaf, bool | int | float | complex | str | torch.dtype)
 
 
 def _describe(key: str, leaf: Any) -> TensorLeaf | Static:
     if isinstance(leaf, torch.Tensor):
         _check_dense(key, leaf)
         return TensorLeaf(key, tuple(leaf.shape), dtype_name(leaf.dtype))
-    if leaf is None or isinstance(leaf, bool | int | float | complex | str | torch.dtype):
+    if _is_constant(leaf):
         return Static(key, leaf)
     raise BatchError(
         f"the leaf {key!r} of the example batch is a {type(leaf).__name__}; expected a torch.Tensor or a plain "
@@ -159,10 +189,8 @@ def _check_leaf(expected: TensorLeaf | Static, leaf: Any) -> None:
     if isinstance(leaf, torch.Tensor):
         _check_dense(expected.key, leaf)
         same = TensorLeaf(expected.key, tuple(leaf.shape), dtype_name(leaf.dtype)) == expected
-    else:
-        # 1, 1.0 and True are equal, but make different programs.
-        same = isinstance(expected, Static) and type(leaf) is type(expected.value)
-        same = same and Static(expected.key, leaf) == expected
+    else:  # another value is seen by the guards
+        same = isinstance(expected, Static) and _is_constant(leaf)
     if not same:
         raise _mismatch(expected.key, str(expected), _shown(leaf))
 

@@ -84,6 +84,7 @@ def capture(
     masters: bool = False,
     like: Captured | None = None,
     changing: Sequence[Entry] = (),
+    constants: dict[str, Any] | None = None,
 ) -> Captured:
     """Capture the whole step at logical size on tensors without data; model and optimizer stay as they are.
 
@@ -105,6 +106,7 @@ def capture(
         like: the same step for a batch of other shapes, which makes it quicker, and has decided which
             states there are.
         changing: where numbers of Python stand that change between steps.
+        constants: gets what is no tensor in the batch, by key, which later batches may change; of all shapes of a step.
 
     Raises:
         CaptureError: naming the user's line and the reason, when the step cannot be one graph.
@@ -112,7 +114,7 @@ def capture(
     """
     _check_device(device_type)
     _check_modes()
-    batch, optimizers = describe_batch(example_batch), _checked(optimizer)
+    batch, optimizers = describe_batch(example_batch, constants), _checked(optimizer)
     with _lock, nothing_left() as left:
         variables = read_variables(model)
         groups = groups_of(optimizers, variables.parameters) if training else {}

@@ -316,7 +316,7 @@ def test_hooks_of_modules_that_come_and_go(ranks: int) -> None:
             loss.backward()
             other.step()
             assert program.step(batch_of(seed)).item() == pytest.approx(loss.item())
-        optimizer.register_step_post_hook(lambda *_: None)
+        optimizer.register_step_pre_hook(lambda *_: None)
         with pytest.raises(weft.errors.CaptureError, match="hook"):
             program.step(batch_of(0))
         program.close()

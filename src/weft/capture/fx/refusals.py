@@ -64,15 +64,6 @@ _HIGHER = (
 )
 _HIGHER_ORDER = "no rule registered for HigherOrderOperator "
 
-# Functions of torch that read a value: the end of the file's name, the function, what would do.
-_KNOWN = (
-    (
-        "batchnorm.py",
-        "forward",
-        "BatchNorm(momentum=None) divides by the number of batches so far; give it a momentum, such as 0.1",
-    ),
-)
-
 # The frames of the trace, outermost first, each with the line that it was at.
 _Frames: TypeAlias = Sequence[tuple[FrameType, int]]
 
@@ -122,11 +113,7 @@ def refuse_reading(op: str) -> CaptureError:
 def _advice(frames: _Frames) -> str | None:
     """Advice for code of libraries that is known to need values: a way that would work."""
     for frame, _ in reversed(frames):
-        file, name = frame.f_code.co_filename, frame.f_code.co_name
-        for end, function, advice in _KNOWN:
-            if file.endswith(end) and name == function:
-                return advice
-        if "transformers" in file and _is_mixture(frame):
+        if "transformers" in frame.f_code.co_filename and _is_mixture(frame):
             return _EXPERTS
     return None
 

@@ -3,7 +3,7 @@
 Eager PyTorch runs a layer as one kernel of the machine's (oneDNN, cuDNN), which knows nothing of
 layouts; taken apart, a layer is some twenty calls for each time step. So a layer is recorded as one
 op of weft's own (`weft.ops.rules.layers.recurrent`). What that op is not for stays as PyTorch takes it apart:
-projections, packed sequences, and layers of which a strategy splits a weight.
+projections, and layers of which a strategy splits a weight. Packed sequences: `packed.py`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from weft.capture.ops.packed import packed_call
 from weft.ops.rules.layers.recurrent import saved_bytes
 
 _FUSED = (torch.float32, torch.bfloat16)
@@ -39,7 +40,14 @@ class LayersKept(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.lstm and not kwargs and self._keeps(args):
             return _lstm(*args)
-        return func(*args, **(kwargs or {}))
+        found = packed_call(func, args, self._layer)
+        return func(*args, **(kwargs or {})) if found is NotImplemented else found
+
+    def _layer(self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+        """All states [time, n, hidden] of one layer of an LSTM on x [time, n, in]."""
+        states = [state.unsqueeze(0) for state in first]
+        args: Any = (x, states, list(weights), len(weights) == 4, 1, 0.0, False, False, False)
+        return _lstm(*args)[0] if self._keeps(args) else torch.lstm(*args)[0]
 
     def _keeps(self, args: Sequence[Any]) -> bool:
         """True where these are the arguments of layers without projections, on a batch that is not packed."""

@@ -61,15 +61,15 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
-    # Private API: where `register_step_pre_hook` and `register_step_post_hook` keep hooks.
-    for when in ("pre", "post"):
-        hooks = getattr(optimizer, f"_optimizer_step_{when}_hooks", None)
-        if hooks:
-            raise CaptureError(
-                f"{type(optimizer).__name__} has {named_hook(hooks)} by register_step_{when}_hook, which a compiled "
-                "step cannot call, as the update is part of its plan; take it away. Gradients are clipped by "
-                "clip_norm= of the strategy, and changed by parameter.register_hook"
-            )
+    # Private API: where `register_step_pre_hook` keeps hooks.
+    hooks = getattr(optimizer, "_optimizer_step_pre_hooks", None)
+    if hooks:
+        raise CaptureError(
+            f"{type(optimizer).__name__} has {named_hook(hooks)} by register_step_pre_hook, which a compiled "
+            "step cannot call, as the update is part of its plan; take it away. Gradients are clipped by "
+            "clip_norm= of the strategy, and changed by parameter.register_hook; a hook by register_step_post_hook is "
+            "called"
+        )
 
 
 def _check_attributes(optimizer: torch.optim.Optimizer) -> None:

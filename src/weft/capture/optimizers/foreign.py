@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
@@ -120,20 +120,26 @@ def check_repeats(optimizer: object, make: Make, name: str, dims: int) -> None:
 
 
 def check_foreign(
-    optimizer: torch.optim.Optimizer, make: Make, name: str, dims: int, group: int
+    optimizer: torch.optim.Optimizer,
+    make: Make,
+    name: str,
+    dims: int,
+    group: int,
+    counters: Collection[str],
 ) -> None:
     """Check, on small tensors with values, that an update of the user's depends on nothing that copies lack.
 
     Args:
         optimizer, make, name, dims: as in `check_repeats`.
         group: the place of the parameter's group in the optimizer.
+        counters: numbers that all copies are given, and that go on by themselves, as `self.calls`.
 
     Raises:
         CaptureError: when it goes by its place, or by what earlier steps have left in the optimizer.
     """
     trials, count = _Trials(make, dims), len(optimizer.param_groups)
     try:
-        kept = trials.keeps()
+        kept = trials.keeps(counters)
         alone = trials.alone()
         apart = all(_alike(alone, run()) for run in trials.beside_others(group, count))
     except Exception:
@@ -190,23 +196,27 @@ class _Trials:
                 group.update({key: x / 2 for key, x in group.items() if isinstance(x, float)})
         return _after(optimizer, own, [other])
 
-    def keeps(self) -> str:
-        """The name of what the steps leave in the optimizer for later ones; "" where they go by nothing of it."""
+    def keeps(self, counters: Collection[str]) -> str:
+        """The name of what the steps leave in the optimizer for later ones; "" where they go by nothing of it.
+
+        `counters` may be left.
+        """
         own = self._parameter(0.0)
         optimizer = self._make([own])
         first = _left(optimizer)
         going_on = _after(optimizer, own, [])
         now = _left(optimizer)
         changed = [key for key, value in now.items() if first.get(key, _left) != value]
+        changed = [key for key in changed if key not in counters]
         if not changed:
             return ""
-        counters = [key for key in changed if _counts(first.get(key), now[key])]
+        written = [key for key in changed if _counts(first.get(key), now[key])]
         own = self._parameter(0.0)
-        again = _after(self._make([own]), own, [], anew=True)
-        return "" if not counters and _alike(going_on, again) else (counters or changed)[0]
+        again = _after(self._make([own]), own, [], anew=counters)
+        return "" if not written and _alike(going_on, again) else (written or changed)[0]
 
     def _parameter(self, phase: float) -> torch.nn.Parameter:
-        return torch.nn.Parameter(_values(self._dims, phase))
+        return torch.nn.Parameter(small_values(self._dims, phase))
 
 
 def _in_group(index: int, count: int, own: Any, other: Any) -> list[list[Any]]:
@@ -264,36 +274,44 @@ def _after(
     optimizer: Any,
     own: torch.nn.Parameter,
     others: Sequence[torch.nn.Parameter],
-    anew: bool = False,
+    anew: Collection[str] | None = None,
 ) -> torch.Tensor:
-    """A parameter after some steps; with `anew`, each on what the optimizer was at first, but for states."""
+    """A parameter after some steps; with `anew`, each on what the optimizer was at first, but for states and these."""
     first = attributes_for_copy(optimizer), [options_of(group) for group in optimizer.param_groups]
     with torch.random.fork_rng(devices=[]):
         for step in range(_STEPS):
             for place, parameter in enumerate((own, *others)):
-                parameter.grad = _values(own.dim(), step + 2.0 - 7 * place)
-            if anew:
-                _put_back(optimizer, *first)
+                parameter.grad = small_values(own.dim(), step + 2.0 - 7 * place)
+            if anew is not None:
+                _put_back(optimizer, *first, anew)
             optimizer.step()
     return own.detach()
 
 
 def _put_back(
-    optimizer: Any, attributes: Mapping[str, Any], groups: Sequence[Mapping[str, Any]]
+    optimizer: Any,
+    attributes: Mapping[str, Any],
+    groups: Sequence[Mapping[str, Any]],
+    but: Collection[str],
 ) -> None:
     for name in attributes_for_copy(optimizer).keys() - attributes.keys():
-        delattr(optimizer, name)
-    vars(optimizer).update({name: owned(value) for name, value in attributes.items()})
+        if f"self.{name}" not in but:
+            delattr(optimizer, name)
+    kept = {name: x for name, x in attributes.items() if f"self.{name}" not in but}
+    vars(optimizer).update({name: owned(value) for name, value in kept.items()})
     for group, options in zip(optimizer.param_groups, groups, strict=True):
         for name in group.keys() - options.keys() - {"params"}:
-            del group[name]
-        group.update({name: owned(value) for name, value in options.items()})
+            if f"group[{name!r}]" not in but:
+                del group[name]
+        kept = {name: x for name, x in options.items() if f"group[{name!r}]" not in but}
+        group.update({name: owned(value) for name, value in kept.items()})
 
 
 def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
-def _values(dims: int, phase: float) -> torch.Tensor:
+def small_values(dims: int, phase: float) -> torch.Tensor:
+    """A tensor for trials: 3 elements along each of some dimensions, others for another phase."""
     count = 3**dims
     return torch.sin(torch.arange(count, dtype=torch.float32) + phase).reshape([3] * dims)

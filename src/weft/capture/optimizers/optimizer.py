@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from weft.capture.fx.private import DispatchMode
 from weft.capture.optimizers.checks import check_apart, check_optimizer, updates_parts_alike
+from weft.capture.optimizers.counted import count_step, counters_of, find_counters
 from weft.capture.optimizers.foreign import (
     attributes_for_copy,
     attributes_of,
@@ -176,7 +177,8 @@ def _rules(
                 check_repeats(optimizer, copies, name, parameter.dim())
             check_apart(optimizer, copy, name, parameter.dim())
             if is_foreign(optimizer):
-                check_foreign(optimizer, copies, name, parameter.dim(), own)
+                counters = set(map(str, find_counters(optimizer, copies, parameter.dim())))
+                check_foreign(optimizer, copies, name, parameter.dim(), own, counters)
             cut[dims] = updates_parts_alike(copy, parameter.dim())
         rules[name] = replace(tried[kind], elementwise=tried[kind].elementwise and cut[dims])
     return rules
@@ -364,7 +366,13 @@ def _stepped(
         probe.grad = torch.empty_like(probe)
         with observer:
             copy.step()
-    _check_options(optimizer, options, copy.param_groups[0])
+    counters: Collection[str] = ()
+    if is_foreign(optimizer) and _changed(options, copy.param_groups[0]):
+        copies = partial(_copy_in_groups, optimizer, group, put_on)
+        counters = {
+            each.name for each in find_counters(optimizer, copies, len(shape)) if each.of_group
+        }
+    _check_options(optimizer, options, copy.param_groups[0], counters)
     _check_draws(optimizer, observer.draws)
     return _states(copy, probe), bool(observer.mixing)
 
@@ -459,14 +467,32 @@ def _mark(value: Any) -> Any:
     return (type(value).__name__, value) if plain else id(value)
 
 
-def _check_options(optimizer: object, before: dict[str, Any], after: dict[str, Any]) -> None:
+def _check_options(
+    optimizer: object, before: dict[str, Any], after: dict[str, Any], counters: Collection[str]
+) -> None:
     """Refuse optimizers that keep what all parameters together say in the group, such as an estimated step size."""
-    for name in after:
-        if name not in before or not (after[name] is before[name] or after[name] == before[name]):
+    for name in _changed(before, after):
+        if name not in counters:
             raise CaptureError(
                 f"the optimizer {type(optimizer).__name__} cannot be captured: its step changes {name!r} of the "
-                "parameter group; expected an update that looks at one parameter at a time"
+                "parameter group; expected an update that looks at one parameter at a time, and numbers in the group "
+                "that go by themselves, as a counter does"
             )
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """The names of options that are others, or new."""
+    return [
+        name
+        for name, value in after.items()
+        if name not in before or not (value is before[name] or value == before[name])
+    ]
+
+
+def count_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Let the counters of an optimizer of the user's go on, once its parameters are updated on all ranks."""
+    if counters_of(optimizer):
+        count_step(optimizer, lambda group, own: _copy_for(optimizer, group, own))
 
 
 def _is_empty(value: Any) -> bool:

@@ -55,6 +55,12 @@ _SAME_IF_UNCHANGED = frozenset(
 )
 # Checks of what is known when capturing.
 _CHECKS = frozenset(("_assert_tensor_metadata", "_assert_scalar"))
+_TRAINED = (
+    "the step writes the parameter {!r} in place, which the optimizer updates in the same step; expected only buffers "
+    "and parameters that are not trained to be written. Write it between steps: with torch.no_grad(), before the first "
+    "one and behind each program.step(), or in optimizer.register_step_post_hook(); so for max_norm= of an embedding, "
+    "on the whole weight: weight.copy_(weight.renorm(2, 0, max_norm))"
+)
 _REQUIRE = (aten._assert_async.default, aten._assert_async.msg)
 
 
@@ -125,6 +131,7 @@ class _Reader:
         self.calls: list[Call] = []
         self.results: tuple[Ref, ...] = ()
         self._waiting = iter(boundary.inputs)
+        self._gradients, self._rules = frozenset(boundary.gradients), boundary.rules
         self._refs: dict[torch.fx.Node, Any] = {}
         self._written: dict[torch.fx.Node, Ref] = {}
         self._inputs_of: dict[torch.fx.Node, Input] = {}
@@ -158,14 +165,21 @@ class _Reader:
         updates = []
         for node, source in self._written.items():
             target = self._inputs_of[node]
-            if target.role == "buffer":
+            if target.role == "buffer" or self._is_frozen(target):
                 updates.append(Update("copy", Ref(target.value.name), source))
+            elif target.role == "parameter":
+                raise CaptureError(_TRAINED.format(target.key))
             elif target.role != "batch":  # a batch is not read again
                 raise CaptureError(
                     f"the step writes the {target.role} {target.key!r} in place; expected only buffers to be "
                     "written: register the tensor with register_buffer, or compute a new one"
                 )
         return updates
+
+    def _is_frozen(self, target: Input) -> bool:
+        """True for a parameter that no optimizer updates in this step, such as those of a teacher."""
+        trained = target.key in self._gradients and target.key in self._rules
+        return target.role == "parameter" and not trained
 
     def _read_input(self, node: torch.fx.Node) -> None:
         role, key = next(self._waiting)

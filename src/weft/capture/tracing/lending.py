@@ -12,8 +12,15 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from weft.capture.fx.private import Refusal, is_fake
 from weft.capture.python.reached import user_attributes
 from weft.errors import CaptureError
+
+_SET_DATA: Any = torch.Tensor.data.__set__  # type: ignore[attr-defined]
+_OTHER_DATA = (
+    "puts another value into tensor.data of a tensor that is none of the model, which the graph would not see; compute "
+    "a new tensor, or write it in place: with torch.no_grad(): tensor.copy_(value)"
+)
 
 
 @final
@@ -126,6 +133,37 @@ def write_replaced(
     return kept
 
 
+def check_memory_kept(
+    stand_ins: Mapping[str, torch.Tensor], memory: Sequence[object], casts: Mapping[str, int]
+) -> None:
+    """Check that a trace has not given stand-ins another memory, nor written to casts of them, which nobody sees.
+
+    Args:
+        stand_ins: by the names of what they stand for.
+        memory: of each, before the trace (see `memory_of`).
+        casts: versions of those that are casts, before the trace, by name.
+
+    Raises:
+        CaptureError: naming the tensor.
+    """
+    for (name, stand_in), before in zip(stand_ins.items(), memory, strict=True):
+        if memory_of(stand_in) is not before:
+            raise CaptureError(
+                f"the step gives {name} other memory (tensor.set_, or tensor.data in a backward); write into it, under "
+                "torch.no_grad()"
+            )
+        if stand_in._version != casts.get(name, stand_in._version):
+            raise CaptureError(
+                f"the step writes {name} in place, which the strategy's precision casts before it is read: the "
+                'parameter would stay as it is. Write it between steps, or let autocast cast (precision="bf16")'
+            )
+
+
+def memory_of(tensor: torch.Tensor) -> object:
+    """The memory of a tensor; while it is held, it is the same object for all that lie there."""
+    return tensor.untyped_storage()
+
+
 def _replacing(slot: LentPlace, now: Any, names: int) -> torch.Tensor:
     """The tensor `now` in the place of a buffer that has so many names."""
     if slot.name in slot.module._parameters or isinstance(now, nn.Parameter):
@@ -159,15 +197,40 @@ def _not_replaced(slot: LentPlace, reason: str) -> CaptureError:
 
 @final
 class _Replacing(TorchFunctionMode):
-    """Calls of torch's functions with tensors of the model are made with their stand-ins."""
+    """Calls of torch's functions with tensors of the model are made with their stand-ins.
+
+    What is put into `tensor.data` of one is written into it: no graph knows that a tensor has other memory.
+    """
 
     def __init__(self, stand_ins: Mapping[int, torch.Tensor]) -> None:
         super().__init__()
         self._stand_ins = stand_ins
+        self._own = set(map(id, stand_ins.values()))
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = {name: self._replaced(value) for name, value in (kwargs or {}).items()}
-        return func(*[self._replaced(value) for value in args], **kwargs)
+        args = [self._replaced(value) for value in args]
+        if func == _SET_DATA:
+            return self._put(*args)
+        return func(*args, **kwargs)
+
+    def _put(self, tensor: torch.Tensor, value: Any) -> None:
+        """Do what `tensor.data = value` does, for those who read the tensor afterwards."""
+        if id(tensor) not in self._own:
+            if is_fake(tensor) or is_fake(value):
+                raise Refusal(_OTHER_DATA)
+            _SET_DATA(tensor, value)
+            return
+        if not isinstance(value, torch.Tensor) or _kind(value) != _kind(tensor):
+            found = _kind(value) if isinstance(value, torch.Tensor) else repr(value)
+            raise Refusal(
+                f"puts another value into tensor.data of a tensor of the model: it was {_kind(tensor)} and is {found}; "
+                "keep shape and dtype"
+            )
+        if memory_of(value) is memory_of(tensor):
+            value = value.clone()
+        with torch.no_grad():  # where the backward needs what it was, autograd says so
+            tensor.copy_(value)
 
     def _replaced(self, value: Any) -> Any:
         if type(value) is list or type(value) is tuple:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, final
@@ -14,7 +14,7 @@ from weft.capture.fx.checkpoints import checkpoints_noted
 from weft.capture.fx.locations import LinesNoted, backward_noted
 from weft.capture.fx.private import mark_backward, running_sequence
 from weft.capture.fx.refusals import in_function
-from weft.capture.numbers.changing import ChangingNumbers, CountedWithTensors
+from weft.capture.numbers.changing import ChangingNumbers, CountedWithTensors, is_changing
 from weft.capture.ops.grids import GridsOfOne
 from weft.capture.ops.recurrent import LayersKept
 from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
@@ -23,12 +23,18 @@ from weft.capture.python.caches import Cache
 from weft.capture.python.memos import kept_results
 from weft.capture.python.recorder import PythonRecorder
 from weft.capture.python.rewriting.hooks import gradient_hooks
-from weft.capture.python.rewriting.rewrites import Rewritten
+from weft.capture.python.rewriting.rewrites import Rewritten, counts_in_the_graph
 from weft.capture.tracing.before import Writable
 from weft.capture.tracing.between import between_steps_refused
 from weft.capture.tracing.leftovers import Leftovers
-from weft.capture.tracing.lending import attributes_carried, lent, write_replaced
-from weft.capture.tree import unflatten
+from weft.capture.tracing.lending import (
+    attributes_carried,
+    check_memory_kept,
+    lent,
+    memory_of,
+    write_replaced,
+)
+from weft.capture.tree import Static, unflatten
 from weft.capture.watch import Entry, Watch
 from weft.errors import CaptureError
 
@@ -109,6 +115,13 @@ class StepCall:
         own = {**self.variables.parameters, **self.variables.buffers}
         cast = [self.casts.parameter(parameter) for parameter in parameters]
         stand_ins = dict(zip(map(id, own.values()), [*cast, *buffers], strict=True))
+        named = dict(zip(own, stand_ins.values(), strict=True))
+        memory = list(map(memory_of, named.values()))
+        casts = {
+            name: x._version
+            for name, x, plain in zip(own, cast, parameters, strict=False)
+            if x is not plain
+        }
         # A backward may read the model too, as that of a checkpoint does.
         with lent(self.model, stand_ins) as slots:
             with (
@@ -121,9 +134,10 @@ class StepCall:
                 self.outputs, tensors = self._described(describe_outputs, result, loss)
                 self.output_keys = tuple(tensors)
                 gradients = [] if loss is None else self._gradients(loss, parameters)
+                check_memory_kept(named, memory, casts)
                 results = write_replaced(slots, [*tensors.values(), *gradients])
             read = self.recorder.watch().entries
-            self.watch = Watch((*read, *kept_results(read)))
+            self.watch = Watch((*read, *kept_results(read), *self._constants()))
             self.caches = tuple(self.recorder.caches())
             self.made = self.recorder.made()
         return [*results, *(each.now for each in self.caches)]
@@ -135,7 +149,17 @@ class StepCall:
         layers = LayersKept([by_name[name] for name in self.apart])
         casts = self.casts.around(self.model)
         counting = CountedWithTensors() if self.numbers else nullcontext()
-        with GridsOfOne(), Rewritten(), counting, layers, self.lines, checkpoints_noted(), casts:
+        notes = checkpoints_noted()
+        with (
+            GridsOfOne(),
+            Rewritten(),
+            counting,
+            layers,
+            self.lines,
+            notes,
+            casts,
+            counts_in_the_graph(),
+        ):
             result = self.loss_fn(self.model, self._batch(batch))
         self.recurrent = frozenset(name for name, one in by_name.items() if id(one) in layers.seen)
         return result
@@ -162,10 +186,17 @@ class StepCall:
     def _batch(self, tensors: list[torch.Tensor]) -> Any:
         waiting = iter(tensors)
         leaves = [
-            next(waiting) if isinstance(leaf, TensorLeaf) else leaf.value
+            next(waiting) if isinstance(leaf, TensorLeaf) else self.batch.constants[leaf.key]
             for leaf in self.batch.leaves
         ]
         return unflatten(leaves, self.batch.tree)
+
+    def _constants(self) -> Iterator[Entry]:
+        """The leaves of the batch that are no tensors, but for numbers that are inputs already."""
+        space = self.batch.constants
+        for leaf in self.batch.leaves:
+            if isinstance(leaf, Static) and not is_changing(space[leaf.key]):
+                yield Entry(space, leaf.key, space[leaf.key], f"the batch's leaf {leaf.key!r}")
 
     def _gradients(self, loss: torch.Tensor, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
         wanted = {

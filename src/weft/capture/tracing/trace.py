@@ -107,7 +107,7 @@ def trace_step(
     def begin(numbers: ChangingNumbers | None = None) -> tuple[StepCall, Any]:
         cast = casts or Casts(device=device)
         step = StepCall(model, loss_fn, variables, batch, training, cast, left, apart, numbers)
-        inputs = _fakes(variables, example, mode, device, training)
+        inputs = _fakes(variables, example, mode, device)
         return step, inputs
 
     def alike(step: StepCall, inputs: Any, again: bool) -> torch.fx.GraphModule | None:
@@ -173,13 +173,10 @@ def _fakes(
     example: Mapping[str, torch.Tensor],
     mode: FakeMode,
     device: str,
-    training: bool,
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
     return (
-        [
-            fake_tensor(mode, p, device, training and p.requires_grad)
-            for p in variables.parameters.values()
-        ],
+        # In evaluation too, for those who ask; no gradients are made there.
+        [fake_tensor(mode, p, device, p.requires_grad) for p in variables.parameters.values()],
         [fake_tensor(mode, b, device) for b in variables.buffers.values()],
         [fake_tensor(mode, x, device) for x in example.values()],
     )

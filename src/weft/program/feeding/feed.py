@@ -139,6 +139,11 @@ class Feeder:
             return False
         return True
 
+    def note_constants(self, batch: Any) -> None:
+        """Note what is no tensor in a batch, for the guards to compare."""
+        if self._spec.constants:
+            self._spec.note_constants(stood_in(batch))
+
     def differs_in_shape(self, batch: Any) -> bool:
         """True where a batch is built like the example, but for shapes of its tensors."""
         return self._spec.differs_in_shape(stood_in(batch))

@@ -56,15 +56,20 @@ class LivePlaces:
     def check(self) -> None:
         """Check that the tensors are those that were compiled; some microseconds.
 
-        New values that were put into `tensor.data` of ordinary tensors are written into the memory
-        that steps work with.
-
         Raises:
             UserError: naming a tensor or module that was replaced by another, removed or converted.
         """
         now = chain(chain.from_iterable(map(dict.values, self._spaces)), (_END,))
         if not all(map(is_, now, self._held)):
             self._check_each()
+        self.take_data()
+
+    def take_data(self) -> None:
+        """Write values that were put into `tensor.data` of ordinary tensors into the memory that steps work with.
+
+        Raises:
+            UserError: where one has become another shape or dtype.
+        """
         if list(map(Tensor.data_ptr, self._plain)) != self._pointers:
             self._write_back()
 

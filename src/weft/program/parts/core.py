@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weft.compiler.pipeline import Compiled
 from weft.errors import UserError
+from weft.program.live.places import LivePlaces
 from weft.program.modes import check_modes
 from weft.program.planning.recovery import Failed
 from weft.program.planning.step import Step
@@ -41,6 +42,7 @@ class ProgramCore:
         waits: for the batches of the last steps that were made in a loop of weft's, by the number of the step.
         metrics: of the last step, by name.
         failed: the step or update that failed last; None where the program can go on.
+        places: of the model's tensors, which are live already; compared before every step.
         close: ends threads and groups; nothing when called again.
     """
 
@@ -53,6 +55,7 @@ class ProgramCore:
         self.waits: dict[int, StepSpan] = {}
         self.metrics: Mapping[str, Tensor] = {}
         self.failed: Failed | None = None
+        self.places = LivePlaces(self.setting.model, self.setting.variables)
         self._number = self.setting.world.calls.new_program()
         self.close = weakref.finalize(self, _close_all, variants, training)
 
@@ -84,7 +87,8 @@ class ProgramCore:
         return self.variants.current.executors
 
     def enter(self, what: str) -> int:
-        """A call begins that all ranks must make."""
+        """A call begins that all ranks must make; it works with what the user has put into the live tensors."""
+        self.places.take_data()
         return self.setting.world.calls.enter(f"{what} of program {self._number}")
 
     def make_ready(self) -> None:

@@ -10,10 +10,14 @@ from weft.errors import UserError
 from weft.program.agreement import BatchSums, OptionsChecksum, Stamps, checksum_of_numbers
 from weft.program.data.ahead import loaded_ahead, with_waits
 from weft.program.data.loader import Loader
-from weft.program.live.places import LivePlaces
 from weft.program.parts.core import ProgramCore
 from weft.program.planning.variants import Variants
 from weft.program.training.gradients import check_adding
+from weft.program.training.step_hooks import (
+    call_step_hooks,
+    check_step_hooks,
+    without_step_hooks,
+)
 from weft.program.training.training import Training
 from weft.program.verification import Subject, Verified, verified
 from weft.runtime.executor.rank_executor import RankExecutor
@@ -26,13 +30,9 @@ class ProgramSteps:
 
     Args:
         core: of the program, whose tensors are live already.
-
-    Attributes:
-        places: of the model's tensors, compared before every step.
     """
 
     def __init__(self, core: ProgramCore) -> None:
-        self.places = LivePlaces(core.setting.model, core.setting.variables)
         self._core = core
         self._options = OptionsChecksum(core.variants.optimizers)
         # Of the calls of all ranks so far.
@@ -51,7 +51,7 @@ class ProgramSteps:
         adds = not update or standing
         variants = self._adding(update) if adds else core.variants
         batch = core.setting.whole(batch)
-        self.places.check()
+        core.places.check()
         enter = partial(self._enter_step, adding=standing)
         feeds, sums = variants.feeds(batch, core.steps, enter)
         if training is not None:
@@ -93,7 +93,7 @@ class ProgramSteps:
             )
         options = self._options.of(True)
         core.enter(f"update by {training.gradients.text}, options {options:x}")
-        self.places.check()
+        core.places.check()
         training.take()
         self._update(training, options)
         self._show(training, True)
@@ -109,10 +109,10 @@ class ProgramSteps:
             core.steps = number
             return self.step(batch, update)
 
+        subject = Subject(core.setting, core.variants, core.training, core.step, number, run)
         try:
-            return verified(
-                Subject(core.setting, core.variants, core.training, core.step, number, run), batch
-            )
+            with without_step_hooks(core.variants.optimizers):
+                return verified(subject, batch)
         finally:
             core.steps, core.metrics = number, metrics
 
@@ -143,9 +143,16 @@ class ProgramSteps:
             raise
 
     def _show(self, training: Training, updated: bool) -> None:
-        """Show what a step or an update has made, where it will stay: copies take what the step has given back."""
+        """Show what a step or an update has made, where it will stay; then call hooks behind an update.
+
+        Copies take what the step has given back.
+        """
         training.settle(sum(each.given_back for each in self._ran))
         training.show(updated)
+        if updated:
+            optimizers = self._core.variants.optimizers
+            check_step_hooks(optimizers, self._core.compiled.graph)
+            call_step_hooks(optimizers)
 
     def _adding(self, update: bool) -> Variants:
         """The variants of a step that adds to gradients, whether an update follows or not."""

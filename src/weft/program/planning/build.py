@@ -193,6 +193,7 @@ def evaluation(
         parameters=precision.parameters,
         like=like,
         changing=changing,
+        constants=like.batch.constants if like else None,
     )
     return captured, compiled_like(setting, trained, captured.graph, layouts_of_shards(batch))
 

@@ -20,7 +20,7 @@ from weft.tensor import GlobalTensor
 
 _HOOKS = (
     *MODULE_HOOKS,
-    *("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"),
+    "_optimizer_step_pre_hooks",  # those behind a step are called as they are then
 )
 _GLOBAL_HOOKS = (
     *("_global_forward_hooks", "_global_forward_pre_hooks"),
@@ -36,7 +36,7 @@ class Guards:
 
     def __init__(self, watch: Watch, model: nn.Module, optimizers: Optimizers) -> None:
         self._watch = watch
-        named = dict(model.named_parameters()) if optimizers else {}
+        named = dict(model.named_parameters())
         self._names, self._parameters = tuple(named), tuple(named.values())
         self._trained = list(map(_requires_grad, self._parameters))
         self._several = any(isinstance(each, GlobalTensor) for each in self._parameters)

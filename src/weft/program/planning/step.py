@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from weft.capture import Captured, capture
+from weft.capture.batch import describe_batch
+from weft.capture.optimizers.foreign import is_foreign
 from weft.capture.optimizers.groups import Optimizers, Optimizing, optimizers_of
 from weft.capture.watch import Entry
 from weft.compiler.strategy_hints import split_parameters
@@ -81,6 +83,8 @@ class Step:
         # Where numbers of Python stand that have changed since a capture; for other shapes too.
         self._changing: dict[tuple[int, Any], Entry] = {}
         self._facts: _Facts | None = None
+        # What is no tensor in the batch, as it is now; for other shapes too.
+        self._constants: dict[str, Any] = {}
 
     @property
     def captures(self) -> tuple[Captured, ...]:
@@ -110,6 +114,7 @@ class Step:
         _check_same(self._facts, facts)
         wanted = device_type, (precision or Precision()).captured, frozenset(apart)
         # Another value of a number that the model reads makes another graph, as another hook does.
+        describe_batch(self._batch, self._constants)
         self._known = [known for known in self._known if not known.guards.changed()]
         found = next((known for known in self._known if known.serves(*wanted)), None)
         if found is None:
@@ -178,7 +183,7 @@ class Step:
         """The same step for a batch of other shapes."""
         step = Step(self.model, self.loss_fn, self.optimizer, batch)
         step._like = self._like or self
-        step._changing = self._changing
+        step._changing, step._constants = self._changing, self._constants
         return step
 
     def _capture(self, device_type: str, precision: Precision, apart: Collection[str]) -> Captured:
@@ -198,6 +203,7 @@ class Step:
                 precision.masters,
                 like.captured if like else None,
                 self.changing,
+                self._constants,
             )
 
 
@@ -212,12 +218,14 @@ def _facts(model: nn.Module, optimizers: Optimizers) -> Iterator[str]:
     for path, module in model.named_modules() if optimizers else ():
         yield f"module {path or type(module).__name__}: {'train' if module.training else 'eval'} mode"
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    for label, _, group in optimizers.groups():
+    for label, number, group in optimizers.groups():
         members = ", ".join(names.get(id(one), "unknown") for one in group["params"])
         yield f"{label}: {members}"
         # Whether there is a momentum decides which states there are; how large it is does not.
         for key, value in group.items():
-            if key != "params":
+            foreign = is_foreign(optimizers.place(number)[0])
+            # A number in a group of the user's own optimizer may be a counter.
+            if key != "params" and not (foreign and type(value) in (int, float)):
                 shown = type(value).__name__ if isinstance(value, torch.Tensor) else _switch(value)
                 yield f"option {key} of {label}: {shown}"
 

@@ -149,6 +149,7 @@ class Variants:
                 too many plans for shapes.
             UserError: when there are too many plans for values of Python.
         """
+        self.current.feeder.note_constants(batch)
         changed = self.current.guards.changed()
         try:
             found = None if changed else self.current.feeder.feeds(batch, step)

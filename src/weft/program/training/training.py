@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import final
 
 from torch import Tensor
 
 from weft.capture.optimizers.groups import Optimizers
 from weft.capture.optimizers.kernels import is_of_torch
+from weft.capture.optimizers.optimizer import count_steps
 from weft.compiler.pipeline import Compiled
 from weft.ir import LogicalGraph
 from weft.program.everyone import agreed
@@ -18,6 +18,7 @@ from weft.program.planning.variants import Variants
 from weft.program.setting import Setting
 from weft.program.training.gradients import Gradients
 from weft.program.training.states import States, check_states
+from weft.program.training.step_hooks import check_step_hooks
 from weft.runtime.memory.together import lay_together
 from weft.runtime.world.world import World
 
@@ -26,7 +27,11 @@ def training_of(setting: Setting, optimizers: Optimizers) -> Training:
     """The training part of a program that trains by these optimizers."""
     variables = setting.variables
     states = [States(optimizers, one, setting.model, variables) for one in optimizers.each]
-    check = partial(check_states, setting.model, optimizers)
+
+    def check(graph: LogicalGraph) -> None:
+        check_states(setting.model, optimizers, graph)
+        check_step_hooks(optimizers, graph)
+
     return Training(
         setting.world, states, Gradients(setting, optimizers), Masters(variables), check
     )
@@ -102,6 +107,7 @@ class Training:
             each.show()
             if updated:
                 each.optimizer._opt_called = True  # type: ignore[attr-defined]
+                count_steps(each.optimizer)
 
     def adds_by(self, variants: Variants | Callable[[], Variants]) -> None:
         """The variants of the step without an update, or what makes them when they are first wanted."""

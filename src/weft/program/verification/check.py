@@ -12,6 +12,7 @@ from torch import Tensor
 from weft.capture.outputs import Number
 from weft.capture.precision import Casts
 from weft.errors import VerificationError
+from weft.ir.logical import Input, Update
 from weft.program.everyone import everyone
 from weft.program.verification.compare import (
     Compared,
@@ -188,11 +189,14 @@ class _Comparison:
         return self._keys.get(path, path) if kind == "output" else path
 
     def _not_updated(self, updated: set[str]) -> Iterator[Compared]:
-        """Buffers, and parameters that no optimizer has."""
+        """Buffers, and parameters that no optimizer has, which the step may write."""
+        graph = self._captured.graph
+        copies = {each.target.name for each in graph.of_kind(Update) if each.rule == "copy"}
+        written = {node.key for node in graph.of_kind(Input) if node.value.name in copies}
         for key, expected in self._plain.tensors.items():
             if key not in updated:
                 kind = "parameter" if key in self._parameters else "buffer"
-                noise = self._noise.get(("tensors", key), 0.0) if kind == "buffer" else 0.0
+                noise = self._noise.get(("tensors", key), 0.0) if key in written else 0.0
                 found = self._planned.tensors[key]
                 yield compare(kind, key, found, expected, noise, self._rounding)
 

@@ -8,6 +8,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from weft.capture.optimizers.counted import counted_now, put_counters
 from weft.program.training.training import Training
 from weft.runtime.memory.state import Variables
 
@@ -43,6 +44,7 @@ class Snapshot:
         self._states: list[tuple[Any, dict[Tensor, dict[str, Any]]]] = [
             (each, {p: dict(own) for p, own in each.state.items()}) for each in optimizers
         ]
+        self._counted = [(each, counted_now(each)) for each in optimizers]
         self._parameters = list(dict(model.named_parameters()).values())
         self._gradients = [parameter.grad for parameter in self._parameters]
         self._open = training is not None and training.gradients.open
@@ -57,6 +59,9 @@ class Snapshot:
             return
         for optimizer, states in self._states:
             _put_back(optimizer.state, states)
+        for optimizer, counted in self._counted:
+            for group, numbers in zip(optimizer.param_groups, counted, strict=True):
+                put_counters(optimizer, [group], numbers)
         self._training.take()
 
     def put_back(self) -> None:

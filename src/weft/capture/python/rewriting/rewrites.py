@@ -7,15 +7,18 @@ checks by a value, the graph checks in every step (`weft.required`).
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, final
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules import batchnorm
 from torch.overrides import TorchFunctionMode
 
-from weft.capture.fx.private import Refusal, copy_noted
+from weft.capture.fx.private import Refusal, copy_noted, is_fake
 from weft.capture.numbers import later
 
 F = torch.nn.functional
@@ -203,6 +206,44 @@ def _ctc_loss(
     return F.ctc_loss(log_probs, targets, made[0], made[1], *rest, **named)
 
 
+def _batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: Any = 0.1,
+    eps: float = 1e-5,
+) -> Any:
+    """BatchNorm whose momentum is a tensor [], as for a cumulative average: statistics of the batch, then mixed."""
+    if not isinstance(momentum, Tensor):
+        return NotImplemented
+    buffers = [each for each in (running_mean, running_var) if each is not None]
+    if not training or len(buffers) < 2:
+        return F.batch_norm(input, running_mean, running_var, weight, bias, training, 0.0, eps)
+    mean, var = (torch.zeros_like(each) for each in buffers)
+    made = F.batch_norm(input, mean, var, weight, bias, True, 1.0, eps)
+    with torch.no_grad():
+        for running, now in zip(buffers, (mean, var), strict=True):
+            running.copy_(running * (1 - momentum) + now * momentum)
+    return made
+
+
+def _number(value: Any = 0.0) -> Any:
+    """`float` of a tensor without data, such as a count of batches: a tensor [], to go on counting with."""
+    if isinstance(value, Tensor) and is_fake(value):
+        return value.detach().to(torch.float64)
+    return float(value)
+
+
+@contextmanager
+def counts_in_the_graph() -> Iterator[None]:
+    """While this lasts, `nn.BatchNorm*d(momentum=None)` divides by the number of batches in the graph."""
+    with patch.object(batchnorm, "float", _number, create=True):
+        yield
+
+
 def _linear_cross_entropy(*args: Any, options: Any = None, **named: Any) -> Any:
     """A loss in chunks of rows, of which torch keeps the gradients: as of all rows."""
     return NotImplemented if options is None else F.linear_cross_entropy(*args, **named)
@@ -236,6 +277,7 @@ _TABLE: dict[Any, Callable[..., Any]] = {
     torch.tensor_split: _tensor_split,
     Tensor.tensor_split: _tensor_split,
     F.ctc_loss: _ctc_loss,
+    F.batch_norm: _batch_norm,
     F.scaled_dot_product_attention: _attention,
 }
 if hasattr(F, "linear_cross_entropy"):
