@@ -363,9 +363,8 @@ class Enumeration:
         return self.budget.allows(0, soon / _CHEAPEST)
 
     def _splits(self, point: Point) -> bool:
-        """True where the ranks of a point share the samples, and what is fixed allows it."""
-        samples = self.facts.samples
-        return bool(samples) and samples % point.data == 0 and fits(point, self.facts.base)
+        """True where each rank of a point has a sample, and what is fixed allows it."""
+        return self.facts.samples >= point.data and fits(point, self.facts.base)
 
     def _quick_and_cheap(self, points: Points) -> Iterator[Point]:
         """Of each kind the quickest; of points about as quick, one of few micro-batches: it is planned quickly."""
