@@ -88,9 +88,9 @@ def space_of(facts: StepFacts, every_rank: bool) -> Points:
     ranks_text = " or ".join(map(str, sizes.ranks))
     raise UserError(
         f"weft.search: no strategy on {ranks_text} {'rank' if ranks_text == '1' else 'ranks'} has all that is fixed"
-        f"{_said(base)}: the number of micro-batches must divide the {sizes.samples} samples of a step, ZeRO needs "
-        f"several ranks along the data axis, and {sizes.blocks} repeated blocks make as many stages at most where "
-        "their number is not fixed; fix less, or take another size of batch or number of ranks"
+        f"{_said(base)}: a grid has all of these ranks, stages divide them, the number of micro-batches divides the "
+        f"{sizes.samples} samples of a step, and ZeRO needs several ranks along the data axis; fix less, or take "
+        "another size of batch or number of ranks"
     )
 
 
