@@ -36,7 +36,7 @@ from weft.units import Bytes, Seconds
 
 SLOWER = "no quicker than the best, whatever their plans"
 NO_ROOM = "take more memory than there is, whatever their plans"
-NO_TIME = "not reached in time"
+NO_TIME, NO_MOVES = "not reached in time", "not reached with so many moves"
 SLOWER_BEFORE = "far slower in the search that this one starts from, with something else fixed"
 # A point that should take so many times as long as the best waits until moves from that were tried: by small steps, and
 # by floors.
@@ -424,7 +424,7 @@ class Enumeration:
             UserError: no strategy that was planned fits.
         """
         left = sum(map(len, self._fronts))
-        skipped = self.skipped + Counter({NO_TIME: left})
+        skipped = self.skipped + Counter({NO_TIME if self.budget.ends < inf else NO_MOVES: left})
         if self.best is None:
             raise UserError(nothing_fits(self._tried.values(), self.floors.limit, left))
         _, strategy, best = self.best
