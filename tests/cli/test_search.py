@@ -18,6 +18,7 @@ from weft.search.enumeration import Enumeration
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.record.record import SearchRecord
 from weft.strategy.strategy import Strategy
+from weft.whole_files import write_whole
 
 BLOCKED = "import sys; sys.modules['torch'] = None; from weft.cli.main import app; app()"
 
@@ -111,12 +112,12 @@ def test_killed_at_any_moment_the_record_has_the_strategy(
 ) -> None:
     """The record is written first, and again where nothing quicker is found for a while."""
     written = list[str]()
-    save, whole = SearchRecord.save, command.write_whole
+    save = SearchRecord.save
     monkeypatch.setattr(
         SearchRecord, "save", lambda self, path: (written.append("record"), save(self, path))
     )
     monkeypatch.setattr(
-        command, "write_whole", lambda *each: (written.append("strategy"), whole(*each))
+        command, "write_whole", lambda *each: (written.append("strategy"), write_whole(*each))
     )
     record = weft.search(graph, "h100x2", moves=1, planners=0).record
     clock = iter((0.0, 1.0, 50.0, 52.0, 52.0, 53.0))  # it took a second
