@@ -10,12 +10,15 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+import weft
 from search.jobs import layers
+from weft.cli import search as command
 from weft.cli.main import app
 from weft.search.enumeration import Enumeration
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.record.record import SearchRecord
 from weft.strategy.strategy import Strategy
+from weft.whole_files import write_whole
 
 BLOCKED = "import sys; sys.modules['torch'] = None; from weft.cli.main import app; app()"
 
@@ -60,6 +63,70 @@ def test_interrupted_it_keeps_the_best(graph: Path, monkeypatch: pytest.MonkeyPa
     assert done.exit_code == 0, done.output
     assert len(json.loads(done.output)["tried"]) == 3
     assert Strategy.load(output).grid
+
+
+def test_interrupted_twice_it_has_written_all_it_knew(
+    graph: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second Ctrl-C comes while the result is made."""
+    plan, seen = Enumeration.plan, []
+
+    def interrupted(self: Enumeration, *arguments: object) -> object:
+        seen.append(1)
+        if len(seen) > 4:
+            raise KeyboardInterrupt
+        return plan(self, *arguments)  # type: ignore[arg-type]
+
+    def again(self: Enumeration) -> object:
+        assert not self.affords()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Enumeration, "plan", interrupted)
+    monkeypatch.setattr(Enumeration, "result", again)
+    output = graph.parent / "twice.yaml"
+    done = run("search", graph, "--topology", "h100x2", "-o", output)
+    assert done.exit_code == 130, done.output
+    record = SearchRecord.load(output.with_suffix(".search.json"))
+    assert record.best == Strategy.load(output)
+    assert len(record.learned.answers) == 4
+
+
+def test_interrupted_before_it_knows_any_it_says_so(
+    graph: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> object:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Enumeration, "plan", interrupted)
+    output = graph.parent / "none.yaml"
+    done = run("search", graph, "--topology", "h100x2", "-o", output)
+    assert (done.exit_code, done.stderr) == (
+        130,
+        "interrupted before a strategy that fits was planned\n",
+    )
+    assert not output.exists()
+
+
+def test_killed_at_any_moment_the_record_has_the_strategy(
+    graph: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record is written first, and again where nothing quicker is found for a while."""
+    written = list[str]()
+    save = SearchRecord.save
+    monkeypatch.setattr(
+        SearchRecord, "save", lambda self, path: (written.append("record"), save(self, path))
+    )
+    monkeypatch.setattr(
+        command, "write_whole", lambda *each: (written.append("strategy"), write_whole(*each))
+    )
+    record = weft.search(graph, "h100x2", moves=1, planners=0).record
+    clock = iter((0.0, 1.0, 50.0, 52.0, 52.0, 53.0))  # it took a second
+    monkeypatch.setattr(command, "monotonic", lambda: next(clock))
+    files = command.SearchFiles(graph.parent / "order.yaml")
+    for expected in (["record", "strategy"], [], ["record"]):
+        files.write(record.best, lambda: record)
+        assert written == expected
+        written.clear()
 
 
 def test_it_goes_on_where_it_ended(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,12 @@ from collections import Counter
 import pytest
 
 import weft
-from search.jobs import decoder, enumeration, layers
-from weft.errors import StrategyError
+from search.jobs import decoder, enumeration, job, layers
+from weft.errors import StrategyError, UserError
+from weft.search.evaluation.measures import Measures
 from weft.search.space.fixed import space_of, with_fixed
+from weft.search.space.point import Point
+from weft.search.space.points import Points
 from weft.strategy.parts import Schedule
 from weft.strategy.strategy import Strategy
 
@@ -95,3 +98,54 @@ def test_a_layout_of_all_parameters_holds() -> None:
     for point in space:
         strategy = point.strategy(found.facts.linears, fixed, None)
         assert strategy.parameters["*"] == weft.split(0)
+
+
+@pytest.mark.parametrize(
+    ("samples", "topology", "fixed"),
+    [
+        (6, "h100x2", Strategy(micro_batches=3)),  # no power of two
+        (8, "h100x4", Strategy(grid=(3,))),  # no divisor of the devices
+        (8, "h100x4", Strategy(stages=2)),  # of a model without numbered blocks
+        (8, "h100x4", Strategy(stages=3)),
+        (7, "h100x4", Strategy(grid=(4,), zero=weft.Zero(1))),  # 2, 2, 2 and 1 samples
+        (1, "h100x3", Strategy(grid=(3,), zero=weft.Zero(3))),  # of one rank alone
+    ],
+    ids=str,
+)
+def test_what_can_be_written_by_hand_can_be_fixed(
+    samples: int, topology: str, fixed: Strategy
+) -> None:
+    step = job(32, samples).stored()
+    found = weft.search(step, topology, moves=2, fixed=fixed, planners=0)
+    best = found.best
+    assert not any("in time" in why for why in found.skipped)
+    for name in ("micro_batches", "stages", "zero"):
+        if getattr(fixed, name) != getattr(Strategy(), name):
+            assert getattr(best, name) == getattr(fixed, name)
+    assert not fixed.grid or best.grid == fixed.grid
+    assert weft.simulate(step, strategy=best, topology=topology).step_seconds > 0
+
+
+def test_samples_that_ranks_do_not_divide_are_shared_unevenly() -> None:
+    """As data parallel by hand does it; floors hold, and estimates count the rank with the most."""
+    found = enumeration(job(64, 5).stored(), "flexflow-k80x4")
+    space = space_of(found.facts, every_rank=True)
+    points = [each for each in space if each.layouts == "data" and each.stages == 1]
+    assert {(each.data, each.micro_batches, each.zero) for each in points} == {
+        (4, 1, level) for level in range(4)
+    }
+    for point in space:
+        answer = found.evaluator.of(found.strategy(point))
+        assert isinstance(answer, Measures), f"{point}: {answer}"
+        assert found.floors.least_of(point) <= answer.seconds
+    one = Points.one(Point(4))
+    assert one.unevenness(5).tolist() == [1.6]
+    assert one.unevenness(8).tolist() == one.unevenness(0).tolist() == [1.0]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for fixed in (Strategy(micro_batches=5), Strategy(grid=(8,)), Strategy(stages=5)):
+        with pytest.raises(UserError, match="no strategy on 4 or 2 or 1 ranks has all that is"):
+            weft.search(layers(), "h100x4", moves=1, fixed=fixed)
+    with pytest.raises(UserError, match="no strategy on 1 rank has"):
+        weft.search(layers(), "h100x1", moves=1, fixed=Strategy(zero=weft.Zero(1)))

@@ -10,7 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import final
 
-from rich.console import Console
+import typer
 from rich.live import Live
 from rich.table import Table
 
@@ -29,6 +29,8 @@ from weft.strategy.strategy import Strategy
 from weft.whole_files import check_writable, make_folder_of, write_whole
 
 _STRATEGY, _RECORD = "the strategy", "the record of the search"
+# The record is written anew after so many seconds, and so many times as long as that took.
+_SECONDS, _TIMES = 2.0, 50
 
 
 @final
@@ -50,7 +52,7 @@ class SearchOptions:
 class SearchFiles:
     """The file of the best strategy, and the record of the search beside it: `best.yaml`, `best.search.json`.
 
-    Both are written whenever something quicker was found, and at the end.
+    Both are written whenever something quicker was found, and at the end; the record every few seconds besides.
 
     Args:
         output: the file of the strategy; None for no files.
@@ -62,6 +64,7 @@ class SearchFiles:
     def __init__(self, output: Path | None) -> None:
         self._output = output
         self._written = ""
+        self._took = self._ended = 0.0
         if output is not None:
             check_writable(output, _STRATEGY)
             if self._has_record:
@@ -90,19 +93,33 @@ class SearchFiles:
         return SearchRecord.load(self.record) if self.record.exists() else None
 
     def write(self, best: Strategy, record: Callable[[], SearchRecord]) -> None:
-        """Write both, unless this strategy was written last."""
-        text = best.to_text()
-        if self._output is None or text == self._written:
+        """Write both where this strategy was not written last; else the record alone, once it is worth its time."""
+        if self._output is None:
             return
+        text = best.to_text()
+        if text != self._written:
+            self._write(text, record)
+        elif monotonic() - self._ended > max(_SECONDS, _TIMES * self._took):
+            self._write_record(record)
+
+    def write_all(self, best: Strategy, record: Callable[[], SearchRecord]) -> None:
+        """Write both, whatever was written last."""
+        if self._output is not None:
+            self._write(best.to_text(), record)
+
+    def _write(self, text: str, record: Callable[[], SearchRecord]) -> None:
+        assert self._output is not None
+        # First, so that a strategy that is there is in the record, whenever the search is killed.
+        self._write_record(record)
         write_whole(self._output, text, _STRATEGY)
-        if self._has_record:
-            record().save(self.record)
         self._written = text
 
-    def write_all(self, result: SearchResult) -> None:
-        """Write what a search found and learned."""
-        self._written = ""
-        self.write(result.best, lambda: result.record)
+    def _write_record(self, record: Callable[[], SearchRecord]) -> None:
+        if self._has_record:
+            begin = monotonic()
+            record().save(self.record)
+            self._ended = monotonic()
+            self._took = self._ended - begin
 
 
 def search_graph(
@@ -129,7 +146,7 @@ def search_graph(
         make_folder_of(report, REPORT)
         check_writable(report, REPORT)
     result = _found(asked, files, _start(asked, files, resume))
-    files.write_all(result)
+    files.write_all(result.best, lambda: result.record)
     if report is not None:
         # The search keeps measures, not plans: that of the best is made once more.
         plan = PlanOptions(asked.graph, result.best, asked.topology, "").found()
@@ -154,8 +171,8 @@ def _start(
         )
     record = files.earlier()
     if record is None:
-        Console(stderr=True).print(
-            f"nothing to resume: there is no {files.record}; the search begins anew"
+        typer.echo(
+            f"nothing to resume: there is no {files.record}; the search begins anew", err=True
         )
         return None
     step, machine = StoredStep.load(asked.graph), machine_of(asked.topology)
@@ -177,7 +194,7 @@ def _found(
         def told(found: Enumeration) -> None:
             state[:] = [found]
             if found.best is not None:
-                files.write(found.best[1], found.record)
+                files.write(_strategy_of(found), found.record)
             show(found)
 
         try:
@@ -194,8 +211,19 @@ def _found(
             )
         except KeyboardInterrupt:
             if not state or state[0].best is None:
+                typer.echo("interrupted before a strategy that fits was planned", err=True)
                 raise
-    return state[0].result()
+    # What is known first: a second Ctrl-C, in the time that the result takes, must not lose it.
+    found = state[0]
+    files.write_all(_strategy_of(found), found.record)
+    found.end()
+    return found.result()
+
+
+def _strategy_of(found: Enumeration) -> Strategy:
+    """The best so far, once something fits."""
+    assert found.best is not None
+    return found.best[1]
 
 
 @contextmanager

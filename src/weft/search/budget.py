@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf, isfinite, isinf
 from time import monotonic
 from typing import final
@@ -53,6 +53,10 @@ class Budget:
     def allows(self, planned: int, next_seconds: float = 0.0) -> bool:
         """True where one more strategy may be planned that takes about so many seconds."""
         return planned < self.moves and monotonic() + next_seconds < self.ends
+
+    def used_up(self) -> Budget:
+        """One that allows nothing."""
+        return replace(self, moves=0)
 
     def part(self) -> float:
         """The part of the seconds that has gone; 0 of a number of strategies."""

@@ -36,7 +36,7 @@ from weft.units import Bytes, Seconds
 
 SLOWER = "no quicker than the best, whatever their plans"
 NO_ROOM = "take more memory than there is, whatever their plans"
-NO_TIME = "not reached in time"
+NO_TIME, NO_MOVES = "not reached in time", "not reached with so many moves"
 SLOWER_BEFORE = "far slower in the search that this one starts from, with something else fixed"
 # A point that should take so many times as long as the best waits until moves from that were tried: by small steps, and
 # by floors.
@@ -76,8 +76,8 @@ class Enumeration:
         self.skipped = Counter[str]()
         self._refused = Counter[str]()
         self._tried: dict[str, Planned] = {}
-        self._best: tuple[Seconds, str] | None = None
-        self._whole: Whole | None = None
+        # With all that its plan says, where it was made here. One tuple: Ctrl-C may come between two assignments.
+        self._best: tuple[Seconds, str, Whole | None] | None = None
         self._least = Seconds(float("inf"))
         self._moves = set[str]()
         self._given = set[str]()
@@ -148,7 +148,7 @@ class Enumeration:
         The best is planned once more at the end where another process, or an earlier search, has planned it.
         """
         soon = max(self._took[-3:], default=0.0)
-        if self.best is not None and self._whole is None:
+        if self.best is not None and self._best is not None and self._best[2] is None:
             soon += self.evaluator.took(self.best[1]) or soon
         return self.budget.allows(self.planned_anew, soon) and self.budget.part() < self.until
 
@@ -200,8 +200,7 @@ class Enumeration:
 
     def _take(self, found: Measures, key: str, strategy: Strategy) -> None:
         """Take a strategy for the best."""
-        self._whole = self.evaluator.last(strategy)
-        self._best = found.seconds, key
+        self._best = found.seconds, key, self.evaluator.last(strategy)
 
     def _beats(self, found: Measures) -> bool:
         return self._best is None or found.seconds < self._best[0]
@@ -363,9 +362,8 @@ class Enumeration:
         return self.budget.allows(0, soon / _CHEAPEST)
 
     def _splits(self, point: Point) -> bool:
-        """True where the ranks of a point share the samples, and what is fixed allows it."""
-        samples = self.facts.samples
-        return bool(samples) and samples % point.data == 0 and fits(point, self.facts.base)
+        """True where each rank of a point has a sample, and what is fixed allows it."""
+        return self.facts.samples >= point.data and fits(point, self.facts.base)
 
     def _quick_and_cheap(self, points: Points) -> Iterator[Point]:
         """Of each kind the quickest; of points about as quick, one of few micro-batches: it is planned quickly."""
@@ -415,6 +413,10 @@ class Enumeration:
         facts = self.facts
         return point.strategy(facts.linears, facts.base, facts.blocks, facts.experts)
 
+    def end(self) -> None:
+        """Take the budget for used up: what a result says beyond what is known is left out, where it takes long."""
+        self.budget = self.budget.used_up()
+
     def result(self) -> SearchResult:
         """The result of the search.
 
@@ -422,7 +424,7 @@ class Enumeration:
             UserError: no strategy that was planned fits.
         """
         left = sum(map(len, self._fronts))
-        skipped = self.skipped + Counter({NO_TIME: left})
+        skipped = self.skipped + Counter({NO_TIME if self.budget.ends < inf else NO_MOVES: left})
         if self.best is None:
             raise UserError(nothing_fits(self._tried.values(), self.floors.limit, left))
         _, strategy, best = self.best
@@ -445,9 +447,12 @@ class Enumeration:
     def _planned_whole(self) -> Whole:
         """All that a plan of the best says; it is made once more where another process, or search, has made it."""
         assert self.best is not None
-        if self._whole is None:
-            self._whole = self.evaluator.whole(self.best[1])
-        return self._whole
+        assert self._best is not None
+        seconds, key, whole = self._best
+        if whole is None:
+            whole = self.evaluator.whole(self.best[1])
+            self._best = seconds, key, whole
+        return whole
 
     def additive(self) -> AdditivePart | None:
         """The additive part of the best; None where it cannot be said, or time does not suffice."""

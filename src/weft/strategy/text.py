@@ -61,7 +61,8 @@ def parsed(name: str, content: Any) -> Any:
         LayoutError, TypeError, AttributeError, KeyError: when it is something else.
     """
     if name in LAYOUTS:
-        return {pattern: _parsed_sbps(text) for pattern, text in (content or {}).items()}
+        entries = {} if content is None else content
+        return {pattern: _parsed_sbps(text) for pattern, text in entries.items()}
     if name == "stages" and isinstance(content, list):
         return tuple(_parsed_stage(part) for part in content)
     if name == "zero" and content is not None:

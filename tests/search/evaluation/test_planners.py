@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 from collections.abc import Iterator
 from multiprocessing import Pipe
 
@@ -82,13 +83,17 @@ def test_none_is_left_at_the_end() -> None:
 
 
 def test_a_process_ends_quietly_with_its_search() -> None:
-    """Killed while it plans, and while it waits."""
+    """Killed while it plans, while it waits, and in the middle of a question."""
     ours, theirs = Pipe()
     ours.send(Setup("whole", layers(), machine_of("h100x2"), (0, 1), None))
     ours.send(Question("whole", OTHER, UNBOUNDED))
     ours.close()
     process.serve(theirs)
     ours, theirs = Pipe()
+    ours.close()
+    process.serve(theirs)
+    ours, theirs = Pipe()
+    os.write(ours.fileno(), struct.pack("!i", 100) + b"half")
     ours.close()
     process.serve(theirs)
 

@@ -16,8 +16,8 @@ from weft.search.evaluation.messages import PlannedAhead, Setup, StepName
 
 
 def serve(connection: Connection) -> None:
-    """Answer questions, in turn, until the search closes its end, or ends."""
-    with suppress(EOFError, ConnectionError):
+    """Answer questions, in turn, until the search closes its end, or ends, in the middle of one perhaps."""
+    with suppress(EOFError, OSError):
         _serve(connection)
 
 

@@ -40,7 +40,7 @@ def by_hand(found: Enumeration) -> Iterator[Strategy]:
     facts, ranks = found.facts, len(found.evaluator.ranks)
     if hand_only(facts.base) or ranks == 1:
         return
-    points = [Point(ranks)] if facts.samples % ranks == 0 and facts.samples else []
+    points = [Point(ranks)] if facts.samples >= ranks else []
     if facts.linears.rows:
         points.append(Point(1, ranks, layouts="columns"))
     points += [Point(ranks, zero=3)] if points and points[0].data == ranks else []

@@ -80,7 +80,7 @@ def nothing_fits(planned: Collection[Planned], most: int | None, left: int) -> s
     limit = _bytes(most or 0)
     if held:
         memory, name = min(held)
-        time = f", more time for the {left} that were not reached" if left else ""
+        time = f", more time or moves for the {left} that were not reached" if left else ""
         return (
             f"weft.search: no strategy fits {limit} of memory; the least that was found is {_bytes(memory)} "
             f"({name}): give a larger limit, more devices, or a smaller batch{time}"
@@ -90,7 +90,7 @@ def nothing_fits(planned: Collection[Planned], most: int | None, left: int) -> s
         return f"weft.search: no strategy can be planned; the first is refused so: {refused[0]}"
     return (
         f"weft.search: no strategy fits {limit} of memory: parameters and states alone take more, sharded over "
-        "all devices; give a larger limit or more devices"
+        "all devices, with what these reserve; give a larger limit or more devices"
     )
 
 

@@ -134,7 +134,7 @@ def _at_least(kind: str, points: Points, best: Measures, sources: Sources) -> Wh
     seconds, memory = Seconds(float(least[number])), Bytes(int(held[number]))
     why = too_much(memory, sources.limit)
     if not why:
-        why = "no quicker, whatever its plan" if seconds >= best.seconds else "not reached in time"
+        why = "no quicker, whatever its plan" if seconds >= best.seconds else "not reached"
     return WhyNot(kind, str(points.point(number)), "at least", seconds, memory, why)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -75,29 +76,43 @@ def space_of(facts: StepFacts, every_rank: bool) -> Points:
     Raises:
         UserError: there is none.
     """
+    base = facts.base
+    sizes = _sizes(facts, every_rank)
+    for idle in (False, True):
+        every = points(replace(sizes, idle=idle))
+        mask = fitting(every, base)
+        if facts.statistics:
+            mask &= every.micro_batches == base.micro_batches
+        if mask.any():
+            return every.where(mask)
+    ranks_text = " or ".join(map(str, sizes.ranks))
+    raise UserError(
+        f"weft.search: no strategy on {ranks_text} {'rank' if ranks_text == '1' else 'ranks'} has all that is fixed"
+        f"{_said(base)}: a grid has all of these ranks, stages divide them, the number of micro-batches divides the "
+        f"{sizes.samples} samples of a step, and ZeRO needs several ranks along the data axis; fix less, or take "
+        "another size of batch or number of ranks"
+    )
+
+
+def _sizes(facts: StepFacts, every_rank: bool) -> Sizes:
+    """The sizes of the space, with numbers that are fixed among those that are tried."""
     base, most = facts.base, len(facts.ranks)
-    sizes = Sizes(
-        (most,) if every_rank else ranks_used(most),
+    stages = base.stages if isinstance(base.stages, int) else 0
+    used = ranks_used(most, max(stages, 1))
+    fixed = prod(base.grid)
+    if base.grid and fixed < most:
+        used = tuple(sorted({*used, fixed}, reverse=True))
+    return Sizes(
+        (most,) if every_rank else used,
         facts.samples,
         facts.blocks.count if facts.blocks is not None else 1,
         bool(facts.linears.rows),
         facts.positions,
         is_launched(facts.machine.device_type),
         facts.experts.count,
+        base.micro_batches if base.micro_batches > 1 else 0,
+        stages,
     )
-    every = points(sizes)
-    mask = fitting(every, base)
-    if facts.statistics:
-        mask &= every.micro_batches == base.micro_batches
-    if not mask.any():
-        ranks_text = " or ".join(map(str, sizes.ranks))
-        raise UserError(
-            f"weft.search: no strategy on {ranks_text} ranks has all that is fixed{_said(base)}: ranks of the data "
-            f"axis, times micro-batches, must divide the {sizes.samples} samples of a step, ZeRO needs several ranks "
-            f"along that axis, and {sizes.blocks} repeated blocks make as many stages at most; fix less, or take "
-            "another size of batch or number of ranks"
-        )
-    return every.where(mask)
 
 
 def _said(base: Strategy) -> str:

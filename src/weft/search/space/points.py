@@ -194,6 +194,14 @@ class Points:
         found: Mask = plain & np.where(self.stages == 1, alone, staged)
         return found
 
+    def unevenness(self, samples: int) -> Floats:
+        """Samples of a micro-batch on the rank that has the most of them, over the mean of all ranks."""
+        parts = self.data * self.micro_batches
+        found: Floats = (
+            np.ceil(samples / parts) * parts / samples if samples else np.ones(len(self))
+        )
+        return found
+
     @cached_property
     def grids(self) -> Ints:
         """For each point the number of its grid (data, tensor, stages)."""

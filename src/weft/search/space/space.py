@@ -30,6 +30,10 @@ class Sizes:
         positions: true where the activations between them have positions that can be split.
         hosts: true where devices have a host whose memory is not their own.
         experts: what the numbers of experts of all mixtures are multiples of; 0 without any.
+        micro_batches: the number that is fixed; 0 for none.
+        stages: the number of stages, of all ranks together, that is fixed, which may be more than there are blocks; 0
+            for none.
+        idle: true where ranks along the data axis may be without a sample.
     """
 
     ranks: tuple[int, ...]
@@ -39,6 +43,9 @@ class Sizes:
     positions: bool
     hosts: bool = False
     experts: int = 0
+    micro_batches: int = 0
+    stages: int = 0
+    idle: bool = False
 
     @property
     def kept(self) -> _Kept:
@@ -60,12 +67,11 @@ def points(sizes: Sizes) -> Points:
 
 def _of_ranks(sizes: Sizes, ranks: int) -> Iterator[Ints]:
     for stages in _divisors(ranks):
-        if stages > max(sizes.blocks, 1):
+        if stages > max(sizes.blocks, 1) and stages != sizes.stages:
             continue
         for tensor in _divisors(ranks // stages):
             data = ranks // stages // tensor
-            micro = [1, *_powers(sizes.samples // data)] if sizes.samples else [1]
-            fits = tuple(each for each in micro if sizes.samples % (data * each) == 0)
+            fits = _in_time(sizes, data)
             for turns in _turns(sizes.blocks, stages):
                 for layouts, outer in _ways(sizes, data, tensor, stages):
                     zeros = 4 if data > 1 and layouts != "free" else 1
@@ -74,6 +80,17 @@ def _of_ranks(sizes: Sizes, ranks: int) -> Iterator[Ints]:
                     yield _rows(grid, layouts, outer, inner)
                     if zeros > 1 and sizes.experts and sizes.experts % data == 0:
                         yield _rows(grid, layouts, outer, inner, experts=True)
+
+
+def _in_time(sizes: Sizes, data: int) -> tuple[int, ...]:
+    """Numbers of micro-batches of which each has a sample for every rank along the data axis, or more for some."""
+    samples, fixed = sizes.samples, sizes.micro_batches
+    if not samples:
+        return (1,)
+    every = (fixed,) if fixed else (1, *_powers(samples))
+    return tuple(
+        each for each in every if samples % each == 0 and (sizes.idle or samples // each >= data)
+    )
 
 
 def _turns(blocks: int, stages: int) -> list[int]:
@@ -137,6 +154,12 @@ def _powers(most: int) -> list[int]:
     return [1 << power for power in range(1, most.bit_length()) if 1 << power <= most]
 
 
-def ranks_used(devices: int) -> tuple[int, ...]:
-    """Numbers of ranks that are tried, all first: the divisors of the number of devices."""
-    return tuple(reversed(_divisors(devices)))
+def ranks_used(devices: int, stages: int = 1) -> tuple[int, ...]:
+    """Numbers of ranks that are tried, all first: the divisors of the number of devices.
+
+    Where none of them can be so many stages, also the most that can.
+    """
+    found = _divisors(devices)
+    if all(each % stages for each in found) and devices >= stages:
+        found = sorted([*found, devices - devices % stages])
+    return tuple(reversed(found))
