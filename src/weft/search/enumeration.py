@@ -41,8 +41,8 @@ SLOWER_BEFORE = "far slower in the search that this one starts from, with someth
 # A point that should take so many times as long as the best waits until moves from that were tried: by small steps, and
 # by floors.
 _UNLIKELY, _UNLIKELY_ROUGH = 1.02, 2.0
-# So many times as long as the best: far slower.
-_FAR = 1.1
+# So many times as long as the best: far slower; and slower.
+_FAR, _SLOWER = 1.1, 1.01
 # Layouts are summed up in this part of the time of a plan, about.
 _ADDED_UP = 0.5
 # The part of the time that is left which the cheapest layouts of data parallel may take.
@@ -274,7 +274,8 @@ class Enumeration:
     def _waits(self, front: Frontier, seconds: float, room: bool = False) -> bool:
         """True where nothing fits so far, and others are the better beginning.
 
-        They may have room, and these not; or these are far slower only since the quickest of them have none.
+        They may have room, and these not; or these are far slower only since the quickest of them have none. Without
+        time to look at some of these, slower is enough.
 
         Args:
             front: of these points.
@@ -284,7 +285,8 @@ class Enumeration:
         other = self._fronts[front is self._fronts[0]]
         if self._best is not None or not other.has_room():
             return False
-        free = _FAR * self.estimates.with_room_for_all(front.points)
+        slower = _FAR if self._may_look() else _SLOWER
+        free = slower * self.estimates.with_room_for_all(front.points)
         return not (room or front.has_room()) or max(free, other.next_seconds) < seconds
 
     def _first(self, front: Frontier) -> Point:
