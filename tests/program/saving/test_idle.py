@@ -171,7 +171,7 @@ def test_masters_are_there_when_their_parameter_is_trained_again(
 def test_masters_of_frozen_parameters_are_given_whole(
     ranks: int, entries: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Those of a plan that ran before, and those of a checkpoint, which wait for a plan; both follow what is written."""
+    """Those of a plan that ran before, and those of a checkpoint; both follow what is written."""
     strategy = weft.Strategy(precision=weft.Precision(masters=True), **entries)
     place = weft.placement("cpu", list(range(ranks)))
 

@@ -34,7 +34,6 @@ from weft.program.feeding.shards import (
     layouts_of_shards,
     layouts_on,
     local_part,
-    shares_of,
     without_shards,
 )
 from weft.program.live.holds import Lying
