@@ -161,9 +161,13 @@ class Loader:
         """Go on at a place that `state_dict` gave, with the next loop over this loader.
 
         Raises:
-            UserError: it is of a loader with another seed, size of batch or shuffle. The loop raises it where the state
-                stands in the middle of an epoch of more or fewer samples.
+            UserError: it is none, or of a loader with another seed, size of batch or shuffle. The loop raises it where
+                the state stands in the middle of an epoch of more or fewer samples.
         """
+        if not isinstance(state, Mapping):
+            raise UserError(
+                f"weft.Loader: load_state_dict takes what state_dict gave, found a {type(state).__name__}"
+            )
         # States of earlier versions say nothing of shuffle.
         state = {"shuffle": self._shuffle, **state}
         own_values = {"seed": self._seed, "batch_size": self.batch_size, "shuffle": self._shuffle}
