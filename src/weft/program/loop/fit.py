@@ -335,8 +335,8 @@ class _Loop:
         """Warn that no checkpoint so far can be the best."""
         if self.program.is_first:
             _log.warning(
-                "weft.fit: no checkpoint of this run has a score so far, as there was no figure %r at their steps, of all "
-                "figures %s; name one that there is, and let evaluate_every, or log_every, divide `every`",
+                "weft.fit: no checkpoint of this run has a score so far, as there was no figure %r at their steps; found "
+                "%s: name one of these, and let evaluate_every, or log_every, divide `every`",
                 name,
                 ", ".join(sorted(self.seen)) or "none",
             )
