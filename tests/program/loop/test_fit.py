@@ -172,6 +172,13 @@ def test_the_best_is_that_of_the_figures_of_its_step(tmp_path: Path) -> None:
     assert [each.name for each in kept.all()] == ["step-00000010", "step-00000020"]
 
 
+def test_it_returns_once_the_last_checkpoint_is_written(tmp_path: Path) -> None:
+    kept = weft.Checkpoints(tmp_path, wait=False)
+    with compiled() as (program, _):
+        weft.fit(program, loader(program), steps=2, checkpoint=kept)
+        assert [each.name for each in kept.all()] == ["step-00000002"]
+
+
 @pytest.mark.parametrize(
     ("score", "every", "told"), [("held_out", 3, 0), ("held_uot", 3, 1), ("held_out", 4, 1)]
 )

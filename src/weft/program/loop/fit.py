@@ -75,7 +75,7 @@ def fit(
 
     Where `checkpoint` has a checkpoint and the program has made no step yet, the loop goes on from the newest: program,
     schedulers, the loader's place and `extra`. SIGTERM and Ctrl-C end it after the same step on all processes, with a
-    checkpoint.
+    checkpoint. It returns once that is written.
 
     Args:
         program: that trains.
@@ -129,6 +129,8 @@ def fit(
         telling = _Telling(program, logs, stop, bar, evaluate)
         run = _Run(loop, telling, stopping, steps, epochs, evaluate_every, log_every)
         why = run.until_its_end()
+        if checkpoint is not None and not checkpoint.wait:
+            program.wait_for_saved()
     return Fitted(program.steps, why, telling.last)
 
 
@@ -335,8 +337,8 @@ class _Loop:
         """Warn that no checkpoint so far can be the best."""
         if self.program.is_first:
             _log.warning(
-                "weft.fit: no checkpoint of this run has a score so far, as there was no figure %r at their steps; found "
-                "%s: name one of these, and let evaluate_every, or log_every, divide `every`",
+                "weft.fit: no checkpoint of this run has a score so far, as there was no figure %r at their steps; "
+                "found %s: name one of these, and let evaluate_every, or log_every, divide `every`",
                 name,
                 ", ".join(sorted(self.seen)) or "none",
             )
