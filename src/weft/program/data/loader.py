@@ -137,7 +137,8 @@ class Loader:
         ):
             if loop != self._loops:
                 raise UserError(
-                    "weft.Loader: another loop over this loader has begun, and has its place now; make a second loader"
+                    "weft.Loader: another loop over this loader has begun, or load_state_dict was called, so that its "
+                    "place is not that of this loop; begin a new loop, or make a second loader"
                 )
             if loaded.error:
                 raise UserError(f"weft.Loader: {loaded.error}")
@@ -189,6 +190,7 @@ class Loader:
                 )
         self.epoch, self._step = state["epoch"], state["step"]
         self._samples = state.get("samples")
+        self._loops += 1  # one that is under way stands elsewhere
 
     def _rows(self, size: int) -> Sequence[int]:
         """The rows of a batch of so many that this process loads."""
