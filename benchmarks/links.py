@@ -67,10 +67,12 @@ class Links:
     Attributes:
         names: of the ranks' namespaces.
         addresses: of the ranks.
+        switch: the namespace of the bridge that joins them.
     """
 
     names: tuple[str, ...]
     addresses: tuple[str, ...]
+    switch: str = ""
 
     def command(self, rank: int, command: Sequence[str]) -> list[str]:
         """A command as it runs in a rank's namespace."""
@@ -97,6 +99,14 @@ class Links:
         finally:
             os.close(namespace)
         return self.environment()
+
+    def cut(self, rank: int) -> None:
+        """Cut a rank off from all others, as a cable that is pulled does: nothing comes, and no end is told."""
+        _ip("-n", self.switch, "link", "set", f"port{rank}", "down")
+
+    def join(self, rank: int) -> None:
+        """Put the cable of a rank back."""
+        _ip("-n", self.switch, "link", "set", f"port{rank}", "up")
 
     def rate(self, sample: int = SAMPLE) -> float:
         """Bits a second of one plain socket from the last rank to the first, over `sample` bytes."""
@@ -133,7 +143,7 @@ def slow_links(ranks: int, rate: str) -> Iterator[Links]:
     remove_stale()
     names = tuple(f"{PREFIX}{os.getpid()}-{rank}" for rank in range(ranks))
     switch = f"{PREFIX}{os.getpid()}-switch"
-    links = Links(names, tuple(f"10.211.7.{rank + 1}" for rank in range(ranks)))
+    links = Links(names, tuple(f"10.211.7.{rank + 1}" for rank in range(ranks)), switch)
     guard = _guard((*names, switch))
     try:
         _make_switch(switch)

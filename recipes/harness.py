@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +34,15 @@ class Missing(Exception):
 
 class Wrong(Exception):
     """A recipe has shown something else than it must."""
+
+
+def is_installed(requirement: str) -> bool:
+    """True where this Python has a package, as "name", "name==version" or "name[extra]==version"."""
+    name, _, version = requirement.partition("==")
+    try:
+        return version in ("", metadata.version(name.partition("[")[0]))
+    except metadata.PackageNotFoundError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,8 @@ class Work:
     def python_with(self, packages: str) -> str:
         """A Python that has torch, weft and what `recipes/packages/NAME.txt` names, in an environment of its own.
 
-        What the Python of this process has is seen there too, so that torch is not installed again.
+        What the Python of this process has is seen there too, so that torch is not installed again; where it has them
+        all, it is taken itself.
 
         Raises:
             Missing: the packages are not there, and are not to be installed, or cannot be.
@@ -91,6 +102,8 @@ class Work:
         wanted = (RECIPES / "packages" / f"{packages}.txt").read_text()
         if ready.exists() and ready.read_text() == wanted:
             return str(python)
+        if all(map(is_installed, wanted.split())):
+            return self.python
         if not self.install:
             raise Missing(f"the packages of recipes/packages/{packages}.txt; leave --offline out")
         venv.create(folder, with_pip=True, clear=True)

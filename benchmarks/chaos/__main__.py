@@ -3,7 +3,8 @@
 A run on 2 to 4 ranks trains with a checkpoint every few steps; a rank of it meets a fault at a moment drawn at random:
 while it starts, compiles, loads a sample, steps, saves or loads. `weft run --restarts` goes on; with `--in-place` the
 ranks that are left do so in their processes where they can (`weft.elastic`). Then losses, samples of each step and
-last parameters must be those of a run that nothing has disturbed, and nothing may be left behind.
+last parameters must be those of a run that nothing has disturbed, and nothing may be left behind. With `--cuts` the
+network of a run on several hosts is cut instead.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import torch
 from safetensors.torch import load_file
 
 import weft
+from benchmarks.chaos.cuts import UNNOTICED, Cut, drawn_cut, run_cut
 from benchmarks.chaos.training import (
     BATCH,
     MOMENTS,
@@ -116,9 +118,12 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the number of the first fault")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="that it may take")
     parser.add_argument("--in-place", action="store_true", help="where that can be")
+    parser.add_argument("--cuts", type=int, default=0, help="cut networks in place of faults")
     parser.add_argument("--json", type=Path)
     o = parser.parse_args()
     expected, until = undisturbed(), time.monotonic() + 60 * o.minutes
+    if o.cuts:
+        return _cuts(range(o.first, o.first + o.cuts), o.seed, expected, until)
     rows: list[dict[str, Any]] = []
     for number in range(o.first, o.first + o.faults):
         if time.monotonic() > until:
@@ -139,6 +144,46 @@ def main() -> int:
         f"{len(wrong)} after which something was wrong; at most {max(r['again'] for r in rows)} steps made again"
     )
     return int(bool(wrong))
+
+
+def _cuts(numbers: range, seed: int, expected: Expected, until: float) -> int:
+    """Try cuts of networks; returns 1 when something was wrong after one."""
+    found: list[list[str]] = []
+    for number in numbers:
+        if time.monotonic() > until:
+            break
+        cut = drawn_cut(number, seed)
+        wrong, seconds = tried_cut(cut, expected)
+        found.append(wrong)
+        print(f"{number}: {cut}: {'; '.join(wrong) or 'ok'} ({seconds:.1f} s)", flush=True)
+    print(f"{len(found)} cuts, {sum(map(bool, found))} after which something was wrong")
+    return int(any(found))
+
+
+def tried_cut(cut: Cut, expected: Expected) -> tuple[list[str], float]:
+    """Make a run with a cut; what is wrong after it, and the seconds that it took."""
+    with tempfile.TemporaryDirectory(prefix="chaos-") as made:
+        folder, temporary = Path(made, "run"), Path(made, "tmp")
+        folder.mkdir()
+        temporary.mkdir()
+        there, begun = set(Path("/dev/shm").iterdir()), time.monotonic()
+        run = run_cut(cut, folder, {MARK: _mark(cut), "TMPDIR": str(temporary)})
+        seconds = time.monotonic() - begun
+        last = folder / "last.safetensors"
+        state = load_file(last) if last.exists() else {}
+        wrong = list(wrong_with(folder, run.code, run.said, expected, state))
+        if cut.seconds < UNNOTICED and (run.restarts or any(run.others)):
+            wrong.append(f"{run.restarts} restarts, exit codes {run.others} after so short a cut")
+        wrong += _left_behind(cut, there, temporary)
+        return wrong, seconds
+
+
+def _left_behind(fault: Fault | Cut, there: set[Path], temporary: Path) -> Iterator[str]:
+    """What a run has left: processes, files, memory that was not `there` before."""
+    yield from (f"process {pid} is left" for pid in _left(fault))
+    yield from (f"{path.name} is left in TMPDIR" for path in temporary.iterdir())
+    new = set(Path("/dev/shm").iterdir()) - there
+    yield from (f"{path} is left" for path in new if not _is_used(path))
 
 
 def _line(fault: Fault, outcome: Outcome) -> str:
@@ -190,10 +235,7 @@ def tried(fault: Fault, expected: Expected) -> Outcome:
         last = folder / "last.safetensors"
         state = load_file(last) if last.exists() else {}
         wrong = list(wrong_with(folder, code, said, expected, state))
-        wrong += [f"process {pid} is left" for pid in _left(fault)]
-        wrong += [f"{path.name} is left in TMPDIR" for path in temporary.iterdir()]
-        new = set(Path("/dev/shm").iterdir()) - there
-        wrong += [f"{path} is left" for path in new if not _is_used(path)]
+        wrong += _left_behind(fault, there, temporary)
         again = _again(folder)
         # One, and the one that was under way.
         wrong += [f"{again} steps made again"] if fault.memory and again > 2 else []
@@ -315,7 +357,7 @@ def _again(folder: Path) -> int:
     return max((a - b + 1 for a, b in pairwise(steps) if b <= a), default=0)
 
 
-def _left(fault: Fault) -> list[int]:
+def _left(fault: Fault | Cut) -> list[int]:
     """The processes of the run that are still there; they are ended."""
     mark, found = f"{MARK}={_mark(fault)}".encode(), []
     for each in Path("/proc").iterdir():
@@ -327,7 +369,7 @@ def _left(fault: Fault) -> list[int]:
     return found
 
 
-def _mark(fault: Fault) -> str:
+def _mark(fault: Fault | Cut) -> str:
     return f"{os.getpid()}-{fault.number}"
 
 

@@ -26,6 +26,8 @@ from weft.program.saving import files, load, writing
 
 SAMPLES, BATCH, STEPS, EVERY = 48, 12, 24, 3
 WIDTH, CLASSES = 8, 4
+# In which the network is cut.
+CUT_SECONDS = 10.0
 # Moments at which a fault may come; how often each comes in a run, about.
 MOMENTS = {"start": 1, "compile": 1, "sample": 300, "step": STEPS, "save": 8, "load": 3}
 
@@ -101,7 +103,16 @@ class Moments:
         self._count += 1
         if self._count == self._fault["count"]:
             self._done.write_text(repr(time.time()))
-            _HOWS[self._fault["how"]]()
+            if self._fault["how"] == "cut":
+                self._until_cut()
+            else:
+                _HOWS[self._fault["how"]]()
+
+    def _until_cut(self) -> None:
+        """Go on once the network is cut, which who started the run does, and says by a file."""
+        end = time.monotonic() + CUT_SECONDS
+        while not self._done.with_name("cut").exists() and time.monotonic() < end:
+            time.sleep(0.001)
 
 
 def _wait_for_ever() -> None:

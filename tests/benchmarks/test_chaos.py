@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +12,16 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos.__main__ import Expected, Fault, drawn, tried, undisturbed, wrong_with
+from benchmarks.chaos.__main__ import (
+    Expected,
+    Fault,
+    drawn,
+    tried,
+    tried_cut,
+    undisturbed,
+    wrong_with,
+)
+from benchmarks.chaos.cuts import LENGTHS, drawn_cut
 from benchmarks.chaos.training import MOMENTS, STEPS
 
 FAULT = Fault(0, 2, False, 1, "sample", 60, "kill", "cut")
@@ -43,6 +54,24 @@ def test_a_run_goes_on_after_a_fault(expected: Expected) -> None:
 @pytest.mark.parametrize("number", range(12))
 def test_more_faults(number: int, expected: Expected) -> None:
     assert tried(drawn(number, 11), expected).wrong == []
+
+
+def test_cuts_are_drawn_by_seed_and_number() -> None:
+    every = [drawn_cut(number, 3) for number in range(300)]
+    assert every == [drawn_cut(number, 3) for number in range(300)]
+    assert {each.seconds for each in every} == set(LENGTHS)
+    assert {each.host for each in every} == {0, 1, 2}
+    assert all(max(each.host, each.rank) < each.hosts for each in every)
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+@pytest.mark.skipif(
+    os.geteuid() != 0 or shutil.which("tc") is None, reason="needs root and iproute2"
+)
+@pytest.mark.parametrize("number", range(4))
+def test_networks_that_are_cut(number: int, expected: Expected) -> None:
+    assert tried_cut(drawn_cut(number, 2), expected)[0] == []
 
 
 @pytest.mark.parametrize("what", ["loss", "samples", "steps", "code", "hang", ""])

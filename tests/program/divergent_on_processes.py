@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.torch_version import TorchVersion
+from torch.utils.data import Dataset
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -101,6 +102,24 @@ def other_batch(rank: int) -> float:
     program, _, batch = make()
     steps(program, batch)
     return steps(program, {"x": batch["x"] + rank, "y": batch["y"]})
+
+
+class Numbered(Dataset[dict[str, torch.Tensor]]):
+    """Samples by their number."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, number: int) -> dict[str, torch.Tensor]:
+        return {"x": torch.full((4,), float(number)), "y": torch.ones(1)}
+
+
+def other_seed_of_a_loader(rank: int) -> float:
+    """Each rank loads other rows anyway: it is the numbers of the whole batch that differ."""
+    program, _, batch = make()
+    loader = weft.Loader(Numbered(), 4, program, shuffle=True, seed=rank)
+    steps(program, batch)
+    return sum(float(program.step(batch)) for batch in loader)
 
 
 def one_label(rank: int) -> float:
@@ -749,6 +768,7 @@ CASES: tuple[Callable[[int], float], ...] = (
     numbers,
     updates,
     other_batch,
+    other_seed_of_a_loader,
     one_label,
     long_batch,
     other_shape,

@@ -463,8 +463,10 @@ def test_a_closed_program_does_not_step() -> None:
         compiled = program(model := seeded(lambda: nn.Linear(8, 8)), sgd(model))
         compiled.step(batches()[0])
         compiled.close()
-        with pytest.raises(UserError, match="was closed"):
+        with pytest.raises(UserError, match="was closed, and cannot step"):
             compiled.step(batches()[0])
+        with pytest.raises(UserError, match="was closed, and cannot save"):
+            compiled.save("nowhere")
         assert compiled.full_state_dict().keys() == {"weight", "bias"}
 
 

@@ -35,6 +35,7 @@ def outcomes() -> Any:
         ("numbers", ["numbers of Python that the step reads"]),
         ("updates", ["different hyperparameters", "update=False"]),
         ("other_batch", ["different batches", 'batch="local"', "weft.from_local"]),
+        ("other_seed_of_a_loader", ["different batches", "seed, sampler and place"]),
         ("one_label", ["different batches"]),
         ("long_batch", ["different batches"]),
         ("other_weights", ["other values into the live model"]),

@@ -42,6 +42,10 @@ class BatchSums:
     whole: int = 0
     parts: tuple[tuple[Layout, int], ...] = ()
 
+    def with_number(self, number: int) -> BatchSums:
+        """These, and a number that every process gives, of 32 bits."""
+        return BatchSums(zlib.crc32(number.to_bytes(4, "big"), self.whole), self.parts)
+
     def with_parts(self, parts: Iterable[tuple[Layout, Tensor]], step: int) -> BatchSums:
         """These, and the checksums of parts that this process has of leaves that lie in some layouts."""
         more = [(layout, _checksum(part, step, 0)) for layout, part in parts]

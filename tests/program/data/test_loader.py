@@ -140,12 +140,27 @@ def test_a_newer_loop_ends_the_older() -> None:
         list(zip(loader, loader, strict=True))
 
 
+def test_a_place_that_is_loaded_ends_the_loop_under_way() -> None:
+    loader = weft.Loader(Drawn(), SIZE)
+    loop = iter(loader)
+    first = next(loop)
+    before = loader.state_dict()
+    second = next(loop)
+    loader.load_state_dict(before)
+    with pytest.raises(UserError, match="load_state_dict was called"):
+        next(loop)
+    assert_equal([first, *loader], [first, second, *batches(weft.Loader(Drawn(), SIZE))[2:]])
+
+
 def test_places_that_cannot_be() -> None:
     loader = weft.Loader(Drawn(), SIZE)
     state = loader.state_dict()
     for name, value in (("epoch", None), ("step", -2), ("step", "x")):
         with pytest.raises(UserError, match=f"the state has {name}="):
             loader.load_state_dict({**state, name: value})
+    for none in (None, [], "state"):
+        with pytest.raises(UserError, match="takes what state_dict gave"):
+            loader.load_state_dict(none)  # type: ignore[arg-type]
     loader.load_state_dict({**state, "step": 4})
     with pytest.raises(UserError, match="stands after 4 batches, and an epoch has 3"):
         batches(loader)

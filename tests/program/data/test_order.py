@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -39,6 +41,23 @@ def test_samplers_draw_by_seed_and_epoch(make) -> None:  # type: ignore[no-untyp
     torch.manual_seed(9)
     assert order_of(data, sampler, False, 0, 0) == first
     assert order_of(data, sampler, False, 0, 1) != first
+
+
+def test_a_sampler_that_never_ends_is_told() -> None:
+    class Endless:
+        def __iter__(self) -> Iterator[int]:
+            return itertools.cycle(range(SAMPLES))
+
+    class Long(Endless):
+        def __len__(self) -> int:
+            return 2**20 + 1
+
+        def __iter__(self) -> Iterator[int]:
+            return itertools.islice(super().__iter__(), len(self))
+
+    with pytest.raises(UserError, match="a Endless, has given 1048576 numbers and goes on"):
+        order_of(Drawn(), Endless(), False, 0, 0)
+    assert len(order_of(Drawn(), Long(), False, 0, 0)) == 2**20 + 1
 
 
 def test_generators_go_on_where_they_were() -> None:

@@ -172,6 +172,33 @@ def test_the_best_is_that_of_the_figures_of_its_step(tmp_path: Path) -> None:
     assert [each.name for each in kept.all()] == ["step-00000010", "step-00000020"]
 
 
+def test_it_returns_once_the_last_checkpoint_is_written(tmp_path: Path) -> None:
+    kept = weft.Checkpoints(tmp_path, wait=False)
+    with compiled() as (program, _):
+        weft.fit(program, loader(program), steps=2, checkpoint=kept)
+        assert [each.name for each in kept.all()] == ["step-00000002"]
+
+
+@pytest.mark.parametrize(
+    ("score", "every", "told"), [("held_out", 3, 0), ("held_uot", 3, 1), ("held_out", 4, 1)]
+)
+def test_a_score_that_no_checkpoint_has_is_told(
+    score: str, every: int, told: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As of a name that is no figure, or an evaluation after other steps; once."""
+    with compiled(1) as (program, _):
+        weft.fit(
+            *(program, loader(program)),
+            steps=11,
+            evaluate=lambda: {"held_out": 1.0},
+            evaluate_every=3,
+            checkpoint=weft.Checkpoints(tmp_path, every=every, keep=1, score=score),
+        )
+    warned = [each.message for each in caplog.records if "has a score" in each.message]
+    assert len(warned) == told
+    assert all(score in text and "held_out" in text for text in warned)
+
+
 def test_a_loader_may_have_an_epoch_of_its_own() -> None:
     class Own:
         epoch = None

@@ -164,6 +164,51 @@ def test_masters_are_there_when_their_parameter_is_trained_again(
     assert_same(found, whole)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "entries"),
+    [(1, {}), (2, {"zero": weft.Zero(3)}), (3, {"parameters": {"trunk.weight": weft.split(0)}})],
+)
+def test_masters_of_frozen_parameters_are_given_whole(
+    ranks: int, entries: dict[str, Any], tmp_path: Path
+) -> None:
+    """Those of a plan that ran before, and those of a checkpoint; both follow what is written."""
+    strategy = weft.Strategy(precision=weft.Precision(masters=True), **entries)
+    place = weft.placement("cpu", list(range(ranks)))
+
+    def compiled(model: Heads) -> weft.Program:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        batch = batch_of(0, torch.bfloat16)
+        return weft.compile(model, loss_fn, optimizer, batch, placement=place, strategy=strategy)
+
+    torch.manual_seed(0)
+    models = [Heads().bfloat16() for _ in range(2)]
+    with weft.local_world(ranks):
+        program = compiled(models[0])
+        program.step(batch_of(0, torch.bfloat16))
+        known = program.full_state_dict(masters=True)["trunk.weight"]
+        models[0].trunk.requires_grad_(False)
+        program.step(batch_of(1, torch.bfloat16))
+        assert torch.equal(program.full_state_dict(masters=True)["trunk.weight"], known)
+        assert not torch.equal(known, known.bfloat16().float())
+        program.save(tmp_path / "saved")
+        program.close()
+        models[1].trunk.requires_grad_(False)
+        program = compiled(models[1])
+        program.load(tmp_path / "saved")
+        assert torch.equal(program.full_state_dict(masters=True)["trunk.weight"], known)
+        with torch.no_grad():
+            models[1].trunk.weight[0].fill_(2)
+        known[0] = 2
+        state = program.full_state_dict(masters=True)
+        assert torch.equal(state["trunk.weight"], known)
+        state["trunk.weight"] = known + 1e-4
+        program.load_full_state_dict(state)
+        models[1].trunk.requires_grad_(True)
+        program.step(batch_of(2, torch.bfloat16), update=False)
+        assert_same(program.full_state_dict(masters=True), state)
+        program.close()
+
+
 def _saved_again(change: Any, make: Any, path: Path) -> None:
     """Load and save by a program that makes no step."""
     torch.manual_seed(5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -185,6 +186,47 @@ def test_masters_go_on_where_they_were(tmp_path: Path) -> None:
         wide = program.full_state_dict()
         for name in ("first.weight", "head.weight"):
             assert torch.equal(wide[name], masters[name])
+
+
+class Quantized(torch.nn.Module):
+    """A frozen product of float8, with its scales."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        weight = torch.randn(6, 4).to(torch.float8_e4m3fn)
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
+        self.register_buffer("scale", torch.rand(6).to(torch.float8_e5m2))
+        self.last = torch.nn.Linear(6, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(x @ self.weight.float().T * self.scale.float())
+
+
+@pytest.mark.parametrize("parameters", [{}, {"weight": weft.split(0)}], ids=["whole", "split"])
+def test_parameters_and_buffers_of_float8(parameters: dict[str, Any], tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, batch = Quantized(), torch.randn(4, 4)
+    plain = copy.deepcopy(model)
+    optimizer = torch.optim.SGD([*model.last.parameters()], lr=0.1)
+    strategy = weft.Strategy(batch={"*": weft.split(0)}, parameters=parameters)
+    with weft.local_world(2):
+        program = weft.compile(
+            *(model, lambda model, x: model(x).square().mean(), optimizer, batch),
+            placement=weft.placement("cpu", [0, 1]),
+            strategy=strategy,
+        )
+        loss = program.step(batch).item()
+        assert loss == pytest.approx(plain(batch).square().mean().item(), rel=1e-6)
+        program.save(tmp_path / "saved")
+        with torch.no_grad():
+            model.weight.fill_(1), model.scale.fill_(1)
+        program.load(tmp_path / "saved")
+        found = program.full_state_dict()
+        program.close()
+    for name in ("weight", "scale"):
+        expected = plain.state_dict()[name]
+        assert found[name].dtype == expected.dtype
+        assert torch.equal(found[name].view(torch.uint8), expected.view(torch.uint8))
 
 
 def test_the_scale_of_losses(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +15,7 @@ import torch
 import weft
 from program.saving.nets import Case, assert_same, batch_of, compiled, everything
 from weft.errors import UserError
+from weft.program.saving.files import checksum, summing
 
 writing: Any = import_module("weft.program.saving.writing")
 
@@ -83,3 +86,56 @@ def test_a_run_of_them(tmp_path: Path) -> None:
     with compiled(Case((3,), seed=4)) as (program, _):
         kept.load_newest(program)
         assert_same(everything(program), saved)
+
+
+ENDS = """
+import concurrent.futures.thread as pool
+import sys
+import torch
+import weft
+from weft.program.saving import writing
+
+own = writing.write_file
+
+def late(*given):
+    while not pool._shutdown:
+        pass
+    return own(*given)
+
+writing.write_file = late
+model = torch.nn.Linear(3, 2)
+program = weft.compile(
+    *(model, lambda model, x: model(x).sum(), torch.optim.Adam(model.parameters()), torch.ones(4, 3)),
+    placement=weft.placement("cpu", [0]),
+)
+program.step(torch.ones(4, 3))
+program.save(sys.argv[1], wait=False)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_writes_to_the_end(tmp_path: Path) -> None:
+    """Also where it has not closed the program, and takes no work for pools of threads any more."""
+    command = [sys.executable, "-c", ENDS, str(tmp_path / "saved")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    model = torch.nn.Linear(3, 2)
+    program = weft.compile(
+        *(model, lambda model, x: model(x).sum()),
+        *(torch.optim.Adam(model.parameters()), torch.ones(4, 3)),
+        placement=weft.placement("cpu", [0]),
+    )
+    program.load(tmp_path / "saved")
+    assert program.steps == 1
+    program.close()
+
+
+def test_checksums_need_no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    tensors = [torch.arange(number) for number in range(9)]
+    expected = [checksum(each) for each in tensors]
+    assert summing(tensors)() == expected
+    monkeypatch.setattr(threading.Thread, "start", start)
+    assert summing(tensors)() == expected

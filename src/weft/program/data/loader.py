@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import count
 from typing import Any, Protocol, TypeAlias, final
 
 import torch
@@ -23,8 +25,8 @@ class Taking(Protocol):
         """The rows of a batch of so many that the ranks of this process take."""
 
 
-# The rows of a batch that this process has, how many the batch has, and what was loaded.
-_Loaded: TypeAlias = tuple[Sequence[int], int, LoadedRows]
+# The rows of a batch that this process has, how many the batch has, a checksum of its samples, and what was loaded.
+_Loaded: TypeAlias = tuple[Sequence[int], int, int, LoadedRows]
 
 
 @final
@@ -130,16 +132,19 @@ class Loader:
         self._loops += 1
         loop = self._loops
         batches = self._streamed() if self._iterable else self._mapped()
-        for own, size, loaded in loaded_ahead(_told(batches), number if self._workers else 0):
+        for own, size, samples, loaded in loaded_ahead(
+            _told(batches), number if self._workers else 0
+        ):
             if loop != self._loops:
                 raise UserError(
-                    "weft.Loader: another loop over this loader has begun, and has its place now; make a second loader"
+                    "weft.Loader: another loop over this loader has begun, or load_state_dict was called, so that its "
+                    "place is not that of this loop; begin a new loop, or make a second loader"
                 )
             if loaded.error:
                 raise UserError(f"weft.Loader: {loaded.error}")
             self._step += 1
             whole = len(own) == size
-            yield loaded.batch if whole else RowsOfBatch(loaded.batch, own, size)
+            yield loaded.batch if whole else RowsOfBatch(loaded.batch, own, size, samples)
         self.epoch, self._step = self.epoch + 1, 0
 
     def put_back(self) -> None:
@@ -161,9 +166,13 @@ class Loader:
         """Go on at a place that `state_dict` gave, with the next loop over this loader.
 
         Raises:
-            UserError: it is of a loader with another seed, size of batch or shuffle. The loop raises it where the state
-                stands in the middle of an epoch of more or fewer samples.
+            UserError: it is none, or of a loader with another seed, size of batch or shuffle. The loop raises it where
+                the state stands in the middle of an epoch of more or fewer samples.
         """
+        if not isinstance(state, Mapping):
+            raise UserError(
+                f"weft.Loader: load_state_dict takes what state_dict gave, found a {type(state).__name__}"
+            )
         # States of earlier versions say nothing of shuffle.
         state = {"shuffle": self._shuffle, **state}
         own_values = {"seed": self._seed, "batch_size": self.batch_size, "shuffle": self._shuffle}
@@ -181,6 +190,7 @@ class Loader:
                 )
         self.epoch, self._step = state["epoch"], state["step"]
         self._samples = state.get("samples")
+        self._loops += 1  # one that is under way stands elsewhere
 
     def _rows(self, size: int) -> Sequence[int]:
         """The rows of a batch of so many that this process loads."""
@@ -202,7 +212,7 @@ class Loader:
         seed = mixed(self._seed, self.epoch, len(order)) if mixes else None
         return of_like_lengths(order, self._lengths, self.batch_size, seed)
 
-    def _mapped(self) -> Iterator[tuple[Sequence[int], int, LoadedRows]]:
+    def _mapped(self) -> Iterator[_Loaded]:
         order, size = self._order(), self.batch_size
         if self._step > self._batches(len(order)):
             raise UserError(
@@ -226,10 +236,11 @@ class Loader:
         ]
         samples = Samples(self.dataset, self._collate, self._seed)
         loader = DataLoader(samples, batch_size=None, sampler=wanted, **self._working())
-        for each, loaded in zip(sizes, loader, strict=True):
-            yield rows[each], each, loaded
+        place = mixed(self._seed, self.epoch)
+        for start, each, loaded in zip(starts, sizes, loader, strict=True):
+            yield rows[each], each, _checksum(place, order[start : start + each]), loaded
 
-    def _streamed(self) -> Iterator[tuple[Sequence[int], int, LoadedRows]]:
+    def _streamed(self) -> Iterator[_Loaded]:
         set_epoch = getattr(self.dataset, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(self.epoch)
@@ -238,8 +249,10 @@ class Loader:
             *(self.dataset, self._collate, self.batch_size, rows, self._step, self._drop_last),
             mixed(self._seed, self.epoch),
         )
+        place, batches = mixed(self._seed, self.epoch), count(self._step)
         for size, loaded in DataLoader(stream, batch_size=None, **self._working()):
-            yield (rows if size == self.batch_size else range(size)), size, loaded
+            own = rows if size == self.batch_size else range(size)
+            yield own, size, _checksum(place, [next(batches), size]), loaded
 
     def _working(self) -> dict[str, Any]:
         # Without a generator of its own, a DataLoader draws from that of torch.
@@ -250,6 +263,11 @@ class Loader:
             "generator": own,
         }
         return {**common, "prefetch_factor": self._ahead} if self._workers else common
+
+
+def _checksum(place: int, numbers: Sequence[int]) -> int:
+    """Of numbers that all processes must have alike, at a place of a run; of 32 bits."""
+    return zlib.crc32(" ".join(map(str, numbers)).encode(), place & 0xFFFFFFFF)
 
 
 def _told(batches: Iterator[_Loaded]) -> Iterator[_Loaded]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Iterable, Iterator, Sequence, Sized
-from contextlib import contextmanager
-from itertools import chain
+from contextlib import contextmanager, suppress
+from itertools import chain, islice
 from operator import index
 from typing import Any
 
@@ -17,6 +17,8 @@ from weft.errors import UserError
 
 # Batches of which samples are put in order of their lengths.
 RUN = 32
+# A sampler has an end if it gives no more numbers than these, or so many times the samples of the dataset.
+_LONGEST, _TIMES = 2**20, 64
 # Bits of a seed that torch, numpy and Python's random all take.
 _BITS = 32
 
@@ -51,7 +53,7 @@ def order_of(
         if set_epoch is not None:
             set_epoch(epoch)
         with drawn_by(mixed(seed, epoch)):
-            return [_number(each, sampler) for each in sampler]
+            return _numbers(dataset, sampler)
     if not isinstance(dataset, Sized):
         raise UserError(
             f"weft.Loader: the dataset, a {type(dataset).__name__}, has no length; give it __len__, or a sampler"
@@ -85,6 +87,21 @@ def of_like_lengths(
         generator = torch.Generator().manual_seed(seed)
         batches = [batches[n] for n in torch.randperm(len(batches), generator=generator).tolist()]
     return [*chain.from_iterable(batches), *order[full:]]
+
+
+def _numbers(dataset: Any, sampler: Iterable[int]) -> list[int]:
+    """The numbers that a sampler gives; one that never ends is refused."""
+    most = max(_LONGEST, _TIMES * len(dataset) if isinstance(dataset, Sized) else 0)
+    if isinstance(sampler, Sized):
+        with suppress(TypeError, NotImplementedError):  # some have the method alone
+            most = max(most, len(sampler))
+    found = [_number(each, sampler) for each in islice(sampler, most + 1)]
+    if len(found) > most:
+        raise UserError(
+            f"weft.Loader: the sampler, a {type(sampler).__name__}, has given {most} numbers and goes on; expected one "
+            "that ends with the epoch, as itertools.islice makes of one that does not"
+        )
+    return found
 
 
 def _number(each: Any, sampler: Any) -> int:

@@ -129,7 +129,8 @@ class Feeder:
             for key, part in own.items()
             if key in rows
         ]
-        return feeds, batch_sums(plain, {}, step).with_parts(parts, step)
+        sums = batch_sums(plain, {}, step).with_number(batch.samples)
+        return feeds, sums.with_parts(parts, step)
 
     def takes(self, batch: Any) -> bool:
         """True where a batch looks as the example did."""

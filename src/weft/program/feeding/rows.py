@@ -24,11 +24,13 @@ class RowsOfBatch:
         batch: as it was collated of these rows alone: tensors with as many rows.
         rows: their places in the whole batch, in order.
         size: how many rows the whole batch has.
+        samples: a checksum of the numbers of all its samples, which all processes must have alike.
     """
 
     batch: Any
     rows: Sequence[int]
     size: int
+    samples: int = 0
 
     def stand_in(self) -> tuple[Any, dict[int, Tensor]]:
         """The whole batch with tensors without values, and the rows of each by its id.

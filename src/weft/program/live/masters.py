@@ -11,7 +11,7 @@ from torch import Tensor
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.ir.nodes import MASTER
-from weft.program.live.laid import laid_as, of_rank
+from weft.program.live.laid import cut_value, laid_as, of_rank, parts_of
 from weft.program.live.variables import add_masters
 from weft.runtime.memory.state import Variables
 from weft.tensor import GlobalTensor
@@ -35,6 +35,7 @@ class Masters:
         self._pairs: list[tuple[Tensor, Tensor]] = []
         self.nodes: dict[str, Input] = {}
         self.waiting: dict[str, Tensor] = {}
+        self._frozen: dict[str, Tensor] = {}
 
     def know(self, graph: LogicalGraph) -> None:
         """A plan is to run, which may update parameters that had no master yet. Every process must call it."""
@@ -53,6 +54,22 @@ class Masters:
             if key.endswith(end)
         ]
 
+    def wait(self, masters: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Keep masters of parameters that no plan updates so far, each as parameter and master, in place of others."""
+        self.waiting = {key: master for key, (_, master) in masters.items()}
+        self._frozen = {key: parameter for key, (parameter, _) in masters.items()}
+
+    def fill_waiting(self, whole: Mapping[str, Tensor]) -> None:
+        """Let the masters that wait for a plan be what whole tensors hold, by the parameters' keys."""
+        for key, waiting in self.waiting.items():
+            value = whole[key].to(waiting.dtype)
+            if isinstance(waiting, GlobalTensor):
+                spec = waiting.spec
+                waiting = cut_value(value, spec.layout, spec.mesh, waiting.shares)
+            else:
+                waiting = value.detach().to(waiting.device, copy=True)
+            self.waiting[key] = waiting
+
     def _fill(self, node: Input, waiting: Tensor) -> None:
         """Let a master be what a checkpoint had of it."""
         layout = node.value.layout
@@ -67,6 +84,9 @@ class Masters:
         """Let masters be what was written to their parameters."""
         for parameter, master in self._pairs:
             follow(master, parameter)
+        for key, master in self.waiting.items():
+            for wide, narrow in _parts(master, self._frozen[key]):
+                follow(wide, narrow)
 
 
 def follow(wide: Tensor, narrow: Tensor) -> None:
@@ -76,3 +96,11 @@ def follow(wide: Tensor, narrow: Tensor) -> None:
     """
     same = narrow == wide.to(narrow.dtype)
     torch.where(same, wide, narrow.to(wide.dtype), out=wide)
+
+
+def _parts(master: Tensor, parameter: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """The parts that this process has of a master and of its parameter, which it lies like."""
+    if isinstance(master, GlobalTensor) and isinstance(parameter, GlobalTensor):
+        wide, narrow = parts_of(master), parts_of(parameter)
+        return [(wide[rank].detach(), narrow[rank].detach()) for rank in wide]
+    return [(master.detach(), parameter.detach())]

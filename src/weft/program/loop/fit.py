@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -23,6 +24,10 @@ from weft.program.program import Program
 from weft.program.saving.checkpoints import SCORE, Checkpoints, check_names
 from weft.program.saving.manifest import check_place
 from weft.units import Seconds
+
+_log = logging.getLogger("weft")
+# So many checkpoints without a score, and none with one, are told.
+_UNSCORED = 2
 
 LOADER = "loader"
 # The number of epochs that were made of a loader that keeps none itself.
@@ -70,7 +75,7 @@ def fit(
 
     Where `checkpoint` has a checkpoint and the program has made no step yet, the loop goes on from the newest: program,
     schedulers, the loader's place and `extra`. SIGTERM and Ctrl-C end it after the same step on all processes, with a
-    checkpoint.
+    checkpoint. It returns once that is written.
 
     Args:
         program: that trains.
@@ -124,6 +129,8 @@ def fit(
         telling = _Telling(program, logs, stop, bar, evaluate)
         run = _Run(loop, telling, stopping, steps, epochs, evaluate_every, log_every)
         why = run.until_its_end()
+        if checkpoint is not None and not checkpoint.wait:
+            program.wait_for_saved()
     return Fitted(program.steps, why, telling.last)
 
 
@@ -264,6 +271,9 @@ class _Loop:
     made: int = 0
     counted: int = 0
     known: int = 0
+    # Names of all figures so far, and how many checkpoints have none that is the score.
+    seen: set[str] = field(default_factory=set)
+    unscored: int = 0
 
     @property
     def epochs(self) -> int:
@@ -307,6 +317,7 @@ class _Loop:
         kept, step = self.checkpoint, self.program.steps
         if kept is None or not step:
             return
+        self.seen |= figures.keys()
         score = figures.get(kept.score or "")
         # What was saved before it was evaluated is saved with its figure; before its epoch was over, with that.
         new = (score is not None and self.scored != step) or self.counted != self.made
@@ -318,6 +329,19 @@ class _Loop:
             kept.save(self.program, self._kept(), score)
             self.saved, self.counted = step, self.made
             self.scored = self.scored if score is None else step
+            self.unscored += score is None
+            if kept.score and self.scored < 0 and self.unscored == _UNSCORED:
+                self._tell_of_no_score(kept.score)
+
+    def _tell_of_no_score(self, name: str) -> None:
+        """Warn that no checkpoint so far can be the best."""
+        if self.program.is_first:
+            _log.warning(
+                "weft.fit: no checkpoint of this run has a score so far, as there was no figure %r at their steps; "
+                "found %s: name one of these, and let evaluate_every, or log_every, divide `every`",
+                name,
+                ", ".join(sorted(self.seen)) or "none",
+            )
 
     def _remember(self, kept: Checkpoints, saved: bool) -> None:
         """Take a snapshot where it is due; at most one after a step, and one after its epoch."""

@@ -91,9 +91,13 @@ class ProgramCore:
         self.places.take_data()
         return self.setting.world.calls.enter(f"{what} of program {self._number}")
 
-    def make_ready(self) -> None:
-        """Check that the program is open and no mode of torch around; after a failure, make new executors."""
-        self.check_open("step")
+    def make_ready(self, call: str = "step") -> None:
+        """Check that the program is open and no mode of torch around; after a failure, make new executors.
+
+        Args:
+            call: the verb for what it is to do.
+        """
+        self.check_open(call)
         setting, trains = self.setting, self.training is not None
         precision = setting.options.precision
         check_modes("the program is called", setting.placement.device_type, precision, trains)

@@ -43,7 +43,7 @@ class ProgramSaving:
     ) -> None:
         """As `Program.save` says."""
         place = checkpoint_path(path)
-        self._core.make_ready()
+        self._core.make_ready("save")
         self._core.enter(f"save {place}")
         state, about = self._to_save("save")
         before, self._writing = self._writing, None
@@ -71,7 +71,7 @@ class ProgramSaving:
     def save_in_memory(self, path: str | Path, extra: Mapping[str, Any] | None) -> None:
         """As `Program.save_in_memory` says."""
         place = checkpoint_path(path)
-        self._core.make_ready()
+        self._core.make_ready("save")
         self._core.enter(f"save {place} in memory")
         state, about = self._to_save("save_in_memory")
         given = with_module_states(extra, self._core.setting.model)

@@ -85,7 +85,7 @@ class ProgramSteps:
     def update(self) -> None:
         """As `Program.update` says."""
         core = self._core
-        core.make_ready()
+        core.make_ready("update")
         training = core.training
         if training is None:
             raise UserError(
@@ -101,7 +101,7 @@ class ProgramSteps:
     def verify(self, batch: Any) -> Verified:
         """As `Program.verify` says."""
         core = self._core
-        core.make_ready()
+        core.make_ready("verify")
         core.enter("verify")
         number, metrics = core.steps, core.metrics
 

@@ -10,10 +10,13 @@ from torch import Tensor
 
 from weft.capture.optimizers.groups import Optimizers
 from weft.errors import UserError
+from weft.program.live.laid import whole_of
+from weft.program.live.masters import Masters
 from weft.program.live.variables import load_whole, state_dict_names
 from weft.program.parts.core import ProgramCore
 from weft.program.planning.build import build, gathering
 from weft.program.training.states import full_states
+from weft.tensor import GlobalTensor
 from weft.tensor.divergence import note_write
 
 
@@ -32,21 +35,35 @@ class WholeState:
         """As `Program.full_state_dict` says."""
         setting = self._core.setting
         self._core.enter("full_state_dict")
-        compiled = gathering(setting, self._core.compiled, masters)
+        every = self._masters() if masters else None
+        compiled = gathering(setting, self._core.compiled, every.nodes.values() if every else ())
         executors = build(setting, {}, compiled, Optimizers())
         try:
             whole = setting.run(lambda rank: executors[rank].step({}))
         finally:
             for executor in executors.values():
                 executor.close()
+        if every is not None:
+            whole |= {key: _plain(value) for key, value in every.waiting.items()}
         names = state_dict_names(setting.model)
         return {name: whole[key] for name, key in names.items()}
+
+    def _masters(self) -> Masters | None:
+        """The masters, which are what users have written to their parameters; None where nothing trains."""
+        training = self._core.training
+        if training is not None:
+            training.take()
+        return training.masters if training is not None else None
 
     def load_model(self, state: Mapping[str, Tensor]) -> None:
         """As `Program.load_full_state_dict` says."""
         setting = self._core.setting
         self._core.enter("load_full_state_dict")
         load_whole(setting, self._core.compiled.graph, state)
+        if self._core.training is not None:
+            self._core.training.masters.fill_waiting(
+                {key: state[name] for name, key in state_dict_names(setting.model).items()}
+            )
         if setting.several:
             note_write(setting.placement, "load_full_state_dict", state.values())
         self._core.note_loaded()
@@ -65,3 +82,8 @@ class WholeState:
         core.enter("full_optimizer_state_dict")
         core.training.take()
         return full_states(optimizer)
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    """A whole, plain copy; collective where the tensor is global."""
+    return whole_of(tensor) if isinstance(tensor, GlobalTensor) else tensor.detach().clone()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,7 +34,6 @@ from weft.program.feeding.shards import (
     layouts_of_shards,
     layouts_on,
     local_part,
-    shares_of,
     without_shards,
 )
 from weft.program.live.holds import Lying
@@ -208,10 +207,16 @@ def _in_pieces(trained: Compiled) -> frozenset[str]:
     )
 
 
-def gathering(setting: Setting, trained: Compiled, masters: bool = False) -> Compiled:
-    """A step that returns all parameters and buffers of `trained` whole, or their masters in place of them."""
+def gathering(setting: Setting, trained: Compiled, masters: Iterable[Input] = ()) -> Compiled:
+    """A step that returns all parameters and buffers of `trained` whole, or of some their masters in place of them.
+
+    Args:
+        setting: of the program.
+        trained: its step.
+        masters: as the plans have them that update their parameters; they need not be in `trained`.
+    """
     every = trained.graph.of_kind(Input)
-    of_key = {node.key: node for node in every if masters and _is_master(node)}
+    of_key = {node.key: node for node in masters}
     inputs = [
         of_key.get(f"{node.key}.{MASTER}", node)
         for node in every
@@ -223,11 +228,7 @@ def gathering(setting: Setting, trained: Compiled, masters: bool = False) -> Com
     bare = [Input(v, r, n.key) for v, r, n in zip(values, roles, inputs, strict=True)]
     outputs = [Output(Ref(n.value.name), n.key.removesuffix(f".{MASTER}")) for n in inputs]
     gather = LogicalGraph("full state", (*bare, *outputs))
-    return compiled_like(setting, trained, gather)
-
-
-def _is_master(node: Input) -> bool:
-    return node.role == "state" and node.key.endswith(f".{MASTER}")
+    return compiled_like(setting, trained, gather, others=of_key.values())
 
 
 def compiled_like(
@@ -236,17 +237,19 @@ def compiled_like(
     graph: LogicalGraph,
     leaves: Mapping[str, Layout] | None = None,
     clipped: bool = False,
+    others: Iterable[Input] = (),
 ) -> Compiled:
     """`graph` on the stages of a training step, with its variables, and leaves of its batch, as they lie.
 
-    Gradients are clipped and measured as in that step only where it is said.
+    Gradients are clipped and measured as in that step only where it is said. `others` are variables that lie as an
+    earlier step had them.
     """
     old = setting.options
     options = Options(old.cost_model, stages=old.stages, own_kernels=old.own_kernels)
     if clipped:
         options = replace(options, clip_norm=old.clip_norm, metrics=old.metrics)
     read = {node.key for node in graph.of_kind(Input)}
-    hints = with_leaves(as_they_lie(trained, read), leaves or {})
+    hints = with_leaves(as_they_lie(trained, read, others), leaves or {})
     stages = trained.stages
     ranks = tuple(setting.variables)
     masters = {f"{key}.{MASTER}": stage for key, stage in stages.homes.items()}
@@ -284,12 +287,15 @@ def _with_states(shares: Mapping[str, Shares], graph: LogicalGraph) -> dict[str,
     return found
 
 
-def as_they_lie(trained: Compiled, keys: Collection[str]) -> dict[int, Hints]:
+def as_they_lie(
+    trained: Compiled, keys: Collection[str], others: Iterable[Input] = ()
+) -> dict[int, Hints]:
     """Hints that fix variables to their layouts, by the number of axes of their placements."""
+    every = [*others, *trained.graph.of_kind(Input)]
     found: dict[int, dict[str, tuple[SBP | None, ...]]]
     found = {placement.axes: {} for placement in trained.stages.placements}
-    for node in trained.graph.of_kind(Input):
+    for node in every:
         if node.key in keys and node.role in VARIABLE_ROLES and node.value.layout is not None:
             found[node.value.layout.placement.axes][node.key] = node.value.layout.sbp
-    shares = shares_of(trained.graph)
+    shares = {node.key: node.shares for node in every if node.shares is not None}
     return {axes: Hints(inputs, trained.stored, shares) for axes, inputs in found.items()}

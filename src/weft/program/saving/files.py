@@ -11,9 +11,11 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 from types import TracebackType
 from typing import Any, TypeVar, final
 
@@ -83,11 +85,10 @@ def write_file(
     about = about_file({name: [at for at, _ in whole] for name, (whole, _) in pieces.items()})
     path = folder / file
     try:
-        with ThreadPoolExecutor(THREADS) as pool:
-            sums = pool.map(checksum, values.values())
-            save_file(values, path, about)
-            to_disk(path)
-            return dict(zip(values, sums, strict=True))
+        sums = summing(list(values.values()))
+        save_file(values, path, about)
+        to_disk(path)
+        return dict(zip(values, sums(), strict=True))
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write {path}: {error}") from None
 
@@ -117,6 +118,39 @@ def checksum(tensor: Tensor) -> int:
         # It counts as contiguous whatever its stride is, and has no view as bytes where that is not 1.
         tensor = tensor.clone(memory_format=torch.contiguous_format)
     return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def summing(tensors: Sequence[Tensor]) -> Callable[[], list[int]]:
+    """Begin to sum contiguous tensors on the CPU, by some threads; the function that is returned gives the checksums.
+
+    The threads are its own: those of `concurrent.futures` take no work any more when a process ends, as it may while a
+    checkpoint is still written.
+    """
+    left: SimpleQueue[int] = SimpleQueue()
+    sums: dict[int, int] = {}
+    for number in range(len(tensors)):
+        left.put(number)
+
+    def work() -> None:
+        with suppress(Empty):
+            while True:
+                number = left.get_nowait()
+                sums[number] = checksum(tensors[number])
+
+    threads = [Thread(target=work, name="weft checksum", daemon=True) for _ in range(THREADS)]
+    # From Python 3.12 on a process that ends starts none; who asks for the sums makes them then.
+    with suppress(RuntimeError):
+        for thread in threads:
+            thread.start()
+
+    def found() -> list[int]:
+        work()
+        for thread in threads:
+            if thread.ident is not None:
+                thread.join()
+        return [sums[number] for number in range(len(tensors))]
+
+    return found
 
 
 def extents_of_file(folder: Path, file: str) -> dict[str, tuple[Region, str]]:

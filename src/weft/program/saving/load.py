@@ -371,12 +371,12 @@ def _read_waiting(state: ProgramState, reader: _PieceReader) -> None:
     """Keep the masters that were saved of parameters that no plan updates so far."""
     if state.training is None:
         return
-    masters = state.training.masters
-    masters.waiting.clear()
+    found = {}
     for key, parameter in state.idle().items():
         for name in _waiting(state, reader.manifest, key, parameter):
             shape, tensor = tuple(parameter.tensor.shape), parameter.tensor
-            masters.waiting[key] = idle_state(name, shape, torch.float32, tensor, reader.read)
+            found[key] = tensor, idle_state(name, shape, torch.float32, tensor, reader.read)
+    state.training.masters.wait(found)
 
 
 def _read_idle(

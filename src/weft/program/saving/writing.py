@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,7 @@ from weft.program.saving.manifest import Manifest, Stored, abandon, publish
 from weft.units import Seconds
 from weft.whole_files import write_whole
 
+_log = logging.getLogger("weft")
 # Name, file, box and checksum of what was written.
 Part: TypeAlias = Sequence[Any]
 # Between two looks for the files of other processes; and for how long.
@@ -125,6 +127,8 @@ class Writing:
         except Exception as error:
             text = f"cannot write {work.path}: {type(error).__name__}: {error}"
             self._error = error if isinstance(error, UserError) else UserError(text)
+            if not threading.main_thread().is_alive():
+                _log.error("%s", self._error)  # nobody will ask
             if first:
                 abandon(work.beside)
             else:

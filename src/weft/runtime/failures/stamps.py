@@ -76,7 +76,8 @@ _TEXTS = {
     "batch": (
         "this rank and rank {} were given different batches. A plain tensor is the whole batch, the same on all "
         'ranks; where each process has its own part, as a DistributedSampler gives, say compile(…, batch="local"), or '
-        "make global tensors of the parts with weft.from_local. Shuffle with the same seed on all ranks otherwise. "
+        "make global tensors of the parts with weft.from_local. Shuffle with the same seed on all ranks otherwise; "
+        "a weft.Loader has the same dataset, seed, sampler and place on all. "
         "Ranks along an axis that does not split the batch, as of tensor parallelism, have the same part: count a "
         "sampler's replicas along the other axes"
     ),

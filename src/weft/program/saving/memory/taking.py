@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import final
@@ -12,7 +11,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.program.saving.files import THREADS, checksum
+from weft.program.saving.files import summing
 from weft.program.saving.memory.line import BuddyLine
 from weft.program.saving.memory.mapped import FormedFile, MappedFile, in_pieces
 from weft.program.saving.memory.places import RECORD, UNSURE
@@ -91,8 +90,7 @@ class TakenSnapshot:
 
     def _taken(self) -> str:
         tensors = [each for file in self._files.own.values() for each in file.tensors]
-        with ThreadPoolExecutor(THREADS) as pool:
-            sums = list(pool.map(checksum, tensors))
+        sums = summing(tensors)()
         texts = {self._files.place: (self._record(sums).encode(), self._extra)}
         texts |= self._swapped(*texts[self._files.place])
         why = self._line.failed(_written(texts))
