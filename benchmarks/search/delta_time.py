@@ -29,10 +29,10 @@ from weft.planning.moves import OtherStrategy
 from weft.planning.stored_step import StoredStep
 from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
-from weft.search.enumeration import Enumeration
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.moves.improved import TEMPERATURE
 from weft.search.moves.neighbours import Neighbours
+from weft.search.state import SearchState
 from weft.search.steps.facts import StepFacts
 from weft.units import Seconds
 
@@ -67,7 +67,7 @@ def chain(step: StoredStep, on: Machine, topology: str, moves: int, seed: int, k
     """
     facts = StepFacts(step, on, weft.Strategy())
     evaluator = Evaluator(step, on, facts.ranks)
-    neighbours = Neighbours(Enumeration(evaluator, Floors(facts, None), Budget.of(1.0, moves)))
+    neighbours = Neighbours(SearchState(evaluator, Floors(facts, None), Budget.of(1.0, moves)))
     strategy = replace(weft.data_parallel(), grid=(on.devices,))
     explorer, random = Explorer(step, strategy, topology, kept=kept), Random(seed)
     here, took, found = explorer.seconds, 0.0, list[float | None]()

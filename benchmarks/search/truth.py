@@ -31,11 +31,11 @@ from weft.planning.machine import machine_of
 from weft.planning.stored_step import StoredStep
 from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
-from weft.search.enumeration import Enumeration
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.measures import Measures
 from weft.search.moves.improved import improved
 from weft.search.moves.strategy_move import StrategyMove
+from weft.search.state import SearchState
 from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy, data_parallel
 from weft.units import Seconds
@@ -130,7 +130,7 @@ def least(evaluator: Evaluator, space: Space) -> Seconds:
 def found_by(evaluator: Evaluator, seed: int, moves: int, within: Space | None) -> Seconds:
     """Seconds of what a local search from data parallel finds; what was planned before is not planned again."""
     facts = StepFacts(evaluator.step, evaluator.machine, Strategy())
-    found = Enumeration(evaluator, Floors(facts, None), Budget.of(1.0, moves))
+    found = SearchState(evaluator, Floors(facts, None), Budget.of(1.0, moves))
     found.plan("data parallel", plain())
     improved(found, seed, lambda _: None, within)
     assert found.best is not None

@@ -14,9 +14,9 @@ import weft
 from search.jobs import layers
 from weft.cli import search as command
 from weft.cli.main import app
-from weft.search.enumeration import Enumeration
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.record.record import SearchRecord
+from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy
 from weft.whole_files import write_whole
 
@@ -49,15 +49,15 @@ def test_strategies_are_searched_without_torch(graph: Path) -> None:
 
 
 def test_interrupted_it_keeps_the_best(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, seen = Enumeration.plan, []
+    plan, seen = SearchState.plan, []
 
-    def interrupted(self: Enumeration, *arguments: object) -> object:
+    def interrupted(self: SearchState, *arguments: object) -> object:
         seen.append(1)
         if len(seen) > 3:
             raise KeyboardInterrupt
         return plan(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Enumeration, "plan", interrupted)
+    monkeypatch.setattr(SearchState, "plan", interrupted)
     output = graph.parent / "so_far.yaml"
     done = run("search", graph, "--topology", "h100x2", "-o", output, "--json")
     assert done.exit_code == 0, done.output
@@ -69,20 +69,20 @@ def test_interrupted_twice_it_has_written_all_it_knew(
     graph: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second Ctrl-C comes while the result is made."""
-    plan, seen = Enumeration.plan, []
+    plan, seen = SearchState.plan, []
 
-    def interrupted(self: Enumeration, *arguments: object) -> object:
+    def interrupted(self: SearchState, *arguments: object) -> object:
         seen.append(1)
         if len(seen) > 4:
             raise KeyboardInterrupt
         return plan(self, *arguments)  # type: ignore[arg-type]
 
-    def again(self: Enumeration) -> object:
+    def again(self: SearchState) -> object:
         assert not self.affords()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Enumeration, "plan", interrupted)
-    monkeypatch.setattr(Enumeration, "result", again)
+    monkeypatch.setattr(SearchState, "plan", interrupted)
+    monkeypatch.setattr(SearchState, "result", again)
     output = graph.parent / "twice.yaml"
     done = run("search", graph, "--topology", "h100x2", "-o", output)
     assert done.exit_code == 130, done.output
@@ -97,7 +97,7 @@ def test_interrupted_before_it_knows_any_it_says_so(
     def interrupted(*_: object) -> object:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Enumeration, "plan", interrupted)
+    monkeypatch.setattr(SearchState, "plan", interrupted)
     output = graph.parent / "none.yaml"
     done = run("search", graph, "--topology", "h100x2", "-o", output)
     assert (done.exit_code, done.stderr) == (

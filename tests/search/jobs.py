@@ -15,8 +15,8 @@ from weft.planning.machine import machine_of
 from weft.planning.stored_step import StoredStep
 from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
-from weft.search.enumeration import Enumeration
 from weft.search.evaluation.evaluator import Evaluator
+from weft.search.state import SearchState
 from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy
 
@@ -48,14 +48,14 @@ def decoder(blocks: int = 3) -> StoredStep:
     return weft.Job(model, token_loss, optimizer, token_batch(n=4)).stored()
 
 
-def enumeration(
+def begun(
     step: StoredStep,
     topology: str,
     limit: int | None = None,
     base: Strategy = Strategy(),  # noqa: B008 (frozen)
-) -> Enumeration:
+) -> SearchState:
     """The beginning of a search of any length, where `base` is fixed."""
     machine = machine_of(topology)
     facts = StepFacts(step, machine, base)
     evaluator = Evaluator(step, machine, facts.ranks)
-    return Enumeration(evaluator, Floors(facts, limit), Budget.of(1.0, 10**6))
+    return SearchState(evaluator, Floors(facts, limit), Budget.of(1.0, 10**6))

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 import weft
-from search.jobs import decoder, enumeration, job, layers
+from search.jobs import begun, decoder, job, layers
 from weft.errors import StrategyError, UserError
 from weft.search.evaluation.measures import Measures
 from weft.search.space.fixed import space_of, with_fixed
@@ -20,7 +20,7 @@ from weft.strategy.strategy import Strategy
 @pytest.mark.parametrize("schedule", [None, "1f1b", "interleaved"])
 def test_each_strategy_is_one_point(schedule: Schedule | None) -> None:
     base = Strategy(schedule=schedule)
-    found = enumeration(decoder(4), "h100x2", base=base)
+    found = begun(decoder(4), "h100x2", base=base)
     space = space_of(found.facts, every_rank=False)
     facts = found.facts
     counted = Counter(str(point.strategy(facts.linears, base, facts.blocks)) for point in space)
@@ -60,7 +60,7 @@ def test_zero_by_patterns_is_fixed_as_a_whole() -> None:
 
 def test_points_with_zero_by_patterns_have_its_highest_level() -> None:
     for zero, level in (({"0.*": weft.Zero(1), "*": weft.Zero(3)}, 3), ({"*": None}, 0)):
-        found = enumeration(layers(), "h100x4", base=Strategy(zero=zero))
+        found = begun(layers(), "h100x4", base=Strategy(zero=zero))
         space = space_of(found.facts, every_rank=False)
         assert {point.zero for point in space} == {level}
         assert {point.data > 1 for point in space} == ({True} if level else {True, False})
@@ -68,7 +68,7 @@ def test_points_with_zero_by_patterns_have_its_highest_level() -> None:
 
 def test_micro_batches_in_flight_are_fixed_with_as_many_stages() -> None:
     base = Strategy(in_flight=(2, 1))
-    found = enumeration(decoder(4), "h100x4", base=base)
+    found = begun(decoder(4), "h100x4", base=base)
     space = space_of(found.facts, every_rank=False)
     assert {point.stages * point.turns for point in space} == {2}
     best = weft.search(decoder(4), "h100x4", moves=6, fixed=base).best
@@ -81,10 +81,10 @@ def test_micro_batches_in_flight_are_fixed_with_as_many_stages() -> None:
 
 def test_one_stage_is_fixed_too() -> None:
     """Unlike no stages at all, which leave their number to the search."""
-    found = enumeration(decoder(4), "h100x4", base=Strategy(stages=1))
+    found = begun(decoder(4), "h100x4", base=Strategy(stages=1))
     space = space_of(found.facts, every_rank=False)
     assert {point.stages for point in space} == {1}
-    free = space_of(enumeration(decoder(4), "h100x4").facts, every_rank=False)
+    free = space_of(begun(decoder(4), "h100x4").facts, every_rank=False)
     assert {point.stages for point in free} == {1, 2, 4}
     best = weft.search(decoder(4), "flexflow-k80x4", moves=3, fixed=Strategy(stages=1)).best
     assert best.stages == 1
@@ -93,7 +93,7 @@ def test_one_stage_is_fixed_too() -> None:
 def test_a_layout_of_all_parameters_holds() -> None:
     """Points of data parallelism lay all parameters out themselves, but for what is fixed."""
     fixed = Strategy(parameters={"*": weft.split(0)})
-    found = enumeration(layers(), "h100x2", base=fixed)
+    found = begun(layers(), "h100x2", base=fixed)
     space = space_of(found.facts, every_rank=False)
     for point in space:
         strategy = point.strategy(found.facts.linears, fixed, None)
@@ -128,7 +128,7 @@ def test_what_can_be_written_by_hand_can_be_fixed(
 
 def test_samples_that_ranks_do_not_divide_are_shared_unevenly() -> None:
     """As data parallel by hand does it; floors hold, and estimates count the rank with the most."""
-    found = enumeration(job(64, 5).stored(), "flexflow-k80x4")
+    found = begun(job(64, 5).stored(), "flexflow-k80x4")
     space = space_of(found.facts, every_rank=True)
     points = [each for each in space if each.layouts == "data" and each.stages == 1]
     assert {(each.data, each.micro_batches, each.zero) for each in points} == {

@@ -12,8 +12,9 @@ import torch
 from torch import nn
 
 import weft
-from search.jobs import decoder, enumeration, job, layers, loss
+from search.jobs import begun, decoder, job, layers, loss
 from weft.errors import StrategyError, UserError
+from weft.search.enumeration import Enumeration
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.measures import Measures, Refused
 from weft.search.space.fixed import space_of
@@ -24,7 +25,7 @@ from weft.strategy.strategy import Strategy
 @cache
 def every(topology: str) -> dict[Point, Measures]:
     """All points of the space of the two layers, planned and simulated, with no floors."""
-    found = enumeration(layers(), topology)
+    found = begun(layers(), topology)
     measures = {}
     for point in space_of(found.facts, every_rank=False):
         strategy = point.strategy(found.facts.linears, Strategy(), found.facts.blocks)
@@ -43,7 +44,7 @@ def test_it_finds_what_trying_everything_finds(topology: str) -> None:
     assert found.seconds <= best
     assert found.bound <= best
     assert 0 <= found.gap < 1
-    floors = enumeration(layers(), topology).floors
+    floors = begun(layers(), topology).floors
     for point, measures in all_of_them.items():
         assert floors.least_of(point) <= measures.seconds, str(point)
         assert floors.memory_of(point) <= measures.memory, str(point)
@@ -66,10 +67,11 @@ def test_the_cheapest_layouts_are_among_the_first_that_are_tried() -> None:
 
 def test_they_are_tried_when_kinds_were_looked_at() -> None:
     """As a search of some seconds does: data parallel may be planned by then."""
-    found = enumeration(classes().stored(), "flexflow-p100x4")
-    found.arrange(space_of(found.facts, every_rank=False))
-    found.look_at_kinds(lambda _: None)
-    found.plan_cheapest(lambda _: None)
+    found = begun(classes().stored(), "flexflow-p100x4")
+    points = Enumeration(found, lambda _: None)
+    points.arrange(space_of(found.facts, every_rank=False))
+    points.look_at_kinds()
+    points.plan_cheapest()
     assert found.best is not None
     assert found.best[0] == "data 4; cheapest layouts"
 
@@ -92,7 +94,7 @@ def test_no_strategy_by_hand_is_quicker() -> None:
 @pytest.mark.parametrize("topology", ["h100x4", "flexflow-p100x4"])
 def test_floors_of_a_decoder_are_below_its_steps(topology: str) -> None:
     """Of points of all kinds, drawn: stages, tensor parallelism, split sequences, shards, recompute."""
-    found = enumeration(decoder(4), topology)
+    found = begun(decoder(4), topology)
     space = space_of(found.facts, every_rank=False)
     for point in random.Random(0).sample(list(space), 8):
         strategy = point.strategy(found.facts.linears, Strategy(), found.facts.blocks)
@@ -251,7 +253,7 @@ def test_wide_layers_without_numbered_blocks_are_cut() -> None:
 
 def test_small_steps_of_many_kinds_of_ranks_are_not_planned() -> None:
     """Rows of ten classes are uneven on four ranks: more than one rank is not like the others."""
-    found = enumeration(layers(), "h100x4")
+    found = begun(layers(), "h100x4")
     strategy = Strategy(batch={"*": weft.broadcast}, parameters={"2.*": weft.split(0)})
     few = Evaluator(found.evaluator.step, found.evaluator.machine, found.evaluator.ranks, 1)
     refused = few.of(strategy)

@@ -21,10 +21,10 @@ from weft.planning.stored_step import StoredStep
 from weft.planning.terminal import display_options, is_terminal
 from weft.report import Report, write_report
 from weft.report.page import REPORT
-from weft.search.enumeration import Enumeration
 from weft.search.outcome.result import SearchResult
 from weft.search.record.record import SearchRecord
 from weft.search.search import search
+from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy
 from weft.whole_files import check_writable, make_folder_of, write_whole
 
@@ -188,10 +188,10 @@ def _found(
     asked: SearchOptions, files: SearchFiles, start: Strategy | SearchRecord | None
 ) -> SearchResult:
     fixed = None if asked.fixed is None else Strategy.load(asked.fixed)
-    state: list[Enumeration] = []
+    state: list[SearchState] = []
     with _shown() as show:
 
-        def told(found: Enumeration) -> None:
+        def told(found: SearchState) -> None:
             state[:] = [found]
             if found.best is not None:
                 files.write(_strategy_of(found), found.record)
@@ -220,14 +220,14 @@ def _found(
     return found.result()
 
 
-def _strategy_of(found: Enumeration) -> Strategy:
+def _strategy_of(found: SearchState) -> Strategy:
     """The best so far, once something fits."""
     assert found.best is not None
     return found.best[1]
 
 
 @contextmanager
-def _shown() -> Iterator[Callable[[Enumeration], None]]:
+def _shown() -> Iterator[Callable[[SearchState], None]]:
     """A table on a terminal's stderr that is drawn anew as the search goes on; nothing elsewhere."""
     if not is_terminal():
         yield lambda _: None
@@ -237,7 +237,7 @@ def _shown() -> Iterator[Callable[[Enumeration], None]]:
         yield lambda found: live.update(_table(found, monotonic() - begin), refresh=True)
 
 
-def _table(found: Enumeration, seconds: float) -> Table:
+def _table(found: SearchState, seconds: float) -> Table:
     table = Table("best so far", "step", "bound", "gap", "planned", "a second")
     best = found.best
     if best is None:

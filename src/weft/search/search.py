@@ -9,9 +9,9 @@ at or above the best is a proof that a point need not be planned. Moves from the
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from math import inf
 from pathlib import Path
-from typing import TypeAlias
 
 from weft.errors import UserError
 from weft.hardware.here import cores
@@ -21,7 +21,7 @@ from weft.planning.simulated import Capturable, as_stored
 from weft.planning.stored_step import StoredStep
 from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
-from weft.search.enumeration import Enumeration
+from weft.search.enumeration import Enumeration, Told
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.planners import Planners
 from weft.search.moves.improved import improved
@@ -29,6 +29,7 @@ from weft.search.outcome.result import SearchResult
 from weft.search.record.learned import Learned
 from weft.search.record.record import SearchRecord
 from weft.search.space.fixed import hand_only, space_of, with_fixed
+from weft.search.state import SearchState
 from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy, data_parallel
 
@@ -37,7 +38,6 @@ from weft.strategy.strategy import Strategy, data_parallel
 _BY_HAND, _FIRST, _SECOND = 0.4, 0.7, 0.9
 # Each keeps the step and what its last plans can use again.
 _MOST_PLANNERS = 7
-Told: TypeAlias = Callable[["Enumeration"], None]
 
 
 def search(
@@ -90,18 +90,19 @@ def search(
     learned = Learned() if earlier is None else earlier.learned_of(stored, machine, base)
     with Planners(_count(planners)) as helpers:
         evaluator = Evaluator(stored, machine, facts.ranks, planners=helpers)
-        found = Enumeration(evaluator, floors, budget, learned)
+        found = SearchState(evaluator, floors, budget, learned)
         begin = None if first is None else with_fixed(first, base)
         for name, strategy in (("start", begin), ("fixed", base if hand_only(base) else None)):
             if strategy is not None:
                 found.plan(name, strategy)
                 told(found)
+        points = Enumeration(found, told)
         if not hand_only(base):
-            found.arrange(space_of(facts, every_rank))
-            _enumerated(found, seed, told)
+            points.arrange(space_of(facts, every_rank))
+            _searched(found, points, partial(improved, found, seed, told))
         improved(found, seed, told)
         for by_hand in (True, False):
-            found.plan_points(by_hand, told, likely=False)
+            points.plan_points(by_hand, likely=False)
         return found.result()
 
 
@@ -146,28 +147,27 @@ def _check_strategies(fixed: object, start: object) -> None:
         )
 
 
-def _enumerated(found: Enumeration, seed: int, told: Told) -> None:
+def _searched(found: SearchState, points: Enumeration, moved: Callable[[], None]) -> None:
     """Points, and moves from the best of those that people write by hand.
 
     A search of so many moves plans all points before it moves: what it finds hangs on no clock.
     """
     if found.budget.moves < inf:
-        found.plan_cheapest(told)
+        points.plan_cheapest()
         for by_hand in (True, False):
-            found.plan_points(by_hand, told, likely=False)
+            points.plan_points(by_hand, likely=False)
         return
     found.until = _BY_HAND
-    found.look_at_kinds(told)
-    found.plan_cheapest(told)
-    found.plan_points(True, told, likely=True)
+    points.look_at_kinds()
+    points.plan_cheapest()
+    points.plan_points(True, likely=True)
     # Small steps say well what other points take, floors do not: moves come first then.
-    moves_first = found.facts.small is None
-    for moves, until in ((moves_first, _FIRST), (not moves_first, _SECOND)):
-        found.until = until
-        if moves:
-            improved(found, seed, told)
-        else:
-            found.plan_points(False, told, likely=True)
+    others = partial(points.plan_points, False, likely=True)
+    first, second = (moved, others) if found.facts.small is None else (others, moved)
+    found.until = _FIRST
+    first()
+    found.until = _SECOND
+    second()
     found.until = 1.0
 
 

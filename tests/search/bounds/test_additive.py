@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 import weft
-from search.jobs import enumeration, loss
+from search.jobs import begun, loss
 from weft.compiler.layouts.deduce import deduce
 from weft.hardware.seconds_model import seconds_model
 from weft.planning.stored_step import StoredStep
 from weft.search.bounds.additive import AdditivePart, additive_part
-from weft.search.enumeration import Enumeration
+from weft.search.state import SearchState
 
 split, broadcast = weft.split, weft.broadcast
 WIDE = weft.Strategy(batch={"*": (split(0), broadcast)}, grid=(2, 2))
@@ -37,7 +37,7 @@ def step(width: int = 4096, samples: int = 4096) -> StoredStep:
     return weft.Job(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), batch).stored()
 
 
-def part(found: Enumeration, strategy: weft.Strategy) -> AdditivePart:
+def part(found: SearchState, strategy: weft.Strategy) -> AdditivePart:
     deduced = found.evaluator.compiled(strategy).deduced
     made = additive_part(found.facts, strategy, deduced)
     assert made is not None
@@ -45,7 +45,7 @@ def part(found: Enumeration, strategy: weft.Strategy) -> AdditivePart:
 
 
 def test_one_axis_is_as_deduction_in_seconds_finds_it() -> None:
-    found = enumeration(step(), "h100x4")
+    found = begun(step(), "h100x4")
     strategy = weft.Strategy(batch={"*": split(0)}, grid=(4,))
     solved = found.evaluator.compiled(strategy).deduced[0].solved
     assert solved is not None
@@ -61,7 +61,7 @@ def test_one_axis_is_as_deduction_in_seconds_finds_it() -> None:
 
 
 def test_the_least_is_that_of_the_grid_and_no_strategy_is_below() -> None:
-    found = enumeration(step(), "h100x4")
+    found = begun(step(), "h100x4")
     parts = [part(found, strategy) for strategy in STRATEGIES[:4]]
     assert len({round(each.least / parts[0].least, 9) for each in parts}) == 1
     assert all(each.cost >= each.least * (1 - 1e-9) for each in parts)
@@ -70,7 +70,7 @@ def test_the_least_is_that_of_the_grid_and_no_strategy_is_below() -> None:
 
 @pytest.mark.parametrize("strategy", STRATEGIES[:4])
 def test_the_cheapest_layouts_meet_it(strategy: weft.Strategy) -> None:
-    found = enumeration(step(), "h100x4")
+    found = begun(step(), "h100x4")
     before = part(found, strategy)
     cheapest = part(found, before.cheapest)
     assert cheapest.cost == pytest.approx(before.least, rel=1e-9)
@@ -78,7 +78,7 @@ def test_the_cheapest_layouts_meet_it(strategy: weft.Strategy) -> None:
 
 
 def test_between_micro_batches_planning_has_calls_of_its_own() -> None:
-    found = enumeration(step(), "h100x4")
+    found = begun(step(), "h100x4")
     before = part(found, STRATEGIES[4])
     cheapest = part(found, before.cheapest)
     assert before.least <= cheapest.cost < before.cost
@@ -86,7 +86,7 @@ def test_between_micro_batches_planning_has_calls_of_its_own() -> None:
 
 def test_what_is_fixed_stays() -> None:
     fixed = weft.Strategy(parameters={"0.weight": (split(1), split(0))})
-    free, held = enumeration(step(), "h100x4"), enumeration(step(), "h100x4", base=fixed)
+    free, held = begun(step(), "h100x4"), begun(step(), "h100x4", base=fixed)
     strategy = replace(WIDE, parameters=fixed.parameters)
     one, other = part(free, strategy), part(held, strategy)
     assert other.least > one.least
@@ -95,7 +95,7 @@ def test_what_is_fixed_stays() -> None:
 
 
 def test_stages_and_shards_count() -> None:
-    found = enumeration(step(), "h100x8")
+    found = begun(step(), "h100x8")
     staged = weft.Strategy(
         batch={"*": split(0)}, stages=2, micro_batches=4, zero=weft.Zero(1), grid=(8,)
     )

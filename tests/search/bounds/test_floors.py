@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import weft
-from search.jobs import enumeration, loss
+from search.jobs import begun, loss
 from weft.planning.stored_step import StoredStep
 from weft.search.evaluation.measures import Measures
 from weft.search.space.fixed import space_of
@@ -99,7 +99,7 @@ def test_floors_are_below_steps(
     tmp_path: Path, topology: str, step: Callable[[], StoredStep]
 ) -> None:
     (tmp_path / "t.yaml").write_text(topology)
-    found = enumeration(step(), str(tmp_path / "t.yaml"))
+    found = begun(step(), str(tmp_path / "t.yaml"))
     space = space_of(found.facts, every_rank=False)
     few = np.flatnonzero(space.micro_batches <= 4).tolist()
     for point in map(space.point, random.Random(0).sample(few, 4)):
@@ -125,7 +125,7 @@ def test_floors_hold_for_zero_by_patterns(
 ) -> None:
     """Of the quickest points by floor, the nearest to it, and of drawn ones."""
     (tmp_path / "t.yaml").write_text(SLOW)
-    found = enumeration(step(), str(tmp_path / "t.yaml"), base=weft.Strategy(zero=zero))
+    found = begun(step(), str(tmp_path / "t.yaml"), base=weft.Strategy(zero=zero))
     space = space_of(found.facts, every_rank=False)
     few = np.flatnonzero(space.micro_batches <= 2).tolist()
     quick = sorted(few, key=lambda number: found.floors.least(space)[number])[:2]
@@ -141,8 +141,8 @@ def test_floors_hold_for_zero_by_patterns(
 def test_gradients_and_sums_decide_where_links_are_slow(tmp_path: Path) -> None:
     """Of a model without numbered blocks: large weights and few samples are for a Megatron grid."""
     (tmp_path / "t.yaml").write_text(SLOW)
-    floors = enumeration(few_samples(), str(tmp_path / "t.yaml")).floors
+    floors = begun(few_samples(), str(tmp_path / "t.yaml")).floors
     grid, plain = Point(1, 4, layouts="columns"), Point(4)
     assert floors.estimate_of(plain) > 10 * floors.estimate_of(grid)
-    many = enumeration(many_samples(), str(tmp_path / "t.yaml")).floors
+    many = begun(many_samples(), str(tmp_path / "t.yaml")).floors
     assert many.estimate_of(plain) < many.estimate_of(grid)

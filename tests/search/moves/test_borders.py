@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from search.jobs import decoder, enumeration
+from search.jobs import begun, decoder
 from weft.search.evaluation.measures import Measures
 from weft.search.moves.borders import border_moves, with_named_stages
 from weft.search.steps.repeated import repeated_blocks
@@ -12,7 +12,7 @@ from weft.strategy.strategy import Strategy, data_parallel
 
 
 def test_stages_get_names_and_borders_move_both_ways() -> None:
-    evaluator = enumeration(decoder(), "h100x2").evaluator
+    evaluator = begun(decoder(), "h100x2").evaluator
     start = replace(data_parallel(), stages=2, micro_batches=2, grid=(2,))
     compiled = evaluator.compiled(start)
     named = with_named_stages(start, compiled, repeated_blocks(decoder().modules))

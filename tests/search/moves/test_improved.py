@@ -10,13 +10,13 @@ from typing import final
 
 import pytest
 
-from search.jobs import enumeration, layers
+from search.jobs import begun, layers
 from weft.search.budget import Budget
-from weft.search.enumeration import Enumeration
 from weft.search.evaluation.measures import Longer, Measures
 from weft.search.moves import improved as module
 from weft.search.moves.improved import improved
 from weft.search.moves.strategy_move import StrategyMove
+from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy, data_parallel
 from weft.units import Seconds
 
@@ -28,8 +28,8 @@ SLOW = replace(
 )
 
 
-def searched(seed: int, moves: int) -> Enumeration:
-    found = enumeration(layers(), "flexflow-k80x2")
+def searched(seed: int, moves: int) -> SearchState:
+    found = begun(layers(), "flexflow-k80x2")
     found.budget = Budget.of(1.0, moves)
     found.plan("slow", SLOW)
     improved(found, seed, lambda _: None)
@@ -78,7 +78,7 @@ def _signed(text: str, strategy: Strategy) -> Strategy:
 
 def test_a_local_optimum_is_one() -> None:
     """Whatever it says was tried is tried again here, by full plans."""
-    found = enumeration(layers(), "flexflow-k80x2")
+    found = begun(layers(), "flexflow-k80x2")
     found.plan("slow", _signed("B -> B", _cut(8, replace(data_parallel(), grid=(2,)))))
     improved(found, 0, lambda _: None, Few())
     assert found.locality.startswith("none of ")
@@ -98,7 +98,7 @@ def test_the_quickest_pipeline_is_improved_beside_a_best_that_is_none(
 ) -> None:
     """Where a simulation errs about pipelines, it errs about all of them: both kinds are worth a real run."""
     monkeypatch.setattr(module, "NEAR_KIND", 9.0)
-    found = enumeration(layers(), "flexflow-k80x2")
+    found = begun(layers(), "flexflow-k80x2")
     found.plan("flat", replace(data_parallel(), grid=(2,)))
     found.plan("staged", replace(data_parallel(), grid=(2,), stages=2, micro_batches=8))
     improved(found, 0, lambda _: None, Few())
@@ -107,7 +107,7 @@ def test_the_quickest_pipeline_is_improved_beside_a_best_that_is_none(
 
 
 def test_what_takes_longer_is_not_measured() -> None:
-    evaluator = enumeration(layers(), "flexflow-k80x2").evaluator
+    evaluator = begun(layers(), "flexflow-k80x2").evaluator
     strategy = replace(data_parallel(), grid=(2,))
     least = evaluator.within(strategy, Seconds(1e-9))
     assert isinstance(least, Longer)

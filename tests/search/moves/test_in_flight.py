@@ -11,15 +11,15 @@ import torch
 
 import weft
 from models import GPT, token_batch, token_loss
-from search.jobs import enumeration
+from search.jobs import begun
 from weft.planning.stored_step import StoredStep
 from weft.search.budget import Budget
-from weft.search.enumeration import Enumeration
 from weft.search.evaluation.measures import Measures
 from weft.search.moves.improved import improved
 from weft.search.moves.neighbours import Neighbours
 from weft.search.moves.others import in_flight_moves, time_moves
 from weft.search.moves.strategy_move import StrategyMove
+from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy
 
 
@@ -64,7 +64,7 @@ def test_other_stages_and_schedules_have_their_own() -> None:
 
 
 def neighbours(strategy: Strategy) -> set[object]:
-    moves = Neighbours(enumeration(step(), "flexflow-k80x2")).every(strategy)
+    moves = Neighbours(begun(step(), "flexflow-k80x2")).every(strategy)
     return given(moves, strategy) - {strategy.in_flight}
 
 
@@ -79,7 +79,7 @@ def test_the_search_reads_what_is_planned() -> None:
 class OnlyInFlight:
     """The moves of micro-batches in flight alone."""
 
-    def __init__(self, found: Enumeration) -> None:
+    def __init__(self, found: SearchState) -> None:
         self._all = Neighbours(found)
 
     def every(self, strategy: Strategy) -> list[StrategyMove]:
@@ -97,7 +97,7 @@ class OnlyInFlight:
 
 def descended(limit: int) -> tuple[tuple[int, ...], Measures]:
     """From one micro-batch at a time, which is what has room in any case."""
-    found = enumeration(step(), "flexflow-k80x2", limit)
+    found = begun(step(), "flexflow-k80x2", limit)
     found.budget = Budget.of(1.0, 30)
     found.plan("one at a time", pipeline(in_flight=(1, 1)))
     improved(found, 0, lambda _: None, OnlyInFlight(found))
@@ -108,7 +108,7 @@ def descended(limit: int) -> tuple[tuple[int, ...], Measures]:
 
 def test_as_many_as_there_is_room_for() -> None:
     """Under a limit below what the schedule takes there is room for a second micro-batch in the first stage alone."""
-    evaluator = enumeration(step(), "flexflow-k80x2").evaluator
+    evaluator = begun(step(), "flexflow-k80x2").evaluator
     usual, one = evaluator.of(pipeline()), evaluator.of(pipeline(in_flight=(1, 1)))
     assert isinstance(usual, Measures)
     assert isinstance(one, Measures)

@@ -12,15 +12,15 @@ import torch
 
 import weft
 from models import GPT, token_batch, token_loss
-from search.jobs import enumeration
+from search.jobs import begun
 from weft.planning.stored_step import StoredStep
 from weft.search.budget import Budget
-from weft.search.enumeration import Enumeration
 from weft.search.evaluation.measures import Measures
 from weft.search.moves.improved import improved
 from weft.search.moves.neighbours import Neighbours
 from weft.search.moves.strategy_move import StrategyMove
 from weft.search.moves.zero_groups import ZeroMoves
+from weft.search.state import SearchState
 from weft.strategy.sharding import Zeros, level_of, zero_rules
 from weft.strategy.strategy import Strategy, data_parallel
 
@@ -37,7 +37,7 @@ def tables() -> StoredStep:
 
 
 def moves() -> ZeroMoves:
-    found = enumeration(tables(), "h100x4")
+    found = begun(tables(), "h100x4")
     return ZeroMoves(tables().graph, found.facts.blocks)
 
 
@@ -118,9 +118,9 @@ class OnlyZero:
         return random.choice(self.every(strategy))
 
 
-def descended(limit: int, count: int) -> tuple[Enumeration, Strategy, Measures]:
+def descended(limit: int, count: int) -> tuple[SearchState, Strategy, Measures]:
     """From ZeRO 3, which fits."""
-    found = enumeration(tables(), "h100x4", limit)
+    found = begun(tables(), "h100x4", limit)
     found.budget = Budget.of(1.0, count)
     for level in (1, 3):
         found.plan(f"ZeRO {level}", replace(BASE, zero=Zero(level)))
@@ -130,7 +130,7 @@ def descended(limit: int, count: int) -> tuple[Enumeration, Strategy, Measures]:
     return found, found.best[1], found.best[2]
 
 
-def measured(found: Enumeration, zero: Zeros | None) -> Measures:
+def measured(found: SearchState, zero: Zeros | None) -> Measures:
     answer = found.evaluator.of(replace(BASE, zero=zero))
     assert isinstance(answer, Measures)
     return answer
@@ -160,7 +160,7 @@ def test_many_small_vectors_are_left_whole() -> None:
 
 
 def test_they_are_moves_of_the_search() -> None:
-    found = enumeration(tables(), "h100x4")
+    found = begun(tables(), "h100x4")
     names = [move.name for move in Neighbours(found).every(BASE)]
     assert "ZeRO 3 along axis 0 for blocks.*.up.weight" in names
     assert "ZeRO" not in names[0]

@@ -10,7 +10,7 @@ import torch
 import weft
 from mixtures import WORDS, Model, pair
 from models import token_batch, token_loss
-from search.jobs import enumeration, layers
+from search.jobs import begun, layers
 from weft.planning.stored_step import StoredStep
 from weft.search.evaluation.measures import Measures
 from weft.search.space.fixed import space_of
@@ -41,12 +41,12 @@ def test_their_states_count_with_them() -> None:
     experts = [p for name, p in model.named_parameters() if name.endswith((".up", ".down"))]
     elements = sum(each.numel() for each in experts)
     steps = 2 * 2  # a number of updates for each parameter, where the optimizer keeps one
-    found = enumeration(step, "h100x4").facts.expert_bytes
+    found = begun(step, "h100x4").facts.expert_bytes
     assert 3 * 4 * elements <= found <= 3 * 4 * elements + 4 * steps
 
 
 def test_points_that_split_them_hold_less_and_keep_their_floors() -> None:
-    found = enumeration(mixture(), "h100x4")
+    found = begun(mixture(), "h100x4")
     every = space_of(found.facts, every_rank=True)
     split = every.where(every.experts & (every.micro_batches == 1) & (every.recompute == 0))
     assert len(split)
@@ -79,6 +79,6 @@ def test_a_search_splits_them_where_tokens_are_lighter_than_experts() -> None:
 
 def test_what_is_fixed_of_them_stays() -> None:
     fixed = weft.Strategy(parameters={"*.up": weft.broadcast})
-    found = enumeration(mixture(), "h100x4", base=fixed)
+    found = begun(mixture(), "h100x4", base=fixed)
     assert found.facts.experts == Experts((), 0)
     assert not space_of(found.facts, every_rank=True).experts.any()

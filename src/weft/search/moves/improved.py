@@ -14,11 +14,11 @@ from math import log
 from random import Random
 from typing import final
 
-from weft.search.enumeration import Enumeration
 from weft.search.evaluation.measures import Measures
 from weft.search.moves.neighbours import Moves, Neighbours
 from weft.search.moves.starts import starts
 from weft.search.moves.strategy_move import StrategyMove
+from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy
 from weft.units import Seconds
 
@@ -42,9 +42,9 @@ AHEAD = 16
 
 
 def improved(
-    found: Enumeration,
+    found: SearchState,
     seed: int,
-    told: Callable[[Enumeration], None],
+    told: Callable[[SearchState], None],
     neighbours: Moves | None = None,
 ) -> None:
     """Try moves from the best strategy and from others, as long as the budget lasts.
@@ -79,9 +79,9 @@ class LocalSearch:
 
     def __init__(
         self,
-        found: Enumeration,
+        found: SearchState,
         random: Random,
-        told: Callable[[Enumeration], None],
+        told: Callable[[SearchState], None],
         neighbours: Moves | None = None,
     ) -> None:
         self._found, self._random, self._told = found, random, told

@@ -11,13 +11,13 @@ from typing import Protocol, final
 from weft.compiler.schedule.scheduled import in_flight
 from weft.compiler.stages.stages import stage_placements
 from weft.errors import InternalError, UserError
-from weft.search.enumeration import Enumeration
 from weft.search.moves.layouts import LayoutMoves
 from weft.search.moves.others import in_flight_moves, memory_moves, time_moves
 from weft.search.moves.places.staged import StageMoves
 from weft.search.moves.sequences import Chained
 from weft.search.moves.strategy_move import StrategyMove
 from weft.search.moves.zero_groups import ZeroMoves
+from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy
 
 # The part of a step that ranks wait, from which on places come first.
@@ -45,7 +45,7 @@ class Neighbours:
         found: the search so far.
     """
 
-    def __init__(self, found: Enumeration) -> None:
+    def __init__(self, found: SearchState) -> None:
         self._found, self._facts, self._evaluator = found, found.facts, found.evaluator
         self._by_grid: dict[tuple[int, ...], LayoutMoves] = {}
         self._held: dict[str, tuple[int, ...]] = {}

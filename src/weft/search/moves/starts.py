@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from random import Random
 
-from weft.search.enumeration import Enumeration
 from weft.search.moves.neighbours import Moves
 from weft.search.space.fixed import fits, hand_only
 from weft.search.space.point import Point
+from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy
 
 # Random moves away from the best.
 FAR = 6
 
 
-def starts(found: Enumeration, neighbours: Moves, random: Random) -> Iterator[Strategy]:
+def starts(found: SearchState, neighbours: Moves, random: Random) -> Iterator[Strategy]:
     """A strategy for each chain of a round, those that keep what is fixed.
 
     Args:
@@ -35,7 +35,7 @@ def starts(found: Enumeration, neighbours: Moves, random: Random) -> Iterator[St
     yield strategy
 
 
-def by_hand(found: Enumeration) -> Iterator[Strategy]:
+def by_hand(found: SearchState) -> Iterator[Strategy]:
     """On all ranks: data parallel, layers split, fully sharded."""
     facts, ranks = found.facts, len(found.evaluator.ranks)
     if hand_only(facts.base) or ranks == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from search.jobs import decoder, enumeration, layers
+from search.jobs import begun, decoder, layers
 from weft.layout import Placement
 from weft.search.evaluation.measures import Measures
 from weft.search.moves.places.placements import PlacementMoves
@@ -17,7 +17,7 @@ FOUR = replace(data_parallel(), grid=(4,))
 
 
 def moves(start: Strategy = FOUR) -> tuple[StageMoves, list[Strategy]]:
-    found = enumeration(decoder(), "h100x4")
+    found = begun(decoder(), "h100x4")
     stages = StageMoves(found.facts, found.evaluator)
     return stages, [each.move.on(start) for each in stages.places(start)]
 
@@ -60,7 +60,7 @@ def test_the_same_place_in_all_blocks_is_the_first_stage_so_that_it_counts() -> 
 
 
 def test_a_large_table_of_few_samples_is_worth_more_than_none() -> None:
-    found = enumeration(layers(), "flexflow-k80x4")
+    found = begun(layers(), "flexflow-k80x4")
     stages = StageMoves(found.facts, found.evaluator)
     placed = stages.places(FOUR)
     worth = [each.worth for each in placed]
@@ -71,7 +71,7 @@ def test_a_large_table_of_few_samples_is_worth_more_than_none() -> None:
 
 def test_what_is_fixed_has_no_other_places() -> None:
     base = Strategy(grid=(4,))
-    found = enumeration(decoder(), "h100x4", base=base)
+    found = begun(decoder(), "h100x4", base=base)
     stages = StageMoves(found.facts, found.evaluator)
     assert not stages.places(FOUR)
     assert not stages.borders(replace(FOUR, stages=2))

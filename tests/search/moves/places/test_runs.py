@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weft
-from search.jobs import decoder, enumeration
+from search.jobs import begun, decoder
 from weft.search.moves.places.runs import Weight, runs_of
 from weft.search.moves.places.staged import StageMoves
 from weft.strategy.strategy import Strategy
@@ -41,7 +41,7 @@ def test_what_is_fixed_is_in_no_run() -> None:
 
 
 def test_runs_of_a_step_are_along_its_units() -> None:
-    found = enumeration(decoder(), "h100x4")
+    found = begun(decoder(), "h100x4")
     runs = StageMoves(found.facts, found.evaluator).runs
     saved = [each.saved for each in runs]
     assert runs

@@ -1,0 +1,286 @@
+"""The state of a search: what was planned, what is the best of it, and what is left; the result."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import inf
+from time import monotonic
+from typing import final
+
+import numpy as np
+
+from weft.errors import UserError
+from weft.search.bounds.additive import AdditivePart, additive_part
+from weft.search.bounds.floors import Floors
+from weft.search.budget import Budget
+from weft.search.evaluation.evaluator import Evaluator, Whole
+from weft.search.evaluation.measures import Longer, Measures, Refused
+from weft.search.order.estimates import Estimates
+from weft.search.order.frontier import Frontier
+from weft.search.order.lines import Lines
+from weft.search.outcome.course import LookedAt
+from weft.search.outcome.outcomes import Planned, not_searched, nothing_fits, rows
+from weft.search.outcome.result import SearchResult
+from weft.search.outcome.why_not import Sources, why_not
+from weft.search.outcome.worth_running import stage_count
+from weft.search.record.learned import Learned
+from weft.search.record.record import SearchRecord
+from weft.search.space.point import Point
+from weft.search.space.points import Points
+from weft.strategy.strategy import Strategy
+from weft.units import Bytes, Seconds
+
+NO_TIME, NO_MOVES = "not reached in time", "not reached with so many moves"
+# Layouts are summed up in this part of the time of a plan, about.
+ADDED_UP = 0.5
+# Reasons that are told for which moves were refused.
+_REASONS = 3
+
+
+@final
+class SearchState:
+    """Plans strategies one after the other, and keeps what comes out.
+
+    Args:
+        evaluator: plans and simulates.
+        floors: of points.
+        budget: what may be spent.
+        learned: of an earlier search.
+
+    Attributes:
+        facts: of the step.
+        estimates: of points.
+        fronts: points that were not planned yet: those that people write by hand, and all others.
+        by_hand: all points that people write by hand.
+        points: the answers of those that were planned.
+        least: seconds that any point takes at least.
+        skipped: how many points were not planned, by the reason.
+        until: the part of the seconds at which what goes on now ends.
+        chain: what goes on now, in words; the course of the search has it.
+        locality: what is known of moves from the best, in words.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        floors: Floors,
+        budget: Budget,
+        learned: Learned = Learned(),  # noqa: B008 (frozen)
+    ) -> None:
+        self.evaluator, self.floors, self.budget = evaluator, floors, budget
+        self.facts, self.learned = floors.facts, learned
+        evaluator.learn(learned.answers, learned.longer)
+        self.estimates = Estimates(floors, Lines(self.facts, evaluator), self.strategy, learned)
+        self.fronts = [Frontier(Points.of(()), np.zeros(0), self.estimates) for _ in range(2)]
+        self.by_hand, self.points = Points.of(()), dict[Point, Measures | Refused]()
+        self.least, self.skipped = Seconds(inf), Counter[str]()
+        self.until, self.chain, self.locality = 1.0, "points", ""
+        self._refused = Counter[str]()
+        self._tried: dict[str, Planned] = {}
+        # With all that its plan says, where it was made here. One tuple: Ctrl-C may come between two assignments.
+        self._best: tuple[Seconds, str, Whole | None] | None = None
+        self._moves, self._given = set[str](), set[str]()
+        self._additive: dict[str, AdditivePart | None] = {}
+        self._took: list[float] = []
+        self._course: list[LookedAt] = []
+        self._begin = monotonic()
+
+    @property
+    def planned(self) -> int:
+        """The number of strategies that were tried."""
+        return len(self._tried) + len(self._moves - self._tried.keys())
+
+    @property
+    def planned_anew(self) -> int:
+        """The number of strategies of which no earlier search knew what they take."""
+        return self.planned - len(self._given)
+
+    @property
+    def best(self) -> tuple[str, Strategy, Measures] | None:
+        """The name of the quickest that fits, and what it takes; None so far."""
+        if self._best is None:
+            return None
+        name, strategy, found, _ = self._tried[self._best[1]]
+        assert isinstance(found, Measures)
+        return name, strategy, found
+
+    @property
+    def quickest(self) -> Seconds:
+        """Seconds that the best takes; endless so far."""
+        return Seconds(inf) if self._best is None else self._best[0]
+
+    def of_other_kind(self) -> tuple[str, Strategy, Measures] | None:
+        """The quickest that has room, with stages where the best has none, or without where it has some; else None."""
+        assert self.best is not None
+        staged = stage_count(self.best[1]) > 1
+        others = [
+            (name, strategy, found)
+            for name, strategy, found, _ in self._tried.values()
+            if isinstance(found, Measures)
+            and self.has_room(found.memory)
+            and (stage_count(strategy) > 1) != staged
+        ]
+        return min(others, key=lambda each: each[2].seconds, default=None)
+
+    @contextmanager
+    def until_half(self) -> Iterator[None]:
+        """Let the body have half of the seconds that are left until `until`."""
+        before = self.until
+        self.until = (self.budget.part() + before) / 2
+        try:
+            yield
+        finally:
+            self.until = before
+
+    @property
+    def bound(self) -> Seconds:
+        """Seconds that any strategy of the space takes at least."""
+        return min(self.least, self.quickest)
+
+    def affords(self) -> bool:
+        """True where one more strategy may be planned: it takes as long as the longest of the last, perhaps.
+
+        The best is planned once more at the end where another process, or an earlier search, has planned it.
+        """
+        soon = max(self._took[-3:], default=0.0)
+        if self.best is not None and self._best is not None and self._best[2] is None:
+            soon += self.evaluator.took(self.best[1]) or soon
+        return self.budget.allows(self.planned_anew, soon) and self.budget.part() < self.until
+
+    def plan(self, name: str, strategy: Strategy, by_hand: bool = False) -> Measures | Refused:
+        """Plan and simulate a strategy, unless that was done."""
+        key = str(strategy)
+        if key in self._tried:
+            return self._tried[key][2]
+        known = self.evaluator.knows(strategy)
+        found = self.evaluator.of(strategy)
+        self._note(key, strategy, known)
+        self._tried[key] = name, strategy, found, by_hand
+        if isinstance(found, Measures) and self.has_room(found.memory) and self._beats(found):
+            self._take(found, key, strategy)
+        self._noted(found)
+        return found
+
+    def move(self, name: str, strategy: Strategy, most: Seconds) -> Measures | Refused | Longer:
+        """Plan a strategy that a move led to, and simulate it where it may take at most so many seconds.
+
+        Only those that become the best stand among what was tried.
+        """
+        key = str(strategy)
+        known = self.evaluator.knows(strategy, most)
+        found = self.evaluator.within(strategy, most)
+        self._note(key, strategy, known)
+        if isinstance(found, Refused) and key not in self._moves:
+            self._refused[f"refused: {found.why}"] += 1
+        self._moves.add(key)
+        if isinstance(found, Measures) and self.has_room(found.memory) and self._beats(found):
+            self._tried.setdefault(key, (name, strategy, found, False))
+            self._take(found, key, strategy)
+        self._noted(found)
+        return found
+
+    def _noted(self, found: Measures | Refused | Longer) -> None:
+        """Note what came of a strategy, in the course of the search."""
+        fits = isinstance(found, Measures) and self.has_room(found.memory)
+        seconds = found.seconds if fits and isinstance(found, Measures) else None
+        after, best = Seconds(monotonic() - self._begin), self._best and self._best[0]
+        self._course.append(LookedAt(after, self.chain, seconds, best, self.bound))
+
+    def _note(self, key: str, strategy: Strategy, known: bool) -> None:
+        """Note how long a plan took, or that an earlier search made it."""
+        if not known:
+            self._took.append(self.evaluator.took(strategy))
+        elif key not in self._moves and key not in self._tried:
+            self._given.add(key)
+
+    def _take(self, found: Measures, key: str, strategy: Strategy) -> None:
+        """Take a strategy for the best."""
+        self._best = found.seconds, key, self.evaluator.last(strategy)
+
+    def _beats(self, found: Measures) -> bool:
+        return found.seconds < self.quickest
+
+    def has_room(self, memory: Bytes) -> bool:
+        """True where so many bytes, with what a device reserves, are not above the limit."""
+        return self.floors.limit is None or memory <= self.floors.limit
+
+    def strategy(self, point: Point) -> Strategy:
+        """The strategy of a point."""
+        facts = self.facts
+        return point.strategy(facts.linears, facts.base, facts.blocks, facts.experts)
+
+    def end(self) -> None:
+        """Take the budget for used up: what a result says beyond what is known is left out, where it takes long."""
+        self.budget = self.budget.used_up()
+
+    def result(self) -> SearchResult:
+        """The result of the search.
+
+        Raises:
+            UserError: no strategy that was planned fits.
+        """
+        left = sum(map(len, self.fronts))
+        skipped = self.skipped + Counter({NO_TIME if self.budget.ends < inf else NO_MOVES: left})
+        if self.best is None:
+            raise UserError(nothing_fits(self._tried.values(), self.floors.limit, left))
+        _, strategy, best = self.best
+        simulation, additive = self._planned_whole().simulation, self.additive()
+        tried = rows(self._tried.values(), str(strategy), self.floors.limit)
+        return SearchResult(
+            strategy,
+            simulation,
+            self.bound,
+            tried,
+            {**skipped, **dict(self._refused.most_common(_REASONS))},
+            not_searched(self.facts.statistics),
+            self.locality,
+            why_not(self.by_hand, best, self._sources()),
+            additive,
+            tuple(self._course),
+            record=self.record(),
+        )
+
+    def _planned_whole(self) -> Whole:
+        """All that a plan of the best says; it is made once more where another process, or search, has made it."""
+        assert self.best is not None
+        assert self._best is not None
+        seconds, key, whole = self._best
+        if whole is None:
+            whole = self.evaluator.whole(self.best[1])
+            self._best = seconds, key, whole
+        return whole
+
+    def additive(self) -> AdditivePart | None:
+        """The additive part of the best; None where it cannot be said, or time does not suffice."""
+        assert self.best is not None
+        key = str(self.best[1])
+        if key not in self._additive:
+            soon = ADDED_UP * self.evaluator.took(self.best[1])
+            if not self.budget.allows(0, soon):
+                return None
+            whole = self._planned_whole()
+            self._additive[key] = additive_part(self.facts, self.best[1], whole.deduced)
+        return self._additive[key]
+
+    def record(self) -> SearchRecord:
+        """The best so far, and all that was learned; once something fits."""
+        assert self.best is not None
+        evaluator, facts, best = self.evaluator, self.facts, self.best[1]
+        points = {**self.learned.points, **self.points}
+        looks = dict(self.estimates.looks)
+        learned = Learned(dict(evaluator.answers), evaluator.longer, points, looks)
+        step, machine = facts.step.fingerprint, facts.machine.fingerprint
+        return SearchRecord(best, facts.base, step, machine, learned)
+
+    def _sources(self) -> Sources:
+        estimates, floors = self.estimates, self.floors
+
+        def estimated(point: Point) -> Measures | None:
+            return estimates.refined(point) if estimates.looked_at(point) else None
+
+        looked_at = [flat for flat, look in estimates.looks.items() if look.answer is not None]
+        return Sources(
+            *(self.points, looked_at, estimated, floors.least, floors.memory, floors.limit)
+        )

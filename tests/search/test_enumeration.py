@@ -1,0 +1,30 @@
+"""The order in which points are planned."""
+
+from __future__ import annotations
+
+import pytest
+
+import weft
+from search.jobs import begun, decoder
+from weft.search.enumeration import Enumeration
+from weft.search.space.fixed import space_of
+
+# Above what the device reserves. All points with ZeRO 3 take more than these bytes by small steps, but for those with
+# blocks that run again.
+LIMIT = 300_000
+RESERVE = begun(decoder(8), "h100x2").floors.reserve
+
+
+@pytest.mark.parametrize("until", [0.0, 1.0])
+def test_the_first_plan_has_room_where_no_strategy_by_hand_has(until: float) -> None:
+    """Points that were not looked at for want of time are before they are planned; others come first then."""
+    search = begun(decoder(8), "h100x2", RESERVE + LIMIT, weft.Strategy(zero=weft.Zero(3)))
+    points = Enumeration(search, lambda _: None)
+    points.arrange(space_of(search.facts, False))
+    search.until = until
+    points.plan_points(True, likely=True)
+    assert search.planned == 0
+    points.plan_points(False, likely=True)
+    assert search.planned
+    assert search.best is not None
+    assert search.best[2].memory <= RESERVE + LIMIT
