@@ -20,7 +20,7 @@ _ORDERED: frozenset[Reduction] = frozenset(("max", "min"))
 def check_reduction(reduction: Reduction, dtype: str) -> None:
     """Check that values of `dtype` can be reduced so.
 
-    Every dtype takes "sum" and "prod" (of booleans: or, and), all but the complex ones "max" and
+    Every dtype takes "sum" and "prod" (of booleans: or, and) but float8, all but the complex ones "max" and
     "min", booleans and integers "and", "or" and "xor".
 
     Raises:
@@ -29,12 +29,14 @@ def check_reduction(reduction: Reduction, dtype: str) -> None:
     allowed = reductions_of(dtype)
     if reduction not in allowed:
         raise LayoutError(
-            f"P({reduction}) of {dtype} has no meaning: {dtype} takes {', '.join(allowed)}"
+            f"P({reduction}) of {dtype} has no meaning: {dtype} takes {', '.join(allowed) or 'none'}"
         )
 
 
 def reductions_of(dtype: str) -> tuple[Reduction, ...]:
-    """The reductions that values of `dtype` take."""
+    """The reductions that values of `dtype` take; none of float8, which torch does not compute with."""
+    if dtype.startswith("float8"):
+        return ()
     whole = dtype == "bool" or "int" in dtype
     return tuple(
         reduction
