@@ -63,6 +63,7 @@ def test_compile_time(tmp_path: Path) -> None:
     assert set(found["data_parallel"]["planning_seconds"]) == {"1", "2"}
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_eager_overhead(tmp_path: Path) -> None:
     run(tmp_path, "-m", "benchmarks.eager_overhead", "--rounds", "1", "--steps", "2")

@@ -12,7 +12,7 @@ SCRIPT = Path(__file__).with_name("boxing_on_processes.py")
 
 
 # The recorded cases that run: all of them only where the test is thorough, as test_boxing_runs.py runs all on threads.
-STEP = 5
+STEP = 12
 
 
 @pytest.mark.slow

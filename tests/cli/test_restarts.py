@@ -53,6 +53,7 @@ def test_the_run_goes_on(
     assert not any(host.exists() for host in _hosts(tmp_path))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_run_goes_on_without_a_host_that_is_lost(tmp_path: Path) -> None:
     """From the copy that its buddy has; what the lost launcher has left goes with the next one."""

@@ -88,6 +88,7 @@ except RankFailure:
 """
 
 
+@pytest.mark.thorough
 def test_a_thread_that_waits_inside_torch_does_not_abort_a_rank_that_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_a_pattern_that_names_no_row_is_a_failure(capsys: pytest.CaptureFixture[
     assert "0 of 0" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_an_expanded_mask_that_is_cut_counts_as_what_it_looks_at() -> None:
     """Each micro-batch's part of it, of which nobody knows whether it is a view, once counted as the whole: 3 times."""

@@ -66,6 +66,7 @@ def test_other_sums_stay(sums: tuple[str, ...]) -> None:
     assert added(after(*sums)) == [each.replace(", %", "+") for each in terms]
 
 
+@pytest.mark.thorough
 def test_a_very_long_sum() -> None:
     """As many terms as a recurrent cell has time steps."""
     model = nn.Linear(4, 4, bias=False)

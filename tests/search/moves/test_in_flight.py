@@ -7,6 +7,7 @@ from functools import cache
 from random import Random
 from typing import Any, final
 
+import pytest
 import torch
 
 import weft
@@ -106,6 +107,7 @@ def descended(limit: int) -> tuple[tuple[int, ...], Measures]:
     return tuple(found.best[1].in_flight), found.best[2]
 
 
+@pytest.mark.thorough
 def test_as_many_as_there_is_room_for() -> None:
     """Under a limit below what the schedule takes there is room for a second micro-batch in the first stage alone."""
     evaluator = begun(step(), "flexflow-k80x2").evaluator

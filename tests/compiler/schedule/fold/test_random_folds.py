@@ -9,6 +9,7 @@ from math import prod
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -111,6 +112,7 @@ def every_rank(
     return {rank: rank for rank in ranks}
 
 
+@pytest.mark.thorough
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(cases(), st.booleans())
 def test_classes_are_those_of_looking_at_every_rank(case: Case, by_memory: bool) -> None:
