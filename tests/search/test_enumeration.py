@@ -28,3 +28,20 @@ def test_the_first_plan_has_room_where_no_strategy_by_hand_has(until: float) -> 
     assert search.planned
     assert search.best is not None
     assert search.best[2].memory <= RESERVE + LIMIT
+
+
+def test_blocks_run_again_or_wait_before_slower_strategies_by_hand() -> None:
+    """Without a limit ZeRO 3 is the quickest by hand; under one tensor parallel is, and four times as slow."""
+    search = begun(decoder(8), "h100x2", RESERVE + 330_000, weft.Strategy(stages=1))
+    points = Enumeration(search, lambda _: None)
+    points.arrange(space_of(search.facts, True))
+    points.plan_points(True, likely=True)
+    assert search.planned == 0
+    points.plan_points(False, likely=True)
+    assert search.best is not None
+    name, strategy, found = search.best
+    assert strategy.recompute or strategy.offload, name
+    points.plan_points(True, likely=False)
+    assert search.best[2] == found
+    assert not points.is_crowded(found.seconds, times=9.0)
+    assert points.is_crowded(found.seconds, times=1.0)

@@ -76,9 +76,7 @@ class Enumeration:
         """
         front = self._search.fronts[not by_hand]
         while self._has_left(front) and (self._search.affords() or not self._search.planned):
-            if likely and (
-                self._is_unlikely(front.next_seconds) or self._waits(front, front.next_seconds)
-            ):
+            if likely and (self._is_unlikely(front.next_seconds) or self._lacks_room(front)):
                 return
             point = self._next(front, likely)
             if point is None:
@@ -107,28 +105,46 @@ class Enumeration:
                 return None
             point = self._first(front)
         seconds = self._estimates.seconds(point)
-        if likely and self._waits(front, seconds, self._estimates.may_have_room(point)):
+        if likely and self._waits(front, point, seconds):
             front.put_back(point, seconds)
             return None
         return self._with_room(front, point)
 
-    def _waits(self, front: Frontier, seconds: float, room: bool = False) -> bool:
-        """True where nothing fits so far, and others are the better beginning.
+    def _waits(self, front: Frontier, point: Point, seconds: Seconds) -> bool:
+        """True where nothing fits so far, and others are the better beginning than a point that takes so many seconds.
 
-        They may have room, and these not; or these are far slower only since the quickest of them have none. Without
-        time to look at some of these, slower is enough.
-
-        Args:
-            front: of these points.
-            seconds: that the next of them takes, about.
-            room: true where it should have room; others of them may, too.
+        They may have room, and these not; or one of which blocks run again is quicker than those by hand that have it.
         """
-        other = self._search.fronts[front is self._search.fronts[0]]
-        if self._search.best is not None or not other.has_room():
+        by_hand, others = self._search.fronts
+        if self._search.best is not None:
             return False
-        slower = _FAR if self._may_look() else _SLOWER
-        free = slower * self._estimates.with_room_for_all(front.points)
-        return not (room or front.has_room()) or max(free, other.next_seconds) < seconds
+        if not self._estimates.may_have_room(point):
+            return self._lacks_room(front)
+        times = _FAR if self._may_look() else _SLOWER
+        fewer = self._with_blocks_again(others)
+        if front is not by_hand or fewer is None or not self.is_crowded(seconds, times):
+            return False
+        return self._estimates.seconds(fewer) < seconds
+
+    def _with_blocks_again(self, others: Frontier) -> Point | None:
+        """Of data parallel with blocks that run again the quickest; None where small steps do not say what it takes."""
+        if self._facts.small is None or self._facts.blocks is None:
+            return None
+        every, count = others.points, self._facts.blocks.count
+        mask = (every.stages == 1) & (every.tensor == 1) & (every.recompute == count)
+        again = every.where(mask)
+        return again.point(int(self._estimates.rough(again).argmin())) if len(again) else None
+
+    def _lacks_room(self, front: Frontier) -> bool:
+        """True where nothing fits so far, none of these points should have room, and one of the others may."""
+        by_hand, others = self._search.fronts
+        other = others if front is by_hand else by_hand
+        return self._search.best is None and not front.has_room() and other.has_room()
+
+    def is_crowded(self, seconds: Seconds, times: float = _FAR) -> bool:
+        """True where the quickest point by hand would be so many times as fast, if memory were no matter."""
+        quickest = self._estimates.quickest(self._search.by_hand)
+        return quickest is not None and times * quickest[1] < seconds
 
     def _first(self, front: Frontier) -> Point:
         """The next point, before all others were looked at; while time lasts one that has room by small steps."""

@@ -161,9 +161,10 @@ def _searched(found: SearchState, points: Enumeration, moved: Callable[[], None]
     points.look_at_kinds()
     points.plan_cheapest()
     points.plan_points(True, likely=True)
-    # Small steps say well what other points take, floors do not: moves come first then.
+    # Others come first where those by hand lack room, and small steps say well what others take; else moves.
     others = partial(points.plan_points, False, likely=True)
-    first, second = (moved, others) if found.facts.small is None else (others, moved)
+    small, quickest = found.facts.small is not None, found.quickest
+    first, second = (others, moved) if small and points.is_crowded(quickest) else (moved, others)
     found.until = _FIRST
     first()
     found.until = _SECOND

@@ -21,7 +21,10 @@ class Known:
     known = 0
     looks: tuple[Point, ...] = ()
 
-    def rough(self, points: Points) -> Floats:
+    def by_floors(self, points: Points) -> Points:
+        return points
+
+    def rough_from(self, points: Points) -> Floats:
         return np.array([SECONDS[points.point(number)] for number in range(len(points))])
 
     def seconds(self, point: Point) -> float:

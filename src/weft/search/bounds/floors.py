@@ -86,7 +86,7 @@ class Floors:
 
     def estimate(self, points: Points) -> Floats:
         """The same for points: many times as many seconds where they have no room, probably."""
-        return self.about(points) * self.crowding(points, np.ones(len(points)))
+        return self.about(points) * self.crowding(self.likely(points))
 
     def about(self, points: Points) -> Floats:
         """Seconds that steps take about, with room or without: exchanges are half hidden, starts and bubbles count.
@@ -115,24 +115,24 @@ class Floors:
         found: Floats = even + waiting + np.maximum(reduced - busy / 2, 0.05 * reduced)
         return found
 
-    def crowding(self, points: Points, times: Floats) -> Floats:
+    def crowding(self, likely: Floats) -> Floats:
         """1 where points have room, probably; else more the more they lack.
 
         Args:
-            points: that may.
-            times: as many bytes as `likely` says of each.
+            likely: bytes that each takes about, beside what devices reserve.
         """
-        if not len(points) or self.limit is None:
-            return np.ones(len(points))
-        over = times * self.likely(points) / (_ROOM * max(self.limit - self.reserve, 1))
+        if self.limit is None:
+            return np.ones(len(likely))
+        over = likely / (_ROOM * max(self.limit - self.reserve, 1))
         return np.where(over > 1, _CROWDED * over, 1.0)
 
     def likely(self, points: Points) -> Floats:
         """Bytes that a rank takes about, beside what its device reserves."""
         free = points.laid("free") & (points.tensor > 1)
-        return np.where(
-            free, self._likely(points.flat()), self._likely(points.laid_as("free", "data"))
-        )
+        found = np.empty(len(points))
+        found[free] = self._likely(points.where(free).flat())
+        found[~free] = self._likely(points.where(~free).laid_as("free", "data"))
+        return found
 
     def _sent(self, points: Points) -> Floats:
         """Seconds in which a rank sends what blocks keep to the host, and gets it back."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
 from statistics import median
-from typing import TypeAlias, final
+from typing import NamedTuple, TypeAlias, final
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
 
 _Key: TypeAlias = tuple[tuple[str, int], ...]
+Column: TypeAlias = Ints | Mask
 # The part of a pipeline's bubble that is left where other orders fill it. Gradients of weights fill it on paper; steps
 # of deep pipelines were simulated to be longer with them apart, not shorter; nor were they with parts in turn, whose
 # exchanges are in the way.
@@ -36,6 +37,36 @@ _STAGED = 0.7
 _ROOM = 0.97
 # A point that has no room comes behind all that have, those first that have almost.
 _NO_ROOM = 100.0
+
+
+@final
+class Floored(NamedTuple):
+    """Estimates of points by floors, and the columns that those of points alike have in common.
+
+    Attributes:
+        about: seconds, with room or without.
+        likely: bytes beside what devices reserve.
+        columns: by name.
+    """
+
+    about: Floats
+    likely: Floats
+    columns: Mapping[str, Column]
+
+
+@final
+class ByFloors(NamedTuple):
+    """All that floors say of points.
+
+    Attributes:
+        points: as they stand.
+        every: those of which all blocks run again, or wait, where memory has a limit.
+        kept: the same of these with no such block.
+    """
+
+    points: Floored
+    every: Mask
+    kept: Floored
 
 
 @final
@@ -76,48 +107,59 @@ class Estimates:
         return self._looks
 
     def rough(self, points: Points) -> Floats:
-        """Seconds of steps by floors, times what points alike took longer than theirs; more where they lack room.
+        """Seconds of steps by floors, times what points alike took longer than theirs; more where they lack room."""
+        return self.rough_from(self.by_floors(points))
+
+    def by_floors(self, points: Points) -> ByFloors:
+        """All that floors say of points, which does not change in a search."""
+        blocks = self._blocks if self.floors.limit is not None else 0
+        mask: Mask = (points.recompute + points.offload == blocks) & (blocks > 0)
+        kept = points.where(mask).with_all_kept()
+        return ByFloors(self._floored(points), mask, self._floored(kept))
+
+    def _floored(self, points: Points) -> Floored:
+        about, likely = self.floors.about(points), self.floors.likely(points)
+        return Floored(about, likely, self._columns(points))
+
+    def rough_from(self, known: ByFloors) -> Floats:
+        """The same from what floors say.
 
         Points of which all blocks run again, or wait, stand for those with as few of them as give room.
         """
-        found = self._about(points)
-        if self._blocks and self.floors.limit is not None:
-            every = points.recompute + points.offload == self._blocks
-            found[every] = self._about_with_fewer(points.where(every), found[every])
-        crowded: Floats = found * self._crowding(points)
-        return crowded
+        seconds, memory = self._corrected(known.points)
+        crowding = self.floors.crowding(memory)
+        if known.every.any():
+            every = known.every
+            seconds[every] = self._with_fewer(seconds[every], memory[every], known.kept)
+        return seconds * crowding
 
-    def with_room_for_all(self, points: Points) -> Seconds:
-        """Seconds that the quickest of points took about, if memory were no matter; endless without any."""
-        return Seconds(float(self._about(points).min(initial=inf)))
+    def _corrected(self, floored: Floored) -> tuple[Floats, Floats]:
+        """Seconds, and bytes beside what devices reserve, as what points alike took says."""
+        columns = floored.columns
+        return (
+            floored.about * self._times(self._factors, columns),
+            floored.likely * self._times(self._bytes, columns),
+        )
 
-    def _about(self, points: Points) -> Floats:
-        found: Floats = self.floors.about(points) * self._times(self._factors, points)
-        return found
-
-    def _about_with_fewer(self, points: Points, seconds: Floats) -> Floats:
+    def _with_fewer(self, seconds: Floats, memory: Floats, kept: Floored) -> Floats:
         """Between none of the blocks and all of them, as far as room asks for; all where none need."""
-        none = points.with_all_kept()
-        most, least = self._likely(none), self._likely(points)
-        part = np.clip((most - self._room) / np.maximum(most - least, 1.0), 0.0, 1.0)
-        few = (part > 0) & (part < 1)
-        found: Floats = seconds.copy()
-        kept = self._about(none.where(few))
-        found[few] = kept + part[few] * (seconds[few] - kept)
-        return found
+        none, most = self._corrected(kept)
+        part = np.clip((most - self._room) / np.maximum(most - memory, 1.0), 0.0, 1.0)
+        return np.where((part > 0) & (part < 1), none + part * (seconds - none), seconds)
+
+    def quickest(self, points: Points) -> tuple[Point, Seconds] | None:
+        """The point that should be the quickest, if memory were no matter, and its seconds; None without any."""
+        seconds, _ = self._corrected(self._floored(points))
+        if not len(seconds):
+            return None
+        first = int(seconds.argmin())
+        return points.point(first), Seconds(float(seconds[first]))
 
     @property
     def _room(self) -> float:
         """Bytes beside what a device reserves that points may take by estimate of which few blocks run again."""
         limit = self.floors.limit
         return inf if limit is None else _ROOM * (limit - self.floors.reserve)
-
-    def _likely(self, points: Points) -> Floats:
-        """Bytes beside what devices reserve, as what points alike took says."""
-        return self.floors.likely(points) * self._times(self._bytes, points)
-
-    def _crowding(self, points: Points) -> Floats:
-        return self.floors.crowding(points, self._times(self._bytes, points))
 
     def rough_of(self, point: Point) -> Seconds:
         """The same of one."""
@@ -208,7 +250,8 @@ class Estimates:
         """True for a point that should fit, as far as is known."""
         if self.looked_at(point):
             return self.has_room(point)
-        return float(self._crowding(Points.one(point))[0]) == 1.0
+        _, memory = self._corrected(self._floored(Points.one(point)))
+        return float(self.floors.crowding(memory)[0]) == 1.0
 
     def has_room(self, point: Point) -> bool:
         """True for a point that was looked at and should fit."""
@@ -273,17 +316,17 @@ class Estimates:
                 key = tuple((name, int(columns[name][0])) for name in names)
                 ratios.setdefault(key, []).append(ratio)
 
-    def _times(self, ratios: Mapping[_Key, list[float]], points: Points) -> Floats:
+    def _times(self, ratios: Mapping[_Key, list[float]], columns: Mapping[str, Column]) -> Floats:
         """Of each point the ratio of those most alike of which any is known; 1 where none is."""
-        found, columns = np.ones(len(points)), self._columns(points)
+        found = np.ones(len(columns["zero"]))
         for key in sorted(ratios, key=len):
-            mask = np.ones(len(points), np.bool_)
+            mask = np.ones(len(found), np.bool_)
             for name, value in key:
                 mask &= columns[name] == value
             found[mask] = median(ratios[key])
         return found
 
-    def _columns(self, points: Points) -> Mapping[str, Ints | Mask]:
+    def _columns(self, points: Points) -> Mapping[str, Column]:
         return {
             "layouts": points.layouts,
             "staged": points.stages > 1,
@@ -307,9 +350,9 @@ _ALIKE: tuple[tuple[str, ...], ...] = (
 )
 # The same of the bytes that they take.
 _AS_LARGE: tuple[tuple[str, ...], ...] = (
-    ("zero", "recompute"),
-    ("zero", "recompute", "layouts", "staged"),
-    ("zero", "recompute", "layouts", "staged", "tensor", "samples"),
+    ("staged", "zero", "recompute"),
+    ("staged", "zero", "recompute", "layouts"),
+    ("staged", "zero", "recompute", "layouts", "tensor", "samples"),
 )
 
 

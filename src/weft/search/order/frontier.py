@@ -8,7 +8,8 @@ from typing import final
 
 import numpy as np
 
-from weft.search.order.estimates import Estimates
+from weft.cached import cached_property
+from weft.search.order.estimates import ByFloors, Estimates
 from weft.search.space.point import Point
 from weft.search.space.points import Floats, Mask, Points
 from weft.units import Seconds
@@ -116,16 +117,24 @@ class Frontier:
                 known = self._pop_known(in_time)
                 if known is not None or not must():
                     return known
-            self._look_ahead()
-            self._order[number] = self._estimates.seconds(point)
-            self._seen[number] = True
+            self._look(number)
+
+    def _look(self, number: int) -> None:
+        """Look at a point, and have those that are next planned by other processes meanwhile."""
+        self._look_ahead()
+        self._order[number] = self._estimates.seconds(self._points.point(number))
+        self._seen[number] = True
+
+    @cached_property
+    def _by_floors(self) -> ByFloors:
+        return self._estimates.by_floors(self._points)
 
     def _now(self) -> Floats:
         """Seconds of all points as they are known now; endless for those that are gone."""
         known = self._estimates.known
         if known != self._known:
             rough = ~self._seen
-            self._order[rough] = self._estimates.rough(self._points.where(rough))
+            self._order[rough] = self._estimates.rough_from(self._by_floors)[rough]
             self._known = known
         return np.where(self._left, self._order, inf)
 
