@@ -170,6 +170,8 @@ def _searched(found: SearchState, points: Enumeration, moved: Callable[[], None]
     found.until = _SECOND
     second()
     found.until = 1.0
+    # What was not reached in its part of the time: nothing by hand that should be quicker is left out for moves.
+    points.plan_points(True, likely=True)
 
 
 def limit_of(machine: Machine, asked: int | None) -> int | None:
