@@ -63,8 +63,10 @@ def test_a_job_is_written(module: str) -> None:
 
 
 def test_precision_is_said(module: str) -> None:
-    assert run(f"{module}:job", "-o", "a.graph", "--precision", "bf16").exit_code == 0
-    assert StoredStep.load("a.graph").precision.compute == "bf16"
+    # The loss of the second is scaled.
+    for precision in ("bf16", "fp16"):
+        assert run(f"{module}:job", "-o", "a.graph", "--precision", precision).exit_code == 0
+        assert StoredStep.load("a.graph").precision.compute == precision
     result = run(f"{module}:job", "-o", "a.graph", "--precision", "int8")
     assert (result.exit_code, "'int8'" in result.output) == (2, True)
 

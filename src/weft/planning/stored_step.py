@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, final
 
 from weft.cached import cached_property
+from weft.compiler.training.loss_scale import SEED
 from weft.errors import UNREADABLE, UserError, WeftError
 from weft.ir import LogicalGraph, parse_graph, verify
 from weft.ir.logical import Call
@@ -146,7 +147,10 @@ class StoredStep:
 
 
 def _ops(graph: LogicalGraph) -> frozenset[str]:
-    return frozenset(node.op for node in graph.of_kind(Call) if node.hint is None)
+    """The ops of a graph that need a rule: not the seed of a scaled loss, which a pass takes apart."""
+    return frozenset(
+        node.op for node in graph.of_kind(Call) if node.hint is None and node.op != SEED
+    )
 
 
 def _read(where: str, path: Path) -> bytes:
