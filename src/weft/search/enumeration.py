@@ -75,7 +75,7 @@ class Enumeration:
             likely: only those that should be quicker than the best, where estimates are good.
         """
         front = self._search.fronts[not by_hand]
-        while self._has_left(front) and (self._search.affords() or not self._search.planned):
+        while self._has_left(front) and self._goes_on():
             if likely and (self._is_unlikely(front.next_seconds) or self._lacks_room(front)):
                 return
             point = self._next(front, likely)
@@ -87,6 +87,11 @@ class Enumeration:
                 self._search.skipped[SLOWER_BEFORE] += 1
             else:
                 self._plan_point(front, point)
+
+    def _goes_on(self) -> bool:
+        """True where one more point may be planned; as long as nothing fits, what the last ones took is no matter."""
+        search = self._search
+        return search.affords() or not search.planned or (search.best is None and search.has_time())
 
     def _has_left(self, front: Frontier) -> bool:
         """True where some point may still be quicker than the best; others are counted."""
@@ -101,7 +106,9 @@ class Enumeration:
         """
         point = front.pop(self._may_look, self._in_time, self._search.affords)
         if point is None:
-            if self._search.planned:
+            if self._search.best is not None or (
+                self._search.planned and not self._search.has_time()
+            ):
                 return None
             point = self._first(front)
         seconds = self._estimates.seconds(point)

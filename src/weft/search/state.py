@@ -147,6 +147,10 @@ class SearchState:
         soon = max(self._took[-3:], default=0.0)
         if self.best is not None and self._best is not None and self._best[2] is None:
             soon += self.evaluator.took(self.best[1]) or soon
+        return self.has_time(soon)
+
+    def has_time(self, soon: float = 0.0) -> bool:
+        """True where one more strategy may be planned that takes so many seconds."""
         return self.budget.allows(self.planned_anew, soon) and self.budget.part() < self.until
 
     def plan(self, name: str, strategy: Strategy, by_hand: bool = False) -> Measures | Refused:
