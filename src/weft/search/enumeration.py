@@ -26,8 +26,10 @@ SLOWER_BEFORE = "far slower in the search that this one starts from, with someth
 # A point that should take so many times as long as the best waits until moves from that were tried: by small steps, and
 # by floors.
 _UNLIKELY, _UNLIKELY_ROUGH = 1.02, 2.0
-# So many times as long as the best: far slower; and slower.
-_FAR, _SLOWER = 1.1, 1.01
+# So many times as long as the best: far slower.
+_FAR = 1.1
+# So many times as long as without a limit of memory: that limit binds, where there is time to look, and where not.
+_BINDS, _BINDS_AT_ONCE = 1.05, 1.01
 # The part of the time that is left which the cheapest layouts of data parallel may take.
 _CHEAPEST = 0.4
 # Seconds that differ by less than so many times are about the same.
@@ -127,7 +129,7 @@ class Enumeration:
             return False
         if not self._estimates.may_have_room(point):
             return self._lacks_room(front)
-        times = _FAR if self._may_look() else _SLOWER
+        times = _BINDS if self._may_look() else _BINDS_AT_ONCE
         fewer = self._with_blocks_again(others)
         if front is not by_hand or fewer is None or not self.is_crowded(seconds, times):
             return False
@@ -148,7 +150,7 @@ class Enumeration:
         other = others if front is by_hand else by_hand
         return self._search.best is None and not front.has_room() and other.has_room()
 
-    def is_crowded(self, seconds: Seconds, times: float = _FAR) -> bool:
+    def is_crowded(self, seconds: Seconds, times: float = _BINDS) -> bool:
         """True where the quickest point by hand would be so many times as fast, if memory were no matter."""
         quickest = self._estimates.quickest(self._search.by_hand)
         return quickest is not None and times * quickest[1] < seconds
