@@ -33,7 +33,7 @@ from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.measures import Measures
-from weft.search.moves.improved import improved
+from weft.search.moves.local_search import improve
 from weft.search.moves.strategy_move import StrategyMove
 from weft.search.state import SearchState
 from weft.search.steps.facts import StepFacts
@@ -132,7 +132,7 @@ def found_by(evaluator: Evaluator, seed: int, moves: int, within: Space | None) 
     facts = StepFacts(evaluator.step, evaluator.machine, Strategy())
     found = SearchState(evaluator, Floors(facts, None), Budget.of(1.0, moves))
     found.plan("data parallel", plain())
-    improved(found, seed, lambda _: None, within)
+    improve(found, seed, lambda _: None, within)
     assert found.best is not None
     return found.best[2].seconds
 

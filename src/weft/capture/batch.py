@@ -75,8 +75,8 @@ class BatchSpec:
         """Note the leaves of a later batch that are no tensors; nothing where it is built otherwise."""
         if len(self.tensors) == len(self.leaves):
             return
-        found, tree = flatten(in_order(unflatten(list(self.leaves), self.tree), batch), "batch")
-        if [leaf.key for leaf in self.leaves] == [key for key, _ in found] and tree == self.tree:
+        found, tree = self._flattened(batch)
+        if self._is_built_alike(found, tree):
             self.constants.update(_constants(found))
 
     @property
@@ -90,21 +90,33 @@ class BatchSpec:
         Raises:
             BatchError: naming the first leaf whose place, shape or dtype differs.
         """
-        found, tree = flatten(in_order(unflatten(list(self.leaves), self.tree), batch), "batch")
+        found, tree = self._flattened(batch)
         self._check_structure([key for key, _ in found], tree)
         for expected, (_, leaf) in zip(self.leaves, found, strict=True):
             _check_leaf(expected, leaf)
         return {key: leaf for key, leaf in found if isinstance(leaf, torch.Tensor)}
 
     def differs_in_shape(self, batch: Any) -> bool:
-        """True where a later batch differs in nothing but shapes, with as many dimensions."""
-        found, tree = flatten(in_order(unflatten(list(self.leaves), self.tree), batch), "batch")
-        if [leaf.key for leaf in self.leaves] != [key for key, _ in found] or tree != self.tree:
-            return False
-        return all(map(_alike, self.leaves, [leaf for _, leaf in found]))
+        """True where a later batch differs in nothing but shapes, if at all, with as many dimensions."""
+        found, tree = self._flattened(batch)
+        return self._is_built_alike(found, tree) and all(
+            map(_alike, self.leaves, [leaf for _, leaf in found])
+        )
+
+    def _flattened(self, batch: Any) -> tuple[list[tuple[str, Any]], Tree]:
+        """The leaves of a later batch, by key, and its containers; dicts in the order of the example's."""
+        return flatten(in_order(unflatten(list(self.leaves), self.tree), batch), "batch")
+
+    def _is_built_alike(self, leaves: Sequence[tuple[str, Any]], tree: Tree) -> bool:
+        """True for leaves of the same keys in the same containers."""
+        return self._keys == [key for key, _ in leaves] and tree == self.tree
+
+    @property
+    def _keys(self) -> list[str]:
+        return [leaf.key for leaf in self.leaves]
 
     def _check_structure(self, keys: list[str], tree: Tree) -> None:
-        expected = [leaf.key for leaf in self.leaves]
+        expected = self._keys
         missing, more = set(expected) - set(keys), set(keys) - set(expected)
         if missing or more:
             raise BatchError(
@@ -247,7 +259,7 @@ def _containers(tree: Tree, leaves: int) -> str:
 
 
 def _collect(template: Any, batch: Any, found: list[Any]) -> bool:
-    """Append the leaves of `batch` to `found`, if it has the template's containers of plain types."""
+    """Append the leaves of `batch` to `found`; False where it has not the template's containers, of plain types."""
     kind = type(template)
     if kind is int:
         found.append(batch)

@@ -10,8 +10,9 @@ import gc
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from statistics import median
 from typing import Any, final
 
@@ -38,6 +39,7 @@ from weft.program.planning.variants import Planned, Variant
 from weft.program.setting import Setting
 from weft.program.unless_failed import TrialFailure, unless_failed
 from weft.runtime.compiled.choice import Kernels
+from weft.runtime.measured.stopwatch import finish
 from weft.runtime.memory.allocator import give_back
 from weft.runtime.memory.state import Variables
 from weft.runtime.world.world import World
@@ -46,8 +48,8 @@ from weft.tensor import GlobalTensor
 from weft.tensor.dispatch.shares import in_shares
 from weft.units import Seconds
 
-# Steps before time counts; then as many as take so many seconds, some at least.
-_FIRST, _SECONDS, _LEAST = 2, 0.5, 3
+# Steps before time counts; then as many as take so many seconds, from the least to the most.
+_FIRST, _SECONDS, _LEAST, _MOST = 2, 0.5, 3, 1000
 # Candidates that took at most so many times as long as the fastest run again, in so many rounds at most; or until
 # two trials of one lie no further apart than so.
 _NEAR, _ROUNDS, _CLOSE = 1.2, 5, 0.01
@@ -90,7 +92,7 @@ class Trials:
         errors: list[UserError | TrialFailure] = []
         for number, candidate in enumerate(candidates):
             self._try(number, candidate, found, errors)
-        alike, apart = _within(found, _NEAR), _NEAR
+        alike, apart = _within(found, _NEAR), inf
         for turn in range(1, _ROUNDS):
             if len(alike) < 2 or apart <= _CLOSE:
                 break
@@ -109,7 +111,7 @@ class Trials:
         found: dict[int, list[Seconds]],
         errors: list[UserError | TrialFailure],
     ) -> None:
-        """Note the seconds of a candidate; of one that did not run none, and why."""
+        """Try a candidate and note its seconds; where it did not run, why, and no seconds of earlier trials."""
         try:
             seconds = self.seconds(*candidate)
         except (UserError, TrialFailure) as error:
@@ -179,31 +181,33 @@ class Trials:
         return Variables(found)
 
     def _timed(self, setting: Setting, variant: Variant) -> Seconds:
+        """Seconds of a step, after some whose time only says how many steps are to count."""
         batch = tree_map_only(Tensor, _with_values, self.step.example_batch)
         feeds, _ = variant.feeder.feeds(batch)
-        count = _FIRST
-        for turn in range(2):
-            numbers = range(turn * _FIRST, turn * _FIRST + count)
+
+        def slowest(numbers: Iterable[int]) -> Seconds:
             took = unless_failed(
                 self.world,
                 "steps",
-                lambda: [_seconds(setting, variant, feeds, each) for each in numbers],  # noqa: B023
+                lambda: [_seconds(setting, variant, feeds, each) for each in numbers],
             )
-            texts = told(self.world, "the time of steps", lambda: json.dumps(took))  # noqa: B023
-            slowest = max(median(json.loads(text)) for text in texts)
-            count = max(_LEAST, min(1000, round(_SECONDS / max(slowest, 1e-6))))
-        return Seconds(slowest)
+            texts = told(self.world, "the time of steps", lambda: json.dumps(took))
+            return Seconds(max(median(json.loads(text)) for text in texts))
+
+        first = slowest(range(_FIRST))
+        count = max(_LEAST, min(_MOST, round(_SECONDS / max(first, 1e-6))))
+        return slowest(range(_FIRST, _FIRST + count))
 
 
 def _within(found: Mapping[int, Sequence[Seconds]], times: float) -> list[int]:
-    """The candidates, in order, whose least is at most so many times the least of all."""
+    """The candidates, in order, whose quickest trial took at most so many times as long as the quickest of all."""
     least = {number: min(taken) for number, taken in found.items()}
     most = times * min(least.values(), default=0.0)
     return [number for number in sorted(least) if least[number] <= most]
 
 
 def _apart(taken: Sequence[Seconds]) -> float:
-    """The distance of the two least, as a share of the least."""
+    """The distance of the two quickest trials of a candidate, as a share of the quickest."""
     first, second = sorted(taken)[:2]
     return (second - first) / first
 
@@ -223,6 +227,7 @@ def _of_all(errors: Sequence[UserError | TrialFailure]) -> UserError | RankFailu
 def _seconds(
     setting: Setting, variant: Variant, feeds: Mapping[int, Mapping[str, Tensor]], number: int
 ) -> float:
+    """Seconds until the results of a step are there."""
     begin = time.perf_counter()
     results, _ = variant.step(setting, number, feeds, True, None)
     tree_map_only(Tensor, _waited, results)
@@ -231,8 +236,7 @@ def _seconds(
 
 def _waited(tensor: Tensor) -> Tensor:
     """A result, once its device has made it."""
-    if tensor.is_cuda:
-        torch.cuda.synchronize(tensor.device)
+    finish(tensor.device)()
     return tensor
 
 
@@ -245,4 +249,5 @@ def _filled(part: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
 
 
 def _with_values(leaf: Tensor) -> Tensor:
+    """A leaf of the example batch; zeros in the place of one without values."""
     return torch.zeros(leaf.shape, dtype=leaf.dtype) if leaf.is_meta else leaf

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from math import inf, log
 from time import monotonic
-from typing import TypeAlias, final
+from typing import final
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from weft.search.outcome.why_not import kinds_of
 from weft.search.space.fixed import fits
 from weft.search.space.point import Point
 from weft.search.space.points import Mask, Points
-from weft.search.state import ADDED_UP, NO_TIME, SearchState
+from weft.search.state import ADDED_UP, NO_TIME, SearchState, Told
 from weft.units import Seconds
 
 SLOWER = "no quicker than the best, whatever their plans"
@@ -35,32 +35,30 @@ _CHEAPEST = 0.4
 # Seconds that differ by less than so many times are about the same.
 _ABOUT = 1.25
 
-Told: TypeAlias = Callable[[SearchState], None]
-
 
 @final
 class Enumeration:
     """Plans points for a search, while its budget lasts.
 
     Args:
-        search: so far.
-        told: is told what is known, after each.
+        state: of the search.
+        told: is given the state, after each strategy.
     """
 
-    def __init__(self, search: SearchState, told: Told) -> None:
-        self._search, self._told = search, told
-        self._evaluator, self._floors, self._facts = search.evaluator, search.floors, search.facts
-        self._estimates, self._learned = search.estimates, search.learned
+    def __init__(self, state: SearchState, told: Told) -> None:
+        self._state, self._told = state, told
+        self._evaluator, self._floors, self._facts = state.evaluator, state.floors, state.facts
+        self._estimates, self._learned = state.estimates, state.learned
 
     def arrange(self, points: Points) -> None:
         """Take the points that may have room: those that people write by hand, and all others."""
-        self._search.by_hand = points.where(points.by_hand)
+        self._state.by_hand = points.where(points.by_hand)
         room = self._rooms(points)
-        self._search.skipped[NO_ROOM] += int((~room).sum())
+        self._state.skipped[NO_ROOM] += int((~room).sum())
         points = points.where(room)
         least = self._floors.least(points)
-        self._search.least = Seconds(min(self._search.least, float(least.min(initial=inf))))
-        self._search.fronts = [
+        self._state.least = Seconds(min(self._state.least, float(least.min(initial=inf))))
+        self._state.fronts = [
             Frontier(points.where(mask), least[mask], self._estimates)
             for mask in (points.by_hand, ~points.by_hand)
         ]
@@ -76,29 +74,30 @@ class Enumeration:
             by_hand: those that people write by hand, or the others.
             likely: only those that should be quicker than the best, where estimates are good.
         """
-        front = self._search.fronts[not by_hand]
+        hands, others = self._state.fronts
+        front = hands if by_hand else others
         while self._has_left(front) and self._goes_on():
             if likely and (self._is_unlikely(front.next_seconds) or self._lacks_room(front)):
                 return
             point = self._next(front, likely)
             if point is None:
                 return
-            if self._search.planned and not self._in_time(point):
-                self._search.skipped[NO_TIME] += 1
+            if self._state.planned and not self._in_time(point):
+                self._state.skipped[NO_TIME] += 1
             elif self._was_slower(point):
-                self._search.skipped[SLOWER_BEFORE] += 1
+                self._state.skipped[SLOWER_BEFORE] += 1
             else:
                 self._plan_point(front, point)
 
     def _goes_on(self) -> bool:
         """True where one more point may be planned; as long as nothing fits, what the last ones took is no matter."""
-        search = self._search
+        search = self._state
         return search.affords() or not search.planned or (search.best is None and search.has_time())
 
     def _has_left(self, front: Frontier) -> bool:
         """True where some point may still be quicker than the best; others are counted."""
-        if self._search.best is not None:
-            self._search.skipped[SLOWER] += front.drop(self._search.quickest)
+        if self._state.best is not None:
+            self._state.skipped[SLOWER] += front.drop(self._state.quickest)
         return len(front) > 0
 
     def _next(self, front: Frontier, likely: bool) -> Point | None:
@@ -106,11 +105,9 @@ class Enumeration:
 
         None, too, if `likely` and others are the better beginning.
         """
-        point = front.pop(self._may_look, self._in_time, self._search.affords)
+        point = front.pop(self._may_look, self._in_time, self._state.affords)
         if point is None:
-            if self._search.best is not None or (
-                self._search.planned and not self._search.has_time()
-            ):
+            if self._state.best is not None or (self._state.planned and not self._state.has_time()):
                 return None
             point = self._first(front)
         seconds = self._estimates.seconds(point)
@@ -124,8 +121,8 @@ class Enumeration:
 
         They may have room, and these not; or one of which blocks run again is quicker than those by hand that have it.
         """
-        by_hand, others = self._search.fronts
-        if self._search.best is not None:
+        by_hand, others = self._state.fronts
+        if self._state.best is not None:
             return False
         if not self._estimates.may_have_room(point):
             return self._lacks_room(front)
@@ -146,19 +143,19 @@ class Enumeration:
 
     def _lacks_room(self, front: Frontier) -> bool:
         """True where nothing fits so far, none of these points should have room, and one of the others may."""
-        by_hand, others = self._search.fronts
+        by_hand, others = self._state.fronts
         other = others if front is by_hand else by_hand
-        return self._search.best is None and not front.has_room() and other.has_room()
+        return self._state.best is None and not front.has_room() and other.has_room()
 
     def is_crowded(self, seconds: Seconds, times: float = _BINDS) -> bool:
         """True where the quickest point by hand would be so many times as fast, if memory were no matter."""
-        quickest = self._estimates.quickest(self._search.by_hand)
+        quickest = self._estimates.quickest(self._state.by_hand)
         return quickest is not None and times * quickest[1] < seconds
 
     def _first(self, front: Frontier) -> Point:
         """The next point, before all others were looked at; while time lasts one that has room by small steps."""
         point = front.first()
-        while self._facts.small is not None and self._search.budget.allows(0):
+        while self._facts.small is not None and self._state.budget.allows(0):
             if self._estimates.refined(point) is None or self._estimates.has_room(point):
                 break
             front.put_back(point, self._estimates.seconds(point))
@@ -170,7 +167,7 @@ class Enumeration:
     def _with_room(self, front: Frontier, point: Point) -> Point:
         """The point, or the one with fewer blocks recomputed where these suffice; the other goes back behind it."""
         fewer = self._estimates.just_enough(point)
-        if fewer is None or fewer in self._search.points:
+        if fewer is None or fewer in self._state.points:
             return point
         front.put_back(point, self._estimates.seconds_as_it_stands(point))
         return fewer
@@ -180,12 +177,12 @@ class Enumeration:
 
         By small steps where there are any, else by a plan of the whole.
         """
-        front = self._search.fronts[0]
+        front = self._state.fronts[0]
         plan = took = 0.0
         for point in self._quick_and_cheap(front.points):
             # Time for a plan of the best is not spent on looks.
-            if not self._search.affords() or (
-                plan and not self._search.budget.allows(0, plan + took)
+            if not self._state.affords() or (
+                plan and not self._state.budget.allows(0, plan + took)
             ):
                 return
             begin = monotonic()
@@ -201,38 +198,36 @@ class Enumeration:
 
         Where a pipeline is the best, its stages have few layouts, and moves from it lead there by many steps only.
         """
-        ranks, left = (
-            len(self._evaluator.ranks),
-            self._search.planned + sum(map(len, self._search.fronts)),
-        )
+        ranks = len(self._evaluator.ranks)
+        left = self._state.planned + sum(map(len, self._state.fronts))
         point = Point(ranks)
         if ranks == 1 or not left or not self._splits(point):
             return
-        strategy = self._search.strategy(point)
+        strategy = self._state.strategy(point)
         # What an earlier search has planned led it on from there.
         if key_of(strategy) in self._learned.answers or not self._is_quickly_planned(point):
             return
-        if self._search.affords():
-            self._plan_point(self._search.fronts[0], point)
-        if not isinstance(self._search.points.get(point), Measures) or not self._search.affords():
+        if self._state.affords():
+            self._plan_point(self._state.fronts[0], point)
+        if not isinstance(self._state.points.get(point), Measures) or not self._state.affords():
             return
         whole = self._evaluator.last(strategy) or self._evaluator.whole(strategy)
         added = additive_part(self._facts, strategy, whole.deduced)
         if added is not None:
             # Deduction may give the same signatures, and moves are free then to change what parameters hang on.
             bare = replace(added.cheapest, signatures=self._facts.base.signatures)
-            self._search.plan(f"{point}; cheapest layouts", bare)
-            self._search.plan(f"{point}; cheapest layouts, signatures fixed", added.cheapest)
-            self._told(self._search)
+            self._state.plan(f"{point}; cheapest layouts", bare)
+            self._state.plan(f"{point}; cheapest layouts, signatures fixed", added.cheapest)
+            self._told(self._state)
 
     def _is_quickly_planned(self, point: Point) -> bool:
         """True where plans of its layouts take a small part of the time, and a step of many blocks may have room."""
-        if self._facts.small is not None and self._search.budget.moves == inf:
+        if self._facts.small is not None and self._state.budget.moves == inf:
             room = bool(self._rooms(Points.one(point))[0])
             if not room or not self._may_look() or self._estimates.refined(point) is None:
                 return False
         soon = (2 + ADDED_UP) * self._estimates.seconds_of_plan(point)
-        return self._search.budget.allows(0, soon / _CHEAPEST)
+        return self._state.budget.allows(0, soon / _CHEAPEST)
 
     def _splits(self, point: Point) -> bool:
         """True where each rank of a point has a sample, and what is fixed allows it."""
@@ -249,34 +244,34 @@ class Enumeration:
     def _plan_point(self, front: Frontier, point: Point) -> None:
         following = front.next_point(unseen=self._facts.small is None)
         if following is not None and self._in_time(following):
-            self._evaluator.ahead(self._search.strategy(following))
+            self._evaluator.ahead(self._state.strategy(following))
         by_hand = bool(Points.one(point).by_hand[0])
-        measures = self._search.plan(str(point), self._search.strategy(point), by_hand)
-        self._search.points[point] = measures
+        measures = self._state.plan(str(point), self._state.strategy(point), by_hand)
+        self._state.points[point] = measures
         if isinstance(measures, Measures):
             self._estimates.learn(point, measures)
-        self._told(self._search)
+        self._told(self._state)
 
     def _may_look(self) -> bool:
         """True where small steps of one more point may be planned: some of the time is for whole ones."""
-        return self._search.affords() and (
-            self._search.planned > 0 or self._search.budget.part() < self._search.until / 2
+        return self._state.affords() and (
+            self._state.planned > 0 or self._state.budget.part() < self._state.until / 2
         )
 
     def _in_time(self, point: Point) -> bool:
         """True where there should be time to plan a point."""
-        if point in self._learned.points and self._evaluator.knows(self._search.strategy(point)):
+        if point in self._learned.points and self._evaluator.knows(self._state.strategy(point)):
             return True
-        return self._search.budget.allows(0, self._estimates.seconds_of_plan(point))
+        return self._state.budget.allows(0, self._estimates.seconds_of_plan(point))
 
     def _was_slower(self, point: Point) -> bool:
         """True where an earlier search, with something else fixed, found a point far slower than the best is now."""
         return (
-            self._search.best is not None
-            and self._learned.was_slower(point, _FAR * self._search.quickest)
-            and not self._evaluator.knows(self._search.strategy(point))
+            self._state.best is not None
+            and self._learned.was_slower(point, _FAR * self._state.quickest)
+            and not self._evaluator.knows(self._state.strategy(point))
         )
 
     def _is_unlikely(self, seconds: float) -> bool:
         times = _UNLIKELY_ROUGH if self._facts.small is None else _UNLIKELY
-        return self._search.best is not None and seconds > times * self._search.quickest
+        return self._state.best is not None and seconds > times * self._state.quickest

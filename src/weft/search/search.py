@@ -21,15 +21,15 @@ from weft.planning.simulated import Capturable, as_stored
 from weft.planning.stored_step import StoredStep
 from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
-from weft.search.enumeration import Enumeration, Told
+from weft.search.enumeration import Enumeration
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.planners import Planners
-from weft.search.moves.improved import improved
+from weft.search.moves.local_search import improve
 from weft.search.outcome.result import SearchResult
 from weft.search.record.learned import Learned
 from weft.search.record.record import SearchRecord
 from weft.search.space.fixed import hand_only, space_of, with_fixed
-from weft.search.state import SearchState
+from weft.search.state import SearchState, Told
 from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy, data_parallel
 
@@ -72,7 +72,7 @@ def search(
         every_rank: true where all devices must take part; by default fewer may, where that is quicker.
         planners: processes that plan ahead, beside this one; by default one for each further core, 7 at most. They
             change how long a search takes, and with `seconds` how far it gets.
-        told: is told what is known, after each strategy.
+        told: is given the search so far, after each strategy: `best`, None until one fits, `bound` and `planned`.
 
     Raises:
         UserError: an argument is no such, the topology is unknown, or no strategy fits the memory.
@@ -88,22 +88,22 @@ def search(
     floors = Floors(facts, limit_of(machine, memory_limit))
     first, earlier = _begin(start)
     learned = Learned() if earlier is None else earlier.learned_of(stored, machine, base)
-    with Planners(_count(planners)) as helpers:
-        evaluator = Evaluator(stored, machine, facts.ranks, planners=helpers)
-        found = SearchState(evaluator, floors, budget, learned)
+    with Planners(_count(planners)) as processes:
+        evaluator = Evaluator(stored, machine, facts.ranks, planners=processes)
+        state = SearchState(evaluator, floors, budget, learned)
         begin = None if first is None else with_fixed(first, base)
         for name, strategy in (("start", begin), ("fixed", base if hand_only(base) else None)):
             if strategy is not None:
-                found.plan(name, strategy)
-                told(found)
-        points = Enumeration(found, told)
+                state.plan(name, strategy)
+                told(state)
+        enumeration = Enumeration(state, told)
         if not hand_only(base):
-            points.arrange(space_of(facts, every_rank))
-            _searched(found, points, partial(improved, found, seed, told))
-        improved(found, seed, told)
+            enumeration.arrange(space_of(facts, every_rank))
+            _plan_likely(state, enumeration, partial(improve, state, seed, told))
+        improve(state, seed, told)
         for by_hand in (True, False):
-            points.plan_points(by_hand, likely=False)
-        return found.result()
+            enumeration.plan_points(by_hand, likely=False)
+        return state.result()
 
 
 def _count(planners: object) -> int:
@@ -147,31 +147,31 @@ def _check_strategies(fixed: object, start: object) -> None:
         )
 
 
-def _searched(found: SearchState, points: Enumeration, moved: Callable[[], None]) -> None:
-    """Points, and moves from the best of those that people write by hand.
+def _plan_likely(state: SearchState, enumeration: Enumeration, move: Callable[[], None]) -> None:
+    """Plan the points that should be quick, and move from the best, each for a part of the time.
 
     A search of so many moves plans all points before it moves: what it finds hangs on no clock.
     """
-    if found.budget.moves < inf:
-        points.plan_cheapest()
+    if state.budget.moves < inf:
+        enumeration.plan_cheapest()
         for by_hand in (True, False):
-            points.plan_points(by_hand, likely=False)
+            enumeration.plan_points(by_hand, likely=False)
         return
-    found.until = _BY_HAND
-    points.look_at_kinds()
-    points.plan_cheapest()
-    points.plan_points(True, likely=True)
+    state.until = _BY_HAND
+    enumeration.look_at_kinds()
+    enumeration.plan_cheapest()
+    enumeration.plan_points(True, likely=True)
     # Others come first where those by hand lack room, and small steps say well what others take; else moves.
-    others = partial(points.plan_points, False, likely=True)
-    small, quickest = found.facts.small is not None, found.quickest
-    first, second = (others, moved) if small and points.is_crowded(quickest) else (moved, others)
-    found.until = _FIRST
+    others = partial(enumeration.plan_points, False, likely=True)
+    small, quickest = state.facts.small is not None, state.quickest
+    first, second = (others, move) if small and enumeration.is_crowded(quickest) else (move, others)
+    state.until = _FIRST
     first()
-    found.until = _SECOND
+    state.until = _SECOND
     second()
-    found.until = 1.0
+    state.until = 1.0
     # What was not reached in its part of the time: nothing by hand that should be quicker is left out for moves.
-    points.plan_points(True, likely=True)
+    enumeration.plan_points(True, likely=True)
 
 
 def limit_of(machine: Machine, asked: int | None) -> int | None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 from time import monotonic
-from typing import final
+from typing import TypeAlias, TypeGuard, final
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from weft.search.bounds.additive import AdditivePart, additive_part
 from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
 from weft.search.evaluation.evaluator import Evaluator, Whole
-from weft.search.evaluation.measures import Longer, Measures, Refused
+from weft.search.evaluation.measures import Answer, Longer, Measures, Refused
 from weft.search.order.estimates import Estimates
 from weft.search.order.frontier import Frontier
 from weft.search.order.lines import Lines
@@ -30,12 +30,12 @@ from weft.search.record.record import SearchRecord
 from weft.search.space.point import Point
 from weft.search.space.points import Points
 from weft.strategy.strategy import Strategy
-from weft.units import Bytes, Seconds
+from weft.units import Seconds
 
 NO_TIME, NO_MOVES = "not reached in time", "not reached with so many moves"
 # Layouts are summed up in this part of the time of a plan, about.
 ADDED_UP = 0.5
-# Reasons that are told for which moves were refused.
+# So many of the reasons for which moves were refused stand in the result, the most frequent ones.
 _REASONS = 3
 
 
@@ -53,7 +53,7 @@ class SearchState:
         facts: of the step.
         estimates: of points.
         fronts: points that were not planned yet: those that people write by hand, and all others.
-        by_hand: all points that people write by hand.
+        by_hand: all points that people write by hand, planned or not.
         points: the answers of those that were planned.
         least: seconds that any point takes at least.
         skipped: how many points were not planned, by the reason.
@@ -74,15 +74,17 @@ class SearchState:
         evaluator.learn(learned.answers, learned.longer)
         self.estimates = Estimates(floors, Lines(self.facts, evaluator), self.strategy, learned)
         self.fronts = [Frontier(Points.of(()), np.zeros(0), self.estimates) for _ in range(2)]
-        self.by_hand, self.points = Points.of(()), dict[Point, Measures | Refused]()
+        self.by_hand, self.points = Points.of(()), dict[Point, Answer]()
         self.least, self.skipped = Seconds(inf), Counter[str]()
         self.until, self.chain, self.locality = 1.0, "points", ""
         self._refused = Counter[str]()
         self._tried: dict[str, Planned] = {}
         # With all that its plan says, where it was made here. One tuple: Ctrl-C may come between two assignments.
         self._best: tuple[Seconds, str, Whole | None] | None = None
+        # Strategies that moves led to, and those that an earlier search knew, as text.
         self._moves, self._given = set[str](), set[str]()
         self._additive: dict[str, AdditivePart | None] = {}
+        # Seconds of each plan.
         self._took: list[float] = []
         self._course: list[LookedAt] = []
         self._begin = monotonic()
@@ -99,7 +101,7 @@ class SearchState:
 
     @property
     def best(self) -> tuple[str, Strategy, Measures] | None:
-        """The name of the quickest that fits, and what it takes; None so far."""
+        """The quickest that fits: its name, itself, and what it takes; None where none was found yet."""
         if self._best is None:
             return None
         name, strategy, found, _ = self._tried[self._best[1]]
@@ -108,7 +110,7 @@ class SearchState:
 
     @property
     def quickest(self) -> Seconds:
-        """Seconds that the best takes; endless so far."""
+        """Seconds that the best takes; endless where none was found yet."""
         return Seconds(inf) if self._best is None else self._best[0]
 
     def of_other_kind(self) -> tuple[str, Strategy, Measures] | None:
@@ -118,9 +120,7 @@ class SearchState:
         others = [
             (name, strategy, found)
             for name, strategy, found, _ in self._tried.values()
-            if isinstance(found, Measures)
-            and self.has_room(found.memory)
-            and (stage_count(strategy) > 1) != staged
+            if self.fits(found) and (stage_count(strategy) > 1) != staged
         ]
         return min(others, key=lambda each: each[2].seconds, default=None)
 
@@ -140,7 +140,7 @@ class SearchState:
         return min(self.least, self.quickest)
 
     def affords(self) -> bool:
-        """True where one more strategy may be planned: it takes as long as the longest of the last, perhaps.
+        """True where one more strategy may be planned: it may take as long as the longest of the last three.
 
         The best is planned once more at the end where another process, or an earlier search, has planned it.
         """
@@ -153,21 +153,21 @@ class SearchState:
         """True where one more strategy may be planned that takes so many seconds."""
         return self.budget.allows(self.planned_anew, soon) and self.budget.part() < self.until
 
-    def plan(self, name: str, strategy: Strategy, by_hand: bool = False) -> Measures | Refused:
+    def plan(self, name: str, strategy: Strategy, by_hand: bool = False) -> Answer:
         """Plan and simulate a strategy, unless that was done."""
         key = str(strategy)
         if key in self._tried:
             return self._tried[key][2]
         known = self.evaluator.knows(strategy)
         found = self.evaluator.of(strategy)
-        self._note(key, strategy, known)
+        self._note_time(key, strategy, known)
         self._tried[key] = name, strategy, found, by_hand
-        if isinstance(found, Measures) and self.has_room(found.memory) and self._beats(found):
+        if self.fits(found) and found.seconds < self.quickest:
             self._take(found, key, strategy)
-        self._noted(found)
+        self._note_course(found)
         return found
 
-    def move(self, name: str, strategy: Strategy, most: Seconds) -> Measures | Refused | Longer:
+    def move(self, name: str, strategy: Strategy, most: Seconds) -> Answer | Longer:
         """Plan a strategy that a move led to, and simulate it where it may take at most so many seconds.
 
         Only those that become the best stand among what was tried.
@@ -175,24 +175,23 @@ class SearchState:
         key = str(strategy)
         known = self.evaluator.knows(strategy, most)
         found = self.evaluator.within(strategy, most)
-        self._note(key, strategy, known)
+        self._note_time(key, strategy, known)
         if isinstance(found, Refused) and key not in self._moves:
             self._refused[f"refused: {found.why}"] += 1
         self._moves.add(key)
-        if isinstance(found, Measures) and self.has_room(found.memory) and self._beats(found):
+        if self.fits(found) and found.seconds < self.quickest:
             self._tried.setdefault(key, (name, strategy, found, False))
             self._take(found, key, strategy)
-        self._noted(found)
+        self._note_course(found)
         return found
 
-    def _noted(self, found: Measures | Refused | Longer) -> None:
+    def _note_course(self, found: Answer | Longer) -> None:
         """Note what came of a strategy, in the course of the search."""
-        fits = isinstance(found, Measures) and self.has_room(found.memory)
-        seconds = found.seconds if fits and isinstance(found, Measures) else None
+        seconds = found.seconds if self.fits(found) else None
         after, best = Seconds(monotonic() - self._begin), self._best and self._best[0]
         self._course.append(LookedAt(after, self.chain, seconds, best, self.bound))
 
-    def _note(self, key: str, strategy: Strategy, known: bool) -> None:
+    def _note_time(self, key: str, strategy: Strategy, known: bool) -> None:
         """Note how long a plan took, or that an earlier search made it."""
         if not known:
             self._took.append(self.evaluator.took(strategy))
@@ -203,12 +202,10 @@ class SearchState:
         """Take a strategy for the best."""
         self._best = found.seconds, key, self.evaluator.last(strategy)
 
-    def _beats(self, found: Measures) -> bool:
-        return found.seconds < self.quickest
-
-    def has_room(self, memory: Bytes) -> bool:
-        """True where so many bytes, with what a device reserves, are not above the limit."""
-        return self.floors.limit is None or memory <= self.floors.limit
+    def fits(self, found: Answer | Longer) -> TypeGuard[Measures]:
+        """True where a strategy can be planned, is known whole, and takes no more memory than the limit."""
+        limit = self.floors.limit
+        return isinstance(found, Measures) and (limit is None or found.memory <= limit)
 
     def strategy(self, point: Point) -> Strategy:
         """The strategy of a point."""
@@ -288,3 +285,7 @@ class SearchState:
         return Sources(
             *(self.points, looked_at, estimated, floors.least, floors.memory, floors.limit)
         )
+
+
+# Is given the search so far, after each strategy.
+Told: TypeAlias = Callable[[SearchState], None]

@@ -141,8 +141,8 @@ def test_floors_hold_for_zero_by_patterns(
 def test_gradients_and_sums_decide_where_links_are_slow(tmp_path: Path) -> None:
     """Of a model without numbered blocks: large weights and few samples are for a Megatron grid."""
     (tmp_path / "t.yaml").write_text(SLOW)
-    floors = begun(few_samples(), str(tmp_path / "t.yaml")).floors
+    few = begun(few_samples(), str(tmp_path / "t.yaml")).estimates
     grid, plain = Point(1, 4, layouts="columns"), Point(4)
-    assert floors.estimate_of(plain) > 10 * floors.estimate_of(grid)
-    many = begun(many_samples(), str(tmp_path / "t.yaml")).floors
-    assert many.estimate_of(plain) < many.estimate_of(grid)
+    assert few.rough_of(plain) > 10 * few.rough_of(grid)
+    many = begun(many_samples(), str(tmp_path / "t.yaml")).estimates
+    assert many.rough_of(plain) < many.rough_of(grid)

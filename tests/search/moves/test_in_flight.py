@@ -16,10 +16,10 @@ from search.jobs import begun
 from weft.planning.stored_step import StoredStep
 from weft.search.budget import Budget
 from weft.search.evaluation.measures import Measures
-from weft.search.moves.improved import improved
+from weft.search.moves.local_search import improve
 from weft.search.moves.neighbours import Neighbours
-from weft.search.moves.others import in_flight_moves, time_moves
 from weft.search.moves.strategy_move import StrategyMove
+from weft.search.moves.time_and_memory import in_flight_moves, time_moves
 from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy
 
@@ -101,7 +101,7 @@ def descended(limit: int) -> tuple[tuple[int, ...], Measures]:
     found = begun(step(), "flexflow-k80x2", limit)
     found.budget = Budget.of(1.0, 30)
     found.plan("one at a time", pipeline(in_flight=(1, 1)))
-    improved(found, 0, lambda _: None, OnlyInFlight(found))
+    improve(found, 0, lambda _: None, OnlyInFlight(found))
     assert found.best is not None
     assert found.best[1].in_flight is not None
     return tuple(found.best[1].in_flight), found.best[2]

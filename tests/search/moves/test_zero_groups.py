@@ -16,7 +16,7 @@ from search.jobs import begun
 from weft.planning.stored_step import StoredStep
 from weft.search.budget import Budget
 from weft.search.evaluation.measures import Measures
-from weft.search.moves.improved import improved
+from weft.search.moves.local_search import improve
 from weft.search.moves.neighbours import Neighbours
 from weft.search.moves.strategy_move import StrategyMove
 from weft.search.moves.zero_groups import ZeroMoves
@@ -124,7 +124,7 @@ def descended(limit: int, count: int) -> tuple[SearchState, Strategy, Measures]:
     found.budget = Budget.of(1.0, count)
     for level in (1, 3):
         found.plan(f"ZeRO {level}", replace(BASE, zero=Zero(level)))
-    improved(found, 0, lambda _: None, OnlyZero())
+    improve(found, 0, lambda _: None, OnlyZero())
     assert found.best is not None
     assert found.best[2].memory <= limit
     return found, found.best[1], found.best[2]

@@ -49,10 +49,10 @@ class _StandIn:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        raise Refusal(_READ.format(f"{name}"))
+        raise Refusal(_READ.format(name))
 
 
-# What an order does that is the batch's own.
+# Calls that put a tensor into another order, which leave it as it is: the order stands for that of the batch itself.
 _INDEXED = (torch.index_select, Tensor.index_select, Tensor.__getitem__)
 
 
@@ -126,7 +126,17 @@ class _Data(_StandIn):
 @final
 @dataclass(frozen=True)
 class _Layers:
-    """The arguments of recurrent layers on a packed sequence, and how one layer runs."""
+    """Recurrent layers on a packed sequence, as the arguments of `torch.lstm` and the like say them.
+
+    Attributes:
+        first: states, and cells if any, before the first step: [layers * directions, n, hidden].
+        weights: of all layers and directions, in torch's order.
+        has_biases: true where two of four weights of each are biases.
+        layers: how many there are.
+        dropout: between layers.
+        training: true where there is any.
+        directions: 1 or 2.
+    """
 
     first: Sequence[Tensor]
     weights: Sequence[Tensor]
@@ -169,7 +179,7 @@ def packed_call(func: Any, args: Sequence[Any], lstm_layer: _Layer) -> Any:
         args: that it is called with.
         lstm_layer: runs one layer of an LSTM.
     """
-    if func is torch.sort and _called_in(pack_padded_sequence.__code__):
+    if func is torch.sort and _variables_of(pack_padded_sequence.__code__) is not None:
         return args[0], _Order(args[0].shape[0], args[0].device)
     if func is _PACK:
         return _packed(*args)
@@ -179,15 +189,15 @@ def packed_call(func: Any, args: Sequence[Any], lstm_layer: _Layer) -> Any:
         return NotImplemented
     data, sizes, first, weights, *options, bidirectional = args
     if func is torch.lstm:
-        layers = _layers(first, weights, options, bidirectional)
+        layers = _layers_of(first, weights, options, bidirectional)
         out, last, cells = layers.run(data, sizes, lstm_layer)
         return _Data(out), torch.stack(last), torch.stack(cells)
-    layers = _layers([first], weights, options, bidirectional)
+    layers = _layers_of([first], weights, options, bidirectional)
     out, last, _ = layers.run(data, sizes, _plain_layer(func, layers.has_biases))
     return _Data(out), torch.stack(last)
 
 
-def _layers(
+def _layers_of(
     first: Sequence[Tensor], weights: Sequence[Tensor], options: Sequence[Any], bidirectional: bool
 ) -> _Layers:
     has_biases, layers, dropout, training = options
@@ -201,6 +211,8 @@ def _layers(
 
 
 def _plain_layer(func: Any, has_biases: bool) -> _Layer:
+    """A layer of a GRU or RNN, which torch's own function of several layers runs."""
+
     def layer(x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
         state = first[0].unsqueeze(0)
         out: Tensor = func(x, state, list(weights), has_biases, 1, 0.0, False, False, False)[0]
@@ -219,8 +231,8 @@ def _packed(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[_Data, _Size
     lengths = lengths.to(padded.device)
     inside = ((lengths > 0) & (lengths <= steps)).all()
     _require(inside, f"pack_padded_sequence: lengths must be from 1 to {steps}")
-    frame = _frame_of(pack_padded_sequence.__code__)
-    if frame is not None and frame.get("enforce_sorted") and batch > 1:
+    caller = _variables_of(pack_padded_sequence.__code__)
+    if caller is not None and caller.get("enforce_sorted") and batch > 1:
         falls = (lengths[:-1] >= lengths[1:]).all()
         _require(falls, "pack_padded_sequence: with enforce_sorted=True, lengths must not grow")
     return _Data(padded), _Sizes(lengths, steps)
@@ -235,8 +247,8 @@ def _padded(
     if total > sizes.steps:
         more = out.new_full((total - sizes.steps, *out.shape[1:]), padding)
         out = torch.cat([out, more])
-    frame = _frame_of(pad_packed_sequence.__code__)
-    if frame is not None and frame.get("total_length") is None:
+    caller = _variables_of(pad_packed_sequence.__code__)
+    if caller is not None and caller.get("total_length") is None:
         _require(
             sizes.lengths.max() == sizes.steps,
             f"pad_packed_sequence: the longest sequence has less than the {sizes.steps} steps of the padded ones, and "
@@ -266,14 +278,11 @@ def _picked(x: Tensor, times: Tensor) -> Tensor:
 
 
 def _require(condition: Tensor, text: str) -> None:
+    """Check in every step, in the graph, that a condition is true."""
     torch.ops.aten._assert_async.msg(condition, text)
 
 
-def _called_in(code: CodeType) -> bool:
-    return _frame_of(code) is not None
-
-
-def _frame_of(code: CodeType) -> dict[str, Any] | None:
+def _variables_of(code: CodeType) -> dict[str, Any] | None:
     """The variables of a function of torch that has made the running call; None where another one has."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code is not code:

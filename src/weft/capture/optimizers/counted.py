@@ -14,22 +14,15 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from weft.capture.optimizers.foreign import (
-    Make,
-    attributes_for_copy,
-    attributes_of,
-    options_of,
-    small_values,
-)
+from weft.capture.optimizers.foreign import TRIAL_STEPS, Make, small_values
+from weft.capture.optimizers.given import attributes_for_copy, attributes_of, options_of
 
-# Steps of a trial; what happens every few steps is seen.
-_STEPS = 12
 _TYPES = (bool, int, float)
 
 
 @final
 @dataclass(frozen=True)
-class Counter:
+class StepCounter:
     """A number in the optimizer, or in each of its groups, by its name."""
 
     name: str
@@ -40,20 +33,22 @@ class Counter:
 
 
 # Those of each optimizer of which a step was captured.
-_COUNTED: WeakKeyDictionary[torch.optim.Optimizer, frozenset[Counter]] = WeakKeyDictionary()
+_COUNTED: WeakKeyDictionary[torch.optim.Optimizer, frozenset[StepCounter]] = WeakKeyDictionary()
 
 
-def counters_of(optimizer: torch.optim.Optimizer) -> frozenset[Counter]:
+def counters_of(optimizer: torch.optim.Optimizer) -> frozenset[StepCounter]:
     """The counters of an optimizer of which a step was captured."""
     return _COUNTED.get(optimizer, frozenset())
 
 
-def find_counters(optimizer: torch.optim.Optimizer, make: Make, dims: int) -> frozenset[Counter]:
+def find_counters(
+    optimizer: torch.optim.Optimizer, make: Make, dims: int
+) -> frozenset[StepCounter]:
     """The numbers that steps change, and that go by themselves alone; they are known as counters from now on.
 
     Args:
         optimizer: the user's.
-        make: of copies.
+        make: makes copies of it.
         dims: how many the parameter has that a trial is made for.
     """
     first = _numbers(make([_parameter(dims, 0.0)]))
@@ -97,7 +92,7 @@ def count_step(
         put_counters(optimizer, [group], {key: numbers[key] for key in counters if key in numbers})
 
 
-def counted_now(optimizer: torch.optim.Optimizer) -> list[dict[Counter, Any]]:
+def counted_now(optimizer: torch.optim.Optimizer) -> list[dict[StepCounter, Any]]:
     """The counters as they are, for each group."""
     counters, attributes = counters_of(optimizer), vars(optimizer)
     return [
@@ -112,7 +107,7 @@ def counted_now(optimizer: torch.optim.Optimizer) -> list[dict[Counter, Any]]:
 
 
 def put_counters(
-    optimizer: Any, groups: Sequence[dict[str, Any]], numbers: Mapping[Counter, Any]
+    optimizer: Any, groups: Sequence[dict[str, Any]], numbers: Mapping[StepCounter, Any]
 ) -> None:
     """Set counters of an optimizer, and of some of its groups."""
     for counter, value in numbers.items():
@@ -120,17 +115,17 @@ def put_counters(
             space[counter.name] = value
 
 
-def _alone(make: Make, dims: int) -> list[dict[Counter, Any]]:
+def _alone(make: Make, dims: int) -> list[dict[StepCounter, Any]]:
     """The numbers after each of some steps of one optimizer on one parameter."""
     own = _parameter(dims, 0.0)
     optimizer = make([own])
-    return [_stepped(optimizer, [own], step + 2.0) for step in range(_STEPS)]
+    return [_stepped(optimizer, [own], step + 2.0) for step in range(TRIAL_STEPS)]
 
 
-def _carried(make: Make, dims: int) -> list[dict[Counter, Any]]:
+def _carried(make: Make, dims: int) -> list[dict[StepCounter, Any]]:
     """The same where each step is that of another copy, on other parameters in two groups, which gets numbers only."""
-    found: list[dict[Counter, Any]] = []
-    for step in range(_STEPS):
+    found: list[dict[StepCounter, Any]] = []
+    for step in range(TRIAL_STEPS):
         every = [_parameter(dims, phase) for phase in (5.0, 6.0, 7.0)]
         optimizer = make(every[:2], every[2:])
         if found:
@@ -143,7 +138,7 @@ def _carried(make: Make, dims: int) -> list[dict[Counter, Any]]:
 
 def _stepped(
     optimizer: Any, parameters: Sequence[torch.nn.Parameter], phase: float
-) -> dict[Counter, Any]:
+) -> dict[StepCounter, Any]:
     for number, each in enumerate(parameters):
         each.grad = small_values(each.dim(), phase - 7.0 * number)
     with torch.random.fork_rng(devices=[]):
@@ -151,12 +146,12 @@ def _stepped(
     return _numbers(optimizer)
 
 
-def _numbers(optimizer: Any, group: int = 0) -> dict[Counter, Any]:
+def _numbers(optimizer: Any, group: int = 0) -> dict[StepCounter, Any]:
     """The plain numbers of an optimizer and of one of its groups."""
     options = options_of(optimizer.param_groups[group])
     places = ((attributes_for_copy(optimizer), False), (options, True))
     return {
-        Counter(name, of_group): value
+        StepCounter(name, of_group): value
         for space, of_group in places
         for name, value in space.items()
         if type(value) in _TYPES

@@ -1,14 +1,13 @@
-"""Optimizers that are none of torch's own: what a copy of one is given, and what their update may depend on.
+"""Optimizers that are none of torch's own: checks that an update goes by nothing that copies of an optimizer lack.
 
-A rank updates its parts by copies of the user's optimizer, each with some of the parameters, for each plan. So an
-update may look at its own parameter, with its gradient, state and attributes, at the options of its group, and at what
-the user has put on the optimizer; not at its place among others, at random numbers, or at what steps have left in the
-optimizer itself. Trials on small tensors with values show what ops do not.
+A rank updates its parts by such copies (`given.py`), each with some of the parameters. So an update may look at its own
+parameter, with its gradient, state and attributes, at the options of its group, and at what the user has put on the
+optimizer; not at its place among others, at random numbers, or at what steps have left in the optimizer itself. Trials
+on small tensors with values show what ops do not.
 """
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,79 +17,19 @@ from typing import Any, TypeAlias, final
 
 import torch
 
+from weft.capture.optimizers.given import attributes_for_copy, options_of, owned
 from weft.errors import CaptureError
 
 # `make(*groups)`: a copy of the user's optimizer, with one group of these parameters for each.
 Make: TypeAlias = Callable[..., Any]
 
-# Attributes of global tensors, which plain ones do not have.
-_OF_GLOBAL = ("spec", "locals", "shares", "hold", "origin", "keeps_gradient")
-# Attributes that copies have for themselves, or that torch writes.
-_OWN = (
-    "param_groups",
-    "state",
-    "defaults",
-    "step",
-    "_opt_called",
-    "_step_count",
-    "_warned_capturable_if_run_uncaptured",
-)
-# Steps of a trial; what is done every few steps is seen.
-_STEPS = 12
+# Steps of a trial: enough to see what is done every few steps.
+TRIAL_STEPS = 12
 # How deep attributes of objects are compared, and what has none that a step would write to.
 _DEPTH = 3
 _CODE = (type, FunctionType, MethodType, ModuleType, torch.nn.Module)
-
-
-def is_foreign(optimizer: object) -> bool:
-    """True where the class of an optimizer is none of torch's, of which it is known what their steps look at."""
-    return not type(optimizer).__module__.startswith("torch.optim")
-
-
-def attributes_of(parameter: torch.Tensor) -> dict[str, Any]:
-    """The attributes that the user has put on a parameter, by which an update of the user's may go."""
-    return {name: value for name, value in vars(parameter).items() if name not in _OF_GLOBAL}
-
-
-def give_attributes(parameter: torch.Tensor, attributes: Mapping[str, Any]) -> None:
-    """Let a tensor that stands for a parameter have these attributes and no others."""
-    own = vars(parameter)
-    if own or attributes:
-        own.clear()
-        own.update(attributes)
-
-
-def owned(value: Any, tensors: bool = False) -> Any:
-    """A value that shares no container with the given one, nor tensors if these are named; all else is the same."""
-    match value:
-        case dict():
-            by_key = copy.copy(value)
-            by_key.update({key: owned(x, tensors) for key, x in value.items()})
-            return by_key
-        case set():
-            return copy.copy(value)
-        case list() | deque():
-            items = copy.copy(value)
-            items.clear()
-            items.extend(owned(x, tensors) for x in value)
-            return items
-        case torch.Tensor() if tensors:
-            return value.detach().clone()
-    return value
-
-
-def options_of(group: Mapping[str, Any], tensors: bool = False) -> dict[str, Any]:
-    """The options of a parameter group for a copy of an optimizer, which may write to them (see `owned`)."""
-    return {name: owned(value, tensors) for name, value in group.items() if name != "params"}
-
-
-def attributes_for_copy(optimizer: object, tensors: bool = False) -> dict[str, Any]:
-    """The attributes of the user's optimizer, but for parameters, states and hooks, for a copy of it (see `owned`)."""
-    return {
-        name: owned(value, tensors)
-        for name, value in vars(optimizer).items()
-        if name not in _OWN and not name.endswith("_hooks")
-    }
+# In the place of a value that was not there.
+_ABSENT = object()
 
 
 def check_repeats(optimizer: object, make: Make, name: str, dims: int) -> None:
@@ -143,7 +82,7 @@ def check_foreign(
         alone = trials.alone()
         apart = all(_alike(alone, run()) for run in trials.beside_others(group, count))
     except Exception:
-        return
+        return  # as in `check_repeats`
     if kept:
         raise _refused(
             optimizer,
@@ -177,11 +116,12 @@ class _Trials:
         self._dims = dims
 
     def alone(self) -> torch.Tensor:
+        """The parameter as the only one."""
         own = self._parameter(0.0)
         return _after(self._make([own]), own, [])
 
     def beside_others(self, index: int, count: int) -> Sequence[Callable[[], torch.Tensor]]:
-        """The same beside another parameter, before and behind it, and in its group among all of the user's."""
+        """Trials beside another parameter: before and behind it, and in its group among as many as the user has."""
         beside = (lambda own, other: [[own, other]], lambda own, other: [[other, own]])
         found = [partial(self._beside, each, 0) for each in beside]
         if count > 1:
@@ -199,15 +139,19 @@ class _Trials:
     def keeps(self, counters: Collection[str]) -> str:
         """The name of what the steps leave in the optimizer for later ones; "" where they go by nothing of it.
 
-        `counters` may be left.
+        Args:
+            counters: that may be left.
         """
         own = self._parameter(0.0)
         optimizer = self._make([own])
         first = _left(optimizer)
         going_on = _after(optimizer, own, [])
         now = _left(optimizer)
-        changed = [key for key, value in now.items() if first.get(key, _left) != value]
-        changed = [key for key in changed if key not in counters]
+        changed = [
+            key
+            for key, value in now.items()
+            if key not in counters and first.get(key, _ABSENT) != value
+        ]
         if not changed:
             return ""
         written = [key for key in changed if _counts(first.get(key), now[key])]
@@ -279,7 +223,7 @@ def _after(
     """A parameter after some steps; with `anew`, each on what the optimizer was at first, but for states and these."""
     first = attributes_for_copy(optimizer), [options_of(group) for group in optimizer.param_groups]
     with torch.random.fork_rng(devices=[]):
-        for step in range(_STEPS):
+        for step in range(TRIAL_STEPS):
             for place, parameter in enumerate((own, *others)):
                 parameter.grad = small_values(own.dim(), step + 2.0 - 7 * place)
             if anew is not None:

@@ -1,9 +1,8 @@
 """The update of one parameter, found by running the optimizer's own `step` on tensors without data.
 
-Hyperparameters are not looked at: they stay with the user's optimizer, so schedules need no new
-graph. Only four
-things are found out: which states a parameter has, which group it is in, whether the update is
-element-wise, and what memory it takes.
+Hyperparameters are not looked at: they stay with the user's optimizer, so schedules need no new graph. Only four
+things are found out: which states a parameter has, which group it is in, whether the update is element-wise, and what
+memory it takes.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ from torch.utils._pytree import tree_leaves
 from weft.capture.fx.private import DispatchMode
 from weft.capture.optimizers.checks import check_apart, check_optimizer, updates_parts_alike
 from weft.capture.optimizers.counted import count_step, counters_of, find_counters
-from weft.capture.optimizers.foreign import (
+from weft.capture.optimizers.foreign import check_foreign, check_repeats
+from weft.capture.optimizers.given import (
     attributes_for_copy,
     attributes_of,
-    check_foreign,
-    check_repeats,
     give_attributes,
     is_foreign,
     options_of,

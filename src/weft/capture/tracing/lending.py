@@ -45,27 +45,30 @@ def lent(
 ) -> Iterator[tuple[LentPlace, ...]]:
     """While this lasts, stand-ins are in place of the tensors of `model`, under all their names.
 
-    Where the user's code holds a tensor of the model by itself, torch computes with its stand-in
-    too. Gives where they are. Afterwards the model's own tensors are there again; only inside of `restored`, which
-    puts back the rest.
+    Where the user's code holds a tensor of the model by itself, torch computes with its stand-in too. Afterwards the
+    model's own tensors are there again. All else that a step changes is put back by `restored` (`before.py`), inside
+    of which this must be.
 
     Args:
         model: of which every parameter and buffer has a stand-in.
         stand_ins: by the id of what they stand for.
+
+    Yields:
+        The places where they are.
     """
-    slots, places = [], []
+    places, replaced = [], []
     for path, module in model.named_modules():
         for own in (module._parameters, module._buffers):
             # Else None, or a buffer that an earlier run of the step has filled.
             held = {name: tensor for name, tensor in own.items() if id(tensor) in stand_ins}
-            slots += [LentPlace(module, path, name, stand_ins[id(x)]) for name, x in held.items()]
+            places += [LentPlace(module, path, name, stand_ins[id(x)]) for name, x in held.items()]
             own.update({name: stand_ins[id(tensor)] for name, tensor in held.items()})
-            places.append((own, held))
+            replaced.append((own, held))
     try:
         with _Replacing(stand_ins):
-            yield tuple(slots)
+            yield tuple(places)
     finally:
-        for own, held in places:
+        for own, held in replaced:
             own.update(held)
 
 
@@ -100,14 +103,14 @@ def attributes_carried(
 
 
 def write_replaced(
-    slots: Sequence[LentPlace], results: Sequence[torch.Tensor]
+    places: Sequence[LentPlace], results: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
     """Write what the step put in the place of buffers into the stand-ins that were there.
 
     Call it behind the backward, which reads what the buffers were before.
 
     Args:
-        slots: of the model.
+        places: of the model.
         results: of the step.
 
     Returns:
@@ -117,17 +120,19 @@ def write_replaced(
         CaptureError: naming what was replaced, when it is a parameter, has several names, or is
             replaced by another shape or dtype.
     """
-    names = Counter(id(slot.stand_in) for slot in slots)
-    found = [(slot, getattr(slot.module, slot.name, None)) for slot in slots]
+    names = Counter(id(place.stand_in) for place in places)
+    found = [(place, getattr(place.module, place.name, None)) for place in places]
     replaced = [
-        (slot.stand_in, _replacing(slot, now, names[id(slot.stand_in)]))
-        for slot, now in found
-        if now is not slot.stand_in
+        (place.stand_in, _replacing(place, now, names[id(place.stand_in)]))
+        for place, now in found
+        if now is not place.stand_in
     ]
     with torch.no_grad():
         # Buffers may take each other's place, and results may be what stood there.
-        values = _apart([now for _, now in replaced], [before for before, _ in replaced])
-        kept = _apart(results, [before for before, _ in replaced])
+        values = _copied_where_written(
+            [now for _, now in replaced], [before for before, _ in replaced]
+        )
+        kept = _copied_where_written(results, [before for before, _ in replaced])
         for (before, _), value in zip(replaced, values, strict=True):
             before.copy_(value)
     return kept
@@ -164,35 +169,37 @@ def memory_of(tensor: torch.Tensor) -> object:
     return tensor.untyped_storage()
 
 
-def _replacing(slot: LentPlace, now: Any, names: int) -> torch.Tensor:
+def _replacing(place: LentPlace, now: Any, names: int) -> torch.Tensor:
     """The tensor `now` in the place of a buffer that has so many names."""
-    if slot.name in slot.module._parameters or isinstance(now, nn.Parameter):
+    if place.name in place.module._parameters or isinstance(now, nn.Parameter):
         raise _not_replaced(
-            slot, "it is a parameter; write its new values into it, under torch.no_grad()"
+            place, "it is a parameter; write its new values into it, under torch.no_grad()"
         )
     if names > 1:
-        raise _not_replaced(slot, "it has several names; write the new values into it with copy_")
-    if not isinstance(now, torch.Tensor) or _kind(now) != _kind(slot.stand_in):
+        raise _not_replaced(place, "it has several names; write the new values into it with copy_")
+    if not isinstance(now, torch.Tensor) or _kind(now) != _kind(place.stand_in):
         found = _kind(now) if isinstance(now, torch.Tensor) else repr(now)
         raise _not_replaced(
-            slot, f"it was {_kind(slot.stand_in)} and is {found}; keep shape and dtype"
+            place, f"it was {_kind(place.stand_in)} and is {found}; keep shape and dtype"
         )
     return now
 
 
-def _apart(tensors: Sequence[torch.Tensor], written: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _copied_where_written(
+    tensors: Sequence[torch.Tensor], written: Sequence[torch.Tensor]
+) -> list[torch.Tensor]:
     """The same tensors, copies of those in the memory of one that is to be written."""
-    memory = [each.untyped_storage() for each in written]  # held, so that each keeps its identity
+    memory = list(map(memory_of, written))  # held, so that each keeps its identity
     own = set(map(id, memory))
-    return [x.clone() if own and id(x.untyped_storage()) in own else x for x in tensors]
+    return [x.clone() if own and id(memory_of(x)) in own else x for x in tensors]
 
 
 def _kind(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
-def _not_replaced(slot: LentPlace, reason: str) -> CaptureError:
-    return CaptureError(f"the step puts another value in the place of {slot.full_name}: {reason}")
+def _not_replaced(place: LentPlace, reason: str) -> CaptureError:
+    return CaptureError(f"the step puts another value in the place of {place.full_name}: {reason}")
 
 
 @final

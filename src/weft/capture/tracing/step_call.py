@@ -72,7 +72,33 @@ def read_variables(model: torch.nn.Module) -> ModelTensors:
 
 @final
 class StepCall:
-    """Called with (parameters, buffers, tensors of the batch); notes how the result is built."""
+    """The step, called with (parameters, buffers, tensors of the batch); what it notes is of the last call.
+
+    Args:
+        model: the user's.
+        loss_fn: the user's.
+        variables: the model's own tensors.
+        batch: the structure of the example batch.
+        training: true where gradients are wanted.
+        casts: of parameters, and autocast.
+        left: the tensors without data that calls leave somewhere.
+        apart: names of the weights whose recurrent layers are taken apart.
+        numbers: that change between steps, in whose places stand-ins are while it runs.
+
+    Attributes:
+        hooks: on gradients, by parameter.
+        recorder: of what a call reads of Python.
+        watch: the values of Python that the step depends on.
+        made: numbers that the step made where it had read none.
+        caches: tensors that it put into attributes, whose values come behind its results.
+        around: lends stand-ins to what lies around the model; set before a call.
+        outputs: how to build what the loss function returned.
+        output_keys: of the tensors in it.
+        gradients: names of the parameters that have one.
+        recurrent: names of the parameters of recurrent layers.
+        lines: of calls.
+        failed_at: file and line of the call whose backward has raised.
+    """
 
     def __init__(
         self,
@@ -100,14 +126,12 @@ class StepCall:
         self.casts = casts
         self.left = left
         self.apart = apart
-        # Set once the step is to run.
         self.around: Writable | None = None
         self.outputs: OutputSpec | None = None
         self.output_keys: tuple[str, ...] = ()
         self.gradients: tuple[str, ...] = ()
         self.recurrent: frozenset[str] = frozenset()
         self.lines = LinesNoted()
-        # File and line of the call whose backward has raised.
         self.failed_at: tuple[str, int] | None = None
 
     def __call__(self, inputs: Any) -> list[torch.Tensor]:
@@ -123,7 +147,7 @@ class StepCall:
             if x is not plain
         }
         # A backward may read the model too, as that of a checkpoint does.
-        with lent(self.model, stand_ins) as slots:
+        with lent(self.model, stand_ins) as places:
             with (
                 attributes_carried(own, stand_ins),
                 self._around(stand_ins),
@@ -135,7 +159,7 @@ class StepCall:
                 self.output_keys = tuple(tensors)
                 gradients = [] if loss is None else self._gradients(loss, parameters)
                 check_memory_kept(named, memory, casts)
-                results = write_replaced(slots, [*tensors.values(), *gradients])
+                results = write_replaced(places, [*tensors.values(), *gradients])
             read = self.recorder.watch().entries
             self.watch = Watch((*read, *kept_results(read), *self._constants()))
             self.caches = tuple(self.recorder.caches())
@@ -143,7 +167,7 @@ class StepCall:
         return [*results, *(each.now for each in self.caches)]
 
     def _forward(self, batch: list[torch.Tensor], parameters: list[torch.Tensor]) -> Any:
-        """Run the user's function; returns its result."""
+        """The result of the user's function, which runs here."""
         by_name = dict(zip(self.variables.parameters, parameters, strict=True))
         # The last mode sees calls first: frames of the other one would hide the user's.
         layers = LayersKept([by_name[name] for name in self.apart])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from weft.capture.optimizers.foreign import attributes_of
+from weft.capture.optimizers.given import attributes_of
 from weft.capture.optimizers.groups import Optimizing, optimizers_of
 from weft.errors import UserError, shown
 from weft.ir import LogicalGraph

@@ -25,17 +25,18 @@ _Grad: Any = torch.Tensor.grad
 
 
 def check_step_hooks(optimizers: Optimizers, graph: LogicalGraph) -> None:
-    """Check that hooks behind a step can be called, and counters go on, when it is right to do so.
+    """Check that no step leaves its updates out where hooks behind it, or counters, would go on all the same.
 
     Raises:
-        UserError: where a step may leave its updates out, which the ranks alone know.
+        UserError: a step may, as with a scaled loss: only the ranks know when.
     """
     if not any(each.skip for each in graph.of_kind(Update)):
         return
     for each in optimizers.each:
-        for counter in counters_of(each):
+        counters = sorted(map(str, counters_of(each)))
+        if counters:
             raise UserError(
-                f'{type(each).__name__} counts its steps ({counter}), and a scaled loss (precision "fp16"): a step '
+                f'{type(each).__name__} counts its steps ({counters[0]}), and a scaled loss (precision "fp16"): a step '
                 "that overflows makes no update, and would be counted all the same. Count in self.state[param], or use "
                 "bf16"
             )
@@ -51,7 +52,7 @@ def call_step_hooks(optimizers: Optimizers) -> None:
     """Call the hooks behind the steps of the optimizers, each with the user's optimizer, whose tensors are live.
 
     Raises:
-        UserError: when one reads a gradient, which an update has used.
+        UserError: one reads a gradient, which an update has used.
     """
     for each in optimizers.each:
         hooks = _hooks(each)
@@ -77,7 +78,7 @@ def _hooks(optimizer: torch.optim.Optimizer) -> list[Any]:
 
 @contextmanager
 def _used_gradients_refused(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Refuse gradients that are None: a hook that leaves out parameters without one would leave out all."""
+    """Refuse to give a gradient that is None: a hook that leaves out parameters without one would leave out all."""
     own = {id(each) for group in optimizer.param_groups for each in group["params"]}
 
     def checked(tensor: torch.Tensor) -> Any:

@@ -98,7 +98,7 @@ class PlainStep:
         """The forward and the backward; the leaves of what the loss function returned."""
         model = self.step.model
         with ExitStack() as stack:
-            slots = stack.enter_context(self._cast(tensors))
+            places = stack.enter_context(self._cast(tensors))
             with self.casts.around(model):
                 result = self.step.loss_fn(model, batch)
             if self.step.optimizers:
@@ -106,8 +106,8 @@ class PlainStep:
                 loss.backward(torch.full_like(loss, self.scale))  # type: ignore[no-untyped-call]
             leaves, _ = flatten(result, "output")
             found = {path: x.detach().clone() if isinstance(x, Tensor) else x for path, x in leaves}
-            if slots:
-                write_replaced(slots, ())
+            if places:
+                write_replaced(places, ())
         return found
 
     def _cast(self, tensors: Mapping[str, Tensor]) -> Any:

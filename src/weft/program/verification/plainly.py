@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from weft.capture.optimizers.foreign import attributes_of
+from weft.capture.optimizers.given import attributes_of
 from weft.program.live.laid import exchange, whole_of
 from weft.tensor import GlobalTensor
 

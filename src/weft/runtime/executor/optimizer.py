@@ -15,7 +15,7 @@ from typing import Any, Protocol, final
 import torch
 from torch import Tensor
 
-from weft.capture.optimizers.foreign import (
+from weft.capture.optimizers.given import (
     attributes_for_copy,
     attributes_of,
     give_attributes,

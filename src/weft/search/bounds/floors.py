@@ -80,14 +80,6 @@ class Floors:
         found: Floats = np.max(floors, axis=0)
         return found
 
-    def estimate_of(self, point: Point) -> Seconds:
-        """Seconds that a step of this point takes about."""
-        return Seconds(float(self.estimate(Points.one(point))[0]))
-
-    def estimate(self, points: Points) -> Floats:
-        """The same for points: many times as many seconds where they have no room, probably."""
-        return self.about(points) * self.crowding(self.likely(points))
-
     def about(self, points: Points) -> Floats:
         """Seconds that steps take about, with room or without: exchanges are half hidden, starts and bubbles count.
 
@@ -98,7 +90,7 @@ class Floors:
         free = points.laid("free") & (points.tensor > 1)
         if free.any():
             found = np.empty(len(points))
-            found[free] = _FREE * self._estimated(points.where(free).flat())
+            found[free] = _FREE * self._estimated(points.where(free).data_parallel())
             found[~free] = self._estimated(points.where(~free))
             return found
         return self._estimated(points)
@@ -130,7 +122,7 @@ class Floors:
         """Bytes that a rank takes about, beside what its device reserves."""
         free = points.laid("free") & (points.tensor > 1)
         found = np.empty(len(points))
-        found[free] = self._likely(points.where(free).flat())
+        found[free] = self._likely(points.where(free).data_parallel())
         found[~free] = self._likely(points.where(~free).laid_as("free", "data"))
         return found
 
@@ -143,7 +135,7 @@ class Floors:
         return 2 * self.work.to_host(Bytes(int(self.facts.kept))) * part
 
     def _likely(self, points: Points) -> Floats:
-        """The same of layouts that people write by hand."""
+        """Bytes that a rank takes about, where layouts are those that people write by hand."""
         m, s, facts = points.micro_batches, points.stages, self.facts
         flying = np.where(points.scheduled("gpipe"), m, np.minimum(s, m))
         count = facts.blocks.count if facts.blocks is not None else 1
@@ -175,7 +167,7 @@ class Floors:
         return float(self.states(Points.one(point))[0])
 
     def states(self, points: Points) -> Floats:
-        """The same for points."""
+        """Bytes of parameters and optimizer states of each point on a rank, with what its device reserves."""
         cut = np.where(points.laid("data"), 1, points.tensor)
         shards = np.where((points.zero > 0) | points.laid("free"), points.data, 1)
         whole = self.facts.states + self.facts.parameters
@@ -194,5 +186,5 @@ class Floors:
         return Bytes(int(self.states_of(point)))
 
     def memory(self, points: Points) -> Floats:
-        """The same for points."""
+        """Bytes that a rank takes at least, for each point."""
         return np.floor(self.states(points))

@@ -123,7 +123,7 @@ class SharedWork:
     def _work_of(self, first: int, calls: Mapping[CountedCall, int]) -> StepWork:
         start = self._start(first)
         total = products = again = losses = forward = 0.0
-        for (call, runs_again, ahead), count in calls.items():
+        for (call, runs_again, in_forward), count in calls.items():
             seconds = max(self._costs.of_call(first, call).seconds - start, 0.0)
             dtype = next((spec.dtype for spec in call.operands if "float" in spec.dtype), "float32")
             if call.op in _MATRIX:
@@ -133,7 +133,7 @@ class SharedWork:
                 again += count * seconds if runs_again else 0.0
             loss = call.op in _LOSS
             losses += count * seconds if loss else 0.0
-            forward += count * seconds if ahead and not loss else 0.0
+            forward += count * seconds if in_forward and not loss else 0.0
             total += count * seconds
         return StepWork(total, products, again, 0.0, losses, forward)
 

@@ -158,7 +158,7 @@ class Evaluator:
             return compiled, priced_step(planned, self.machine.costs)
 
     def last(self, strategy: Strategy) -> Whole | None:
-        """The same of the strategy that was planned last, and here."""
+        """All that the plan of a strategy said, where it is the one that this process planned last."""
         return self._last.get(key_of(strategy))
 
     def of(self, strategy: Strategy) -> Answer:

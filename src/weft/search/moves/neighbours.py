@@ -12,10 +12,10 @@ from weft.compiler.schedule.scheduled import in_flight
 from weft.compiler.stages.stages import stage_placements
 from weft.errors import InternalError, UserError
 from weft.search.moves.layouts import LayoutMoves
-from weft.search.moves.others import in_flight_moves, memory_moves, time_moves
 from weft.search.moves.places.staged import StageMoves
 from weft.search.moves.sequences import Chained
 from weft.search.moves.strategy_move import StrategyMove
+from weft.search.moves.time_and_memory import in_flight_moves, memory_moves, time_moves
 from weft.search.moves.zero_groups import ZeroMoves
 from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy
@@ -42,15 +42,15 @@ class Neighbours:
     """The moves from strategies of a step.
 
     Args:
-        found: the search so far.
+        state: of the search.
     """
 
-    def __init__(self, found: SearchState) -> None:
-        self._found, self._facts, self._evaluator = found, found.facts, found.evaluator
+    def __init__(self, state: SearchState) -> None:
+        self._state, self._facts, self._evaluator = state, state.facts, state.evaluator
         self._by_grid: dict[tuple[int, ...], LayoutMoves] = {}
-        self._held: dict[str, tuple[int, ...]] = {}
+        self._scheduled: dict[str, tuple[int, ...]] = {}
         self._zero = ZeroMoves(self._facts.step.graph, self._facts.blocks)
-        self._stages = StageMoves(found.facts, found.evaluator)
+        self._stages = StageMoves(state.facts, state.evaluator)
 
     def families(self, strategy: Strategy) -> tuple[Sequence[StrategyMove], ...]:
         """All single moves, in families.
@@ -65,7 +65,7 @@ class Neighbours:
             layouts.tensors,
             self._rest(strategy),
             tuple(self._zero.moves(strategy, self._facts.base)),
-            (*self._stages.borders(strategy), *self._held_moves(strategy)),
+            (*self._stages.borders(strategy), *self._in_flight_moves(strategy)),
             (*places, *runs),
             layouts.groupwise,
             layouts.single,
@@ -116,8 +116,8 @@ class Neighbours:
             *memory_moves(strategy, facts.base, facts.blocks),
         )
 
-    def _held_moves(self, strategy: Strategy) -> Sequence[StrategyMove]:
-        """Moves of the micro-batches that stages hold."""
+    def _in_flight_moves(self, strategy: Strategy) -> Sequence[StrategyMove]:
+        """Moves of the micro-batches in flight of one stage."""
         return tuple(in_flight_moves(strategy, self._facts.base, self._in_flight(strategy)))
 
     def _in_flight(self, strategy: Strategy) -> tuple[int, ...]:
@@ -128,9 +128,9 @@ class Neighbours:
             most = strategy.micro_batches
             return tuple(min(count, most) for count in strategy.in_flight)
         key = str(strategy)
-        if key not in self._held:
-            self._held[key] = self._planned_in_flight(strategy)
-        return self._held[key]
+        if key not in self._scheduled:
+            self._scheduled[key] = self._planned_in_flight(strategy)
+        return self._scheduled[key]
 
     def _planned_in_flight(self, strategy: Strategy) -> tuple[int, ...]:
         try:
@@ -151,7 +151,7 @@ class Neighbours:
 
     def _waits(self) -> bool:
         """True where ranks of the best wait for a part of the step that is worth moves."""
-        best = self._found.best
+        best = self._state.best
         return best is not None and best[2].exposed + best[2].idle > _WORTH * best[2].seconds
 
     def _layouts(self, strategy: Strategy) -> LayoutMoves:

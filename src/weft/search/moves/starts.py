@@ -15,29 +15,29 @@ from weft.strategy.strategy import Strategy
 FAR = 6
 
 
-def starts(found: SearchState, neighbours: Moves, random: Random) -> Iterator[Strategy]:
+def starts(state: SearchState, neighbours: Moves, random: Random) -> Iterator[Strategy]:
     """A strategy for each chain of a round, those that keep what is fixed.
 
     Args:
-        found: so far.
-        neighbours: moves.
-        random: draws them.
+        state: of the search.
+        neighbours: the moves.
+        random: draws those away from the best.
     """
-    assert found.best is not None
-    yield found.best[1]
-    additive = found.additive()
+    assert state.best is not None
+    yield state.best[1]
+    additive = state.additive()
     if additive is not None:
         yield additive.cheapest
-    yield from by_hand(found)
-    strategy = found.best[1]
+    yield from _by_hand(state)
+    strategy = state.best[1]
     for _ in range(FAR):
         strategy = neighbours.drawn(random, strategy).on(strategy)
     yield strategy
 
 
-def by_hand(found: SearchState) -> Iterator[Strategy]:
+def _by_hand(state: SearchState) -> Iterator[Strategy]:
     """On all ranks: data parallel, layers split, fully sharded."""
-    facts, ranks = found.facts, len(found.evaluator.ranks)
+    facts, ranks = state.facts, len(state.evaluator.ranks)
     if hand_only(facts.base) or ranks == 1:
         return
     points = [Point(ranks)] if facts.samples >= ranks else []
@@ -46,4 +46,4 @@ def by_hand(found: SearchState) -> Iterator[Strategy]:
     points += [Point(ranks, zero=3)] if points and points[0].data == ranks else []
     for point in points:
         if fits(point, facts.base):
-            yield point.strategy(facts.linears, facts.base, facts.blocks, facts.experts)
+            yield state.strategy(point)

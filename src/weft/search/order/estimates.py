@@ -31,7 +31,7 @@ Column: TypeAlias = Ints | Mask
 _BUBBLE = {"": 0.7, "interleaved": 2.0}
 # Times as long as others that plans take in which gradients of weights are acts of their own.
 _SPLIT = 1.4
-# The same of pipelines, beside what their small steps without stages say: equal stages are planned once.
+# Times as long as their small steps without stages say that plans of pipelines take: equal stages are planned once.
 _STAGED = 0.7
 # Times as many bytes as estimated that pipelines take at most whose ranks have several parts (of 18 plans that were
 # compared, 1.15 at most).
@@ -125,7 +125,7 @@ class Estimates:
         return Floored(about, likely, self._columns(points))
 
     def rough_from(self, known: ByFloors) -> Floats:
-        """The same from what floors say.
+        """Seconds as `rough` gives them, from what floors say.
 
         Points of which all blocks run again, or wait, stand for those with as few of them as give room.
         """
@@ -165,7 +165,7 @@ class Estimates:
         return inf if limit is None else _ROOM * (limit - self.floors.reserve)
 
     def rough_of(self, point: Point) -> Seconds:
-        """The same of one."""
+        """Seconds of a step by its floors, as `rough` says them."""
         return Seconds(float(self.rough(Points.one(point))[0]))
 
     def refined(self, point: Point) -> Measures | None:
@@ -240,7 +240,7 @@ class Estimates:
         return self.seconds_as_it_stands(self.just_enough(point) or point)
 
     def seconds_as_it_stands(self, point: Point) -> Seconds:
-        """The same with as many blocks as the point says."""
+        """Seconds as `seconds` gives them, of a point with as many blocks that run again, or wait, as it says."""
         found = self.refined(point)
         if found is None:
             look = self._looks.get(self._looked(point))
@@ -279,7 +279,7 @@ class Estimates:
         late = (s - 1) / (m * point.turns) * _BUBBLE.get(point.schedule, 1.0)
         seconds = ((found.seconds - reduced) * (1 + late) + reduced) / s
         kept, beside = self._in_flight(flat, found)
-        flying = m if point.schedule == "gpipe" else min(_ahead(s, point.turns), m)
+        flying = m if point.schedule == "gpipe" else min(_most_in_flight(s, point.turns), m)
         given = self.floors.facts.base.in_flight
         flying = min(max(given), m) if given is not None else flying
         memory = self.floors.states_of(point) + (beside + kept * flying) / s
@@ -352,7 +352,7 @@ _ALIKE: tuple[tuple[str, ...], ...] = (
     ("layouts", "staged", "experts", "tensor", "outer", "samples", "recompute"),
     ("layouts", "staged", "experts", "tensor", "outer", "samples", "recompute", "gathers"),
 )
-# The same of the bytes that they take.
+# What points have in common that take about as many bytes, the most alike last.
 _AS_LARGE: tuple[tuple[str, ...], ...] = (
     ("staged", "zero", "recompute"),
     ("staged", "zero", "recompute", "layouts"),
@@ -360,7 +360,7 @@ _AS_LARGE: tuple[tuple[str, ...], ...] = (
 )
 
 
-def _ahead(stages: int, turns: int) -> float:
+def _most_in_flight(stages: int, turns: int) -> float:
     """Micro-batches, of all parts together, that the first group of ranks holds at most."""
     return stages if turns == 1 else stages + (stages - 1) / turns
 

@@ -74,7 +74,7 @@ class Lines:
 
 
 def _longer(one: Measures, two: Measures, times: float) -> Measures:
-    """The same where the other has more of everything: seconds and bytes are none below the first one's."""
+    """The measures as `along` says, of a step with more of all: seconds and bytes are none below those of the first."""
     found = along(one, two, times)
     seconds, memory = max(found.seconds, one.seconds), max(found.memory, one.memory)
     return replace(found, seconds=Seconds(seconds), memory=Bytes(memory))

@@ -11,9 +11,7 @@ from weft.strategy.strategy import Strategy
 
 # What decides which costs a step's time hangs on: its stages, micro-batches, their order, and the axes of its grid.
 _Kind: TypeAlias = tuple[int, int, str | None, int]
-
-
-# What a step can do without, where it has no stages.
+# Entries that a step without stages can do without.
 _ADDED = ("micro_batches", "schedule", "in_flight", "zero", "recompute", "offload")
 
 
@@ -39,20 +37,29 @@ def worth_running(
         fits: true where a strategy that was not tried can be planned and has room; it is behind the others.
     """
     fit = list(_unlike(each for each in tried if each.outcome in ("best", "slower")))
-    taken = fit[: max(1, count // 2)]
+    half = max(1, count // 2)
     bare = _bare(fit, fixed or Strategy()) if count > 2 else None
     # Patterns count in their order, which equal mappings need not have.
     known = next((each for each in tried if str(each.strategy) == str(bare)), None)
-    if bare is not None and known is None and not fits(bare):
-        bare = None
-    room = count if bare is None or known is not None else count - 1
-    for each in (*_others(fit, taken, known), *fit):
-        if len(taken) < room and each not in taken:
+    if bare is not None and known is None and fits(bare):
+        return [*_some(fit, half, count - 1), bare]
+    return _some(fit, half, count, known)
+
+
+def _some(fit: Sequence[Tried], half: int, count: int, bare: Tried | None = None) -> list[Strategy]:
+    """So many strategies, the quickest first: half of them the quickest, then others, then the next ones.
+
+    Args:
+        fit: those that fit, the quickest first.
+        half: how many are the quickest.
+        count: how many are returned at most.
+        bare: the one without what is added to its layouts, where it is among those that were tried.
+    """
+    taken = list(fit[:half])
+    for each in (*_others(fit, taken, bare), *fit):
+        if len(taken) < count and each not in taken:
             taken.append(each)
-    found = [each.strategy for each in fit if each in taken]
-    if bare is None or known is not None:
-        return found
-    return [*found, bare]
+    return [each.strategy for each in fit if each in taken]
 
 
 def _unlike(fit: Iterable[Tried]) -> Iterator[Tried]:

@@ -71,7 +71,7 @@ class Point:
         return self.data * self.tensor * self.stages
 
     @property
-    def _flat(self) -> bool:
+    def _has_one_axis(self) -> bool:
         """True where a part of the pipeline has one axis."""
         return self.layouts == "data" or (self.layouts == "free" and self.tensor == 1)
 
@@ -79,7 +79,7 @@ class Point:
     def grid(self) -> tuple[int, ...]:
         """The number of ranks along each axis of the strategy; stages cut the first one."""
         inner = (self.tensor, self.data) if self.outer else (self.data, self.tensor)
-        own = (self.data,) if self._flat else inner
+        own = (self.data,) if self._has_one_axis else inner
         return (self.stages, *own) if self.turns > 1 else (self.stages * own[0], *own[1:])
 
     def strategy(
@@ -99,7 +99,7 @@ class Point:
         """
         batch, parameters, activations = self._layouts(linears)
         if self.experts:
-            split_ones = self._on(split(0)) if self._flat else self._on(split(0), broadcast)
+            split_ones = self._on(split(0)) if self._has_one_axis else self._on(split(0), broadcast)
             parameters = {**dict.fromkeys(experts.parameters, split_ones), **parameters}
         stages: int | tuple[()] = self.stages * self.turns if self.stages > 1 else ()
         axis = int(self.turns > 1) + int(self.outer)
@@ -126,7 +126,7 @@ class Point:
     def _layouts(
         self, linears: Linears
     ) -> tuple[dict[str, SBPs], dict[str, SBPs], dict[str, SBPs]]:
-        if self._flat:
+        if self._has_one_axis:
             if self.layouts == "free":
                 return {}, {}, {}
             return {"*": self._on(split(0))}, {"*": broadcast}, {}
@@ -152,7 +152,7 @@ class Point:
 
     def __str__(self) -> str:
         parts = [f"data {self.data}"]
-        if not self._flat:
+        if not self._has_one_axis:
             parts.append(f"tensor {self.tensor}{' outside' if self.outer else ''}")
         if self.layouts in ("sequence", "free"):
             parts.append({"sequence": "sequence split", "free": "free layouts"}[self.layouts])

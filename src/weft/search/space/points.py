@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias, final
 
 import numpy as np
@@ -19,6 +19,10 @@ Mask: TypeAlias = NDArray[np.bool_]
 SCHEDULES = ("", *NAMED)
 # Bits that a number of ranks along an axis takes at most.
 _BITS = 21
+# The columns: the coordinates of a point, in the order of its fields.
+WIDTH = len(fields(Point))
+_DATA, _TENSOR, _STAGES, _LAYOUTS, _MICRO_BATCHES, _SCHEDULE = range(6)
+_ZERO, _RECOMPUTE, _OUTER, _TURNS, _OFFLOAD, _EXPERTS = range(6, WIDTH)
 
 
 def layouts_code(layouts: Layouts) -> int:
@@ -46,7 +50,7 @@ class Points:
     @staticmethod
     def of(points: Iterable[Point]) -> Points:
         """These points."""
-        return Points(np.array([_row(each) for each in points], np.int64).reshape(-1, _WIDTH))
+        return Points(np.array([_row(each) for each in points], np.int64).reshape(-1, WIDTH))
 
     @staticmethod
     def one(point: Point) -> Points:
@@ -64,8 +68,8 @@ class Points:
         found = self._made.get(number)
         if found is None:
             row: list[Any] = self.rows[number].tolist()
-            row[3], row[5] = LAYOUTS[row[3]], SCHEDULES[row[5]]
-            row[8], row[11] = bool(row[8]), bool(row[11])
+            row[_LAYOUTS], row[_SCHEDULE] = LAYOUTS[row[_LAYOUTS]], SCHEDULES[row[_SCHEDULE]]
+            row[_OUTER], row[_EXPERTS] = bool(row[_OUTER]), bool(row[_EXPERTS])
             found = self._made[number] = Point(*row)
         return found
 
@@ -73,23 +77,24 @@ class Points:
         """Those of a mask."""
         return Points(self.rows[mask])
 
-    def flat(self) -> Points:
+    def data_parallel(self) -> Points:
         """With all ranks along the data axis, and every parameter whole."""
         rows = self.rows.copy()
-        rows[:, 0] *= rows[:, 1]
-        rows[:, 1], rows[:, 3], rows[:, 8], rows[:, 11] = 1, layouts_code("data"), 0, 0
+        rows[:, _DATA] *= rows[:, _TENSOR]
+        rows[:, _TENSOR], rows[:, _LAYOUTS] = 1, layouts_code("data")
+        rows[:, [_OUTER, _EXPERTS]] = 0
         return Points(rows)
 
     def with_all_kept(self) -> Points:
         """With no block that runs again, or waits."""
         rows = self.rows.copy()
-        rows[:, [7, 10]] = 0
+        rows[:, [_RECOMPUTE, _OFFLOAD]] = 0
         return Points(rows)
 
     def laid_as(self, layouts: Layouts, others: Layouts) -> Points:
         """With those that are laid out so laid out otherwise."""
         rows = self.rows.copy()
-        rows[self.laid(layouts), 3] = layouts_code(others)
+        rows[self.laid(layouts), _LAYOUTS] = layouts_code(others)
         return Points(rows)
 
     def has(self, point: Point) -> bool:
@@ -108,62 +113,62 @@ class Points:
         return found
 
     def flat_as(self, point: Point) -> Mask:
-        """Those that are this point but for their stages, turns and schedule."""
+        """Those that are this flat point but for their stages, turns and schedule."""
         same = self.rows == np.array(_row(point))
-        same[:, [2, 5, 9]] = True
+        same[:, [_STAGES, _SCHEDULE, _TURNS]] = True
         found: Mask = same.all(axis=1)
         return found
 
     @property
     def data(self) -> Ints:
-        return self.rows[:, 0]
+        return self.rows[:, _DATA]
 
     @property
     def tensor(self) -> Ints:
-        return self.rows[:, 1]
+        return self.rows[:, _TENSOR]
 
     @property
     def stages(self) -> Ints:
-        return self.rows[:, 2]
+        return self.rows[:, _STAGES]
 
     @property
     def layouts(self) -> Ints:
         """Numbers of `layouts_code`."""
-        return self.rows[:, 3]
+        return self.rows[:, _LAYOUTS]
 
     @property
     def micro_batches(self) -> Ints:
-        return self.rows[:, 4]
+        return self.rows[:, _MICRO_BATCHES]
 
     @property
     def schedule(self) -> Ints:
         """Numbers of `schedule_code`."""
-        return self.rows[:, 5]
+        return self.rows[:, _SCHEDULE]
 
     @property
     def zero(self) -> Ints:
-        return self.rows[:, 6]
+        return self.rows[:, _ZERO]
 
     @property
     def recompute(self) -> Ints:
-        return self.rows[:, 7]
+        return self.rows[:, _RECOMPUTE]
 
     @property
     def outer(self) -> Mask:
-        found: Mask = self.rows[:, 8] == 1
+        found: Mask = self.rows[:, _OUTER] == 1
         return found
 
     @property
     def turns(self) -> Ints:
-        return self.rows[:, 9]
+        return self.rows[:, _TURNS]
 
     @property
     def offload(self) -> Ints:
-        return self.rows[:, 10]
+        return self.rows[:, _OFFLOAD]
 
     @property
     def experts(self) -> Mask:
-        found: Mask = self.rows[:, 11] == 1
+        found: Mask = self.rows[:, _EXPERTS] == 1
         return found
 
     @cached_property
@@ -216,6 +221,3 @@ def _row(point: Point) -> tuple[int, ...]:
         *(point.micro_batches, schedule_code(point.schedule), point.zero, point.recompute),
         *(int(point.outer), point.turns, point.offload, int(point.experts)),
     )
-
-
-_WIDTH = len(_row(Point(1)))

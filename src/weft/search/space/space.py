@@ -11,7 +11,7 @@ from typing import TypeAlias, final
 import numpy as np
 
 from weft.search.space.point import IN_TURN, ONCE, Layouts
-from weft.search.space.points import Ints, Points, layouts_code, schedule_code
+from weft.search.space.points import WIDTH, Ints, Points, layouts_code, schedule_code
 
 # Numbers of blocks that run again, and of those that wait in host memory.
 _Kept: TypeAlias = tuple[tuple[int, int], ...]
@@ -123,7 +123,7 @@ def _rows(
     experts: bool = False,
 ) -> Ints:
     data, tensor, stages, turns = grid
-    rows = np.empty((len(inner), 12), np.int64)
+    rows = np.empty((len(inner), WIDTH), np.int64)
     rows[:, :4] = data, tensor, stages, layouts_code(layouts)
     rows[:, 4:8] = inner[:, :4]
     rows[:, 8:10] = int(outer), turns

@@ -71,10 +71,12 @@ class StepFacts:
 
     @cached_property
     def blocks(self) -> Blocks | None:
+        """The blocks that come again; None without any."""
         return repeated_blocks(self.step.modules)
 
     @cached_property
     def linears(self) -> Linears:
+        """The linear layers that a Megatron grid cuts."""
         return linears_of(self.step)
 
     @cached_property
@@ -131,8 +133,8 @@ class StepFacts:
         graph, found = compiled.graph, Counter[CountedCall]()
         for node in graph.of_kind(Call):
             if node.hint is None:
-                ahead = node.phase.kind == "forward"
-                found[CountedCall(op_call(graph, node), self._again(node), ahead)] += 1
+                forward = node.phase.kind == "forward"
+                found[CountedCall(op_call(graph, node), self._again(node), forward)] += 1
         return found
 
     def _again(self, node: Call) -> bool:
@@ -161,6 +163,7 @@ class StepFacts:
 
     @cached_property
     def samples(self) -> int:
+        """Samples of the batch; 0 where it cannot be cut."""
         return batch_size(self.step.graph).samples
 
     @cached_property

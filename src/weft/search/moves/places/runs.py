@@ -15,7 +15,7 @@ from typing import Any, final
 
 from weft.ir.logical import Input
 from weft.layout import SBP, broadcast, split
-from weft.patterns import first_match
+from weft.patterns import around, first_match
 from weft.planning.stored_step import StoredStep
 from weft.search.moves.strategy_move import StrategyMove
 from weft.search.steps.forward_calls import ForwardCalls
@@ -58,7 +58,7 @@ def weights_of(step: StoredStep, calls: ForwardCalls, units: Sequence[str]) -> l
     for node in step.graph.of_kind(Input):
         if node.key in step.recurrent:
             continue
-        place = next((number[path] for path in _around(node.key) if path in number), None)
+        place = next((number[path] for path in around(node.key) if path in number), None)
         if node.role == "parameter" and node.value.shape and place is not None:
             own = calls.inside.get(node.key.rpartition(".")[0], frozenset())
             several = len(node.value.shape) > 1
@@ -135,10 +135,3 @@ def _laid(laid: Mapping[str, SBPs], fixed: Mapping[str, SBPs], strategy: Strateg
     rest = {name: said for name, said in strategy.parameters.items() if name not in laid}
     changed: dict[str, Any] = {**fixed, **laid, **rest}
     return replace(strategy, parameters=changed)
-
-
-def _around(key: str) -> Iterator[str]:
-    """The modules around a parameter."""
-    while "." in key:
-        key = key.rpartition(".")[0]
-        yield key

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weft
-from weft.search.moves.others import memory_moves, time_moves
+from weft.search.moves.time_and_memory import memory_moves, time_moves
 from weft.search.steps.repeated import Blocks
 from weft.strategy.strategy import Strategy
 

@@ -1,4 +1,4 @@
-"""Moves of time and memory: micro-batches, schedules, stages, what they hold, ZeRO, recomputation and offload."""
+"""Moves of time and memory: micro-batches, also those in flight, schedules, stages, ZeRO, recomputation, offload."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ def time_moves(strategy: Strategy, base: Strategy, samples: int) -> Iterator[Str
 
 
 def in_flight_moves(
-    strategy: Strategy, base: Strategy, held: Sequence[int]
+    strategy: Strategy, base: Strategy, counts: Sequence[int]
 ) -> Iterator[StrategyMove]:
     """One micro-batch more or less in flight in one stage, and as many as the schedule gives.
 
     Args:
         strategy: to move from.
         base: entries that hold for every strategy.
-        held: for each stage, how many there are; one stage has no such moves.
+        counts: for each stage, the micro-batches that are in flight there now; one stage has no such moves.
     """
-    if base.in_flight is not None or len(held) < 2:
+    if base.in_flight is not None or len(counts) < 2:
         return
     yield _entry("in flight as scheduled", "in_flight", None)
-    for stage, count in enumerate(held):
+    for stage, count in enumerate(counts):
         for other in (count - 1, count + 1):
             if 1 <= other <= strategy.micro_batches:
-                every = (*held[:stage], other, *held[stage + 1 :])
+                every = (*counts[:stage], other, *counts[stage + 1 :])
                 yield _entry(f"{other} in flight in stage {stage}", "in_flight", every)
 
 

@@ -7,7 +7,7 @@ move whose bound is above that is not simulated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, islice
 from math import log
@@ -18,11 +18,11 @@ from weft.search.evaluation.measures import Measures
 from weft.search.moves.neighbours import Moves, Neighbours
 from weft.search.moves.starts import starts
 from weft.search.moves.strategy_move import StrategyMove
-from weft.search.state import SearchState
+from weft.search.state import SearchState, Told
 from weft.strategy.strategy import Strategy
 from weft.units import Seconds
 
-# A step that is longer by this part is kept with a probability of 1 / e.
+# The part of the best step by which another may be longer and is kept with a probability of 1 / e.
 TEMPERATURE = 0.02
 # So many moves after which a chain has found nothing quicker, and it ends.
 PATIENCE = 40
@@ -41,29 +41,29 @@ PAIRS = 30_000
 AHEAD = 16
 
 
-def improved(
-    found: SearchState,
+def improve(
+    state: SearchState,
     seed: int,
-    told: Callable[[SearchState], None],
+    told: Told,
     neighbours: Moves | None = None,
 ) -> None:
     """Try moves from the best strategy and from others, as long as the budget lasts.
 
     Args:
-        found: so far; what is quicker is kept there, and what is known of moves from the best.
+        state: of the search; what is quicker is kept there, and what is known of moves from the best.
         seed: of what is drawn.
-        told: is told what is known, after each.
+        told: is given the state, after each strategy.
         neighbours: the moves; by default all.
     """
-    if found.best is None:
+    if state.best is None:
         return
-    if not found.affords():
-        found.locality = found.locality or "none was tried: the budget of the search was used up"
+    if not state.affords():
+        state.locality = state.locality or "none was tried: the budget of the search was used up"
         return
-    search = LocalSearch(found, Random(seed), told, neighbours)
+    search = LocalSearch(state, Random(seed), told, neighbours)
     search.descend_from_both_kinds()
     search.chains()
-    found.locality = search.proven()
+    state.locality = search.proven()
 
 
 @final
@@ -71,53 +71,53 @@ class LocalSearch:
     """Moves from strategy to strategy, within the budget of a search.
 
     Args:
-        found: so far.
+        state: of the search.
         random: draws moves.
-        told: is told what is known, after each.
+        told: is given the state, after each strategy.
         neighbours: the moves; by default all.
     """
 
     def __init__(
         self,
-        found: SearchState,
+        state: SearchState,
         random: Random,
-        told: Callable[[SearchState], None],
+        told: Told,
         neighbours: Moves | None = None,
     ) -> None:
-        self._found, self._random, self._told = found, random, told
-        self._neighbours = neighbours or Neighbours(found)
+        self._state, self._random, self._told = state, random, told
+        self._neighbours = neighbours or Neighbours(state)
         self._begun = 0
         self._reached = Strategy()
 
     @property
     def best(self) -> tuple[Strategy, Measures]:
         """The best so far."""
-        assert self._found.best is not None
-        _, strategy, measures = self._found.best
+        assert self._state.best is not None
+        _, strategy, measures = self._state.best
         return strategy, measures
 
     def descend_from_both_kinds(self) -> None:
         """Descend from the best, and in half of the time from the quickest with stages, or without, as it has not."""
-        other = self._found.of_other_kind() or self._quickest_cut()
+        other = self._state.of_other_kind() or self._quickest_cut()
         if other is None or other[2].seconds > (1 + NEAR_KIND) * self.best[1].seconds:
             self.descend(*self.best)
             return
-        with self._found.until_half():
+        with self._state.until_half():
             self.descend(*self.best)
         name, strategy, measures = other
         self.descend(strategy, measures)
         # A move stands among what was tried where it is the best of all only.
-        self._found.plan(f"{name}; improved", self._reached)
+        self._state.plan(f"{name}; improved", self._reached)
 
     def _quickest_cut(self) -> tuple[str, Strategy, Measures] | None:
         """The quickest of some cuts of the best into stages, without its signatures: they are of calls on all ranks."""
         strategy, here = self.best
-        bare = replace(strategy, signatures=self._found.facts.base.signatures)
+        bare = replace(strategy, signatures=self._state.facts.base.signatures)
         if strategy.stages:
             return None
         found = []
         for change in islice(self._neighbours.cuts(bare), CUTS):
-            if not self._found.affords():
+            if not self._state.affords():
                 break
             other = change.on(bare)
             measures = self._tried(change, other, Seconds((1 + NEAR_KIND) * here.seconds))
@@ -140,7 +140,7 @@ class LocalSearch:
             other = change.on(strategy)
             if other == strategy:
                 continue
-            if not self._found.affords():
+            if not self._state.affords():
                 return False
             self._ahead(changes, place, strategy, here.seconds)
             measures = self._tried(change, other, here.seconds)
@@ -153,16 +153,16 @@ class LocalSearch:
     def _begin(self, kind: str) -> None:
         """Begin a descent or a chain, under a name of its own in the course of the search."""
         self._begun += 1
-        self._found.chain = f"{kind} {self._begun}"
+        self._state.chain = f"{kind} {self._begun}"
 
     def chains(self) -> None:
         """A chain from each start, and descents from what they find; once more where something was found."""
         quiet = 0
-        while quiet < ROUNDS and self._found.affords():
+        while quiet < ROUNDS and self._state.affords():
             before = self.best[1].seconds
-            for strategy in starts(self._found, self._neighbours, self._random):
+            for strategy in starts(self._state, self._neighbours, self._random):
                 self._chain(strategy)
-                if not self._found.affords():
+                if not self._state.affords():
                     return
             quiet = quiet + 1 if self.best[1].seconds >= before else 0
 
@@ -173,7 +173,7 @@ class LocalSearch:
         if here is None:
             return
         own, since = (strategy, here), 0
-        while since < PATIENCE and self._found.affords():
+        while since < PATIENCE and self._state.affords():
             since += 1
             change = self._neighbours.drawn(self._random, strategy)
             most = self._kept_up_to(here.seconds, self._random)
@@ -196,18 +196,18 @@ class LocalSearch:
         """Have the changes from that place on planned by other processes, as long as one has time."""
         for number in range(place, place + min(AHEAD, len(changes))):
             other = changes[number % len(changes)].on(strategy)
-            if other != strategy and not self._found.evaluator.ahead(other, most):
+            if other != strategy and not self._state.evaluator.ahead(other, most):
                 return
 
     def _draw_ahead(self, strategy: Strategy, here: Measures) -> None:
-        """The same with what a chain draws next, if it stays where it is."""
+        """Have what a chain draws next planned by other processes, as it is drawn if the chain stays where it is."""
         random = Random()
         random.setstate(self._random.getstate())
         for _ in range(AHEAD):
             change = self._neighbours.drawn(random, strategy)
             most = self._kept_up_to(here.seconds, random)
             other = change.on(strategy)
-            if other != strategy and not self._found.evaluator.ahead(other, most):
+            if other != strategy and not self._state.evaluator.ahead(other, most):
                 return
 
     def _kept_up_to(self, here: Seconds, random: Random) -> Seconds:
@@ -217,13 +217,11 @@ class LocalSearch:
 
     def _tried(self, change: StrategyMove, strategy: Strategy, most: Seconds) -> Measures | None:
         """The measures of a strategy; None where it is refused, takes longer than it may, or has no room."""
-        assert self._found.best is not None
-        name = f"{self._found.best[0].partition('; ')[0]}; {change.name}"
-        found = self._found.move(name, strategy, most)
-        self._told(self._found)
-        limit = self._found.floors.limit
-        fits = isinstance(found, Measures) and (limit is None or found.memory <= limit)
-        return found if isinstance(found, Measures) and fits and found.seconds <= most else None
+        assert self._state.best is not None
+        name = f"{self._state.best[0].partition('; ')[0]}; {change.name}"
+        found = self._state.move(name, strategy, most)
+        self._told(self._state)
+        return found if self._state.fits(found) and found.seconds <= most else None
 
     def proven(self) -> str:
         """Knowledge of moves from the best, in words; descends where one is quicker after all."""
@@ -249,7 +247,7 @@ class LocalSearch:
             return f"{said}; pairs were not tried"
         for one, two in combinations(changes, 2):
             other = two.on(one.on(strategy))
-            if not self._found.affords():
+            if not self._state.affords():
                 return f"{said}; not all of {count} pairs were tried"
             change = StrategyMove(f"{one.name}, {two.name}", _same)
             measures = self._tried(change, other, here.seconds)

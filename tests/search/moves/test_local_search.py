@@ -13,8 +13,8 @@ import pytest
 from search.jobs import begun, layers
 from weft.search.budget import Budget
 from weft.search.evaluation.measures import Longer, Measures
-from weft.search.moves import improved as module
-from weft.search.moves.improved import improved
+from weft.search.moves import local_search as module
+from weft.search.moves.local_search import improve
 from weft.search.moves.strategy_move import StrategyMove
 from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy, data_parallel
@@ -32,7 +32,7 @@ def searched(seed: int, moves: int) -> SearchState:
     found = begun(layers(), "flexflow-k80x2")
     found.budget = Budget.of(1.0, moves)
     found.plan("slow", SLOW)
-    improved(found, seed, lambda _: None)
+    improve(found, seed, lambda _: None)
     return found
 
 
@@ -80,7 +80,7 @@ def test_a_local_optimum_is_one() -> None:
     """Whatever it says was tried is tried again here, by full plans."""
     found = begun(layers(), "flexflow-k80x2")
     found.plan("slow", _signed("B -> B", _cut(8, replace(data_parallel(), grid=(2,)))))
-    improved(found, 0, lambda _: None, Few())
+    improve(found, 0, lambda _: None, Few())
     assert found.locality.startswith("none of ")
     assert "nor any of " in found.locality
     assert found.best is not None
@@ -101,7 +101,7 @@ def test_the_quickest_pipeline_is_improved_beside_a_best_that_is_none(
     found = begun(layers(), "flexflow-k80x2")
     found.plan("flat", replace(data_parallel(), grid=(2,)))
     found.plan("staged", replace(data_parallel(), grid=(2,), stages=2, micro_batches=8))
-    improved(found, 0, lambda _: None, Few())
+    improve(found, 0, lambda _: None, Few())
     tried = [each.strategy for each in found.result().tried]
     assert any(each.stages == 2 and each.micro_batches == 1 for each in tried)
 

@@ -1,0 +1,78 @@
+"""The things that a copy of the user's optimizer is given: options, and attributes of the optimizer and of parameters.
+
+A rank updates its parts by copies of the user's optimizer, each with some of the parameters, for each plan. Each copy
+has containers of its own: a step may write to them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+# Attributes of global tensors, which plain ones do not have.
+_OF_GLOBAL = ("spec", "locals", "shares", "hold", "origin", "keeps_gradient")
+# Attributes that copies have for themselves, or that torch writes.
+_OWN = (
+    "param_groups",
+    "state",
+    "defaults",
+    "step",
+    "_opt_called",
+    "_step_count",
+    "_warned_capturable_if_run_uncaptured",
+)
+
+
+def is_foreign(optimizer: object) -> bool:
+    """True where the class of an optimizer is none of torch's, of which it is known what their steps look at."""
+    return not type(optimizer).__module__.startswith("torch.optim")
+
+
+def attributes_of(parameter: torch.Tensor) -> dict[str, Any]:
+    """The attributes that the user has put on a parameter, by which an update of the user's may go."""
+    return {name: value for name, value in vars(parameter).items() if name not in _OF_GLOBAL}
+
+
+def give_attributes(parameter: torch.Tensor, attributes: Mapping[str, Any]) -> None:
+    """Let a tensor that stands for a parameter have these attributes and no others."""
+    own = vars(parameter)
+    if own or attributes:
+        own.clear()
+        own.update(attributes)
+
+
+def owned(value: Any, tensors: bool = False) -> Any:
+    """A value that shares no container with the given one, nor tensors if these are named; all else is the same."""
+    match value:
+        case dict():
+            by_key = copy.copy(value)
+            by_key.update({key: owned(x, tensors) for key, x in value.items()})
+            return by_key
+        case set():
+            return copy.copy(value)
+        case list() | deque():
+            items = copy.copy(value)
+            items.clear()
+            items.extend(owned(x, tensors) for x in value)
+            return items
+        case torch.Tensor() if tensors:
+            return value.detach().clone()
+    return value
+
+
+def options_of(group: Mapping[str, Any], tensors: bool = False) -> dict[str, Any]:
+    """The options of a parameter group for a copy of an optimizer, which may write to them (see `owned`)."""
+    return {name: owned(value, tensors) for name, value in group.items() if name != "params"}
+
+
+def attributes_for_copy(optimizer: object, tensors: bool = False) -> dict[str, Any]:
+    """The attributes of the user's optimizer, but for parameters, states and hooks, for a copy of it (see `owned`)."""
+    return {
+        name: owned(value, tensors)
+        for name, value in vars(optimizer).items()
+        if name not in _OWN and not name.endswith("_hooks")
+    }
