@@ -49,6 +49,8 @@ class Enumeration:
         self._state, self._told = state, told
         self._evaluator, self._floors, self._facts = state.evaluator, state.floors, state.facts
         self._estimates, self._learned = state.estimates, state.learned
+        # Points with fewer blocks that run again that took another's place: once, also where they are not planned.
+        self._offered = set[Point]()
 
     def arrange(self, points: Points) -> None:
         """Take the points that may have room: those that people write by hand, and all others."""
@@ -167,8 +169,9 @@ class Enumeration:
     def _with_room(self, front: Frontier, point: Point) -> Point:
         """The point, or the one with fewer blocks recomputed where these suffice; the other goes back behind it."""
         fewer = self._estimates.just_enough(point)
-        if fewer is None or fewer in self._state.points:
+        if fewer is None or fewer in self._offered:
             return point
+        self._offered.add(fewer)
         front.put_back(point, self._estimates.seconds_as_it_stands(point))
         return fewer
 

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from weft.search.moves.sequences import Chained, MadeLater
+from weft.search.moves.sequences import MadeLater, chained
 from weft.search.moves.strategy_move import StrategyMove
 from weft.strategy.strategy import Strategy
 
@@ -23,7 +23,7 @@ def test_moves_are_made_when_they_are_asked_for() -> None:
         MadeLater(count, partial(named, made, letter))
         for letter, count in zip("abc", (2, 0, 3), strict=True)
     ]
-    moves = Chained((*parts, (StrategyMove("last", lambda strategy: strategy),)))
+    moves = chained((*parts, (StrategyMove("last", lambda strategy: strategy),)))
     assert len(moves) == 6
     assert not made
     assert moves[3].name == "c1"
@@ -34,4 +34,4 @@ def test_moves_are_made_when_they_are_asked_for() -> None:
     assert moves[-1].on(Strategy()) == Strategy()
     with pytest.raises(IndexError):
         moves[6]
-    assert len(Chained(())) == 0
+    assert len(chained(())) == 0

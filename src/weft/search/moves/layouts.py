@@ -23,7 +23,7 @@ from weft.search.moves.groups import (
     legal_signatures_of,
     places_of,
 )
-from weft.search.moves.sequences import Chained, MadeLater
+from weft.search.moves.sequences import MadeLater, chained
 from weft.search.moves.strategy_move import StrategyMove
 from weft.search.steps.repeated import Blocks
 from weft.strategy.strategy import Strategy
@@ -78,14 +78,14 @@ class LayoutMoves:
     def groupwise(self) -> Sequence[StrategyMove]:
         """Every signature of every group, and none."""
         none = StrategyMove("no signature fixed", partial(_with_none, keep=self.base.signatures))
-        return Chained(((none,), *(self._of_calls(each.name, each.calls) for each in self.groups)))
+        return chained(((none,), *(self._of_calls(each.name, each.calls) for each in self.groups)))
 
     @cached_property
     def single(self) -> Sequence[StrategyMove]:
         """Every signature of every single call of a group of several."""
         several = (group for group in self.groups if len(group.calls) > 1)
         calls = (call for group in several for call in group.calls)
-        return Chained(self._of_calls(f"only {call}", (call,)) for call in calls)
+        return chained(self._of_calls(f"only {call}", (call,)) for call in calls)
 
     def _of_calls(self, name: str, calls: tuple[str, ...]) -> Sequence[StrategyMove]:
         """The deduced signatures, then each that is legal, where there are several."""

@@ -13,7 +13,7 @@ from weft.compiler.stages.stages import stage_placements
 from weft.errors import InternalError, UserError
 from weft.search.moves.layouts import LayoutMoves
 from weft.search.moves.places.staged import StageMoves
-from weft.search.moves.sequences import Chained
+from weft.search.moves.sequences import chained
 from weft.search.moves.strategy_move import StrategyMove
 from weft.search.moves.time_and_memory import in_flight_moves, memory_moves, time_moves
 from weft.search.moves.zero_groups import ZeroMoves
@@ -79,7 +79,7 @@ class Neighbours:
         laid = [each for pair in pairs for each in pair if each is not None]
         # Where something is sharded, it may be more than there is need for.
         begin = (*zero, *laid, *rest) if strategy.zero else (*laid, *rest, *zero)
-        return Chained(((*begin, *stages), groupwise, last, single))
+        return chained(((*begin, *stages), groupwise, last, single))
 
     def cuts(self, strategy: Strategy) -> Iterator[StrategyMove]:
         """Those that cut a strategy without stages into some: of places and runs, of time, of borders."""

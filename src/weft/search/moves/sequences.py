@@ -37,30 +37,13 @@ class MadeLater(Sequence[StrategyMove]):
         return self._make(range(self._count)[number])
 
 
-@final
-class Chained(Sequence[StrategyMove]):
-    """Sequences of moves, one after the other, as one.
+def chained(parts: Iterable[Sequence[StrategyMove]]) -> Sequence[StrategyMove]:
+    """Sequences of moves, one after the other, as one; none of them is gone through."""
+    filled = tuple(part for part in parts if len(part))
+    ends = tuple(accumulate(map(len, filled)))
 
-    Args:
-        parts: of it.
-    """
+    def made(place: int) -> StrategyMove:
+        part = bisect_right(ends, place)
+        return filled[part][place - (ends[part - 1] if part else 0)]
 
-    def __init__(self, parts: Iterable[Sequence[StrategyMove]]) -> None:
-        self._parts = tuple(part for part in parts if len(part))
-        self._ends = tuple(accumulate(map(len, self._parts)))
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    @overload
-    def __getitem__(self, number: int) -> StrategyMove: ...
-
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[StrategyMove]: ...
-
-    def __getitem__(self, number: int | slice) -> StrategyMove | Sequence[StrategyMove]:
-        if isinstance(number, slice):
-            return [self[each] for each in range(len(self))[number]]
-        place = range(len(self))[number]
-        part = bisect_right(self._ends, place)
-        return self._parts[part][place - (self._ends[part - 1] if part else 0)]
+    return MadeLater(ends[-1] if ends else 0, made)
