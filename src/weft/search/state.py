@@ -33,8 +33,8 @@ from weft.strategy.strategy import Strategy
 from weft.units import Seconds
 
 NO_TIME, NO_MOVES = "not reached in time", "not reached with so many moves"
-# Layouts are summed up in this part of the time of a plan, about.
-ADDED_UP = 0.5
+# Layouts are summed up in this part of the time of a plan, about; in stages, of which the rest takes longer.
+ADDED_UP, _ADDED_UP_IN_STAGES = 0.5, 0.25
 # So many of the reasons for which moves were refused stand in the result, the most frequent ones.
 _REASONS = 3
 
@@ -258,7 +258,8 @@ class SearchState:
         assert self.best is not None
         key = str(self.best[1])
         if key not in self._additive:
-            soon = ADDED_UP * self.evaluator.took(self.best[1])
+            part = _ADDED_UP_IN_STAGES if stage_count(self.best[1]) > 1 else ADDED_UP
+            soon = part * self.evaluator.took(self.best[1])
             if not self.budget.allows(0, soon):
                 return None
             whole = self._planned_whole()

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from search.jobs import begun, decoder
-from weft.search.evaluation.measures import Measures
+from weft.search.evaluation.measures import Measures, Refused
 from weft.search.order.estimates import Estimates
+from weft.search.record.learned import Learned, Look
 from weft.search.space.point import Point
+from weft.search.space.points import Points
 from weft.units import Bytes, Seconds
 
 # Above what the device reserves. Of all points with ZeRO 3 those of `MICRO` should take the least without recompute:
@@ -55,3 +57,17 @@ def test_points_with_all_blocks_again_stand_for_those_with_as_few_as_give_room()
     assert estimates.seconds(every) == estimates.seconds_as_it_stands(fewer)
     assert estimates.seconds(every) < estimates.seconds_as_it_stands(every)
     assert least > none
+
+
+def test_points_alike_wait_where_one_was_refused() -> None:
+    """Its layouts and tensor axis with other micro-batches, too; no others."""
+    point, alike, other = (
+        Point(1, tensor=2, layouts="columns", micro_batches=m) for m in (1, 2, 1)
+    )
+    other = replace(other, layouts="sequence")
+    before = crowded(LIMIT)
+    points = Points.of((alike, other))
+    known = Learned(looks={point: Look(Refused("not so"), 0.0)})
+    after = replace(before, learned=known, _looks={}, _factors={}, _bytes={}, _refused=set())
+    assert (after.rough(points) / before.rough(points)).tolist() == [2.0, 1.0]
+    assert after.known > before.known

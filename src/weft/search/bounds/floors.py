@@ -103,7 +103,8 @@ class Floors:
         waiting = self.exchanges.sums(points) * np.where(points.laid("sequence"), 0.7, 1.0)
         reduced = self.exchanges.reduction(whole) * np.where(points.zero == 3, 1.5, 1.0)
         busy = busy * points.unevenness(self.facts.samples) + self._sent(points)
-        even = busy * (1 + (points.stages - 1) / (points.micro_batches * points.turns))
+        late = (points.stages - 1) / (points.micro_batches * points.turns)
+        even = busy * (self.work.unevenness(points) + late)
         found: Floats = even + waiting + np.maximum(reduced - busy / 2, 0.05 * reduced)
         return found
 

@@ -18,8 +18,9 @@ from weft.hardware.costs import Costs
 from weft.ops import OpCall, flops
 from weft.ops.call import operand, tensor_spec
 from weft.search.bounds.once import once
+from weft.search.bounds.uneven_stages import uneven_stages
 from weft.search.space.points import Floats, Points
-from weft.search.steps.facts import CountedCall, StepFacts
+from weft.search.steps.facts import FEW, MORE, CountedCall, StepFacts
 from weft.units import Bytes, Seconds
 
 # A product as large as these is as quick as any, but for its last wave.
@@ -107,6 +108,19 @@ class SharedWork:
     @property
     def _costs(self) -> Costs:
         return self.facts.machine.costs
+
+    @cached_property
+    def outside(self) -> float:
+        """The part of the calls' seconds that is in no block, on the first device; 0 where that is not known."""
+        if len(self.facts.calls) == 1:
+            return 0.0
+        few, more = (self._work_of(self.facts.ranks[0], calls).calls for calls in self.facts.calls)
+        whole = few + self.facts.along * (more - few)
+        return max(1 - self._blocks * (more - few) / (MORE - FEW) / max(whole, 1e-30), 0.0)
+
+    def unevenness(self, points: Points) -> Floats:
+        """Seconds of the busiest stage over the mean of all, where stages are cut evenly; 1 without any."""
+        return uneven_stages(points, self._blocks, self.outside)
 
     @cached_property
     def of_kind(self) -> Mapping[int, StepWork]:

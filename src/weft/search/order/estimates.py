@@ -6,7 +6,7 @@ each. Its stages share that step's work; the first and the last micro-batches fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
 from statistics import median
@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias, final
 import numpy as np
 
 from weft.search.bounds.floors import Floors
-from weft.search.evaluation.measures import Measures
+from weft.search.evaluation.measures import Measures, Refused
 from weft.search.order.lines import Lines, along
 from weft.search.record.learned import Learned, Look
 from weft.search.space.point import Point
@@ -25,10 +25,12 @@ from weft.units import Bytes, Seconds
 
 _Key: TypeAlias = tuple[tuple[str, int], ...]
 Column: TypeAlias = Ints | Mask
-# The part of a pipeline's bubble that is left where other orders fill it. Gradients of weights fill it on paper; steps
-# of deep pipelines were simulated to be longer with them apart, not shorter; nor were they with parts in turn, whose
-# exchanges are in the way.
-_BUBBLE = {"": 0.7, "interleaved": 2.0}
+# The part of a pipeline's bubble that is left where other orders, or gradients of weights apart, fill it (on paper they
+# fill it whole); parts in turn exchange more in it.
+_BUBBLE = {"": 0.7, "zero_bubble": 0.7, "interleaved": 2.0}
+# Times as long as without tensor parallelism that steps of pipelines take beside their small steps, which overlap sums
+# of one micro-batch with work of others; and once more where gradients of weights are apart.
+_TENSOR_IN_STAGES, _TENSOR_APART = 1.07, 1.1
 # Times as long as others that plans take in which gradients of weights are acts of their own.
 _SPLIT = 1.4
 # Times as long as their small steps without stages say that plans of pipelines take: equal stages are planned once.
@@ -36,6 +38,8 @@ _STAGED = 0.7
 # Times as many bytes as estimated that pipelines take at most whose ranks have several parts (of 18 plans that were
 # compared, 1.15 at most).
 _LARGER_IN_TURNS = 1.15
+# Times as long as estimated that points are thought to take of which one alike was refused.
+_REFUSED = 2.0
 # The part of the limit that a point with as few blocks recomputed as fit may take by estimate.
 _ROOM = 0.97
 # A point that has no room comes behind all that have, those first that have almost.
@@ -91,6 +95,7 @@ class Estimates:
     _looks: dict[Point, Look] = field(default_factory=dict, repr=False)
     _factors: dict[_Key, list[float]] = field(default_factory=dict, repr=False)
     _bytes: dict[_Key, list[float]] = field(default_factory=dict, repr=False)
+    _refused: set[_Key] = field(default_factory=set, repr=False)
 
     def __post_init__(self) -> None:
         self._looks.update(self.learned.looks)
@@ -98,11 +103,13 @@ class Estimates:
         for point, answer in (*seen.items(), *self.learned.points.items()):
             if isinstance(answer, Measures):
                 self.learn(point, answer)
+            elif isinstance(answer, Refused):
+                self._learn_refusal(point)
 
     @property
     def known(self) -> int:
-        """The number of points whose seconds are known."""
-        return len(self._factors.get((), ()))
+        """The number of points of which something is known that estimates of others hang on."""
+        return len(self._factors.get((), ())) + len(self._refused)
 
     @property
     def looks(self) -> Mapping[Point, Look]:
@@ -139,8 +146,9 @@ class Estimates:
     def _corrected(self, floored: Floored) -> tuple[Floats, Floats]:
         """Seconds, and bytes beside what devices reserve, as what points alike took says."""
         columns = floored.columns
+        refused = _any_of(self._refused, columns)
         return (
-            floored.about * self._times(self._factors, columns),
+            floored.about * self._times(self._factors, columns) * np.where(refused, _REFUSED, 1.0),
             floored.likely * self._times(self._bytes, columns),
         )
 
@@ -230,6 +238,8 @@ class Estimates:
         answer = self.lines.of(strategy)
         if isinstance(answer, Measures):
             self.learn(flat, answer)
+        elif isinstance(answer, Refused):
+            self._learn_refusal(flat)
         return Look(answer, self.lines.seconds_of_plan(strategy))
 
     def seconds(self, point: Point) -> Seconds:
@@ -277,7 +287,8 @@ class Estimates:
         sums = float(self.floors.exchanges.sums(Points.one(flat))[0])
         reduced = min(max(found.exposed - sums, 0.0), found.seconds)
         late = (s - 1) / (m * point.turns) * _BUBBLE.get(point.schedule, 1.0)
-        seconds = ((found.seconds - reduced) * (1 + late) + reduced) / s
+        uneven = float(self.floors.work.unevenness(Points.one(point))[0])
+        seconds = ((found.seconds - reduced) * (uneven + late) + reduced) / s
         kept, beside = self._in_flight(flat, found)
         flying = m if point.schedule == "gpipe" else min(_most_in_flight(s, point.turns), m)
         given = self.floors.facts.base.in_flight
@@ -317,17 +328,17 @@ class Estimates:
             (self._bytes, _AS_LARGE, taken),
         ):
             for names in alike:
-                key = tuple((name, int(columns[name][0])) for name in names)
-                ratios.setdefault(key, []).append(ratio)
+                ratios.setdefault(_key(names, columns), []).append(ratio)
+
+    def _learn_refusal(self, point: Point) -> None:
+        """Have points alike wait for others: most of them would be refused, too."""
+        self._refused.add(_key(_REFUSED_ALIKE, self._columns(Points.one(point))))
 
     def _times(self, ratios: Mapping[_Key, list[float]], columns: Mapping[str, Column]) -> Floats:
         """Of each point the ratio of those most alike of which any is known; 1 where none is."""
         found = np.ones(len(columns["zero"]))
         for key in sorted(ratios, key=len):
-            mask = np.ones(len(found), np.bool_)
-            for name, value in key:
-                mask &= columns[name] == value
-            found[mask] = median(ratios[key])
+            found[_like(key, columns)] = median(ratios[key])
         return found
 
     def _columns(self, points: Points) -> Mapping[str, Column]:
@@ -352,6 +363,8 @@ _ALIKE: tuple[tuple[str, ...], ...] = (
     ("layouts", "staged", "experts", "tensor", "outer", "samples", "recompute"),
     ("layouts", "staged", "experts", "tensor", "outer", "samples", "recompute", "gathers"),
 )
+# What points have in common that are refused together.
+_REFUSED_ALIKE = ("layouts", "tensor", "outer")
 # What points have in common that take about as many bytes, the most alike last.
 _AS_LARGE: tuple[tuple[str, ...], ...] = (
     ("staged", "zero", "recompute"),
@@ -360,19 +373,42 @@ _AS_LARGE: tuple[tuple[str, ...], ...] = (
 )
 
 
+def _key(names: Iterable[str], columns: Mapping[str, Column]) -> _Key:
+    """By which the first of some points is known again in others alike."""
+    return tuple((name, int(columns[name][0])) for name in names)
+
+
+def _like(key: _Key, columns: Mapping[str, Column]) -> Mask:
+    """The points that are as the key says."""
+    found: Mask = np.ones(len(columns["zero"]), np.bool_)
+    for name, value in key:
+        found &= columns[name] == value
+    return found
+
+
+def _any_of(keys: Iterable[_Key], columns: Mapping[str, Column]) -> Mask:
+    """The points that are as one of the keys says."""
+    found: Mask = np.zeros(len(columns["zero"]), np.bool_)
+    for key in keys:
+        found |= _like(key, columns)
+    return found
+
+
 def _most_in_flight(stages: int, turns: int) -> float:
     """Micro-batches, of all parts together, that the first group of ranks holds at most."""
     return stages if turns == 1 else stages + (stages - 1) / turns
 
 
 def _longer_in_stages(point: Point) -> float:
-    """Times as long as their small steps say: parts in turn exchange more, and gathers of each are seen, not hidden.
+    """Times as long in stages as small steps say: parts in turn exchange more, and gathers of each are seen.
 
     Of a decoder of 32 blocks in two stages of 4 devices (A100) 27 steps were planned whole: with ZeRO 3 they took 1.34
     times as long in one turn, 1.73 to 1.83 in 4, 1.88 to 1.98 in 16; without it 1.02 to 1.14 in 16.
     """
     gathers = 2 - 0.65 / point.turns if point.zero == 3 else 1.0
-    return gathers * (1 + 0.005 * (point.turns - 1))
+    apart = _TENSOR_APART if point.schedule == "zero_bubble" else 1.0
+    sums = _TENSOR_IN_STAGES * apart if point.tensor > 1 else 1.0
+    return gathers * sums * (1 + 0.005 * (point.turns - 1))
 
 
 def _with_blocks(point: Point, count: int) -> Point:

@@ -1,0 +1,63 @@
+"""How uneven the stages of a pipeline are, against the stages that a plan cuts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from search.jobs import begun, decoder
+from weft.compiler.options import Options
+from weft.compiler.stages.balance import even_stages
+from weft.ir.logical import Call, node_outputs
+from weft.ir.queries.op_calls import op_call
+from weft.search.bounds.uneven_stages import uneven_stages, unevenness_of
+from weft.search.space.point import Point
+from weft.search.space.points import Points
+
+
+@pytest.mark.parametrize(
+    ("blocks", "outside", "stages", "turns", "expected"),
+    [
+        (8, 0.0, 4, 1, 1.0),
+        (8, 0.0, 1, 1, 1.0),
+        # Three stages of three blocks, three, and two.
+        (8, 0.0, 3, 1, 9 / 8),
+        # A head as dear as two blocks is with two of them, of eight: (2, 2, 2, 2 and the head).
+        (8, 0.2, 2, 1, 1.0),
+        (8, 0.2, 4, 1, 4 * 0.3),
+        # Blocks are cut where they would be 4 / 3 of the mean as a whole.
+        (6, 0.0, 4, 1, 1.0),
+        # A head that is dearer than an even share stands alone.
+        (8, 0.5, 8, 1, 4.0),
+        # Eight parts in two turns: of halves of blocks three in each but the last, which is the head alone.
+        (8, 0.2, 4, 2, 4 * 0.35),
+    ],
+)
+def test_the_busiest_stage(
+    blocks: int, outside: float, stages: int, turns: int, expected: float
+) -> None:
+    assert unevenness_of(blocks, outside, stages, turns) == pytest.approx(expected)
+
+
+def test_points_are_as_uneven_as_their_stages() -> None:
+    points = Points.of((Point(8), Point(2, stages=4), Point(8, stages=2), Point(2, stages=4)))
+    assert uneven_stages(points, 8, 0.2).tolist() == pytest.approx([1.0, 1.2, 1.0, 1.2])
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4])
+def test_stages_are_cut_about_so(stages: int) -> None:
+    """In seconds, of the forward and its backward."""
+    state = begun(decoder(8), "h100x4")
+    graph, work = state.facts.step.graph, state.floors.work
+    calls = [call for call in graph.of_kind(Call) if call.phase.kind == "forward"]
+    stage_of = even_stages(graph, calls, stages, Options().cost_model)
+    taken = np.zeros(stages)
+    for call in calls:
+        first = next(value for value in node_outputs(call) if value is not None)
+        taken[stage_of[first.name]] += state.facts.machine.costs.of_call(
+            0, op_call(graph, call)
+        ).seconds
+    expected = taken.max() / taken.mean()
+    assert work.unevenness(Points.one(Point(1, stages=stages)))[0] == pytest.approx(
+        expected, rel=0.2
+    )
