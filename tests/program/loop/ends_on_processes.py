@@ -1,4 +1,7 @@
-"""Two ranks, one of which does not come to a step: the other gives up, both end their world and meet in a new one."""
+"""Two ranks, one of which does not come to a step: the other gives up, both end their world and meet in a new one.
+
+One of them has failed before that to meet somebody in a world on the way.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,7 @@ import pytest
 import torch
 
 import weft
+from weft.errors import NoAnswer
 from weft.program.loop.old_world import end_old_world
 from weft.runtime.failures.board import PeerFailure
 from weft.runtime.world.distributed import current_world, give_up
@@ -41,6 +45,18 @@ def wait_in_vain(program: weft.Program) -> None:
     SIGN.touch()
 
 
+def meet_in_vain() -> None:
+    """Rank 0 comes to a world in which the other one, which is another process there, has ended before."""
+    meeting = os.environ[MEETING]
+    os.environ[MEETING] += "-0"
+    Path(f"{os.environ[MEETING]}.rank1").touch()  # nobody holds it
+    meet_again()
+    with pytest.raises(NoAnswer, match="rank 1 has ended before it came"):
+        current_world()
+    assert end_old_world() == ""
+    os.environ[MEETING] = meeting
+
+
 if __name__ == "__main__":
     program, first = trained()
     if RANK == 0:
@@ -53,6 +69,8 @@ if __name__ == "__main__":
     assert not any(world is not None for world, *_ in _meshes)
     assert not torch.distributed.is_initialized()
     assert not [each for each in threading.enumerate() if each.name.startswith("weft ")]
+    if RANK == 0:
+        meet_in_vain()
     os.environ[MEETING] += "-1"
     os.environ["RANK"] = str(1 - RANK)
     meet_again()

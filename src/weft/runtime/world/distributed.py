@@ -14,6 +14,7 @@ from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from weft.errors import UserError
 from weft.hardware import Device, usual_device
@@ -281,8 +282,12 @@ def end_lasting_worlds() -> None:
         _, world = _lasting_worlds.popitem()
         with suppress(Exception):  # of a store, or a rank, that has gone
             world.close()
-    if dist.is_initialized():
-        dist.destroy_process_group()
+    if not dist.is_initialized():
+        # One that failed on the way has taken a name, which torch gives by a count: the next one would have another than
+        # that of a process that has made none, and they would wait for each other's entries in vain. Torch counts anew
+        # after a group was destroyed.
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    dist.destroy_process_group()
 
 
 say_at_end()
