@@ -166,6 +166,8 @@ def test_a_crash_after_the_note_does_not_hide_the_note() -> None:
         (RuntimeError("x"), OWN),
         (NoAnswer("rank 1"), WAITED),
         (RuntimeError("[gloo/transport/tcp/pair.cc:534] Connection closed by peer"), WAITED),
+        (RuntimeError("Wait timeout"), WAITED),
+        (RuntimeError("Timeout waiting for key: default_pg/0/cpu after 4000 ms"), WAITED),
         (RuntimeError("[1] is setting up NCCL communicator\nConnection Reset By Peer"), WAITED),
         (RuntimeError("NCCL error in: N.cpp:77, remote process exited or there was a"), WAITED),
         (RuntimeError("ncclInternalError.\nLast error:\nConnection closed by remote peer"), WAITED),

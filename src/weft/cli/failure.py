@@ -29,9 +29,10 @@ CRASHES = frozenset({"SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"})
 
 # What a rank's failure is to the job: its own, another one's that it waited for, or one that it was told of.
 OWN, WAITED, TOLD = "own", "waited", "told"
-# Words of errors that torch raises where a peer has gone: Gloo's, then NCCL's, in whatever case.
+# Words of errors that torch raises where a peer has gone: Gloo's, those of stores, then NCCL's, in whatever case.
 _GONE = (
     *("closed by peer", "reset by peer", "broken pipe", "timed out waiting", "pair closure"),
+    *("wait timeout", "timeout waiting for key"),
     *(
         "closed by remote peer",
         "remote process exit",

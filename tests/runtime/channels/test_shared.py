@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 from on_ranks import passed
 from strangers import needs_root, start_as_stranger
-from weft.errors import InternalError, RankFailure
+from weft.errors import InternalError, NoAnswer, RankFailure
 from weft.layout import REDUCTIONS
 from weft.runtime.channels import shared, shared_link
 from weft.runtime.channels.channel import reduce_in_order
@@ -32,6 +32,7 @@ from weft.runtime.channels.shared_link import (
     listener,
     offer,
 )
+from weft.runtime.failures.awaited import Entries
 
 pytestmark = pytest.mark.skipif(not host(), reason="this system has no memory without a name")
 
@@ -59,7 +60,8 @@ def on_ranks(size: int, work: Callable[[SharedChannel], Any], timeout: float = 2
     store, board = dist.HashStore(), Board()  # type: ignore[attr-defined]
 
     def run(index: int) -> Any:
-        channel = SharedChannel(store, 1, range(size), index, board, timeout)  # type: ignore[arg-type]
+        entries = Entries(store, index, lambda _: False, timeout)
+        channel = SharedChannel(entries, 1, range(size), index, board, timeout)  # type: ignore[arg-type]
         try:
             return work(channel)
         except Exception as error:
@@ -277,6 +279,43 @@ def test_a_rank_that_does_not_come_is_named() -> None:
     assert isinstance(first, RankFailure)
     assert "with ranks [1] failed" in str(first)
     assert "no answer within 0.2 s" in str(first)
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_rank_that_has_ended_before_it_connects_is_named(index: int) -> None:
+    """Both where the other one is to connect and where it was to be found."""
+    entries = Entries(dist.HashStore(), index, lambda rank: rank == 1 - index, 20)  # type: ignore[attr-defined]
+    with pytest.raises(NoAnswer, match=f"rank {1 - index} has ended before it came to a link"):
+        SharedChannel(entries, 1, range(2), index, Board(), 20)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("died", [True, False])
+def test_a_rank_that_ends_or_stops_while_it_connects_is_named(died: bool) -> None:
+    """Rank 0 has said where it listens; then nobody is there, or nobody answers."""
+    address, store = f"weft-{uuid.uuid4().hex}", dist.HashStore()  # type: ignore[attr-defined]
+    store.set("weft/link/1/0", address)
+    entries = Entries(store, 1, lambda _: False, 20)
+    named = r"waits for a link to one of \[0\], which has ended"
+    with listener("\0" + address + "-" * died), pytest.raises(NoAnswer, match=named):
+        SharedChannel(entries, 1, range(2), 1, Board(), 0.05)  # type: ignore[arg-type]
+
+
+def test_a_rank_that_connects_and_ends_at_once_is_named() -> None:
+    store, found = dist.HashStore(), list[BaseException]()  # type: ignore[attr-defined]
+
+    def wait() -> None:
+        try:
+            entries = Entries(store, 0, lambda _: False, 20)
+            SharedChannel(entries, 1, range(2), 0, Board(), 20)  # type: ignore[arg-type]
+        except NoAnswer as error:
+            found.append(error)
+
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    with socket.socket(socket.AF_UNIX) as other:
+        other.connect("\0" + store.get("weft/link/1/0").decode())
+    thread.join(10)
+    assert "waits for a link to one of [1], which has ended" in str(found[0])
 
 
 @needs_root

@@ -9,8 +9,8 @@ import pytest
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
 from on_ranks import run_ranks
-from weft.errors import RankFailure
-from weft.runtime.world.arrival import await_all
+from weft.errors import NoAnswer, RankFailure
+from weft.runtime.world.arrival import await_all, connecting
 
 SCRIPT = """
 import os, sys
@@ -64,3 +64,16 @@ def test_a_rank_that_has_come_may_end_and_one_that_does_not_come_is_named() -> N
     await_all(store, 0, 2, lambda _: True, timedelta(seconds=5))
     with pytest.raises(RankFailure, match=r"rank 2 did not come within 0 s to weft\.compile"):
         await_all(store, 0, 3, lambda _: False, timedelta(0))
+
+
+def test_ranks_that_wait_in_torch_for_an_entry_are_told_for_whom() -> None:
+    """As Gloo does while a group is made; an error of another kind stays what it is."""
+    store = HashStore()
+    named = r"rank 0 did not connect with ranks \[1, 2\]: rank 2 has ended: \w+: Wait timeout"
+    with pytest.raises(NoAnswer, match=named), connecting(0, range(3), lambda rank: rank == 2):
+        store.wait(["1/cpu"], timedelta(milliseconds=1))
+    unknown = r"one of \[1, 2\] has ended or did not answer"
+    with pytest.raises(NoAnswer, match=unknown), connecting(0, range(3), lambda _: False):
+        store.wait(["1/cpu"], timedelta(milliseconds=1))
+    with pytest.raises(RuntimeError, match="no backend"), connecting(0, range(3), lambda _: True):
+        raise RuntimeError("no backend")

@@ -9,20 +9,24 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, final
+from typing import final
 
 import torch
 from torch import Tensor
 
+from weft.errors import NoAnswer
 from weft.runtime.channels.channel import COMBINE, SIGNED
 from weft.runtime.channels.process import ProcessChannel
 from weft.runtime.channels.shared_link import SharedLink, Take, connect, listener, offer
-from weft.runtime.failures.board import FailureBoard
+from weft.runtime.failures.awaited import Entries
+from weft.runtime.failures.board import FailureBoard, first_line
 from weft.runtime.failures.stamps import check_stamp
 from weft.runtime.failures.waits import PATIENCE
 
 # Addresses that begin with a zero byte are no files.
 _ADDRESS = "\0weft-{}"
+# To which ranks come that connect, in errors.
+_PLACE = "a link between processes of this host"
 # Nanoseconds that a wait may stay awake.
 SPIN_NS = 60_000
 
@@ -32,7 +36,7 @@ class SharedChannel(ProcessChannel):
     """One rank's end of a communicator whose ranks are processes of one host.
 
     Args:
-        store: the job's store, to find the other ranks.
+        entries: of the job's store, to find the other ranks.
         number: of the communicator in the job; the same on all its ranks.
         ranks: in the communicator's order.
         index: position of this rank among them.
@@ -44,7 +48,7 @@ class SharedChannel(ProcessChannel):
 
     def __init__(
         self,
-        store: Any,
+        entries: Entries,
         number: int,
         ranks: Sequence[int],
         index: int,
@@ -54,7 +58,7 @@ class SharedChannel(ProcessChannel):
         super().__init__(ranks, index, torch.device("cpu"), board)
         self._timeout = timeout
         self._in_turn = False
-        self._links = _links(store, f"weft/link/{number}", self.size, index, timeout)
+        self._links = _links(entries, f"weft/link/{number}", ranks, index, timeout)
         for peer, link in self._links.items():
             link.check = partial(check_stamp, peer=self.ranks[peer])
         self._poll = select.poll()
@@ -238,14 +242,46 @@ def _turn(links: Sequence[SharedLink], number: int) -> Callable[[], bool]:
     return lambda: len(link.incoming) > len(previous.incoming)
 
 
-def _links(store: Any, key: str, size: int, index: int, timeout: float) -> dict[int, SharedLink]:
-    """A link to every other rank of a communicator, by its position there."""
+def _links(
+    entries: Entries, key: str, ranks: Sequence[int], index: int, timeout: float
+) -> dict[int, SharedLink]:
+    """A link to every other rank of a communicator, by its position there.
+
+    Raises:
+        RankFailure: another one has ended, or did not answer in time; or the ranks do not go on together.
+    """
     address = _ADDRESS.format(uuid.uuid4().hex)
-    with listener(address) as listening:
-        store.set(f"{key}/{index}", address[1:])
-        links = {
-            lower: connect(_ADDRESS[0] + store.get(f"{key}/{lower}").decode(), index, timeout)
-            for lower in range(index)
-        }
-        links.update(offer(listening, timeout) for _ in range(index + 1, size))
+    links: dict[int, SharedLink] = {}
+    try:
+        with listener(address) as listening:
+            entries.write(f"{key}/{index}", address[1:])
+            for lower, rank in enumerate(ranks[:index]):
+                there = _ADDRESS[0] + entries.read(f"{key}/{lower}", rank, _PLACE)
+                look = partial(entries.look, [rank], _PLACE)
+                with _named(ranks[index], [rank], timeout):
+                    links[lower] = connect(there, index, timeout, look)
+            while missing := [n for n in range(index + 1, len(ranks)) if n not in links]:
+                waits = [ranks[number] for number in missing]
+                with _named(ranks[index], waits, timeout):
+                    links.update([offer(listening, timeout, partial(entries.look, waits, _PLACE))])
+    except BaseException:
+        for link in links.values():
+            link.close()
+        raise
     return links
+
+
+@contextmanager
+def _named(rank: int, waits: Sequence[int], timeout: float) -> Iterator[None]:
+    """Say of an error of a socket for whom a rank waits.
+
+    Raises:
+        NoAnswer: one of those has ended, or did not answer in time.
+    """
+    try:
+        yield
+    except (TimeoutError, BrokenPipeError, ConnectionRefusedError, ConnectionResetError) as error:
+        raise NoAnswer(
+            f"rank {rank} waits for a link to one of {list(waits)}, which has ended or did not answer within "
+            f"{timeout:.0f} s: {first_line(error)}"
+        ) from error

@@ -13,18 +13,23 @@ import os
 import socket
 import struct
 import sys
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import final
+from typing import TypeVar, final
 
 import torch
 from torch import Tensor
 
 from weft.errors import InternalError
 
+T = TypeVar("T")
+
+# Seconds between two looks around while a process connects.
+LOOK_SECONDS = 0.2
 # Each direction has so many slots: while one is filled, others are read.
 SLOTS = 4
 SLOT_BYTES = 2**19
@@ -281,41 +286,88 @@ def listener(address: str) -> socket.socket:
     return found
 
 
-def offer(listening: socket.socket, timeout: float) -> tuple[int, SharedLink]:
-    """The lower rank's end for the next process that connects, and the number that this one names."""
-    listening.settimeout(timeout)
+def offer(
+    listening: socket.socket, timeout: float, look: Callable[[], object] = _at_once
+) -> tuple[int, SharedLink]:
+    """The lower rank's end for the next process that connects, and the number that this one names.
+
+    Args:
+        listening: as `listener` makes it.
+        timeout: seconds to wait for the process.
+        look: called again and again meanwhile; what it raises ends the wait.
+    """
     while True:
-        connection, _ = listening.accept()
+        connection, _ = _in_time(listening, listening.accept, timeout, look)
         if _same_user(connection):
             break
         connection.close()
-    connection.settimeout(timeout)
-    (number,) = _NUMBER.unpack(connection.recv(_NUMBER.size, socket.MSG_WAITALL))
-    descriptor = os.memfd_create("weft", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(descriptor, _BYTES)
-    fcntl.fcntl(descriptor, _ADD_SEALS, _SEALS)
-    socket.send_fds(connection, [_WAKE], [descriptor])
-    return number, _mapped(connection, descriptor, lower=True)
+    with _closed_where_it_fails(connection):
+        connection.settimeout(timeout)
+        named = connection.recv(_NUMBER.size, socket.MSG_WAITALL)
+        if len(named) < _NUMBER.size:
+            raise ConnectionResetError("a peer connected and ended")
+        (number,) = _NUMBER.unpack(named)
+        descriptor = os.memfd_create("weft", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, _BYTES)
+        fcntl.fcntl(descriptor, _ADD_SEALS, _SEALS)
+        socket.send_fds(connection, [_WAKE], [descriptor])
+        return number, _mapped(connection, descriptor, lower=True)
 
 
-def connect(address: str, number: int, timeout: float) -> SharedLink:
-    """The higher rank's end: connects to the lower rank's address and names its own number."""
+def connect(
+    address: str, number: int, timeout: float, look: Callable[[], object] = _at_once
+) -> SharedLink:
+    """The higher rank's end: connects to the lower rank's address and names its own number.
+
+    Args:
+        address: at which the lower rank listens.
+        number: by which it knows this one.
+        timeout: seconds to wait for its answer.
+        look: called again and again meanwhile; what it raises ends the wait.
+    """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    connection.settimeout(timeout)
-    connection.connect(address)
-    if not _same_user(connection):
-        connection.close()
-        raise ConnectionError("another user listens where a peer should")
-    connection.sendall(_NUMBER.pack(number))
-    _, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
-    if not descriptors:
-        connection.close()
-        raise ConnectionError("a peer hands over no memory")
-    _check_sealed(connection, descriptors[0])
-    return _mapped(connection, descriptors[0], lower=False)
+    with _closed_where_it_fails(connection):
+        connection.settimeout(timeout)
+        connection.connect(address)
+        if not _same_user(connection):
+            raise ConnectionError("another user listens where a peer should")
+        connection.sendall(_NUMBER.pack(number))
+        came, descriptors, _, _ = _in_time(
+            connection, lambda: socket.recv_fds(connection, 1, 1), timeout, look
+        )
+        if not came:
+            raise ConnectionResetError("the peer has ended")
+        if not descriptors:
+            raise ConnectionError("a peer hands over no memory")
+        _check_sealed(descriptors[0])
+        return _mapped(connection, descriptors[0], lower=False)
 
 
-def _check_sealed(connection: socket.socket, descriptor: int) -> None:
+@contextmanager
+def _closed_where_it_fails(connection: socket.socket) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _in_time(
+    end: socket.socket, call: Callable[[], T], timeout: float, look: Callable[[], object]
+) -> T:
+    """Make a call that waits at a socket, and look around every now and then meanwhile."""
+    until = time.monotonic() + timeout
+    while True:
+        end.settimeout(max(0.001, min(LOOK_SECONDS, until - time.monotonic())))
+        try:
+            return call()
+        except TimeoutError:
+            look()
+            if time.monotonic() >= until:
+                raise
+
+
+def _check_sealed(descriptor: int) -> None:
     """Check that memory from a peer has the size that both count on, for ever: what shrinks would end who reads it."""
     try:
         seals = fcntl.fcntl(descriptor, _GET_SEALS)
@@ -323,7 +375,6 @@ def _check_sealed(connection: socket.socket, descriptor: int) -> None:
         seals = 0
     if seals & _SEALS != _SEALS or os.fstat(descriptor).st_size != _BYTES:
         os.close(descriptor)
-        connection.close()
         raise ConnectionError("a peer hands over memory of another size, or whose size may change")
 
 

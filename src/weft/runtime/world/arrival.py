@@ -12,9 +12,8 @@ import atexit
 import fcntl
 import multiprocessing
 import os
-import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TextIO
@@ -23,13 +22,15 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
 from weft.errors import NoAnswer
-from weft.runtime.failures.calls import user_line
+from weft.runtime.failures.awaited import Entries
+from weft.runtime.failures.board import first_line
 from weft.runtime.world.nodes.joined import ended_key
 from weft.runtime.world.signed import signed
 from weft.runtime.world.variables import started
 
-# Seconds between two looks at who has come: at first, and at most.
-_SOON, _LATE = 0.001, 0.2
+_HERE = "weft.compile, or whatever else needs all ranks; every process must come there"
+# Words of torch's errors where a process has not come to the others, or has ended, while they make a group.
+_ALONE = ("wait timeout", "timeout waiting", "timed out", "connectfullmesh failed", "by peer")
 # Seconds in which a process that ends reaches torchrun's store.
 _REACH = timedelta(seconds=5)
 # The process that torchrun has started, so that those that it starts do not speak for it.
@@ -80,29 +81,40 @@ def await_all(
 
     Raises:
         NoAnswer: names the rank that has ended before it came, or did not come in time.
+        RankFailure: the ranks do not go on together.
     """
-    store.set(_came(rank), "")
-    pause, end = _SOON, time.monotonic() + timeout.total_seconds()
-    missing = [other for other in range(size) if other != rank]
-    while missing := [other for other in missing if not store.check([_came(other)])]:
-        for other in missing:
-            # It may have come, worked and ended since it was looked for.
-            if gone(other) and not store.check([_came(other)]):
-                raise NoAnswer(f"rank {other} has ended before it came to {_here(rank)}")
-        if time.monotonic() > end:
-            raise NoAnswer(
-                f"rank {missing[0]} did not come within {timeout.total_seconds():.0f} s to {_here(rank)}"
-            )
-        time.sleep(pause)
-        pause = min(2 * pause, _LATE)
+    entries = Entries(store, rank, gone, timeout.total_seconds())
+    entries.write(_came(rank), "")
+    entries.wait({other: _came(other) for other in range(size) if other != rank}, _HERE)
 
 
-def _here(rank: int) -> str:
-    file, line = user_line()
-    return (
-        "weft.compile, or whatever else needs all ranks; every process must come there: "
-        f"rank {rank} waits for it in {file}:{line}"
-    )
+@contextmanager
+def connecting(rank: int, ranks: Sequence[int], gone: Callable[[int], bool]) -> Iterator[None]:
+    """Say of an error of torch's, while ranks make a process group, which of them has ended, as far as can be told.
+
+    Args:
+        rank: this one.
+        ranks: that make it.
+        gone: whether another rank has ended.
+
+    Raises:
+        NoAnswer: one of them has ended, or did not answer in time.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        others = [other for other in ranks if other != rank]
+        if not others or not any(words in str(error).lower() for words in _ALONE):
+            raise
+        ended = [other for other in others if gone(other)]
+        who = (
+            f"rank {ended[0]} has ended"
+            if ended
+            else f"one of {others} has ended or did not answer"
+        )
+        raise NoAnswer(
+            f"rank {rank} did not connect with ranks {others}: {who}: {first_line(error)}"
+        ) from error
 
 
 def _came(rank: int) -> str:
@@ -119,12 +131,22 @@ def under_torchrun() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and "RANK" in os.environ
 
 
-def join(backend: str, timeout: timedelta) -> None:
+def join(backend: str, timeout: timedelta, gone: Callable[[int], bool]) -> None:
     """Call `torch.distributed.init_process_group`, under torchrun when all processes have come.
 
+    Args:
+        backend, timeout: as it takes them.
+        gone: whether another rank has ended.
+
     Raises:
-        NoAnswer: as `await_all`.
+        NoAnswer: as `await_all`; or one has ended, or did not answer, later.
     """
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    with connecting(rank, range(size), gone):
+        _join(backend, timeout)
+
+
+def _join(backend: str, timeout: timedelta) -> None:
     if not under_torchrun():
         dist.init_process_group(backend, timeout=timeout)
         return

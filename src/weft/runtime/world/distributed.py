@@ -24,10 +24,11 @@ from weft.runtime.channels.process import GlooChannel, ProcessChannel
 from weft.runtime.channels.shared import SharedChannel
 from weft.runtime.channels.shared_link import host
 from weft.runtime.devices.backend import BACKENDS
+from weft.runtime.failures.awaited import Entries, begin_waits, end_waits
 from weft.runtime.failures.board import FailureBoard, PeerFailure
 from weft.runtime.failures.calls import CALLS, accounts, looking
 from weft.runtime.memory.allocator import keep_freed_memory
-from weft.runtime.world.arrival import await_all, join, say_at_end
+from weft.runtime.world.arrival import await_all, connecting, join, say_at_end
 from weft.runtime.world.measure_links import measured_links
 from weft.runtime.world.meeting import gone
 from weft.runtime.world.signed import signed
@@ -63,14 +64,15 @@ class DistributedWorld(World):
         if device_type == "cpu":
             keep_freed_memory()  # before there are threads, which keep the heaps that they have
         if not dist.is_initialized():
-            join(self._backend.library, self._timeout)
+            join(self._backend.library, self._timeout, gone())
         super().__init__(dist.get_world_size(), (dist.get_rank(),), device_type, timeout)
         store = signed(dist.distributed_c10d._get_default_store())
-        await_all(store, self.rank, self.size, gone(store), self._timeout)
+        self._gone = gone(store)
+        await_all(store, self.rank, self.size, self._gone, self._timeout)
+        self._entries = Entries(store, self.rank, self._gone, timeout)
         self._board = FailureBoard(store, self.rank, self.size)
-        self._store = store
         offers = self._backend.shares_memory
-        self._hosts = _hosts(store, self.rank, self.size, shares) if offers else ()
+        self._hosts = _hosts(self._entries, self.rank, self.size, shares) if offers else ()
         # Communicators so far, of all ranks: they connect in the same order everywhere.
         self._connected = 0
         # What `links` found.
@@ -107,12 +109,12 @@ class DistributedWorld(World):
         shared, group = self._on_one_host(ranks), None
         if not shared:  # all processes must make the group
             library = self._backend.library
-            group = dist.new_group(sorted(ranks), timeout=self._timeout, backend=library)
+            group = self._group(sorted(ranks), library)
         if not own:
             return None
         index, timeout = ranks.index(self.rank), self._timeout.total_seconds()
         found: ProcessChannel = (
-            SharedChannel(self._store, self._connected, ranks, index, self._board, timeout)
+            SharedChannel(self._entries, self._connected, ranks, index, self._board, timeout)
             if shared
             else self._backend.process_channel(group, ranks, index, self._device, self._board)
         )
@@ -120,6 +122,10 @@ class DistributedWorld(World):
         found.account = accounts(self.calls, self._board, self.rank, tuple(ranks))
         self._note(found)
         return found
+
+    def _group(self, ranks: list[int], library: str) -> Any:
+        with connecting(self.rank, ranks, self._gone):
+            return dist.new_group(ranks, timeout=self._timeout, backend=library)
 
     def _note(self, channel: ProcessChannel) -> None:
         """Keep a channel in mind that `give_up` is to end; at once where that was called before."""
@@ -151,7 +157,7 @@ class DistributedWorld(World):
             found = self.connect((Communicator(0, every),))[self.rank][0]
         else:
             # What connects devices does not take tensors of the host.
-            group = dist.new_group(list(every), timeout=self._timeout, backend="gloo")
+            group = self._group(list(every), "gloo")
             host = torch.device("cpu")
             made = GlooChannel(group, every, self.rank, host, self._board)
             self._note(made)
@@ -219,11 +225,12 @@ def shares_memory(environment: Mapping[str, str]) -> bool:
     return found == "shared"
 
 
-def _hosts(store: Any, rank: int, size: int, shares: bool) -> tuple[str, ...]:
+def _hosts(entries: Entries, rank: int, size: int, shares: bool) -> tuple[str, ...]:
     """For every rank, its host; "" where memory is not to be shared."""
     own = host() if shares else ""
-    store.set(f"weft/host/{rank}", own)
-    return tuple(store.get(f"weft/host/{other}").decode() for other in range(size))
+    entries.write(f"weft/host/{rank}", own)
+    there = "the others, as each says on which host it is"
+    return tuple(entries.read(f"weft/host/{other}", other, there) for other in range(size))
 
 
 def _device(device_type: str) -> torch.device:
@@ -266,6 +273,8 @@ def give_up(why: str) -> None:
     Args:
         why: the ranks will not go on together.
     """
+    # A world that is being made stands among them later.
+    end_waits(PeerFailure(f"this rank stopped: {why}"))
     for world in list(_lasting_worlds.values()):
         if isinstance(world, DistributedWorld):
             world.give_up(why)
@@ -283,11 +292,12 @@ def end_lasting_worlds() -> None:
         with suppress(Exception):  # of a store, or a rank, that has gone
             world.close()
     if not dist.is_initialized():
-        # One that failed on the way has taken a name, which torch gives by a count: the next one would have another than
-        # that of a process that has made none, and they would wait for each other's entries in vain. Torch counts anew
-        # after a group was destroyed.
+        # One that failed on the way has taken a name, which torch gives by a count: the next one would have another
+        # than that of a process that has made none, and they would wait for each other's entries in vain. Torch
+        # counts anew after a group was destroyed.
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
     dist.destroy_process_group()
+    begin_waits()
 
 
 say_at_end()

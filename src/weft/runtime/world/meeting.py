@@ -87,8 +87,10 @@ def gone(store: Store | None = None) -> Callable[[int], bool]:
     """A function that tells whether a rank of the job has ended.
 
     Args:
-        store: of the job, where no launcher of weft's has started it.
+        store: of the job, where no launcher of weft's has started it; None where it is not there yet, and nothing
+            can be told.
     """
     if MEETING in os.environ:
         return partial(sign_is_gone, os.environ[MEETING])
-    return said_to_be_gone(_nodes_store() if STORE in os.environ else store)
+    found = _nodes_store() if STORE in os.environ else store
+    return (lambda _: False) if found is None else said_to_be_gone(found)

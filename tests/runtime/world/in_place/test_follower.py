@@ -72,6 +72,15 @@ def test_a_rank_goes_on_with_the_variables_of_the_new_world(both: Both) -> None:
     assert both.hear() == ("outside", "")
 
 
+def test_all_waits_have_ended_before_the_rank_goes_on(both: Both) -> None:
+    """Else it would begin those of the new world before the listening thread ends what it takes for the old one's."""
+    told: SimpleQueue[bool] = SimpleQueue()
+    both.follower.enter(lambda _: told.put(both.follower._said.is_set()))
+    both.launcher.say(STOP, "rank 1 is gone")
+    assert told.get(timeout=10) is False
+    assert both.follower.goes_on(OSError("a connection"))
+
+
 def test_a_failure_by_others_is_told_and_waits_for_the_launcher(both: Both) -> None:
     """And this rank's own waits end, so that others do not wait for it."""
     answers: list[bool] = []

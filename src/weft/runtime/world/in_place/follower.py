@@ -112,9 +112,10 @@ class Follower:
     def _listen(self) -> None:
         for word, text in self._line.heard():
             if word == STOP:
+                # Before the rank hears of it: what it begins afterwards is of the new world, and is not to stop.
+                self._tell_to_stop(text)
                 self._word = STOP
                 self._said.set()
-                self._tell_to_stop(text)
             elif word == RESTART_ALL:
                 self._word = RESTART_ALL
                 self._said.set()

@@ -1,0 +1,105 @@
+"""Entries in the job's store that other ranks write, waited for as long as those live and go on with this one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, final
+
+from weft.errors import NoAnswer, RankFailure
+from weft.runtime.failures.calls import user_line
+
+# Seconds between two looks at entries: at first, and at most.
+_SOON, _LATE = 0.001, 0.2
+
+# The failure that ends all such waits of this process, as the ranks do not go on together; empty as long as they do.
+_ended: list[RankFailure] = []
+
+
+def end_waits(failure: RankFailure) -> None:
+    """End all waits of `Entries` in this process with a failure, and those that begin, until `begin_waits`."""
+    if not _ended:
+        _ended.append(failure)
+
+
+def begin_waits() -> None:
+    """Waits may begin again: the old world has ended, and the next one is another."""
+    _ended.clear()
+
+
+@final
+class Entries:
+    """Entries of a job's store, each of which a rank writes once.
+
+    Args:
+        store: of the job.
+        rank: this one.
+        gone: whether another rank has ended.
+        seconds: after which one that has written nothing counts as lost.
+    """
+
+    def __init__(self, store: Any, rank: int, gone: Callable[[int], bool], seconds: float) -> None:
+        self._store, self._rank, self._gone, self._seconds = store, rank, gone, seconds
+
+    def write(self, key: str, text: str) -> None:
+        """Write an entry."""
+        self._store.set(key, text)
+
+    def read(self, key: str, rank: int, place: str) -> str:
+        """An entry, once a rank has written it.
+
+        Args:
+            key: of the entry.
+            rank: that writes it.
+            place: to which it comes by that, for errors.
+
+        Raises:
+            RankFailure: as `wait` does.
+        """
+        self.wait({rank: key}, place)
+        return str(self._store.get(key).decode())
+
+    def wait(self, keys: Mapping[int, str], place: str) -> None:
+        """Wait for entries.
+
+        Args:
+            keys: by the rank that writes the entry.
+            place: to which a rank comes by that, for errors.
+
+        Raises:
+            NoAnswer: names a rank that has ended before it wrote its entry, or did not write it in time.
+            RankFailure: that of `end_waits`.
+        """
+        pause, end, missing = _SOON, time.monotonic() + self._seconds, dict(keys)
+        while missing := {r: key for r, key in missing.items() if not self._store.check([key])}:
+            # It may have written, worked and ended since it was looked for.
+            self.look(missing, place, lambda r, rest=missing: self._store.check([rest[r]]))
+            if time.monotonic() > end:
+                late = f"rank {min(missing)} did not come within {self._seconds:.0f} s to {place}"
+                raise NoAnswer(late + self._waits())
+            time.sleep(pause)
+            pause = min(2 * pause, _LATE)
+
+    def look(
+        self, ranks: Collection[int], place: str, came: Callable[[int], bool] = lambda _: False
+    ) -> None:
+        """Raise where this rank waits in vain.
+
+        Args:
+            ranks: that it waits for.
+            place: to which they come, for errors.
+            came: whether one has come there, asked once it has ended.
+
+        Raises:
+            NoAnswer: one of them has ended.
+            RankFailure: that of `end_waits`.
+        """
+        if _ended:
+            raise type(_ended[0])(*_ended[0].args)  # each wait its own, with its own traceback
+        for rank in ranks:
+            if self._gone(rank) and not came(rank):
+                raise NoAnswer(f"rank {rank} has ended before it came to {place}{self._waits()}")
+
+    def _waits(self) -> str:
+        file, line = user_line()
+        return f": rank {self._rank} waits for it in {file}:{line}"
