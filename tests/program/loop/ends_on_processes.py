@@ -16,6 +16,7 @@ import weft
 from weft.errors import NoAnswer
 from weft.program.loop.old_world import end_old_world
 from weft.runtime.failures.board import PeerFailure
+from weft.runtime.world import distributed
 from weft.runtime.world.distributed import current_world, give_up
 from weft.runtime.world.meeting import meet_again
 from weft.runtime.world.variables import MEETING
@@ -57,6 +58,18 @@ def meet_in_vain() -> None:
     os.environ[MEETING] = meeting
 
 
+def meet_in_part() -> None:
+    """Both come, and hear that the other one is lost before they say on which host they are."""
+    os.environ[MEETING] += "-2"
+    meet_again()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(distributed, "host", lambda: give_up("one is lost") or "")
+        with pytest.raises(PeerFailure, match="one is lost"):
+            current_world()
+    # No thread of the world that was never made is left.
+    assert end_old_world() == ""
+
+
 if __name__ == "__main__":
     program, first = trained()
     if RANK == 0:
@@ -71,6 +84,7 @@ if __name__ == "__main__":
     assert not [each for each in threading.enumerate() if each.name.startswith("weft ")]
     if RANK == 0:
         meet_in_vain()
+    meet_in_part()
     os.environ[MEETING] += "-1"
     os.environ["RANK"] = str(1 - RANK)
     meet_again()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, final
 
 from weft.errors import NoAnswer, RankFailure
@@ -70,15 +71,19 @@ class Entries:
             NoAnswer: names a rank that has ended before it wrote its entry, or did not write it in time.
             RankFailure: that of `end_waits`.
         """
+        self.look((), place)  # also where all are there
         pause, end, missing = _SOON, time.monotonic() + self._seconds, dict(keys)
         while missing := {r: key for r, key in missing.items() if not self._store.check([key])}:
             # It may have written, worked and ended since it was looked for.
-            self.look(missing, place, lambda r, rest=missing: self._store.check([rest[r]]))
+            self.look(missing, place, partial(self._is_there, missing))
             if time.monotonic() > end:
                 late = f"rank {min(missing)} did not come within {self._seconds:.0f} s to {place}"
                 raise NoAnswer(late + self._waits())
             time.sleep(pause)
             pause = min(2 * pause, _LATE)
+
+    def _is_there(self, keys: Mapping[int, str], rank: int) -> bool:
+        return bool(self._store.check([keys[rank]]))
 
     def look(
         self, ranks: Collection[int], place: str, came: Callable[[int], bool] = lambda _: False

@@ -71,8 +71,6 @@ class DistributedWorld(World):
         await_all(store, self.rank, self.size, self._gone, self._timeout)
         self._entries = Entries(store, self.rank, self._gone, timeout)
         self._board = FailureBoard(store, self.rank, self.size)
-        offers = self._backend.shares_memory
-        self._hosts = _hosts(self._entries, self.rank, self.size, shares) if offers else ()
         # Communicators so far, of all ranks: they connect in the same order everywhere.
         self._connected = 0
         # What `links` found.
@@ -83,8 +81,19 @@ class DistributedWorld(World):
         self._lock = threading.Lock()
         # So that the others know where a rank was that ended early.
         atexit.register(self._part)
+        try:
+            self._everyone = self._meet(shares)
+        except BaseException:  # nobody else has it: its thread would work on
+            atexit.unregister(self._part)
+            self._board.close()
+            raise
+
+    def _meet(self, shares: bool) -> Channel:
+        """Find out on which hosts the others are, and connect with them."""
+        offers = self._backend.shares_memory
+        self._hosts = _hosts(self._entries, self.rank, self.size, shares) if offers else ()
         everyone = Communicator(0, tuple(range(self.size)))
-        self._everyone = self.connect((everyone,))[self.rank][0]
+        return self.connect((everyone,))[self.rank][0]
 
     @property
     def rank(self) -> int:
