@@ -1,4 +1,4 @@
-"""How much longer the busiest stage of a pipeline takes than the mean, where stages are cut evenly.
+"""The busiest stage of a pipeline against the mean of all, where stages are cut evenly.
 
 As `compiler.stages.balance` cuts them: between blocks, where the dearest stage is no dearer than it tolerates, else
 within them. All that is outside of blocks, a head most of it, is in the last stage.
