@@ -896,6 +896,8 @@ if __name__ == "__main__":
     warm()
     every = {case.__name__: (case, "shared") for case in CASES}
     every |= {f"{case.__name__} over gloo": (case, "gloo") for case in OVER_GLOO}
-    if sys.argv[1:]:
-        every = {name: every[name] for name in sys.argv[1:]}
+    names = sys.argv[1:]
+    if names[:1] == ["--without"]:
+        names = [name for name in every if name not in names]
+    every = {name: every[name] for name in names or every}
     sys.stdout.write(json.dumps(run(every)))

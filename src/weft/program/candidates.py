@@ -12,7 +12,7 @@ from weft.layout import Placement
 from weft.program.everyone import agreed
 from weft.program.live.holds import Lying
 from weft.program.planner import Planner
-from weft.program.planning.auto import Candidate
+from weft.program.planning.auto import PlacedStrategy
 from weft.program.planning.build import local_ranks
 from weft.program.planning.costs import agreed_costs
 from weft.program.planning.step import Step
@@ -52,7 +52,7 @@ class Candidates:
         )
         return Planner(strategy, placement, local_ranks(self.world, placement), options, self.held)
 
-    def lying_alike(self, found: Sequence[Candidate], count: int) -> list[Candidate]:
+    def lying_alike(self, found: Sequence[PlacedStrategy], count: int) -> list[PlacedStrategy]:
         """The first of those that lay the model as open programs do. Every process must call it.
 
         Args:
@@ -62,7 +62,7 @@ class Candidates:
         Raises:
             UserError: on all ranks, when none does.
         """
-        alike: list[Candidate] = []
+        alike: list[PlacedStrategy] = []
         refused = UserError("there is none")
         for candidate in found:
             planner = self.planner(*candidate)

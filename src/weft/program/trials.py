@@ -31,7 +31,7 @@ from weft.program.feeding.feed import Feeder
 from weft.program.feeding.shards import layouts_on, local_part, shares_of
 from weft.program.live.holds import lying, named_variables
 from weft.program.live.variables import add_loss_scale, add_masters
-from weft.program.planning.auto import Candidate
+from weft.program.planning.auto import PlacedStrategy
 from weft.program.planning.build import build
 from weft.program.planning.guards import Guards
 from weft.program.planning.step import Step
@@ -73,7 +73,7 @@ class Trials:
     step: Step
     kernels: Kernels
 
-    def fastest(self, candidates: Sequence[Candidate]) -> Candidate:
+    def fastest(self, candidates: Sequence[PlacedStrategy]) -> PlacedStrategy:
         """The fastest candidate; of those that its trials do not tell apart the first. The same on all ranks.
 
         Those near the fastest run again, in reverse and back, as long as trials do not tell them apart: what else
@@ -107,7 +107,7 @@ class Trials:
     def _try(
         self,
         number: int,
-        candidate: Candidate,
+        candidate: PlacedStrategy,
         found: dict[int, list[Seconds]],
         errors: list[UserError | TrialFailure],
     ) -> None:

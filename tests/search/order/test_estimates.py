@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from search.jobs import begun, decoder
 from weft.search.evaluation.measures import Measures, Refused
+from weft.search.order.alike import Alike
 from weft.search.order.estimates import Estimates
 from weft.search.record.learned import Learned, Look
 from weft.search.space.point import Point
@@ -68,6 +69,6 @@ def test_points_alike_wait_where_one_was_refused() -> None:
     before = crowded(LIMIT)
     points = Points.of((alike, other))
     known = Learned(looks={point: Look(Refused("not so"), 0.0)})
-    after = replace(before, learned=known, _looks={}, _factors={}, _bytes={}, _refused=set())
+    after = replace(before, learned=known, _looks={}, _alike=Alike())
     assert (after.rough(points) / before.rough(points)).tolist() == [2.0, 1.0]
     assert after.known > before.known

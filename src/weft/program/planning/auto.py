@@ -25,7 +25,7 @@ from weft.strategy.parts import Stage
 from weft.strategy.strategy import Strategy
 
 # A strategy that a search found, and the ranks of the placement in its grid.
-Candidate: TypeAlias = tuple[Strategy, Placement]
+PlacedStrategy: TypeAlias = tuple[Strategy, Placement]
 
 AUTO = "auto"
 
@@ -57,7 +57,7 @@ def asked_of(
 
 def chosen(
     world: World, step: Step, placement: Placement, auto: Auto, spare: int = 0
-) -> list[Candidate]:
+) -> list[PlacedStrategy]:
     """The strategy that a search finds, and the ranks of a placement in its grid. Every process must call it.
 
     Where the search is to measure, as many as it says, not all of one kind, the quickest by simulation first.
@@ -111,7 +111,7 @@ def chosen(
     return [_placed(text, placement) for text in texts]
 
 
-def _placed(text: str, placement: Placement) -> Candidate:
+def _placed(text: str, placement: Placement) -> PlacedStrategy:
     """A strategy that was found, and the ranks of a placement in its grid.
 
     A search names the ranks of stages by their places in the placement.

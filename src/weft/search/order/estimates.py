@@ -1,45 +1,32 @@
 """Estimates of points: first by floors, then by lines through small steps, which correct those of points alike.
 
-A pipeline is estimated by the point without its stages: with as many ranks for data and layers, and all blocks on
-each. Its stages share that step's work; the first and the last micro-batches find other stages idle.
+A pipeline is estimated by the point without its stages (`in_stages`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
-from statistics import median
-from typing import NamedTuple, TypeAlias, final
+from typing import NamedTuple, final
 
 import numpy as np
 
 from weft.search.bounds.floors import Floors
-from weft.search.evaluation.measures import Measures, Refused
+from weft.search.evaluation.measures import Answer, Measures, Refused
+from weft.search.order.alike import Alike, Columns, columns_of
+from weft.search.order.in_stages import in_stages
 from weft.search.order.lines import Lines, along
 from weft.search.record.learned import Learned, Look
 from weft.search.space.point import Point
-from weft.search.space.points import Floats, Ints, Mask, Points
+from weft.search.space.points import Floats, Mask, Points
 from weft.strategy.strategy import Strategy
-from weft.units import Bytes, Seconds
+from weft.units import Seconds
 
-_Key: TypeAlias = tuple[tuple[str, int], ...]
-Column: TypeAlias = Ints | Mask
-# The part of a pipeline's bubble that is left where other orders, or gradients of weights apart, fill it (on paper they
-# fill it whole); parts in turn exchange more in it.
-_BUBBLE = {"": 0.7, "zero_bubble": 0.7, "interleaved": 2.0}
-# Times as long as without tensor parallelism that steps of pipelines take beside their small steps, which overlap sums
-# of one micro-batch with work of others; and once more where gradients of weights are apart.
-_TENSOR_IN_STAGES, _TENSOR_APART = 1.07, 1.1
 # Times as long as others that plans take in which gradients of weights are acts of their own.
 _SPLIT = 1.4
 # Times as long as their small steps without stages say that plans of pipelines take: equal stages are planned once.
 _STAGED = 0.7
-# Times as many bytes as estimated that pipelines take at most whose ranks have several parts (of 18 plans that were
-# compared, 1.15 at most).
-_LARGER_IN_TURNS = 1.15
-# Times as long as estimated that points are thought to take of which one alike was refused.
-_REFUSED = 2.0
 # The part of the limit that a point with as few blocks recomputed as fit may take by estimate.
 _ROOM = 0.97
 # A point that has no room comes behind all that have, those first that have almost.
@@ -58,7 +45,7 @@ class Floored(NamedTuple):
 
     about: Floats
     likely: Floats
-    columns: Mapping[str, Column]
+    columns: Columns
 
 
 @final
@@ -93,23 +80,20 @@ class Estimates:
     strategy: Callable[[Point], Strategy]
     learned: Learned = Learned()  # noqa: RUF009 (frozen)
     _looks: dict[Point, Look] = field(default_factory=dict, repr=False)
-    _factors: dict[_Key, list[float]] = field(default_factory=dict, repr=False)
-    _bytes: dict[_Key, list[float]] = field(default_factory=dict, repr=False)
-    _refused: set[_Key] = field(default_factory=set, repr=False)
+    _alike: Alike = field(default_factory=Alike, repr=False)
 
     def __post_init__(self) -> None:
         self._looks.update(self.learned.looks)
-        seen = {point: look.answer for point, look in self.learned.looks.items()}
-        for point, answer in (*seen.items(), *self.learned.points.items()):
+        for flat, look in self.learned.looks.items():
+            self._learn_look(flat, look.answer)
+        for point, answer in self.learned.points.items():
             if isinstance(answer, Measures):
                 self.learn(point, answer)
-            elif isinstance(answer, Refused):
-                self._learn_refusal(point)
 
     @property
     def known(self) -> int:
         """The number of points of which something is known that estimates of others hang on."""
-        return len(self._factors.get((), ())) + len(self._refused)
+        return self._alike.known
 
     @property
     def looks(self) -> Mapping[Point, Look]:
@@ -129,7 +113,7 @@ class Estimates:
 
     def _floored(self, points: Points) -> Floored:
         about, likely = self.floors.about(points), self.floors.likely(points)
-        return Floored(about, likely, self._columns(points))
+        return Floored(about, likely, columns_of(points, self.floors.facts.samples))
 
     def rough_from(self, known: ByFloors) -> Floats:
         """Seconds as `rough` gives them, from what floors say.
@@ -145,12 +129,8 @@ class Estimates:
 
     def _corrected(self, floored: Floored) -> tuple[Floats, Floats]:
         """Seconds, and bytes beside what devices reserve, as what points alike took says."""
-        columns = floored.columns
-        refused = _any_of(self._refused, columns)
-        return (
-            floored.about * self._times(self._factors, columns) * np.where(refused, _REFUSED, 1.0),
-            floored.likely * self._times(self._bytes, columns),
-        )
+        ratios = self._alike.ratios(floored.columns)
+        return floored.about * ratios.seconds, floored.likely * ratios.memory
 
     def _with_fewer(self, seconds: Floats, memory: Floats, kept: Floored) -> Floats:
         """Between none of the blocks and all of them, as far as room asks for; all where none need."""
@@ -192,7 +172,7 @@ class Estimates:
         found = self._looks[flat].answer
         if not isinstance(found, Measures):
             return None
-        return found if point.stages == 1 else self._in_stages(point, flat, found)
+        return found if point.stages == 1 else in_stages(point, flat, found, self.floors)
 
     @property
     def _blocks(self) -> int:
@@ -236,10 +216,7 @@ class Estimates:
     def _look(self, flat: Point) -> Look:
         strategy = self.strategy(flat)
         answer = self.lines.of(strategy)
-        if isinstance(answer, Measures):
-            self.learn(flat, answer)
-        elif isinstance(answer, Refused):
-            self._learn_refusal(flat)
+        self._learn_look(flat, answer)
         return Look(answer, self.lines.seconds_of_plan(strategy))
 
     def seconds(self, point: Point) -> Seconds:
@@ -282,133 +259,18 @@ class Estimates:
         look = self._looks.get(self._looked(point))
         return times * look.seconds if look is not None else 0.0
 
-    def _in_stages(self, point: Point, flat: Point, found: Measures) -> Measures:
-        s, m = point.stages, point.micro_batches
-        sums = float(self.floors.exchanges.sums(Points.one(flat))[0])
-        reduced = min(max(found.exposed - sums, 0.0), found.seconds)
-        late = (s - 1) / (m * point.turns) * _BUBBLE.get(point.schedule, 1.0)
-        uneven = float(self.floors.work.unevenness(Points.one(point))[0])
-        seconds = ((found.seconds - reduced) * (uneven + late) + reduced) / s
-        kept, beside = self._in_flight(flat, found)
-        flying = m if point.schedule == "gpipe" else min(_most_in_flight(s, point.turns), m)
-        given = self.floors.facts.base.in_flight
-        flying = min(max(given), m) if given is not None else flying
-        memory = self.floors.states_of(point) + (beside + kept * flying) / s
-        memory *= _LARGER_IN_TURNS if point.turns > 1 else 1.0
-        waits = Seconds(found.idle + seconds * late / (1 + late))
-        return Measures(
-            Seconds(seconds * _longer_in_stages(point)),
-            Bytes(int(memory)),
-            Seconds(reduced / s + sums / s),
-            waits,
-        )
-
-    def _in_flight(self, flat: Point, found: Measures) -> tuple[float, float]:
-        """Bytes of a micro-batch's activations on all stages, and of what is held beside parameters and states.
-
-        That is gradients, and parameters whole or in a narrower dtype.
-        """
-        facts = self.floors.facts
-        cut = flat.tensor if flat.layouts != "data" else 1
-        held = facts.parameters / (flat.data if flat.zero > 1 else 1)
-        if flat.zero in (1, 2) or facts.narrowed < 1:
-            held += facts.parameters * facts.narrowed
-        more = max(found.memory - self.floors.states_of(flat), 0.0)
-        beside = min(held / cut, more)
-        return more - beside, beside
-
     def learn(self, point: Point, found: Measures) -> None:
         """Correct the rough estimates of points alike by what this one took."""
-        one = Points.one(point)
-        columns = self._columns(one)
-        seconds = found.seconds / max(float(self.floors.about(one)[0]), 1e-30)
-        taken = (found.memory - self.floors.reserve) / max(float(self.floors.likely(one)[0]), 1.0)
-        for ratios, alike, ratio in (
-            (self._factors, _ALIKE, seconds),
-            (self._bytes, _AS_LARGE, taken),
-        ):
-            for names in alike:
-                ratios.setdefault(_key(names, columns), []).append(ratio)
+        floored = self._floored(Points.one(point))
+        seconds = found.seconds / max(float(floored.about[0]), 1e-30)
+        memory = (found.memory - self.floors.reserve) / max(float(floored.likely[0]), 1.0)
+        self._alike.learn(floored.columns, seconds, memory)
 
-    def _learn_refusal(self, point: Point) -> None:
-        """Have points alike wait for others: most of them would be refused, too."""
-        self._refused.add(_key(_REFUSED_ALIKE, self._columns(Points.one(point))))
-
-    def _times(self, ratios: Mapping[_Key, list[float]], columns: Mapping[str, Column]) -> Floats:
-        """Of each point the ratio of those most alike of which any is known; 1 where none is."""
-        found = np.ones(len(columns["zero"]))
-        for key in sorted(ratios, key=len):
-            found[_like(key, columns)] = median(ratios[key])
-        return found
-
-    def _columns(self, points: Points) -> Mapping[str, Column]:
-        return {
-            "layouts": points.layouts,
-            "staged": points.stages > 1,
-            "tensor": points.tensor,
-            "outer": points.outer,
-            "samples": self.floors.facts.samples // (points.data * points.micro_batches),
-            "recompute": points.recompute > 0,
-            "experts": points.experts,
-            "gathers": points.zero == 3,
-            "zero": points.zero,
-        }
-
-
-# What points have in common that are alike, the most alike last.
-_ALIKE: tuple[tuple[str, ...], ...] = (
-    (),
-    ("layouts", "staged"),
-    ("layouts", "staged", "experts", "tensor", "outer"),
-    ("layouts", "staged", "experts", "tensor", "outer", "samples", "recompute"),
-    ("layouts", "staged", "experts", "tensor", "outer", "samples", "recompute", "gathers"),
-)
-# What points have in common that are refused together.
-_REFUSED_ALIKE = ("layouts", "tensor", "outer")
-# What points have in common that take about as many bytes, the most alike last.
-_AS_LARGE: tuple[tuple[str, ...], ...] = (
-    ("staged", "zero", "recompute"),
-    ("staged", "zero", "recompute", "layouts"),
-    ("staged", "zero", "recompute", "layouts", "tensor", "samples"),
-)
-
-
-def _key(names: Iterable[str], columns: Mapping[str, Column]) -> _Key:
-    """By which the first of some points is known again in others alike."""
-    return tuple((name, int(columns[name][0])) for name in names)
-
-
-def _like(key: _Key, columns: Mapping[str, Column]) -> Mask:
-    """The points that are as the key says."""
-    found: Mask = np.ones(len(columns["zero"]), np.bool_)
-    for name, value in key:
-        found &= columns[name] == value
-    return found
-
-
-def _any_of(keys: Iterable[_Key], columns: Mapping[str, Column]) -> Mask:
-    """The points that are as one of the keys says."""
-    found: Mask = np.zeros(len(columns["zero"]), np.bool_)
-    for key in keys:
-        found |= _like(key, columns)
-    return found
-
-
-def _most_in_flight(stages: int, turns: int) -> float:
-    """Micro-batches, of all parts together, that the first group of ranks holds at most."""
-    return stages if turns == 1 else stages + (stages - 1) / turns
-
-
-def _longer_in_stages(point: Point) -> float:
-    """Times as long in stages as small steps say: parts in turn exchange more, and gathers of each are seen.
-
-    Of a decoder of 32 blocks in two stages of 4 devices (A100) 27 steps were planned whole: with ZeRO 3 they took 1.34
-    times as long in one turn, 1.73 to 1.83 in 4, 1.88 to 1.98 in 16; without it 1.02 to 1.14 in 16.
-    """
-    gathers = 2 - 0.65 / point.turns if point.zero == 3 else 1.0
-    apart = _TENSOR_APART if point.schedule == "zero_bubble" else 1.0
-    sums = _TENSOR_IN_STAGES * apart if point.tensor > 1 else 1.0
-    return gathers * sums * (1 + 0.005 * (point.turns - 1))
+    def _learn_look(self, flat: Point, answer: Answer | None) -> None:
+        if isinstance(answer, Measures):
+            self.learn(flat, answer)
+        elif isinstance(answer, Refused) and flat.tensor > 1:
+            self._alike.refuse(columns_of(Points.one(flat), self.floors.facts.samples))
 
 
 def _with_blocks(point: Point, count: int) -> Point:

@@ -1,0 +1,115 @@
+"""What is known of points alike: how much longer and larger than by floors those were that were looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from statistics import median
+from typing import NamedTuple, TypeAlias, final
+
+import numpy as np
+
+from weft.search.space.points import Floats, Ints, Mask, Points
+
+Column: TypeAlias = Ints | Mask
+# What points have in common, by name, a row for each.
+Columns: TypeAlias = Mapping[str, Column]
+_Key: TypeAlias = tuple[tuple[str, int], ...]
+
+# What points have in common that are alike, the most alike last.
+_ALIKE: tuple[tuple[str, ...], ...] = (
+    (),
+    ("layouts", "staged"),
+    ("layouts", "staged", "experts", "tensor", "outer"),
+    ("layouts", "staged", "experts", "tensor", "outer", "samples", "recompute"),
+    ("layouts", "staged", "experts", "tensor", "outer", "samples", "recompute", "gathers"),
+)
+# What points have in common that take about as many bytes, the most alike last.
+_AS_LARGE: tuple[tuple[str, ...], ...] = (
+    ("staged", "zero", "recompute"),
+    ("staged", "zero", "recompute", "layouts"),
+    ("staged", "zero", "recompute", "layouts", "tensor", "samples"),
+)
+# What points have in common that are refused together, and times as long as estimated that they are thought to take.
+_REFUSED_ALIKE, _REFUSED = ("layouts", "tensor", "outer"), 2.0
+
+
+class Ratios(NamedTuple):
+    """What a point, or each of several, takes over what floors say.
+
+    Attributes:
+        seconds: of a step.
+        memory: bytes beside what devices reserve.
+    """
+
+    seconds: Floats
+    memory: Floats
+
+
+@final
+class Alike:
+    """Ratios of points, better with each that is learned."""
+
+    def __init__(self) -> None:
+        self._seconds = dict[_Key, list[float]]()
+        self._memory = dict[_Key, list[float]]()
+        self._refused = set[_Key]()
+
+    @property
+    def known(self) -> int:
+        """The number of points that were learned."""
+        return len(self._seconds.get((), ())) + len(self._refused)
+
+    def learn(self, columns: Columns, seconds: float, memory: float) -> None:
+        """Correct those alike by what a point took over what floors say; its columns have one row."""
+        for ratios, alike, ratio in (
+            (self._seconds, _ALIKE, seconds),
+            (self._memory, _AS_LARGE, memory),
+        ):
+            for names in alike:
+                ratios.setdefault(_key(names, columns), []).append(ratio)
+
+    def refuse(self, columns: Columns) -> None:
+        """Have those alike wait for others, as a point with a tensor axis was refused: most would be refused, too."""
+        self._refused.add(_key(_REFUSED_ALIKE, columns))
+
+    def ratios(self, columns: Columns) -> Ratios:
+        """Of each point the ratios of those most alike of which any are known; 1 where none are."""
+        seconds = _median(self._seconds, columns)
+        for key in self._refused:
+            seconds[_like(key, columns)] *= _REFUSED
+        return Ratios(seconds, _median(self._memory, columns))
+
+
+def columns_of(points: Points, samples: int) -> Columns:
+    """What points have in common that are alike, of a batch with so many samples."""
+    return {
+        "layouts": points.layouts,
+        "staged": points.stages > 1,
+        "tensor": points.tensor,
+        "outer": points.outer,
+        "samples": samples // (points.data * points.micro_batches),
+        "recompute": points.recompute > 0,
+        "experts": points.experts,
+        "gathers": points.zero == 3,
+        "zero": points.zero,
+    }
+
+
+def _median(ratios: Mapping[_Key, list[float]], columns: Columns) -> Floats:
+    found = np.ones(len(columns["zero"]))
+    for key in sorted(ratios, key=len):
+        found[_like(key, columns)] = median(ratios[key])
+    return found
+
+
+def _key(names: Iterable[str], columns: Columns) -> _Key:
+    """By which the first of some points is known again in others alike."""
+    return tuple((name, int(columns[name][0])) for name in names)
+
+
+def _like(key: _Key, columns: Columns) -> Mask:
+    """The points that are as the key says."""
+    found: Mask = np.ones(len(columns["zero"]), np.bool_)
+    for name, value in key:
+        found &= columns[name] == value
+    return found
