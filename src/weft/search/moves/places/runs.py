@@ -100,7 +100,7 @@ class WeightRun:
             said: SBPs = sbps[0] if len(sbps) == 1 else tuple(sbps)
             name = f"{self.weights[0].key} to {self.weights[-1].key} {', '.join(map(str, sbps))}"
             laid = {each.key: said for each in self.weights}
-            yield StrategyMove(name, partial(_laid, laid, fixed))
+            yield StrategyMove(name, partial(_laid_together, laid, fixed))
 
 
 def runs_of(weights: Sequence[Weight], fixed: Mapping[str, SBPs]) -> tuple[WeightRun, ...]:
