@@ -84,6 +84,7 @@ def run(folder: Path, *command: str) -> list[dict[str, Any]]:
     return list(found["rows"] if isinstance(found, dict) else found)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_pair_has_a_row_for_each_system(tmp_path: Path) -> None:
     pair = (

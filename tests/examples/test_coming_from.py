@@ -67,6 +67,7 @@ def test_a_script_with_ddp(tmp_path: Path) -> None:
     assert_alike(run("ddp_weft", tmp_path), run("ddp", tmp_path))
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_a_script_with_fsdp2(tmp_path: Path) -> None:
     lines, saved = run("fsdp2_weft", tmp_path)
@@ -77,6 +78,7 @@ def test_a_script_with_fsdp2(tmp_path: Path) -> None:
     torch.testing.assert_close(states, theirs["optimizer"]["state"], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_a_script_with_accelerate(tmp_path: Path) -> None:
     found = run("accelerated_weft", tmp_path)

@@ -120,6 +120,21 @@ def test_candidates_near_the_fastest_run_until_trials_tell_them_apart(monkeypatc
     assert [next(each, "all") for each in left.values()] == ["all"] * len(took)
 
 
+def test_of_those_that_are_not_told_apart_the_one_that_says_the_least_is_taken(monkeypatch):
+    took = {1: 1.0, 2: 1.0005}
+    monkeypatch.setattr(Trials, "seconds", lambda _, strategy, __: took[strategy.micro_batches])
+    alone = {f"{number}.weight": weft.split(0) for number in range(3)}
+    candidates = [(Strategy(parameters=alone), TWO), (Strategy(micro_batches=2), TWO)]
+    with local_world(2) as world:
+        trials = Trials(world, Step(*parts()), "aten")
+        assert (
+            trials.fastest(candidates) == candidates[0]
+        )  # 0.05 % are told apart where trials are equal
+        took[2] = 1.0
+        assert trials.fastest(candidates) == candidates[1]
+        assert trials.fastest(candidates[::-1]) == candidates[1]
+
+
 def test_a_search_that_measures_equals_plain_pytorch():
     model, loss_fn, optimizer, batch = parts()
     plain, plainly = copy.deepcopy((model, optimizer))

@@ -30,6 +30,7 @@ def test_the_first_plan_has_room_where_no_strategy_by_hand_has(until: float) -> 
     assert search.best[2].memory <= RESERVE + LIMIT
 
 
+@pytest.mark.thorough
 def test_blocks_run_again_or_wait_before_slower_strategies_by_hand() -> None:
     """Without a limit ZeRO 3 is the quickest by hand; under one tensor parallel is, and four times as slow."""
     search = begun(decoder(8), "h100x2", RESERVE + 330_000, weft.Strategy(stages=1))
