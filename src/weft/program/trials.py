@@ -79,7 +79,7 @@ class Trials:
         Those near the fastest run again, in reverse and back, as long as trials do not tell them apart: what else
         disturbs a machine must not decide between them. Of a candidate its least counts; how far its two quickest
         trials lie apart, in the median of all, says how far others may, and be equally fast. Those that cannot be
-        planned here, or fail while they run, are left out, unless all are. Every process must call it; all get the same.
+        planned here, or fail while they run, are left out, unless all are. Each process must call it; all get the same.
 
         Args:
             candidates: those first that should be faster, as simulated.

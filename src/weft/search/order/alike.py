@@ -1,4 +1,4 @@
-"""What is known of points alike: how much longer and larger than by floors those were that were looked at."""
+"""Points alike: how much longer and larger than by floors those were that were looked at."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ _AS_LARGE: tuple[tuple[str, ...], ...] = (
 _REFUSED_ALIKE, _REFUSED = ("layouts", "tensor", "outer"), 2.0
 
 
+@final
 class Ratios(NamedTuple):
-    """What a point, or each of several, takes over what floors say.
+    """Measures of each of some points over those by floors.
 
     Attributes:
         seconds: of a step.
@@ -81,7 +82,7 @@ class Alike:
 
 
 def columns_of(points: Points, samples: int) -> Columns:
-    """What points have in common that are alike, of a batch with so many samples."""
+    """The columns of points, of a batch with so many samples."""
     return {
         "layouts": points.layouts,
         "staged": points.stages > 1,

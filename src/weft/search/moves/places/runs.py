@@ -126,7 +126,9 @@ def runs_of(weights: Sequence[Weight], fixed: Mapping[str, SBPs]) -> tuple[Weigh
     return tuple(sorted(found.values(), key=lambda run: -run.saved)[:MOST])
 
 
-def _laid_together(laid: Mapping[str, SBPs], fixed: Mapping[str, SBPs], strategy: Strategy) -> Strategy:
+def _laid_together(
+    laid: Mapping[str, SBPs], fixed: Mapping[str, SBPs], strategy: Strategy
+) -> Strategy:
     """Behind what is fixed, before all other patterns, of which the first counts; as it is where nothing changes."""
     held = strategy.parameters
     first = {key: first_match(held, key) for key in laid}
