@@ -38,7 +38,7 @@ def in_stages(point: Point, flat: Point, found: Measures, floors: Floors) -> Mea
     late = (s - 1) / (m * point.turns) * _BUBBLE.get(point.schedule, 1.0)
     uneven = float(floors.work.unevenness(Points.one(point))[0])
     seconds = ((found.seconds - reduced) * (uneven + late) + reduced) / s
-    waits = Seconds(found.idle + seconds * late / (1 + late))
+    waits = Seconds(found.idle + seconds * (uneven - 1 + late) / (uneven + late))
     return Measures(
         Seconds(seconds * _longer(point)),
         _memory(point, flat, found, floors),
