@@ -119,6 +119,7 @@ def test_a_pair_has_a_row_for_each_system(tmp_path: Path) -> None:
     assert weft["warm_compile_seconds"] > 0
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_system_that_fails_or_trains_otherwise_has_a_row_that_says_so(tmp_path: Path) -> None:
     right, *wrong = run(tmp_path, "-c", ODD)

@@ -44,6 +44,7 @@ for malloc in ("kept", "default"):
 """
 
 
+@pytest.mark.thorough
 def test_a_peer_has_the_allocator_that_is_asked_for() -> None:
     result = subprocess.run(
         [sys.executable, "-c", PEER],

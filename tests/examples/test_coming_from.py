@@ -96,6 +96,7 @@ def test_a_script_with_deepspeed(tmp_path: Path) -> None:
     assert (tmp_path / "deepspeed_weft" / "weft.json").is_file()
 
 
+@pytest.mark.thorough
 def test_a_script_with_megatron(tmp_path: Path) -> None:
     """Two stages of two ranks; what stands before the strategy is plain PyTorch."""
     script = tmp_path / "megatron_weft.py"

@@ -54,6 +54,7 @@ def test_gpt_agrees_with_plain_pytorch(tmp_path: Path) -> None:
     assert f"{summary['losses'][-1]:.6f}" in output
 
 
+@pytest.mark.thorough
 def test_digits_are_learned_by_a_hybrid() -> None:
     output = run(2, "digits.py", "--epochs", "3")
     right = [int(count) for count in re.findall(r"(\d+) of 360 digits right", output)]

@@ -76,6 +76,7 @@ def test_a_loss_that_differs_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> No
         vit.main(["--steps", "1", "--check"])
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_an_example_on_processes_writes_its_report(tmp_path: Path) -> None:
     report = tmp_path / "vit.html"
@@ -115,6 +116,7 @@ def test_first_steps(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     assert "sent by a rank" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_strategies_give_one_loss(capsys: pytest.CaptureFixture[str]) -> None:
     NOTEBOOKS.run_cells(EXAMPLES / "strategies.ipynb")
     out = capsys.readouterr().out

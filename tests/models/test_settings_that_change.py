@@ -20,6 +20,7 @@ def loss_fn(model: Any, batch: torch.Tensor) -> Any:
     return model(input_ids=batch, labels=batch).loss
 
 
+@pytest.mark.thorough
 def test_a_flag_that_a_library_reads(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "weft")
     torch.manual_seed(0)

@@ -51,6 +51,7 @@ def test_all_combinations_are_told_apart() -> None:
     assert set(SAMPLE + ON_PROCESSES) <= set(every)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(320)
 def test_four_processes_equal_one(tmp_path: Path) -> None:
     script = Path(__file__).with_name("combinations_on_processes.py")

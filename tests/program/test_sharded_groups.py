@@ -134,6 +134,7 @@ def test_a_block_between_whole_ones_is_gathered_twice() -> None:
             assert gathers(program, (48, 16)) == times
 
 
+@pytest.mark.thorough
 def test_memory_of_a_real_size_lies_between_that_of_the_levels() -> None:
     """A decoder of 116 million parameters on 8 H100: the bytes of what lies in shards leave each rank."""
     with torch.device("meta"):

@@ -92,6 +92,7 @@ def test_verdicts() -> None:
     assert verdict_of("lambda x: 2.0", grid="'no grid'").kind == "internal"
 
 
+@pytest.mark.thorough
 def test_a_case_that_hangs_ends() -> None:
     worker = Worker(limit=3.0)
     try:

@@ -430,6 +430,7 @@ def test_other_shapes_of_the_batch(name: str) -> None:
         both.check()
 
 
+@pytest.mark.thorough
 def test_a_model_is_laid_anew() -> None:
     with shared("tensor") as both:
         both.step()

@@ -123,6 +123,7 @@ program.save(sys.argv[1], {"mine": mine})
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_all_processes_must_give_the_same(tmp_path: Path) -> None:
     """Else a part would be lacking, or they would wait for each other."""

@@ -113,6 +113,7 @@ program.save(sys.argv[1], wait=False)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_process_that_ends_writes_to_the_end(tmp_path: Path) -> None:
     """Also where it has not closed the program, and takes no work for pools of threads any more."""

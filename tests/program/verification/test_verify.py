@@ -507,6 +507,7 @@ def test_a_batch_without_values() -> None:
         program.verify(BATCH)
 
 
+@pytest.mark.thorough
 def test_processes_find_the_same(tmp_path: Path) -> None:
     script = Path(__file__).with_name("verify_on_processes.py")
     passed(script, 2, str(tmp_path))

@@ -275,6 +275,7 @@ class Block(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
 
 
+@pytest.mark.thorough
 @compiles
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_model_with_compiled_layers_equals_the_plain_model():

@@ -98,6 +98,7 @@ def test_a_process_ends_quietly_with_its_search() -> None:
     process.serve(theirs)
 
 
+@pytest.mark.thorough
 def test_a_search_finds_the_same_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """They start at the first plan here."""
     alone = weft.search(decoder(), "h100x2", moves=6, seed=3, planners=0)

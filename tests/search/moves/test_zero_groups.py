@@ -8,6 +8,7 @@ from functools import cache
 from random import Random
 from typing import final
 
+import pytest
 import torch
 
 import weft
@@ -147,6 +148,7 @@ def test_only_the_tables_are_sharded_where_that_suffices() -> None:
     assert level_of(rules, "blocks.0.up.weight") == 0
 
 
+@pytest.mark.thorough
 def test_many_small_vectors_are_left_whole() -> None:
     """Under a limit that ZeRO 1 does not keep, most vectors are cheaper whole than gathered."""
     limit = 1_619_000_000

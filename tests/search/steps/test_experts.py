@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import cache
 
+import pytest
 import torch
 
 import weft
@@ -61,6 +62,7 @@ def test_points_that_split_them_hold_less_and_keep_their_floors() -> None:
         assert found.floors.memory_of(point) <= measures.memory
 
 
+@pytest.mark.thorough
 def test_a_search_splits_them_where_tokens_are_lighter_than_experts() -> None:
     with torch.device("meta"):
         model = Model(width=1024, experts=8)

@@ -148,6 +148,7 @@ def test_one_rank_of_each_class_is_localized(
     assert sorted(set(compiled.schedule.classes.values())) == classes
 
 
+@pytest.mark.thorough
 def test_a_rank_alone_gets_the_plan_that_it_gets_among_all() -> None:
     every = planned_once("stages x data x tensor, zero 1")
     for plan in every.plan.ranks:
