@@ -162,6 +162,19 @@ def test_a_schedule_of_the_learning_rate_does_not_age_a_step() -> None:
     assert step.optimizer is not None
     step.optimizer.param_groups[0].update(lr=0.05, momentum=0.8)
     assert step.captured() is one
+    torch.optim.lr_scheduler.LambdaLR(step.optimizer, lambda epoch: epoch / 3)  # notes, and 0
+    assert step.captured() is one
+
+
+def test_a_program_s_step_is_that_of_what_model_and_optimizer_are_now() -> None:
+    model = MLP()
+    step = step_of(model, momentum=0.9)
+    with weft.local_world(2):
+        program = weft.compile(step, placement=PAIR)
+        before = program.stored()
+        next(model.parameters()).requires_grad_(False)
+        assert str(program.stored().graph) != str(before.graph)
+        program.close()
 
 
 def test_a_step_is_compiled_without_the_arguments_that_it_holds() -> None:

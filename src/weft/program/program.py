@@ -122,7 +122,7 @@ class Program:
 
     def stored(self, device_type: str = "cpu", strategy: Strategy | None = None) -> StoredStep:
         """The captured step, for plans on other machines: as `weft.Job.stored` gives it."""
-        return self._step.stored(device_type, strategy)
+        return self._step.now().stored(device_type, strategy)
 
     @one_at_a_time
     def step(self, batch: Any, update: bool = True) -> Any:

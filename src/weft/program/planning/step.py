@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, final
 
@@ -221,17 +221,24 @@ def _facts(model: nn.Module, optimizers: Optimizers) -> Iterator[str]:
     for label, number, group in optimizers.groups():
         members = ", ".join(names.get(id(one), "unknown") for one in group["params"])
         yield f"{label}: {members}"
-        # Whether there is a momentum decides which states there are; how large it is does not.
-        for key, value in group.items():
-            foreign = is_foreign(optimizers.place(number)[0])
-            # A number in a group of the user's own optimizer may be a counter.
-            if key != "params" and not (foreign and type(value) in (int, float)):
-                shown = type(value).__name__ if isinstance(value, torch.Tensor) else _switch(value)
-                yield f"option {key} of {label}: {shown}"
+        for key, value in _decisive(group, optimizers.place(number)[0]):
+            shown = type(value).__name__ if isinstance(value, torch.Tensor) else _switch(value)
+            yield f"option {key} of {label}: {shown}"
+
+
+def _decisive(
+    group: Mapping[str, Any], optimizer: torch.optim.Optimizer
+) -> Iterator[tuple[str, Any]]:
+    """The options of a group of an optimizer that may decide what its update is, by more than a number in it."""
+    if is_foreign(optimizer):  # a number there may be a counter
+        found = {key: value for key, value in group.items() if type(value) not in (int, float)}
+    else:  # others are notes of schedulers, such as initial_lr; and a warm-up may begin at a rate of 0
+        found = {key: group[key] for key in optimizer.defaults if key in group and key != "lr"}
+    yield from ((key, value) for key, value in found.items() if key != "params")
 
 
 def _switch(value: Any) -> str:
-    """An option, but for how large a number is."""
+    """An option, but for how large a number is: whether there is a momentum decides which states there are."""
     plain = value is None or isinstance(value, bool | str)
     return repr(value) if plain else f"{'not ' if value else ''}0"
 
