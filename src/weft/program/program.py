@@ -161,8 +161,10 @@ class Program:
     def run(self, batches: Iterable[Any], ahead: int = 2) -> Iterator[Any]:
         """Make a step of each batch, and give what it returns, in order. Every process must call it, as `step`.
 
-        A thread loads the next batches while a step runs. Where they come from a `weft.Loader`, its place is behind the
-        batch of the last step that was made; what other iterables draw, they draw that much earlier.
+        Actors load the next batches while a step runs, and cut them for the ranks of this process. Where they come from
+        a `weft.Loader`, its place is behind the batch of the last step that was made; without workers it loads nothing
+        ahead. What other iterables draw, they draw that much earlier, and a batch is as it was when it was loaded;
+        those of a list or tuple are read by their steps.
 
         Args:
             batches: a `weft.Loader`, or anything that can be looped over.

@@ -20,11 +20,17 @@ Span: TypeAlias = "tuple[Act, int, int]"
 
 @final
 class Interval(NamedTuple):
-    """A step: its number, and when it began and ended, in nanoseconds of `perf_counter_ns`."""
+    """A step, and when it began and ended, in nanoseconds of `perf_counter_ns`.
+
+    Attributes:
+        step: its number among those of one executor, by which acts are counted.
+        number: among those of the program.
+    """
 
     step: int
     begin: int
     end: int
+    number: int
 
 
 @final
@@ -62,9 +68,9 @@ class Recorder:
             self.clear()
         self._begun = perf_counter_ns()
 
-    def end(self, step: int) -> None:
-        """The step has ended."""
-        self._steps.append(Interval(step, self._begun, perf_counter_ns()))
+    def end(self, step: int, number: int) -> None:
+        """The step has ended; `number` is that of the program."""
+        self._steps.append(Interval(step, self._begun, perf_counter_ns(), number))
 
     def clear(self) -> None:
         """Forget everything."""

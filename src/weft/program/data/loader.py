@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import replace
+from functools import partial
 from itertools import count
-from typing import Any, Protocol, TypeAlias, final
+from typing import Any, Protocol, final
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from weft.errors import UserError
-from weft.program.data.ahead import loaded_ahead
+from weft.program.data.loading import Ahead, loaded_ahead
 from weft.program.data.order import mixed, of_like_lengths, order_of
 from weft.program.data.samples import LoadedRows, Samples, Stream
 from weft.program.data.whole import whole_number, whole_numbers
@@ -23,10 +25,6 @@ class Taking(Protocol):
 
     def rows(self, size: int) -> list[int]:
         """The rows of a batch of so many that the ranks of this process take."""
-
-
-# The rows of a batch that this process has, how many the batch has, a checksum of its samples, and what was loaded.
-_Loaded: TypeAlias = tuple[Sequence[int], int, int, LoadedRows]
 
 
 @final
@@ -121,20 +119,22 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of the epoch that are still to come, none after its last one; then the next epoch begins."""
-        return self.ahead(0)
+        return self.ahead(None)
 
-    def ahead(self, number: int) -> Iterator[Any]:
-        """The same; a thread takes so many from the workers before they are asked for.
+    def ahead(self, way: Ahead | None) -> Iterator[Any]:
+        """The same; actors take them from the workers, and cut them, before they are asked for. None: nobody does.
 
         The place of the loader is behind the last batch that was asked for. Without workers none is loaded ahead: what
         samples draw would meet what the loop draws.
         """
         self._loops += 1
         loop = self._loops
-        batches = self._streamed() if self._iterable else self._mapped()
-        for own, size, samples, loaded in loaded_ahead(
-            _told(batches), number if self._workers else 0
-        ):
+        loading = _told(self._streamed() if self._iterable else self._mapped())
+        if way is not None and self._workers:
+            rows = self._rows(self.batch_size)
+            plan = way.plan(None if len(rows) == self.batch_size else rows)
+            loading = loaded_ahead(loading, plan, partial(_cut, way.cut), way.note)
+        for loaded in loading:
             if loop != self._loops:
                 raise UserError(
                     "weft.Loader: another loop over this loader has begun, or load_state_dict was called, so that its "
@@ -143,8 +143,7 @@ class Loader:
             if loaded.error:
                 raise UserError(f"weft.Loader: {loaded.error}")
             self._step += 1
-            whole = len(own) == size
-            yield loaded.batch if whole else RowsOfBatch(loaded.batch, own, size, samples)
+            yield loaded.batch
         self.epoch, self._step = self.epoch + 1, 0
 
     def put_back(self) -> None:
@@ -212,7 +211,7 @@ class Loader:
         seed = mixed(self._seed, self.epoch, len(order)) if mixes else None
         return of_like_lengths(order, self._lengths, self.batch_size, seed)
 
-    def _mapped(self) -> Iterator[_Loaded]:
+    def _mapped(self) -> Iterator[LoadedRows]:
         order, size = self._order(), self.batch_size
         if self._step > self._batches(len(order)):
             raise UserError(
@@ -234,13 +233,14 @@ class Loader:
             (self.epoch, [order[start + row] for row in rows[each]])
             for start, each in zip(starts, sizes, strict=True)
         ]
-        samples = Samples(self.dataset, self._collate, self._seed)
-        loader = DataLoader(samples, batch_size=None, sampler=wanted, **self._working())
+        source = Samples(self.dataset, self._collate, self._seed)
+        loader = DataLoader(source, batch_size=None, sampler=wanted, **self._working())
         place = mixed(self._seed, self.epoch)
         for start, each, loaded in zip(starts, sizes, loader, strict=True):
-            yield rows[each], each, _checksum(place, order[start : start + each]), loaded
+            samples = _checksum(place, order[start : start + each])
+            yield _of_whole(loaded, rows[each], each, samples)
 
-    def _streamed(self) -> Iterator[_Loaded]:
+    def _streamed(self) -> Iterator[LoadedRows]:
         set_epoch = getattr(self.dataset, "set_epoch", None)
         if set_epoch is not None:
             set_epoch(self.epoch)
@@ -252,7 +252,7 @@ class Loader:
         place, batches = mixed(self._seed, self.epoch), count(self._step)
         for size, loaded in DataLoader(stream, batch_size=None, **self._working()):
             own = rows if size == self.batch_size else range(size)
-            yield own, size, _checksum(place, [next(batches), size]), loaded
+            yield _of_whole(loaded, own, size, _checksum(place, [next(batches), size]))
 
     def _working(self) -> dict[str, Any]:
         # Without a generator of its own, a DataLoader draws from that of torch.
@@ -270,7 +270,18 @@ def _checksum(place: int, numbers: Sequence[int]) -> int:
     return zlib.crc32(" ".join(map(str, numbers)).encode(), place & 0xFFFFFFFF)
 
 
-def _told(batches: Iterator[_Loaded]) -> Iterator[_Loaded]:
+def _of_whole(loaded: LoadedRows, rows: Sequence[int], size: int, samples: int) -> LoadedRows:
+    """Rows of a batch of so many as a part of it, with the checksum of its samples; as they are where they are all."""
+    if loaded.error or len(rows) == size:
+        return loaded
+    return replace(loaded, batch=RowsOfBatch(loaded.batch, rows, size, samples))
+
+
+def _cut(cut: Callable[[Any], Any], loaded: LoadedRows) -> LoadedRows:
+    return loaded if loaded.error else replace(loaded, batch=cut(loaded.batch))
+
+
+def _told(batches: Iterator[LoadedRows]) -> Iterator[LoadedRows]:
     """The same; a worker that has died is told."""
     try:
         yield from batches

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -15,6 +15,8 @@ from weft.ir.logical import Input
 from weft.layout import Layout
 from weft.layout.region import Region
 from weft.program.agreement import BatchSums, batch_sums
+from weft.program.data.loading_plan import LoadedLeaf
+from weft.program.feeding.cut import Cut, CutBatch, uncut
 from weft.program.feeding.rows import RowsOfBatch, rows_of
 from weft.program.feeding.shards import (
     in_micro_batches,
@@ -29,6 +31,7 @@ from weft.tensor import GlobalTensor
 
 def stood_in(batch: Any) -> Any:
     """A batch with whole stand-ins in place of what this process has only a part of."""
+    batch = uncut(batch)
     return batch.stand_in()[0] if isinstance(batch, RowsOfBatch) else without_shards(batch)[0]
 
 
@@ -53,9 +56,9 @@ class Feeder:
         self._spec = spec
         self._devices = dict(devices)
         self._layouts = {rank: layouts_on(graph, rank, "batch") for rank in devices}
-        self._shapes = {
-            node.key: node.value.shape for node in graph.of_kind(Input) if node.role == "batch"
-        }
+        inputs = [node for node in graph.of_kind(Input) if node.role == "batch"]
+        self._shapes = {node.key: node.value.shape for node in inputs}
+        self._names = {node.key: node.value.name for node in inputs}
         self._compared = compared
         # For each rank, where its part of each leaf lies.
         self._regions: dict[int, dict[str, Region]] = {
@@ -69,19 +72,29 @@ class Feeder:
         """For each rank, its part of every leaf by key, contiguous and on its device; and checksums of all of them.
 
         Args:
-            batch: built like the example.
+            batch: built like the example; what was cut ahead as this one cuts is taken as it is.
             step: of the program; decides how much of the batch the checksums look at.
 
         Raises:
             BatchError: when the batch differs from the example.
         """
+        alike = isinstance(batch, CutBatch) and self._cuts_as(batch.feeder)
+        cut = (batch.take() if alike else None) or self.cut(uncut(batch))
+        return cut.parts, self._sums(cut, step)
+
+    def cut(self, batch: Any) -> Cut:
+        """The parts of a batch. Other ranks are needed only where leaves are global tensors; else any thread may call.
+
+        Raises:
+            BatchError: when the batch differs from the example.
+        """
         if isinstance(batch, RowsOfBatch):
-            return self._feeds_of_rows(batch, step)
+            return self._cut_rows(batch)
         leaves = self._spec.read_batch(batch)
         if leaves is None:
-            return self._feeds_of_any(batch, step)
-        whole = {key: self._cut(key, leaf) for key, leaf in leaves.items()}
-        feeds = {
+            return self._cut_any(batch)
+        whole = {key: self._in_shape(key, leaf) for key, leaf in leaves.items()}
+        parts = {
             rank: {
                 key: laid(region_part(whole[key], region), device)
                 for key, region in regions.items()
@@ -90,7 +103,28 @@ class Feeder:
                 self._regions.items(), self._devices.values(), strict=True
             )
         }
-        return feeds, self._sums(leaves, {}, step)
+        return Cut(parts, leaves)
+
+    @property
+    def first(self) -> int:
+        """The first rank of this process."""
+        return next(iter(self._devices))
+
+    def loaded_leaves(self, rows: Sequence[int] | None) -> list[LoadedLeaf]:
+        """The leaves of a batch as they are loaded here, and cut.
+
+        Args:
+            rows: of a batch that this process loads; None for all.
+        """
+        names = {rank: str(each) for rank, each in self._devices.items() if each.type != "cpu"}
+        return [
+            LoadedLeaf(
+                *(leaf.key, self._names[leaf.key], _loaded_shape(leaf.shape, rows), leaf.dtype),
+                {rank: each[leaf.key] for rank, each in self._regions.items() if leaf.key in each},
+                names,
+            )
+            for leaf in self._spec.tensors
+        ]
 
     def rows(self, size: int) -> list[int]:
         """The rows of a batch of so many that the ranks of this process take, in order."""
@@ -101,36 +135,25 @@ class Feeder:
         )
         return rows_of(inputs, size)
 
-    def _feeds_of_rows(
-        self, batch: RowsOfBatch, step: int
-    ) -> tuple[dict[int, dict[str, Tensor]], BatchSums]:
+    def _cut_rows(self, batch: RowsOfBatch) -> Cut:
         """The same for a batch of which this process has only some rows."""
         whole, found = batch.stand_in()
         leaves = self._spec.flatten_batch(whole)
         plain = {key: leaf for key, leaf in leaves.items() if id(leaf) not in found}
         _check_values(plain)
         rows = {key: found[id(leaf)] for key, leaf in leaves.items() if id(leaf) in found}
-        feeds: dict[int, dict[str, Tensor]] = {}
+        parts: dict[int, dict[str, Tensor]] = {}
         for (rank, regions), device in zip(
             self._regions.items(), self._devices.values(), strict=True
         ):
-            feeds[rank] = {}
+            parts[rank] = {}
             for key, region in regions.items():
                 if key in rows:
                     part = batch.part(key, rows[key], self._shapes[key], region)
                 else:
-                    part = region_part(self._cut(key, plain[key]), region)
-                feeds[rank][key] = laid(part, device)
-        if not self._compared:
-            return feeds, BatchSums()
-        parts = [
-            (self._layouts[rank][key], part)
-            for rank, own in feeds.items()
-            for key, part in own.items()
-            if key in rows
-        ]
-        sums = batch_sums(plain, {}, step).with_number(batch.samples)
-        return feeds, sums.with_parts(parts, step)
+                    part = region_part(self._in_shape(key, plain[key]), region)
+                parts[rank][key] = laid(part, device)
+        return Cut(parts, plain, rows=frozenset(rows), samples=batch.samples)
 
     def takes(self, batch: Any) -> bool:
         """True where a batch looks as the example did."""
@@ -149,32 +172,49 @@ class Feeder:
         """True where a batch is built like the example, but for shapes of its tensors."""
         return self._spec.differs_in_shape(stood_in(batch))
 
-    def _sums(
-        self, leaves: Mapping[str, Tensor], given: Mapping[str, GlobalTensor], step: int
-    ) -> BatchSums:
-        return batch_sums(leaves, given, step) if self._compared else BatchSums()
+    def _cuts_as(self, other: object) -> bool:
+        """True where another one makes the same parts of every batch that this one takes."""
+        return self is other or (
+            isinstance(other, Feeder)
+            and self._regions == other._regions
+            and self._shapes == other._shapes
+            and self._devices == other._devices
+            and self._spec == other._spec
+        )
 
-    def _feeds_of_any(
-        self, batch: Any, step: int
-    ) -> tuple[dict[int, dict[str, Tensor]], BatchSums]:
+    def _sums(self, cut: Cut, step: int) -> BatchSums:
+        if not self._compared:
+            return BatchSums()
+        sums = batch_sums(cut.plain, cut.given, step)
+        if cut.samples is None:
+            return sums
+        parts = [
+            (self._layouts[rank][key], part)
+            for rank, own in cut.parts.items()
+            for key, part in own.items()
+            if key in cut.rows
+        ]
+        return sums.with_number(cut.samples).with_parts(parts, step)
+
+    def _cut_any(self, batch: Any) -> Cut:
         """The same for a batch in any container, whose leaves may be global tensors."""
         whole, shards = without_shards(batch)
         leaves = self._spec.flatten_batch(whole)
         given = {key: shards[id(leaf)] for key, leaf in leaves.items() if id(leaf) in shards}
         plain = {key: leaf for key, leaf in leaves.items() if key not in given}
         _check_values(plain)
-        cut = {key: self._cut(key, leaf) for key, leaf in leaves.items()}
-        parts = self._in_micro_batches(given)
-        feeds = {
+        shaped = {key: self._in_shape(key, leaf) for key, leaf in leaves.items()}
+        brought = self._in_micro_batches(given)
+        parts = {
             rank: {
-                key: laid(own_part(key, cut[key], parts.get(key), layout, rank), device)
+                key: laid(own_part(key, shaped[key], brought.get(key), layout, rank), device)
                 for key, layout in self._layouts[rank].items()
             }
             for rank, device in self._devices.items()
         }
-        return feeds, self._sums(plain, given, step)
+        return Cut(parts, plain, given)
 
-    def _cut(self, key: str, leaf: Tensor) -> Tensor:
+    def _in_shape(self, key: str, leaf: Tensor) -> Tensor:
         """A whole leaf in the shape of its input: (micro-batches, part of the batch, ...) where it is cut."""
         shape = self._shapes[key]
         return leaf if leaf.shape == shape else leaf.reshape(shape)
@@ -189,6 +229,10 @@ class Feeder:
             for key, leaf in given.items()
             if key in layouts
         }
+
+
+def _loaded_shape(shape: tuple[int, ...], rows: Sequence[int] | None) -> tuple[int, ...]:
+    return shape if rows is None or not shape else (min(shape[0], len(rows)), *shape[1:])
 
 
 def _check_values(leaves: Mapping[str, Tensor]) -> None:

@@ -14,12 +14,13 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from weft.errors import UserError
-from weft.program.data.ahead import with_waits
 from weft.program.data.loader import Loader
 from weft.program.everyone import agreed
+from weft.program.feeding.cut import as_loaded
 from weft.program.loop.bar import Bar
 from weft.program.loop.logs import Figures, Log, begin_logs, end_log, log_of
 from weft.program.loop.stopping import Stopping
+from weft.program.parts.feeding import batches_of
 from weft.program.program import Program
 from weft.program.saving.checkpoints import SCORE, Checkpoints, check_names
 from weft.program.saving.manifest import check_place
@@ -32,7 +33,7 @@ _UNSCORED = 2
 LOADER = "loader"
 # The number of epochs that were made of a loader that keeps none itself.
 EPOCHS = "fit.epochs"
-# Batches that a thread takes from the workers before their step.
+# Batches of a loader with workers that may be loaded before their step.
 AHEAD = 2
 # After these ends an evaluation is made; not after a signal, which leaves little time.
 _AT_THE_END = ("steps", "epochs", "stop")
@@ -283,10 +284,10 @@ class _Loop:
     def epoch(self) -> Iterator[tuple[Any, int, Seconds]]:
         """Train by what the loader still has; the result of each update's last batch, samples, and waits."""
         samples, waited = 0, 0.0
-        batches = self.loader.ahead(AHEAD) if isinstance(self.loader, Loader) else self.loader
+        ahead = AHEAD if isinstance(self.loader, Loader) else 0
         core = self.program._core
-        for number, batch in enumerate(with_waits(batches, core.note_wait), 1):
-            samples += _samples(batch)
+        for number, batch in enumerate(batches_of(core, self.loader, ahead), 1):
+            samples += _samples(as_loaded(batch))
             wait = core.waits[core.steps]
             waited += (wait.end - wait.begin) / 1e9
             updates = number % self.accumulate == 0

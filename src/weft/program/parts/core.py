@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from torch import Tensor
 
 from weft.compiler.pipeline import Compiled
 from weft.errors import UserError
+from weft.ir.plan import RankPlan
+from weft.program.data.loading import LoadedActs
 from weft.program.live.places import LivePlaces
 from weft.program.modes import check_modes
 from weft.program.planning.recovery import Failed
@@ -22,7 +24,8 @@ from weft.tensor.divergence import forget
 from weft.traces.rows import StepSpan
 from weft.units import Seconds
 
-# Waits for batches that are kept: those of a long recording.
+T = TypeVar("T")
+# Steps whose waits and loads are kept: those of a long recording.
 _KEPT = 4096
 
 
@@ -40,6 +43,8 @@ class ProgramCore:
         setting: of all programs of the model.
         steps: made so far, those before a checkpoint that was loaded included.
         waits: for the batches of the last steps that were made in a loop of weft's, by the number of the step.
+        loads: the acts that brought the batches of such steps where they were loaded ahead, likewise.
+        loading: the plan of the last loop that loads ahead; None before one.
         metrics: of the last step, by name.
         failed: the step or update that failed last; None where the program can go on.
         places: of the model's tensors, which are live already; compared before every step.
@@ -53,6 +58,8 @@ class ProgramCore:
         self.training = training
         self.steps = 0
         self.waits: dict[int, StepSpan] = {}
+        self.loads: dict[int, LoadedActs] = {}
+        self.loading: RankPlan | None = None
         self.metrics: Mapping[str, Tensor] = {}
         self.failed: Failed | None = None
         self.places = LivePlaces(self.setting.model, self.setting.variables)
@@ -61,9 +68,11 @@ class ProgramCore:
 
     def note_wait(self, begin: int, end: int) -> None:
         """The batch of the next step was waited for, in nanoseconds of `perf_counter_ns`."""
-        if len(self.waits) >= _KEPT:
-            del self.waits[next(iter(self.waits))]
-        self.waits[self.steps] = StepSpan(self.steps, begin, end)
+        _keep(self.waits, self.steps, StepSpan(self.steps, begin, end))
+
+    def note_load(self, acts: LoadedActs) -> None:
+        """The batch of the next step was loaded by these acts."""
+        _keep(self.loads, self.steps, acts)
 
     @property
     def waited(self) -> Seconds | None:
@@ -129,6 +138,13 @@ class ProgramCore:
         """All that a failed step may have changed was loaded."""
         if self.failed is not None:
             self.failed.loaded = True
+
+
+def _keep(noted: dict[int, T], step: int, found: T) -> None:
+    """Note something of a step; of many, what is oldest is forgotten."""
+    if len(noted) >= _KEPT:
+        del noted[next(iter(noted))]
+    noted[step] = found
 
 
 def constants_of(variants: Variants, training: Training | None) -> Iterator[Tensor]:

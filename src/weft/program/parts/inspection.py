@@ -15,6 +15,7 @@ from weft.program.explain.details import details as tables
 from weft.program.explain.details import details_of
 from weft.program.explain.explain import explain
 from weft.program.explain.kernels import kernel_text, replay_text
+from weft.program.explain.loading import loading_text
 from weft.program.explain.memory import ProgramMemory, program_memory
 from weft.program.explain.short import short_html
 from weft.program.explain.words import title
@@ -77,7 +78,8 @@ class ProgramInspection:
         text = tables(compiled, self.memory(), self._box_times()) + kernel_text(parts)
         if options.costs is not None:
             text += f"planned by {costs_text(options.costs)}\n"
-        return text + replay_text(each.replayer for each in executors)
+        text += replay_text(each.replayer for each in executors)
+        return text + loading_text(self._core.loading)
 
     def memory(self) -> ProgramMemory:
         """As `Program.memory` says."""
@@ -90,7 +92,7 @@ class ProgramInspection:
         core, world = self._core, self._core.setting.world
         core.enter("trace")
         records = {rank: executor.recorder.record() for rank, executor in core.executors.items()}
-        trace = gather_trace(world, core.compiled, records, core.waits)
+        trace = gather_trace(world, core.compiled, records, core.waits, core.loads)
         trace = replace(trace, batch=core.variants.current.name)
         if path is not None and 0 in world.ranks:
             trace.write(path, self.predicted.traces if predicted else ())

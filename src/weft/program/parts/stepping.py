@@ -8,9 +8,10 @@ from typing import Any, final
 
 from weft.errors import UserError
 from weft.program.agreement import BatchSums, OptionsChecksum, Stamps, checksum_of_numbers
-from weft.program.data.ahead import loaded_ahead, with_waits
 from weft.program.data.loader import Loader
+from weft.program.feeding.cut import CutBatch
 from weft.program.parts.core import ProgramCore
+from weft.program.parts.feeding import batches_of
 from weft.program.planning.variants import Variants
 from weft.program.training.gradients import check_adding
 from weft.program.training.step_hooks import (
@@ -50,7 +51,7 @@ class ProgramSteps:
         standing = training is not None and training.gradients.standing()
         adds = not update or standing
         variants = self._adding(update) if adds else core.variants
-        batch = core.setting.whole(batch)
+        batch = batch if isinstance(batch, CutBatch) else core.setting.whole(batch)
         core.places.check()
         enter = partial(self._enter_step, adding=standing)
         feeds, sums = variants.feeds(batch, core.steps, enter)
@@ -175,19 +176,15 @@ def steps_of(
         raise UserError(f"program.run: ahead takes a number of batches from 0, found {ahead!r}")
     if not isinstance(batches, Iterable):
         raise UserError(f"program.run takes batches, such as a weft.Loader, found {batches!r}")
-    if isinstance(batches, Loader):
-        return _steps(core, step, batches.ahead(ahead), batches.put_back)
-    return _steps(core, step, loaded_ahead(iter(batches), ahead), lambda: None)
+    failed = batches.put_back if isinstance(batches, Loader) else lambda: None
+    return _steps(step, batches_of(core, batches, ahead), failed)
 
 
 def _steps(
-    core: ProgramCore,
-    step: Callable[[Any], Any],
-    batches: Iterator[Any],
-    failed: Callable[[], None],
+    step: Callable[[Any], Any], batches: Iterator[Any], failed: Callable[[], None]
 ) -> Iterator[Any]:
     """Make a step of each batch; `failed` is called where one raises."""
-    for batch in with_waits(batches, core.note_wait):
+    for batch in batches:
         try:
             made = step(batch)
         except BaseException:

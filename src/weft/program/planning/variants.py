@@ -23,6 +23,7 @@ from weft.layout import Layout, Shares
 from weft.planning.progress import uncollected
 from weft.program.agreement import BatchSums
 from weft.program.everyone import agreed
+from weft.program.feeding.cut import Cut, uncut
 from weft.program.feeding.feed import Feeder, stood_in
 from weft.program.feeding.rows import RowsOfBatch
 from weft.program.feeding.shards import shares_of
@@ -139,7 +140,7 @@ class Variants:
         """The leaves that each rank takes of a batch, and its checksums; afterwards `current` is the variant for it.
 
         Args:
-            batch: of any shape.
+            batch: of any shape, cut ahead or not.
             step: of the program.
             enter: is told which variant it is as soon as that is known, before anything needs the
                 other ranks.
@@ -163,6 +164,18 @@ class Variants:
             return self.current.feeder.feeds(batch, step)
         enter(self.current.name)
         return found
+
+    def cut(self, batch: Any) -> tuple[Feeder, Cut] | None:
+        """The parts of a batch of the host, by the first plan that takes it; None where there is none for it yet.
+
+        Any thread may call it: `feeds` looks later whether it was cut as the step wants it.
+        """
+        for variant in (self.current, *self._all):
+            try:
+                return variant.feeder, variant.feeder.cut(batch)
+            except BatchError:
+                continue
+        return None
 
     def rows(self, size: int) -> list[int]:
         """The rows of a batch of so many that the ranks of this process take; all where there is no plan for it yet."""
@@ -195,6 +208,7 @@ class Variants:
         shapes = _shapes(describe_batch(stood_in(batch)))
         values = self._new_values(shapes, why)
         self._step.follow(self.current.guards.numbers_changed())
+        batch = uncut(batch)
         whole = stood_in(batch) if isinstance(batch, RowsOfBatch) else batch
         started = time.perf_counter()
         enter(f"{shapes} (planned anew, no. {len(self._all)})")

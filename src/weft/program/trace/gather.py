@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from time import perf_counter_ns
+from types import MappingProxyType
 from typing import TypeAlias
 
 from weft.compiler.pipeline import Compiled
 from weft.errors import UserError
+from weft.program.data.loading import LoadedActs
+from weft.program.trace.loading import with_loading
 from weft.program.trace.rank import rank_trace
 from weft.program.trace.trace import Trace
 from weft.program.trace.waits import with_late_ranks
@@ -48,6 +51,7 @@ def gather_trace(
     compiled: Compiled,
     records: Mapping[int, Record],
     waits: Mapping[int, StepSpan],
+    loads: Mapping[int, LoadedActs] = MappingProxyType({}),
 ) -> Trace:
     """Gather the traces of all ranks; every process must call it.
 
@@ -56,6 +60,7 @@ def gather_trace(
         compiled: the program that ran.
         records: of the ranks of this process.
         waits: of this process for the batches of steps, by the number of the step.
+        loads: the acts of this process that brought these batches, likewise.
 
     Raises:
         UserError: when no step has run.
@@ -70,6 +75,7 @@ def gather_trace(
         rank_trace(plan, plans.communicators, records[plan.rank], lines, waits)
         for plan in plans.ranks
     ]
+    own[0] = with_loading(own[0], loads)
     if world.size == len(world.ranks):
         return Trace(with_late_ranks(own))
     visits = [_visit(world) for _ in range(_ROUNDS)]

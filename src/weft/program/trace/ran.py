@@ -41,6 +41,11 @@ class Ran:
         return {interval.step: interval.begin for interval in self.record.steps}
 
     @cached_property
+    def numbers(self) -> dict[int, int]:
+        """The program's number of each step."""
+        return {interval.step: interval.number for interval in self.record.steps}
+
+    @cached_property
     def rows(self) -> dict[str, list[Span]]:
         """The spans of each queue, in order."""
         rows: dict[str, list[Span]] = {queue: [] for queue in self.queues}

@@ -39,11 +39,11 @@ def rank_trace(
     return RankTrace(
         plan.rank,
         tuple((queue, ranks.get(queue, ())) for queue in ran.queues),
-        tuple(StepSpan(*interval) for interval in record.steps),
+        tuple(StepSpan(each.number, each.begin, each.end) for each in record.steps),
         tuple(sorted(slices, key=lambda each: (ran.queues.index(each.queue), each.begin))),
         tuple(arrows(ran)),
         tuple(_levels(ran)),
-        tuple(waits[each.step] for each in record.steps if each.step in waits),
+        tuple(waits[each.number] for each in record.steps if each.number in waits),
     )
 
 
@@ -72,7 +72,7 @@ def _slices(ran: Ran, ranks: dict[str, tuple[int, ...]], lines: Lines) -> Iterat
 
 def _when(ran: Ran, span: Span) -> dict[str, str | int]:
     act = span[0]
-    when: dict[str, str | int] = {"step": act.step}
+    when: dict[str, str | int] = {"step": ran.numbers[act.step]}
     return {**when, "micro-batch": act.micro} if ran.actor(span).acts > 1 else when
 
 

@@ -46,7 +46,7 @@ def wait(ran: Ran, span: Span, free: int, names: Names) -> Iterator[Slice]:
 
 def last_waits(ran: Ran) -> Iterator[Slice]:
     """At the end of each step the compute queue waits for the others."""
-    for step, begin, end in ran.record.steps:
+    for step, begin, end, number in ran.record.steps:
         ends = {
             queue: max((span[2] for span in row if span[0].step == step), default=begin)
             for queue, row in ran.rows.items()
@@ -54,7 +54,9 @@ def last_waits(ran: Ran) -> Iterator[Slice]:
         last = max(ends, key=ends.__getitem__)
         if last != COMPUTE:
             name = f"waits for the end of {last}"
-            yield Slice(COMPUTE, name, "wait", ends[COMPUTE], min(ends[last], end), {"step": step})
+            yield Slice(
+                COMPUTE, name, "wait", ends[COMPUTE], min(ends[last], end), {"step": number}
+            )
 
 
 def arrows(ran: Ran) -> Iterator[Arrow]:

@@ -24,16 +24,16 @@ class LaunchRecorder:
         self._streams = streams
         self._kept = Record((), ())
         # The last step, if its times were not read yet.
-        self._last: int | None = None
+        self._last: tuple[int, int] | None = None
 
     def begin(self) -> None:
         """A step begins: forget those before, unless they are kept."""
         if not self.keeping:
             self.clear()
 
-    def end(self, step: int) -> None:
-        """All work of the step is on its way."""
-        self._last = step
+    def end(self, step: int, number: int) -> None:
+        """All work of the step is on its way; `number` is that of the program."""
+        self._last = step, number
         if self.keeping:
             self._read()
 
@@ -47,9 +47,10 @@ class LaunchRecorder:
         return self._kept
 
     def _read(self) -> None:
-        step, self._last = self._last, None
-        if step is None:
+        last, self._last = self._last, None
+        if last is None:
             return
+        step, number = last
         times = self._streams.times()
         spans: list[Span] = [
             (Act(launch.actor, step, launch.micro), begin, end)
@@ -57,6 +58,9 @@ class LaunchRecorder:
         ]
         ends = [end for _, _, end in spans]
         whole = Interval(
-            step, min((begin for _, begin, _ in spans), default=0), max(ends, default=0)
+            step,
+            min((begin for _, begin, _ in spans), default=0),
+            max(ends, default=0),
+            number,
         )
         self._kept = Record((*self._kept.steps, whole), (*self._kept.spans, *spans))

@@ -103,7 +103,7 @@ class RankExecutor(ABC):
             self._raised = True
             self._failure = _bare(failure)
             raise failure from failure.__cause__
-        self.recorder.end(step)
+        self.recorder.end(step, self.steps)
         self._done += 1
         results = self._rank.batches.fetched.pop(step, {})
         if self._measuring is not None:

@@ -1,0 +1,262 @@
+"""Batches on their way to steps, by the actors of a plan: a thread for each queue but that of the step.
+
+The actors begin a step of their own as soon as they have ended the one before; the credits of registers alone say how
+far they are ahead, and hold them back where steps are slow.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
+from time import monotonic, perf_counter_ns
+from typing import Any, NamedTuple, final
+
+from torch import Tensor
+
+from weft.actors import Begin, QueueMachine
+from weft.actors.wiring import equal_registers
+from weft.ir.plan import COMPUTE, RankPlan
+from weft.program.data.loading_plan import COPIES, LOAD
+from weft.runtime.executor.queue_work import ActError
+from weft.runtime.executor.queues import Control, Queue, Stop
+from weft.runtime.executor.work import Work
+from weft.runtime.memory.threads import HeapThread
+from weft.runtime.recording import Span
+from weft.units import Seconds
+
+# For so long threads are waited for that still load when nobody wants more.
+PATIENCE = Seconds(5.0)
+
+
+class LoadedActs(NamedTuple):
+    """The acts that have brought one batch to its step.
+
+    Attributes:
+        plan: of them; each run has one of its own, in which steps count from 0.
+        number: of the step in that plan.
+        spans: when they ran.
+    """
+
+    plan: RankPlan
+    number: int
+    spans: tuple[Span, ...]
+
+
+@final
+class Ahead(NamedTuple):
+    """The way of batches to their steps, where some are loaded ahead of these.
+
+    Attributes:
+        plan: given the rows of a whole batch that this process loads (None for all), of `loading_plan`.
+        cut: cuts a batch for its step; on another thread than that of the steps.
+        note: is told the acts of each batch, before its step, on the thread of the steps.
+    """
+
+    plan: Callable[[Sequence[int] | None], RankPlan]
+    cut: Callable[[Any], Any]
+    note: Callable[[LoadedActs], None]
+
+
+def loaded_ahead(
+    items: Iterator[Any],
+    plan: RankPlan,
+    cut: Callable[[Any], Any],
+    note: Callable[[LoadedActs], None],
+) -> Iterator[Any]:
+    """The same items in the same order, each cut, as the actors of a plan bring them.
+
+    What `items` raises is raised in its place among them. Threads end with the iterator that is returned: what has
+    been taken by then, and was not asked for, is dropped.
+
+    Args:
+        items: of batches.
+        plan: of `loading_plan`.
+        cut: makes of an item what its step is given; must not raise. Called by a thread, where the plan has a copy.
+        note: is told the acts of each item before it is given, where it is given.
+    """
+    loading = _Loading(items, plan, cut)
+    try:
+        loading.start()
+        for number, item in enumerate(loading.taken()):
+            note(LoadedActs(plan, number, loading.spans(number)))
+            yield item
+    finally:
+        loading.end()
+
+
+def with_waits(items: Iterable[Any], note: Callable[[int, int], None]) -> Iterator[Any]:
+    """The same items; `note` hears before each when the wait for it began and ended, of `perf_counter_ns`."""
+    begun = perf_counter_ns()
+    for item in items:
+        note(begun, perf_counter_ns())
+        yield item
+        begun = perf_counter_ns()
+
+
+@final
+class _End:
+    """Stands behind the last item; `error` is what the iterator raised."""
+
+    def __init__(self, error: BaseException | None = None) -> None:
+        self.error = error
+
+
+@final
+class _Unwanted(BaseException):
+    """The thread that loads has ended: nobody wants more."""
+
+
+@final
+class _Loading:
+    """The queues of a plan of `loading_plan`, and what passes between them: a whole item in the place of all leaves.
+
+    Args:
+        items: to be loaded.
+        plan: of the actors.
+        cut: of an item; must not raise.
+    """
+
+    def __init__(self, items: Iterator[Any], plan: RankPlan, cut: Callable[[Any], Any]) -> None:
+        self._items: Iterator[Any] | None = items
+        self._cut = cut
+        # What the step was handed last, until it is given on.
+        self._handed: list[Any] = []
+        # True once the last item is loaded, or the items have raised: the actors begin no further step.
+        self._over = False
+        self._unwanted = False
+        self._failure: BaseException | None = None
+        self._queues: dict[str, Queue] = {}
+        self._threads: list[threading.Thread] = []
+        alike = equal_registers(plan)
+        works = dict(
+            _works(plan, alike, {LOAD: self._load, COPIES: self._copy, COMPUTE: self._hand})
+        )
+        for name in plan.on_queue:
+            machine = QueueMachine(plan, name, in_order=name != COMPUTE, alike=alike)
+            own = {actor.id: works[actor.id] for actor in plan.on_queue[name]}
+            Queue(machine, own, self._queues, self._ended(name), self._stop)
+        self._compute = self._queues[COMPUTE]
+        self._others = [queue for name, queue in self._queues.items() if name != COMPUTE]
+
+    def start(self) -> None:
+        """Start the threads, which begin to load."""
+        for queue in self._others:
+            name = f"weft {queue.name}"
+            thread = HeapThread(target=self._serve, args=(queue,), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+            queue.post(Begin(0))
+
+    def taken(self) -> Iterator[Any]:
+        """The items, in order."""
+        for step in count():
+            compute = self._compute
+            compute.receive(Begin(step))
+            while not self._handed:
+                compute.receive(compute.mailbox.get())
+            compute.call()
+            if isinstance(self._handed[0], _End):
+                break
+            yield self._handed.pop()
+        error = self._handed.pop().error
+        if error is not None:
+            raise error
+
+    def spans(self, step: int) -> tuple[Span, ...]:
+        """When the acts of a step ran, once it was handed over; they are told once, step after step."""
+        found: list[Span] = []
+        for queue in self._queues.values():
+            row = queue.work.spans
+            # The thread of the queue may append meanwhile.
+            while row and row[0][0].step <= step:
+                found.append(row.pop(0))
+        return tuple(found)
+
+    def end(self) -> None:
+        """End the threads, be it that one loads, and drop all that was not asked for."""
+        self._unwanted = True
+        until = monotonic() + PATIENCE
+        for queue in self._others:
+            queue.post(Stop())
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - monotonic()))
+        # Queues know each other: without this, memory and workers would wait for the garbage collector.
+        for queue in self._queues.values():
+            queue.work.tensors.clear()
+        self._handed.clear()
+        self._items, self._cut = None, _nothing
+
+    def _load(self, item: None) -> Any:
+        """Take the next item; what stands in its place where there is none."""
+        try:
+            found = _End() if self._items is None else next(self._items)
+        except StopIteration:
+            found = _End()
+        except BaseException as error:
+            self._over = True
+            return _End(error)
+        if self._unwanted:
+            raise _Unwanted
+        self._over = isinstance(found, _End)
+        return found
+
+    def _copy(self, item: Any) -> Any:
+        return item if isinstance(item, _End) else self._cut(item)
+
+    def _hand(self, item: Any) -> None:
+        self._handed.append(item)
+
+    def _ended(self, name: str) -> Callable[[int], None]:
+        """The call of a queue that has ended a step: it begins the next one. That of the step waits to be asked."""
+
+        def begin_next(step: int) -> None:
+            if name != LOAD or not self._over:
+                self._queues[name].mailbox.put(Begin(step + 1))
+
+        return _nothing if name == COMPUTE else begin_next
+
+    def _stop(self, message: Control) -> None:
+        raise self._failure or _Unwanted
+
+    def _serve(self, queue: Queue) -> None:
+        """The life of a thread."""
+        try:
+            while True:
+                queue.serve()
+        except BaseException as error:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """The thread of a queue has ended; where nobody asked it to, the step's queue raises why."""
+        cause = error.__cause__ if isinstance(error, ActError) and error.__cause__ else error
+        if not self._unwanted:
+            self._failure = cause
+            self._compute.mailbox.put(Stop())
+
+
+def _works(
+    plan: RankPlan, alike: dict[str, str], calls: dict[str, Callable[[Any], Any]]
+) -> Iterator[tuple[int, Work]]:
+    """The work of each actor, on the whole item: it passes in the register that stands for all that are alike."""
+    for actor in plan.actors:
+        reads = tuple(dict.fromkeys(alike[name] for name in actor.consumes))
+        writes = tuple(dict.fromkeys(alike[name] for name in actor.produces))
+        call = calls[actor.queue]
+
+        def act(
+            step: int,
+            micro: int,
+            inputs: list[Tensor],
+            call: Callable[[Any], Any] = call,
+            makes: bool = bool(writes),
+        ) -> Sequence[Tensor]:
+            made = call(inputs.pop() if inputs else None)
+            return (made,) if makes else ()
+
+        yield actor.id, Work(reads, writes, act, sole=frozenset(reads))
+
+
+def _nothing(_: Any) -> None:
+    pass
