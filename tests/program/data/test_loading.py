@@ -354,7 +354,7 @@ def test_a_plan_says_how_batches_come(program: weft.Program) -> None:
     # Of 10 rows of 6 doubles and a number: 560 B.
     assert "loading ahead of the steps, by the last loop: 3 batches, 1.6 KiB in registers" in text
     assert "register %x : float64[10, 6] batch credits 2 from 0 to [1]" in text
-    assert "register %rank1.x : float64[10, 6] batch credits 1 from 1 to [2]" in text
+    assert "register %rank1.x : float64[5, 6] batch credits 1 from 1 to [2]" in text
     assert 'actor 1 on "copies" compute' in text
 
 

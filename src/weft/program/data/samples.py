@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count, islice
 from typing import Any, final
 
 from torch.utils.data import Dataset, IterableDataset
 
-from weft.program.data.order import drawn_by, mixed
+from weft.program.data.order import draw_by, mixed, put_back
 
 
 @final
@@ -39,14 +39,15 @@ class Samples(Dataset[LoadedRows]):
     def __getitem__(self, rows: tuple[int, Sequence[int]]) -> LoadedRows:
         epoch, numbers = rows
         found = []
-        for number in numbers:
-            try:
-                with drawn_by(mixed(self._seed, epoch, number)):
+        with put_back():
+            for number in numbers:
+                draw_by(mixed(self._seed, epoch, number))
+                try:
                     found.append(self._dataset[number])
-            except Exception as error:
-                return LoadedRows(None, f"sample {number}: {type(error).__name__}: {error}")
-        what = f"samples {numbers[0]} to {numbers[-1]}"
-        with drawn_by(mixed(self._seed, epoch, numbers[0], len(numbers))):
+                except Exception as error:
+                    return LoadedRows(None, f"sample {number}: {type(error).__name__}: {error}")
+            draw_by(mixed(self._seed, epoch, numbers[0], len(numbers)))
+            what = f"samples {numbers[0]} to {numbers[-1]}"
             return collated(self._collate, found, what)
 
 
@@ -79,40 +80,43 @@ class Stream(IterableDataset[tuple[int, LoadedRows]]):
         self._seed = seed
 
     def __iter__(self) -> Iterator[tuple[int, LoadedRows]]:
-        source, number = self._drawn(), 0
-        while True:
-            try:
-                samples = list(islice(source, self._size))
-            except Exception as error:
-                place = number * self._size
-                yield (
-                    0,
-                    LoadedRows(
-                        None, f"sample {place} or after it: {type(error).__name__}: {error}"
-                    ),
-                )
+        source = self._drawn()
+        for number in count():
+            with put_back():
+                found = self._batch(source, number)
+            if found is None:
                 return
-            if not samples or (self._drop_last and len(samples) < self._size):
+            if found[1].error or number >= self._skipped:
+                yield found
+            if found[1].error:
                 return
-            number += 1
-            if number > self._skipped:
-                short = len(samples) < self._size
-                own = samples if short else [samples[row] for row in self._rows]
-                with drawn_by(mixed(self._seed, number, len(own))):
-                    batch = collated(self._collate, own, f"batch {number - 1}")
-                yield len(samples), batch
+
+    def _batch(self, source: Iterator[Any], number: int) -> tuple[int, LoadedRows] | None:
+        """The samples of a batch, how many; none of one that is passed over. None behind the last one."""
+        try:
+            samples = list(islice(source, self._size))
+        except Exception as error:
+            text = f"sample {number * self._size} or after it: {type(error).__name__}: {error}"
+            return 0, LoadedRows(None, text)
+        if not samples or (self._drop_last and len(samples) < self._size):
+            return None
+        if number < self._skipped:
+            return len(samples), LoadedRows(None)
+        short = len(samples) < self._size
+        own = samples if short else [samples[row] for row in self._rows]
+        draw_by(mixed(self._seed, number + 1, len(own)))
+        return len(samples), collated(self._collate, own, f"batch {number}")
 
     def _drawn(self) -> Iterator[Any]:
-        """The samples; each draws by its number."""
-        with drawn_by(mixed(self._seed)):
-            source, number = iter(self._dataset), 0
-        while True:
-            with drawn_by(mixed(self._seed, number)):
-                try:
-                    sample = next(source)
-                except StopIteration:
-                    return
-            number += 1
+        """The samples; each draws by its number, and the generators are left as they are then."""
+        draw_by(mixed(self._seed))
+        source = iter(self._dataset)
+        for number in count():
+            draw_by(mixed(self._seed, number))
+            try:
+                sample = next(source)
+            except StopIteration:
+                return
             yield sample
 
 
