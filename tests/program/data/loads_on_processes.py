@@ -1,4 +1,4 @@
-"""One rank of a job that trains by a loader, started by test_processes.py: its losses, and what it loaded."""
+"""One rank of a job that trains by a loader, started by test_processes.py: its losses, what it loaded, and by which queues."""
 
 from __future__ import annotations
 
@@ -40,5 +40,13 @@ if __name__ == "__main__":
     last = layout in ("data", "few")
     loader = weft.Loader(data, size_of_batch, program, shuffle=True, drop_last=not last)
     losses = [float(program.step(batch)) for _ in range(2) for batch in loader]
-    found = [losses, data.asked[: SIZE // size], len(data.asked)]
+    queues: list[list[str]] = []
+    if layout in ("data", "micro"):  # one epoch more, loaded and cut ahead
+        ahead = weft.Loader(
+            *(data, size_of_batch, program), shuffle=True, drop_last=not last, workers=1
+        )
+        ahead.load_state_dict(loader.state_dict())
+        losses += map(float, program.run(ahead))
+        queues = [[queue for queue, _ in each.queues] for each in program.trace()]
+    found = [losses, queues, data.asked[: SIZE // size], len(data.asked)]
     Path(out, f"{os.environ['RANK']}.json").write_text(json.dumps(found))

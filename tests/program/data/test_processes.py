@@ -23,9 +23,13 @@ def test_each_process_loads_what_it_takes(layout: str, ranks: int, tmp_path: Pat
     passed(SCRIPT, ranks, layout, str(tmp_path))
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(ranks)]
     size, last = (7, True) if layout == "few" else (SIZE, layout == "data")
-    expected = plain_losses(weft.Loader(Drawn(), size, shuffle=True, drop_last=not last), 2)
-    for losses, *_ in found:
+    epochs = 3 if layout in ("data", "micro") else 2
+    expected = plain_losses(weft.Loader(Drawn(), size, shuffle=True, drop_last=not last), epochs)
+    for losses, queues, *_ in found:
         assert losses == pytest.approx(expected, rel=1e-12)
+        # Each process has a plan of its own.
+        assert len(queues) == (ranks if epochs == 3 else 0)
+        assert all(each[-2:] == ["load", "copies"] for each in queues)
     loaded = [count for *_, count in found]
     if layout == "data":
         # The last batch of the first epoch has another shape, for which there is no plan yet: each process loads all.
@@ -34,6 +38,6 @@ def test_each_process_loads_what_it_takes(layout: str, ranks: int, tmp_path: Pat
         assert loaded == [4 * SIZE // ranks + last + each for each in own]
     elif layout == "micro":
         assert loaded == [2 * 2 * SIZE // ranks] * ranks
-        assert not set(found[0][1]) & set(found[1][1])
+        assert not set(found[0][2]) & set(found[1][2])
     elif layout == "whole":
         assert loaded == [2 * 2 * SIZE] * ranks
