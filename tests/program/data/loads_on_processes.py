@@ -1,4 +1,4 @@
-"""One rank of a job that trains by a loader, started by test_processes.py: its losses, what it loaded, and by which queues."""
+"""One rank of a job that trains by a loader, started by test_processes.py: its losses, queues, and what it loaded."""
 
 from __future__ import annotations
 

@@ -36,8 +36,11 @@ from weft.program.data.loading_plan import LoadedLeaf, loading_plan
 SIZE = 10
 
 
+NAMES = ("weft load", "weft copies")
+
+
 def threads_are_gone() -> bool:
-    return not any(each.name in ("weft load", "weft copies") for each in threading.enumerate())
+    return not any(each.name in NAMES for each in threading.enumerate())
 
 
 def loaded(items: Iterator[Any], ahead: int, **calls: Any) -> Iterator[Any]:
@@ -169,8 +172,9 @@ def test_a_loop_that_is_left_holds_nothing() -> None:
         gc.enable()
 
 
-def test_a_loop_is_left_while_it_loads() -> None:
-    """What the thread was at is dropped once it comes."""
+def test_a_loop_is_left_while_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not waited for for ever; and what it brings is dropped, when it comes."""
+    monkeypatch.setattr("weft.program.data.loading.PATIENCE", 0.0)
     begun, wanted = threading.Event(), threading.Event()
     made: list[weakref.ref[Batch]] = []
 
@@ -181,12 +185,17 @@ def test_a_loop_is_left_while_it_loads() -> None:
         batch = Batch()
         made.append(weakref.ref(batch))
         yield batch
+        del batch
 
     stream = loaded(items(), 2)
     assert next(stream) == 0
     assert begun.wait(10)
-    threading.Timer(0.05, wanted.set).start()
+    left = [each for each in threading.enumerate() if each.name in NAMES]
+    assert left
     stream.close()  # type: ignore[attr-defined]
+    wanted.set()
+    for thread in left:
+        thread.join(10)
     assert threads_are_gone()
     assert [each() for each in made] == [None]
 

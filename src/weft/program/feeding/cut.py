@@ -71,7 +71,7 @@ def as_loaded(batch: Any) -> Any:
 
 
 def is_on_the_host(batch: Any) -> bool:
-    """True where all tensors of a batch are plain ones in host memory: cutting them needs no stream and no other rank."""
+    """True where all tensors of a batch are plain ones of the host: cutting them needs no stream and no other rank."""
     found, _ = flatten(batch.batch if isinstance(batch, RowsOfBatch) else batch, "batch")
     return all(
         type(leaf) is torch.Tensor and leaf.device.type == "cpu"
