@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+import signal
 import sys
 import threading
 import weakref
@@ -39,8 +40,12 @@ SIZE = 10
 NAMES = ("weft load", "weft copies")
 
 
+def threads() -> list[threading.Thread]:
+    return [each for each in threading.enumerate() if each.name in NAMES]
+
+
 def threads_are_gone() -> bool:
-    return not any(each.name in NAMES for each in threading.enumerate())
+    return not threads()
 
 
 def loaded(items: Iterator[Any], ahead: int, **calls: Any) -> Iterator[Any]:
@@ -138,6 +143,27 @@ def test_acts_are_told_before_their_item() -> None:
         assert times["load"][2] <= times["copies"][1] <= times["copies"][2] <= times["compute"][1]
 
 
+def test_an_interrupt_ends_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while it waits for data."""
+    monkeypatch.setattr("weft.program.data.loading.PATIENCE", 0.0)
+    main, interrupted = threading.main_thread().ident or 0, threading.Event()
+
+    def items() -> Iterator[int]:
+        yield 0
+        signal.pthread_kill(main, signal.SIGINT)
+        assert interrupted.wait(10)
+        yield 1
+
+    stream = loaded(items(), 2)
+    with pytest.raises(KeyboardInterrupt):
+        list(stream)
+    left = threads()
+    interrupted.set()
+    for thread in left:
+        thread.join(10)
+    assert threads_are_gone()
+
+
 class Batch:
     """Something of which one can see whether it is held."""
 
@@ -190,7 +216,7 @@ def test_a_loop_is_left_while_it_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = loaded(items(), 2)
     assert next(stream) == 0
     assert begun.wait(10)
-    left = [each for each in threading.enumerate() if each.name in NAMES]
+    left = threads()
     assert left
     stream.close()  # type: ignore[attr-defined]
     wanted.set()
@@ -365,6 +391,34 @@ def test_a_plan_says_how_batches_come(program: weft.Program) -> None:
     assert "register %x : float64[10, 6] batch credits 2 from 0 to [1]" in text
     assert "register %rank1.x : float64[5, 6] batch credits 1 from 1 to [2]" in text
     assert 'actor 1 on "copies" compute' in text
+
+
+class Counted(Numbered):
+    """Counts in memory that a worker shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = torch.zeros((), dtype=torch.long).share_memory_()
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        self.count += 1
+        return super().__getitem__(number)
+
+
+def test_slow_steps_hold_workers_back(program: weft.Program) -> None:
+    """One batch is the step's, one is ahead, one is the worker's: nobody asks for more."""
+    data = Counted()
+    loader = weft.Loader(data, SIZE, program, workers=1, ahead=1)
+    run = program.run(loader, ahead=1)
+    for steps in range(1, 3):
+        next(run)
+        expected, until = (steps + 2) * SIZE, monotonic() + 10
+        while data.count < expected and monotonic() < until:
+            threading.Event().wait(0.001)
+        wait_until_idle("weft load")
+        assert data.count == expected
+    run.close()  # type: ignore[attr-defined]
+    assert threads_are_gone()
 
 
 @pytest.mark.parametrize(
