@@ -32,7 +32,8 @@ from program.data.datasets import (
 )
 from weft.errors import UserError
 from weft.program.data.loading import LoadedActs, loaded_ahead
-from weft.program.data.loading_plan import LoadedLeaf, loading_plan
+from weft.program.data.loading_plan import loading_plan
+from weft.program.feeding.loaded_leaf import LoadedLeaf
 
 SIZE = 10
 
@@ -327,6 +328,25 @@ def test_memory_that_is_used_again(program: weft.Program, ahead: int) -> None:
     """A batch is read as it was when it was loaded."""
     batches = list(weft.Loader(Drawn(), SIZE, shuffle=True))
     found = [loss.item() for loss in program.run(Reused(batches), ahead=ahead)]
+    assert found == pytest.approx(plain_losses(batches, 1), rel=1e-12)
+
+
+def test_memory_of_ranks_that_is_used_again(program: weft.Program) -> None:
+    """Of global tensors, which are there already: they are copied, and cut by their step."""
+    batches = list(weft.Loader(Drawn(), SIZE, shuffle=True))
+
+    def items() -> Iterator[Any]:
+        own = {
+            key: weft.tensor(leaf, placement=program.placement, sbp=weft.split(0))
+            for key, leaf in batches[0].items()
+        }
+        for batch in batches:
+            for key, leaf in own.items():
+                for rank, shard in leaf.shards().items():
+                    shard.copy_(batch[key].chunk(2)[rank])
+            yield own
+
+    found = [loss.item() for loss in program.run(items(), ahead=3)]
     assert found == pytest.approx(plain_losses(batches, 1), rel=1e-12)
 
 

@@ -10,7 +10,8 @@ from weft.actors import Act, RankDriver
 from weft.errors import InternalError
 from weft.ir.parsers.plan_parser import parse_plan
 from weft.ir.plan import COMPUTE, Plan
-from weft.program.data.loading_plan import COPIES, LOAD, LoadedLeaf, loading_plan
+from weft.program.data.loading_plan import COPIES, LOAD, loading_plan
+from weft.program.feeding.loaded_leaf import LoadedLeaf
 
 LEAVES = [
     LoadedLeaf(

@@ -29,6 +29,7 @@ from weft.units import Seconds
 PATIENCE = Seconds(5.0)
 
 
+@final
 class LoadedActs(NamedTuple):
     """The acts that have brought one batch to its step.
 
@@ -164,7 +165,7 @@ class _Loading:
             raise error
 
     def spans(self, step: int) -> tuple[Span, ...]:
-        """When the acts of a step ran, once it was handed over; they are told once, step after step."""
+        """The spans of a step's acts, once it was handed over; they are told once, step after step."""
         found: list[Span] = []
         for queue in self._queues.values():
             row = queue.work.spans

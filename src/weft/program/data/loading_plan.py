@@ -9,9 +9,7 @@ They act once a step. With credits for one batch alone there is no copy: the ste
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import final
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from weft.ir.legal.plans import verify_plan
 from weft.ir.nodes import Ref
@@ -26,35 +24,13 @@ from weft.ir.plan import (
     Register,
     RegisterKind,
 )
-from weft.layout.region import Region, region_shape
+from weft.layout.region import region_shape
+from weft.program.feeding.loaded_leaf import LoadedLeaf
 
 # The queues beside that of the step.
 LOAD, COPIES = "load", "copies"
 # Stands where a batch has no tensors: the actors wait for each other all the same.
 _EMPTY = ((0,), "bool")
-
-
-@final
-@dataclass(frozen=True)
-class LoadedLeaf:
-    """A leaf of the batch.
-
-    Attributes:
-        key: for users.
-        name: of its input.
-        shape: as this process loads it.
-        dtype: "float32".
-        parts: for each rank of this process that takes some of it, the region of the input, which has a dimension
-            more where there are micro-batches.
-        devices: of these ranks, by name.
-    """
-
-    key: str
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    parts: Mapping[int, Region] = field(default_factory=dict)
-    devices: Mapping[int, str] = field(default_factory=dict)
 
 
 def loading_plan(rank: int, leaves: Sequence[LoadedLeaf], ahead: int) -> RankPlan:

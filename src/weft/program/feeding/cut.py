@@ -17,7 +17,7 @@ from weft.tensor import GlobalTensor
 
 @final
 @dataclass(frozen=True)
-class Cut:
+class CutParts:
     """The parts of a batch that the ranks of this process take, and what its checksums are made of.
 
     Attributes:
@@ -47,12 +47,14 @@ class CutBatch:
         arrival: of what is on its way to devices.
     """
 
-    def __init__(self, given: Any, whole: Any, feeder: object, cut: Cut, arrival: Arrival) -> None:
+    def __init__(
+        self, given: Any, whole: Any, feeder: object, cut: CutParts, arrival: Arrival
+    ) -> None:
         self.given, self.whole, self.feeder = given, whole, feeder
-        self._cut: Cut | None = cut
+        self._cut: CutParts | None = cut
         self._arrival = arrival
 
-    def take(self) -> Cut | None:
+    def take(self) -> CutParts | None:
         """The parts, for use on the current streams, which hold on to them; None when they were taken already."""
         cut, self._cut = self._cut, None
         if cut is not None:

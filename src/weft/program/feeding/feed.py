@@ -15,8 +15,8 @@ from weft.ir.logical import Input
 from weft.layout import Layout
 from weft.layout.region import Region
 from weft.program.agreement import BatchSums, batch_sums
-from weft.program.data.loading_plan import LoadedLeaf
-from weft.program.feeding.cut import Cut, CutBatch, uncut
+from weft.program.feeding.cut import CutBatch, CutParts, uncut
+from weft.program.feeding.loaded_leaf import LoadedLeaf
 from weft.program.feeding.rows import RowsOfBatch, rows_of
 from weft.program.feeding.shards import (
     in_micro_batches,
@@ -82,7 +82,7 @@ class Feeder:
         cut = (batch.take() if alike else None) or self.cut(uncut(batch))
         return cut.parts, self._sums(cut, step)
 
-    def cut(self, batch: Any) -> Cut:
+    def cut(self, batch: Any) -> CutParts:
         """The parts of a batch. Other ranks are needed only where leaves are global tensors; else any thread may call.
 
         Raises:
@@ -103,7 +103,7 @@ class Feeder:
                 self._regions.items(), self._devices.values(), strict=True
             )
         }
-        return Cut(parts, leaves)
+        return CutParts(parts, leaves)
 
     @property
     def first(self) -> int:
@@ -135,7 +135,7 @@ class Feeder:
         )
         return rows_of(inputs, size)
 
-    def _cut_rows(self, batch: RowsOfBatch) -> Cut:
+    def _cut_rows(self, batch: RowsOfBatch) -> CutParts:
         """The same for a batch of which this process has only some rows."""
         whole, found = batch.stand_in()
         leaves = self._spec.flatten_batch(whole)
@@ -153,7 +153,7 @@ class Feeder:
                 else:
                     part = region_part(self._in_shape(key, plain[key]), region)
                 parts[rank][key] = laid(part, device)
-        return Cut(parts, plain, rows=frozenset(rows), samples=batch.samples)
+        return CutParts(parts, plain, rows=frozenset(rows), samples=batch.samples)
 
     def takes(self, batch: Any) -> bool:
         """True where a batch looks as the example did."""
@@ -182,7 +182,7 @@ class Feeder:
             and self._spec == other._spec
         )
 
-    def _sums(self, cut: Cut, step: int) -> BatchSums:
+    def _sums(self, cut: CutParts, step: int) -> BatchSums:
         if not self._compared:
             return BatchSums()
         sums = batch_sums(cut.plain, cut.given, step)
@@ -196,7 +196,7 @@ class Feeder:
         ]
         return sums.with_number(cut.samples).with_parts(parts, step)
 
-    def _cut_any(self, batch: Any) -> Cut:
+    def _cut_any(self, batch: Any) -> CutParts:
         """The same for a batch in any container, whose leaves may be global tensors."""
         whole, shards = without_shards(batch)
         leaves = self._spec.flatten_batch(whole)
@@ -212,7 +212,7 @@ class Feeder:
             }
             for rank, device in self._devices.items()
         }
-        return Cut(parts, plain, given)
+        return CutParts(parts, plain, given)
 
     def _in_shape(self, key: str, leaf: Tensor) -> Tensor:
         """A whole leaf in the shape of its input: (micro-batches, part of the batch, ...) where it is cut."""

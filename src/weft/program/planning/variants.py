@@ -23,7 +23,7 @@ from weft.layout import Layout, Shares
 from weft.planning.progress import uncollected
 from weft.program.agreement import BatchSums
 from weft.program.everyone import agreed
-from weft.program.feeding.cut import Cut, uncut
+from weft.program.feeding.cut import CutParts, uncut
 from weft.program.feeding.feed import Feeder, stood_in
 from weft.program.feeding.rows import RowsOfBatch
 from weft.program.feeding.shards import shares_of
@@ -165,7 +165,7 @@ class Variants:
         enter(self.current.name)
         return found
 
-    def cut(self, batch: Any) -> tuple[Feeder, Cut] | None:
+    def cut(self, batch: Any) -> tuple[Feeder, CutParts] | None:
         """The parts of a batch of the host, by the first plan that takes it; None where there is none for it yet.
 
         Any thread may call it: `feeds` looks later whether it was cut as the step wants it.

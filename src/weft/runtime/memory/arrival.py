@@ -25,7 +25,7 @@ _here = threading.local()
 
 @final
 class Arrival:
-    """What was put on its way by one `ahead_of_use`.
+    """The end of all that was put on its way in one `ahead_of_use`.
 
     Attributes:
         events: for each device, the event behind it; none of devices without streams.
