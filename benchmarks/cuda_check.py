@@ -74,6 +74,17 @@ def same_with_graphs(strategy: weft.Strategy) -> str:
     return f"{STEPS} losses, {furthest:.1e} apart at most"
 
 
+def loaded_ahead() -> str:
+    """Batches that a thread copies to the device, on a stream of its own, are those that steps copy themselves."""
+    strategy = weft.data_parallel()
+    there = losses("never", strategy)
+    one = program("never", strategy)
+    ahead = [float(each) for each in one.run(batch(seed) for seed in range(STEPS))]
+    furthest = max(abs(a - b) for a, b in zip(there, ahead, strict=True))
+    assert furthest <= 1e-5 * there[0], f"copied by steps {there}, ahead of them {ahead}"
+    return f"{STEPS} losses, {furthest:.1e} apart at most"
+
+
 def all_replayed() -> str:
     """Nothing in a plain model makes the host wait."""
     one = program("always", weft.data_parallel())
@@ -160,6 +171,7 @@ CHECKS: dict[str, Callable[[], str]] = {
     "graphs, ZeRO 3": lambda: same_with_graphs(
         weft.Strategy(batch={"*": weft.split(0)}, zero=weft.Zero(level=3))
     ),
+    "batches loaded ahead": loaded_ahead,
     "all segments replayed": all_replayed,
     "fp16 without waiting": skipped_updates,
     "trace": traced,
