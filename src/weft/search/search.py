@@ -38,6 +38,7 @@ from weft.strategy.strategy import Strategy, data_parallel
 _BY_HAND, _FIRST, _SECOND = 0.4, 0.7, 0.9
 # Each keeps the step and what its last plans can use again.
 _MOST_PLANNERS = 7
+IDLE = "the start: fewer ranks take part than must"
 
 
 def search(
@@ -91,11 +92,7 @@ def search(
     with Planners(_count(planners)) as processes:
         evaluator = Evaluator(stored, machine, facts.ranks, planners=processes)
         state = SearchState(evaluator, floors, budget, learned)
-        begin = None if first is None else with_fixed(first, base)
-        for name, strategy in (("start", begin), ("fixed", base if hand_only(base) else None)):
-            if strategy is not None:
-                state.plan(name, strategy)
-                told(state)
+        _plan_given(state, first, every_rank, told)
         enumeration = Enumeration(state, told)
         if not hand_only(base):
             enumeration.arrange(space_of(facts, every_rank))
@@ -104,6 +101,41 @@ def search(
         for by_hand in (True, False):
             enumeration.plan_points(by_hand, likely=False)
         return state.result()
+
+
+def _plan_given(state: SearchState, start: Strategy | None, every_rank: bool, told: Told) -> None:
+    """Plan the start, with all that is fixed, and stages that are fixed with their ranks.
+
+    Raises:
+        UserError: these leave out ranks, where all must take part.
+    """
+    base, evaluator = state.facts.base, state.evaluator
+    begin = None if start is None else with_fixed(start, base)
+    for name, strategy in (("start", begin), ("fixed", base if hand_only(base) else None)):
+        if strategy is None:
+            continue
+        if every_rank and _has_idle_ranks(evaluator, strategy):
+            if hand_only(base):
+                raise UserError(
+                    f"weft.search: the stages of fixed= leave out some of {len(evaluator.ranks)} ranks, all of which "
+                    "must take part; name each rank in the placement of a stage, or leave it out of the machine or "
+                    "placement"
+                )
+            state.skipped[IDLE] += 1
+            continue
+        state.plan(name, strategy)
+        if name == "start":
+            state.forget_refused(strategy)
+        told(state)
+
+
+def _has_idle_ranks(evaluator: Evaluator, strategy: Strategy) -> bool:
+    """True where a strategy leaves out devices of the machine."""
+    try:
+        used = evaluator.placement(strategy).ranks
+    except UserError:  # of more ranks than there are: its plan says so
+        return False
+    return len(used) < len(evaluator.ranks)
 
 
 def _count(planners: object) -> int:
