@@ -9,11 +9,12 @@ at or above the best is a proof that a point need not be planned. Moves from the
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
 
-from weft.errors import UserError
+from weft.errors import UserError, shown
 from weft.hardware.here import cores
 from weft.hardware.topology import Topology
 from weft.planning.machine import HERE, Machine, machine_of
@@ -82,11 +83,11 @@ def search(
     budget = Budget.of(seconds, moves)
     _check_rest(seed, every_rank, told)
     _check_strategies(fixed, start)
-    machine = machine_of(topology)
+    machine = limited(machine_of(topology), memory_limit)
     stored = as_stored(step, fixed or data_parallel())
     base = stored.in_precision(fixed or Strategy())
     facts = StepFacts(stored, machine, base)
-    floors = Floors(facts, limit_of(machine, memory_limit))
+    floors = Floors(facts, machine.least_limit)
     first, earlier = _begin(start)
     learned = Learned() if earlier is None else earlier.learned_of(stored, machine, base)
     with Planners(_count(planners)) as processes:
@@ -206,17 +207,16 @@ def _plan_likely(state: SearchState, enumeration: Enumeration, move: Callable[[]
     enumeration.plan_points(True, likely=True)
 
 
-def limit_of(machine: Machine, asked: int | None) -> int | None:
-    """Bytes that a rank may take, with what its device reserves: as asked for, else those of the smallest device.
+def limited(machine: Machine, asked: int | None) -> Machine:
+    """The machine whose ranks take so many bytes at most, where that is asked for.
 
     Raises:
         UserError: when what is asked for is no number of bytes.
     """
-    if asked is not None:
-        if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked < 2**62:
-            raise UserError(
-                f"weft.search: memory_limit takes bytes, a whole number from 1 to 2**62, found {asked!r}"
-            )
-        return asked
-    known = [machine.costs.capacity(rank).memory for rank in range(machine.devices)]
-    return min((each for each in known if each is not None), default=None)
+    if asked is None:
+        return machine
+    if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked < 2**62:
+        raise UserError(
+            f"weft.search: memory_limit takes bytes, a whole number from 1 to 2**62, found {shown(asked)}"
+        )
+    return replace(machine, limit=asked)
