@@ -138,6 +138,30 @@ def test_floors_hold_for_zero_by_patterns(
         assert found.floors.memory_of(point) <= answer.memory, str(point)
 
 
+@pytest.mark.parametrize(
+    "fixed",
+    [
+        {"parameters": {"4.*": weft.split(0)}},
+        {"parameters": {"*": weft.split(0)}},
+        {"parameters": {"*.weight": weft.split(1), "*": weft.broadcast}},
+        {"batch": {"*": weft.broadcast}},
+        {"signatures": {"addmm_2": "B, B, S(1) -> S(1)"}},
+    ],
+    ids=str,
+)
+def test_floors_hold_for_layouts_that_are_fixed(tmp_path: Path, fixed: Any) -> None:
+    """What is split needs no gradient added up, nor room for all of it: classes by hand, in data parallel too."""
+    (tmp_path / "t.yaml").write_text(SLOW)
+    found = begun(many_classes(), str(tmp_path / "t.yaml"), base=weft.Strategy(**fixed))
+    for point in (Point(4), Point(4, zero=1), Point(2, 2, layouts="columns")):
+        if fixed.get("signatures") and point.tensor > 1:
+            continue
+        answer = found.evaluator.of(found.strategy(point))
+        assert isinstance(answer, Measures), f"{point}: {answer}"
+        assert found.floors.least_of(point) <= answer.seconds, str(point)
+        assert found.floors.memory_of(point) <= answer.memory, str(point)
+
+
 def test_gradients_and_sums_decide_where_links_are_slow(tmp_path: Path) -> None:
     """Of a model without numbered blocks: large weights and few samples are for a Megatron grid."""
     (tmp_path / "t.yaml").write_text(SLOW)
