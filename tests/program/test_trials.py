@@ -318,6 +318,13 @@ def test_ranks_go_on_after_a_candidate_that_failed_on_one():
         assert output.endswith("trained\n")
 
 
+def test_what_is_fixed_is_a_strategy():
+    with local_world(1), pytest.raises(StrategyError, match=r"weft.Auto: fixed takes .* found 'a'"):
+        weft.compile(
+            *parts(), placement=Placement("cpu", (1,), (0,)), strategy=weft.Auto(fixed="a")
+        )
+
+
 @pytest.mark.parametrize("measure", [-1, 1.5, True, "3"])
 def test_a_wrong_number_to_measure_is_refused(measure):
     with local_world(1), pytest.raises(StrategyError, match="measure takes the number"):

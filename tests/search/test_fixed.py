@@ -143,6 +143,35 @@ def test_samples_that_ranks_do_not_divide_are_shared_unevenly() -> None:
     assert one.unevenness(8).tolist() == one.unevenness(0).tolist() == [1.0]
 
 
+@pytest.mark.parametrize(
+    ("fixed", "axes"),
+    [
+        (Strategy(parameters={"0.weight": (weft.split(0), weft.broadcast)}), {2}),
+        (Strategy(batch={"x": (weft.split(0), weft.broadcast)}), {2}),
+        (Strategy(signatures={"relu": ("B -> B", "B -> B")}), {2}),
+        (Strategy(zero=weft.Zero(1, axis=1)), {2}),
+        (Strategy(parameters={"0.weight": weft.split(0)}), {1, 2}),
+    ],
+    ids=["parameters", "batch", "signatures", "ZeRO", "all axes"],
+)
+def test_what_is_said_of_each_axis_has_a_grid_of_as_many(fixed: Strategy, axes: set[int]) -> None:
+    """Others would all be refused, and the moves be used up."""
+    step = job(32).stored()
+    found = begun(step, "h100x4", base=fixed)
+    space = space_of(found.facts, every_rank=False)
+    assert {len(point.grid) for point in space} == axes
+    assert {len(space.point(n).grid) - count for n, count in enumerate(space.axes.tolist())} == {0}
+    best = weft.search(step, "h100x4", moves=1, fixed=fixed, planners=0).best
+    assert len(best.grid) in axes
+
+
+def test_what_no_grid_has_is_named() -> None:
+    three = Strategy(parameters={"0.weight": (weft.split(0), weft.broadcast, weft.broadcast)})
+    for fixed, said in ((three, "layouts on 3 axes"), (Strategy(in_flight=(3, 2, 1)), "in_flight")):
+        with pytest.raises(UserError, match=rf"has all that is fixed \({said}"):
+            weft.search(layers(), "h100x4", moves=1, fixed=fixed)
+
+
 def test_what_cannot_be_is_refused() -> None:
     for fixed in (Strategy(micro_batches=5), Strategy(grid=(8,)), Strategy(stages=5)):
         with pytest.raises(UserError, match="no strategy on 4 or 2 or 1 ranks has all that is"):

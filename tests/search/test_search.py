@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -284,6 +285,7 @@ def test_stages_in_turn_are_searched_and_moved() -> None:
     ("arguments", "said"),
     [
         ({"seed": "a"}, "seed takes a whole number"),
+        ({"moves": None, "seconds": 10**400}, "seconds takes a number above 0, such as 60, found"),
         ({"every_rank": "yes"}, "every_rank takes True or False"),
         ({"told": None}, "told takes a function"),
         ({"topology": 4}, "a topology is a name of the catalogue"),
@@ -294,3 +296,17 @@ def test_wrong_arguments_are_told(arguments: dict[str, Any], said: str) -> None:
     given: dict[str, Any] = {"topology": "h100x4", "moves": 1, **arguments}
     with pytest.raises(UserError, match=said):
         weft.search(layers(), **given)
+
+
+def test_every_rank_takes_part_whatever_the_start() -> None:
+    step, fixed = job(16, 4).stored(), Strategy(grid=(1,))
+    alone = weft.search(step, "h100x2", moves=1, fixed=fixed, planners=0)
+    for start in (alone, alone.best):
+        found = weft.search(step, "h100x2", moves=2, every_rank=True, start=start, planners=0)
+        assert prod(found.best.grid) == 2
+        assert "the start: fewer ranks take part than must" in found.skipped
+    one = weft.Stage(["*"], placement=weft.placement("cuda", [1]))
+    with pytest.raises(UserError, match="stages of fixed= leave out some of 2 ranks"):
+        weft.search(
+            layers(), "h100x2", moves=1, every_rank=True, fixed=Strategy(stages=(one,)), planners=0
+        )

@@ -70,6 +70,15 @@ def test_of_another_machine_the_strategy_alone_counts() -> None:
     assert (other.seconds, other.bound) == (cold.seconds, cold.bound)
 
 
+def test_a_start_that_is_refused_takes_no_move() -> None:
+    """One strategy is planned in any case, as without it."""
+    start = Strategy(batch={"*": weft.split(0)}, grid=(64,))
+    found = weft.search(layers(), "h100x2", moves=1, start=start, planners=0)
+    cold = weft.search(layers(), "h100x2", moves=1, planners=0)
+    assert (str(found.best), found.tried) == (str(cold.best), cold.tried)
+    assert any(why.startswith("the start is refused: the grid 64 has 64") for why in found.skipped)
+
+
 @pytest.mark.parametrize("argument", ["fixed", "start"])
 def test_what_is_no_strategy_is_told(argument: str) -> None:
     with pytest.raises(UserError, match=rf"weft\.search: {argument} takes a weft\.Strategy"):

@@ -23,7 +23,7 @@ from weft.report import Report, write_report
 from weft.report.page import REPORT
 from weft.search.outcome.result import SearchResult
 from weft.search.record.record import SearchRecord
-from weft.search.search import search
+from weft.search.search import limited, search
 from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy
 from weft.whole_files import check_writable, make_folder_of, write_whole
@@ -175,7 +175,8 @@ def _start(
             f"nothing to resume: there is no {files.record}; the search begins anew", err=True
         )
         return None
-    step, machine = StoredStep.load(asked.graph), machine_of(asked.topology)
+    step = StoredStep.load(asked.graph)
+    machine = limited(machine_of(asked.topology), asked.memory_limit)
     if not record.is_of(step, machine):
         raise UserError(
             f"--resume: {files.record} is of a search of another graph or topology than {asked.graph} on "

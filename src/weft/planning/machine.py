@@ -31,18 +31,42 @@ class Machine:
         planned: the costs that plans are made with: what was measured is settled.
         devices: how many there are.
         device_type: of all of them.
+        limit: bytes that a rank may take, with what its device reserves; None for what its device has.
     """
 
     costs: Costs
     planned: Costs
     devices: int
     device_type: str
+    limit: int | None = None
 
     @cached_property
     def fingerprint(self) -> str:
-        """The checksum of its costs: equal machines have equal ones."""
+        """The checksum of its costs: equal machines have equal ones.
+
+        And of the limit, where devices have unlike memory: by it what ranks hold is compared.
+        """
         text = f"{self.devices} {self.device_type} {self.costs!r} {self.planned!r}"
+        if self.limit is not None and len(set(self._memory)) > 1:
+            text += f" {self.limit}"
         return hashlib.sha256(text.encode()).hexdigest()
+
+    @cached_property
+    def _memory(self) -> tuple[int | None, ...]:
+        """Bytes of each device; None where that is not known."""
+        return tuple(self.costs.capacity(rank).memory for rank in range(self.devices))
+
+    @cached_property
+    def least_limit(self) -> int | None:
+        """Bytes that the rank may take which may take the fewest; None where no rank has a limit that is known."""
+        if self.limit is not None:
+            return self.limit
+        return min((each for each in self._memory if each is not None), default=None)
+
+    def limit_of(self, rank: int) -> int:
+        """Bytes that a rank may take; the fewest of all where that is not known, 0 where nothing is."""
+        own = self._memory[rank] if self.limit is None else self.limit
+        return own or self.least_limit or 0
 
     def kinds(self, ranks: Sequence[int]) -> dict[int, int]:
         """For each rank the number of its device's kind, where they have several kinds; else nothing."""

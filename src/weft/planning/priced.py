@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -16,7 +17,7 @@ from weft.simulator.results.simulation import Simulation
 from weft.simulator.simulate import SteadySteps, costs_of, simulation_of, steady_steps
 from weft.simulator.steps.acts import ActCosts
 from weft.simulator.steps.planned import PlannedStep
-from weft.units import Seconds
+from weft.units import Bytes, Seconds
 
 
 @final
@@ -42,9 +43,13 @@ class PricedStep:
     @cached_property
     def simulation(self) -> Simulation:
         """All that is known; what ranks hold is that of the order of time which the simulation finds."""
+        return simulation_of(replace(self.step, peaks=self.peaks), self.acts, self.costs, self.ran)
+
+    @cached_property
+    def peaks(self) -> Mapping[int, Bytes]:
+        """Bytes that each rank with a plan holds when it holds most, in that order."""
         lines = self.ran.timelines()
-        peaks = {p.rank: memory(p, moments_of(lines[p.rank])).memory.peak for p in self.step.plans}
-        return simulation_of(replace(self.step, peaks=peaks), self.acts, self.costs, self.ran)
+        return {p.rank: memory(p, moments_of(lines[p.rank])).memory.peak for p in self.step.plans}
 
     def bound(self) -> Seconds:
         """Seconds that a step takes at least: those of the busiest queue."""

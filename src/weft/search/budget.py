@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, replace
-from math import inf, isfinite, isinf
+from math import inf, isinf
 from time import monotonic
 from typing import final
 
-from weft.errors import UserError
+from weft.errors import UserError, shown
 
 
 @final
@@ -35,17 +36,16 @@ class Budget:
         if moves is not None:
             if isinstance(moves, bool) or not isinstance(moves, int) or moves < 1:
                 raise UserError(
-                    f"weft.search: moves takes the number of strategies to plan, from 1, found {moves!r}"
+                    f"weft.search: moves takes the number of strategies to plan, from 1, found {shown(moves)}"
                 )
             return Budget(inf, moves)
         if (
             isinstance(seconds, bool)
             or not isinstance(seconds, int | float)
-            or not isfinite(seconds)
-            or seconds <= 0
+            or not 0 < seconds <= sys.float_info.max
         ):
             raise UserError(
-                f"weft.search: seconds takes a number above 0, such as 60, found {seconds!r}"
+                f"weft.search: seconds takes a number above 0, such as 60, found {shown(seconds)}"
             )
         now = monotonic()
         return Budget(now + seconds, inf, now)

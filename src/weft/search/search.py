@@ -9,11 +9,12 @@ at or above the best is a proof that a point need not be planned. Moves from the
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
 
-from weft.errors import UserError
+from weft.errors import UserError, shown
 from weft.hardware.here import cores
 from weft.hardware.topology import Topology
 from weft.planning.machine import HERE, Machine, machine_of
@@ -38,6 +39,7 @@ from weft.strategy.strategy import Strategy, data_parallel
 _BY_HAND, _FIRST, _SECOND = 0.4, 0.7, 0.9
 # Each keeps the step and what its last plans can use again.
 _MOST_PLANNERS = 7
+IDLE = "the start: fewer ranks take part than must"
 
 
 def search(
@@ -81,21 +83,17 @@ def search(
     budget = Budget.of(seconds, moves)
     _check_rest(seed, every_rank, told)
     _check_strategies(fixed, start)
-    machine = machine_of(topology)
+    machine = limited(machine_of(topology), memory_limit)
     stored = as_stored(step, fixed or data_parallel())
     base = stored.in_precision(fixed or Strategy())
     facts = StepFacts(stored, machine, base)
-    floors = Floors(facts, limit_of(machine, memory_limit))
+    floors = Floors(facts, machine.least_limit)
     first, earlier = _begin(start)
     learned = Learned() if earlier is None else earlier.learned_of(stored, machine, base)
     with Planners(_count(planners)) as processes:
         evaluator = Evaluator(stored, machine, facts.ranks, planners=processes)
         state = SearchState(evaluator, floors, budget, learned)
-        begin = None if first is None else with_fixed(first, base)
-        for name, strategy in (("start", begin), ("fixed", base if hand_only(base) else None)):
-            if strategy is not None:
-                state.plan(name, strategy)
-                told(state)
+        _plan_given(state, first, every_rank, told)
         enumeration = Enumeration(state, told)
         if not hand_only(base):
             enumeration.arrange(space_of(facts, every_rank))
@@ -104,6 +102,41 @@ def search(
         for by_hand in (True, False):
             enumeration.plan_points(by_hand, likely=False)
         return state.result()
+
+
+def _plan_given(state: SearchState, start: Strategy | None, every_rank: bool, told: Told) -> None:
+    """Plan the start, with all that is fixed, and stages that are fixed with their ranks.
+
+    Raises:
+        UserError: these leave out ranks, where all must take part.
+    """
+    base, evaluator = state.facts.base, state.evaluator
+    begin = None if start is None else with_fixed(start, base)
+    for name, strategy in (("start", begin), ("fixed", base if hand_only(base) else None)):
+        if strategy is None:
+            continue
+        if every_rank and _has_idle_ranks(evaluator, strategy):
+            if hand_only(base):
+                raise UserError(
+                    f"weft.search: the stages of fixed= leave out some of {len(evaluator.ranks)} ranks, all of which "
+                    "must take part; name each rank in the placement of a stage, or leave it out of the machine or "
+                    "placement"
+                )
+            state.skipped[IDLE] += 1
+            continue
+        state.plan(name, strategy)
+        if name == "start":
+            state.forget_refused(strategy)
+        told(state)
+
+
+def _has_idle_ranks(evaluator: Evaluator, strategy: Strategy) -> bool:
+    """True where a strategy leaves out devices of the machine."""
+    try:
+        used = evaluator.placement(strategy).ranks
+    except UserError:  # of more ranks than there are: its plan says so
+        return False
+    return len(used) < len(evaluator.ranks)
 
 
 def _count(planners: object) -> int:
@@ -174,17 +207,16 @@ def _plan_likely(state: SearchState, enumeration: Enumeration, move: Callable[[]
     enumeration.plan_points(True, likely=True)
 
 
-def limit_of(machine: Machine, asked: int | None) -> int | None:
-    """Bytes that a rank may take, with what its device reserves: as asked for, else those of the smallest device.
+def limited(machine: Machine, asked: int | None) -> Machine:
+    """The machine whose ranks take so many bytes at most, where that is asked for.
 
     Raises:
         UserError: when what is asked for is no number of bytes.
     """
-    if asked is not None:
-        if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked < 2**62:
-            raise UserError(
-                f"weft.search: memory_limit takes bytes, a whole number from 1 to 2**62, found {asked!r}"
-            )
-        return asked
-    known = [machine.costs.capacity(rank).memory for rank in range(machine.devices)]
-    return min((each for each in known if each is not None), default=None)
+    if asked is None:
+        return machine
+    if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked < 2**62:
+        raise UserError(
+            f"weft.search: memory_limit takes bytes, a whole number from 1 to 2**62, found {shown(asked)}"
+        )
+    return replace(machine, limit=asked)

@@ -167,6 +167,15 @@ class SearchState:
         self._note_course(found)
         return found
 
+    def forget_refused(self, start: Strategy) -> None:
+        """Take a start that is refused for none: a search has its moves, and plans a strategy, as without it."""
+        key = str(start)
+        found = self._tried[key][2]
+        if isinstance(found, Refused):
+            self.skipped[f"the start is refused: {found.why.splitlines()[0]}"] += 1
+            del self._tried[key]
+            self._given.discard(key)
+
     def move(self, name: str, strategy: Strategy, most: Seconds) -> Answer | Longer:
         """Plan a strategy that a move led to, and simulate it where it may take at most so many seconds.
 

@@ -17,8 +17,10 @@ import weft
 from search.jobs import begun, loss
 from weft.planning.stored_step import StoredStep
 from weft.search.evaluation.measures import Measures
+from weft.search.moves.groups import legal_signatures_of
 from weft.search.space.fixed import space_of
 from weft.search.space.point import Point
+from weft.search.state import SearchState
 
 SLOW = """
 weft_topology: 1
@@ -133,6 +135,40 @@ def test_floors_hold_for_zero_by_patterns(
         strategy = found.strategy(point)
         assert strategy.zero == zero
         answer = found.evaluator.of(strategy)
+        assert isinstance(answer, Measures), f"{point}: {answer}"
+        assert found.floors.least_of(point) <= answer.seconds, str(point)
+        assert found.floors.memory_of(point) <= answer.memory, str(point)
+
+
+@pytest.mark.parametrize(
+    ("step", "pattern"), [(many_classes, "4.*"), (few_samples, "*")], ids=["classes", "all"]
+)
+def test_floors_hold_for_parameters_that_are_split(
+    tmp_path: Path, step: Callable[[], StoredStep], pattern: str
+) -> None:
+    """Their gradients need not be added up, nor have room whole: classes by hand, in data parallel too."""
+    (tmp_path / "t.yaml").write_text(SLOW)
+    fixed = weft.Strategy(parameters={pattern: weft.split(0)})
+    _check_floors(begun(step(), str(tmp_path / "t.yaml"), base=fixed), Point(4), Point(4, zero=1))
+
+
+def test_floors_hold_for_signatures_that_are_fixed(tmp_path: Path) -> None:
+    """Each rank does all of the work: nothing is exchanged."""
+    (tmp_path / "t.yaml").write_text(SLOW)
+    step = job(layers(512, 512, 512, 512, 10), 64, 512)
+    whole = {
+        name: str(signature)
+        for name, legal in legal_signatures_of(step.graph, 4).items()
+        for signature in legal
+        if all(sbp == weft.broadcast for sbp in (*signature.operands, *signature.results))
+    }
+    fixed = weft.Strategy(batch={"*": weft.broadcast}, signatures=whole)
+    _check_floors(begun(step, str(tmp_path / "t.yaml"), base=fixed), Point(4))
+
+
+def _check_floors(found: SearchState, *points: Point) -> None:
+    for point in points:
+        answer = found.evaluator.of(found.strategy(point))
         assert isinstance(answer, Measures), f"{point}: {answer}"
         assert found.floors.least_of(point) <= answer.seconds, str(point)
         assert found.floors.memory_of(point) <= answer.memory, str(point)

@@ -141,3 +141,21 @@ def test_points_count_no_more_where_all_of_them_take_something_else(fixed: Any) 
     if "zero" in fixed:
         turned = Strategy(zero=dict(reversed(fixed["zero"].items())))
         assert not same.learned_of(step, machine, turned).points
+
+
+def test_points_count_no_more_where_a_layout_is_free_again() -> None:
+    """They may be far quicker without it; with one more they are about as quick as before."""
+    step, machine = layers(), machine_of("h100x2")
+    pins: list[dict[str, Any]] = [
+        {entry: {"0.*": weft.split(0)}} for entry in ("parameters", "batch", "activations")
+    ]
+    others = {"signatures": {"relu": "B -> B"}}, {"zero": weft.Zero(3, axis=1)}
+    for pin in (*pins, *others):
+        fixed = Strategy(**pin)
+        made = replace(RECORD, fixed=fixed, step=step.fingerprint, machine=machine.fingerprint)
+        for same in (fixed, replace(fixed, micro_batches=2)):
+            assert made.learned_of(step, machine, same).points
+        free = made.learned_of(step, machine, Strategy())
+        assert (free.points, free.answers) == ({}, RECORD.learned.answers)
+    more = replace(made, fixed=Strategy()).learned_of(step, machine, Strategy(**pins[0]))
+    assert more.points

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
-from weft.errors import StrategyError, UserError
+from weft.errors import StrategyError, UserError, shown
 from weft.hardware import usual_device
 from weft.layout import Placement
 from weft.planning.machine import Machine
@@ -20,7 +20,7 @@ from weft.search.budget import Budget
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.measures import Measures
 from weft.search.outcome.worth_running import worth_running
-from weft.search.search import limit_of, search
+from weft.search.search import limited, search
 from weft.strategy.parts import Stage
 from weft.strategy.strategy import Strategy
 
@@ -52,6 +52,11 @@ def asked_of(
             "give whole batches, or a strategy that says how the batch is split"
         )
     _check_measure(auto.measure)
+    if auto.fixed is not None and not isinstance(auto.fixed, Strategy):
+        raise StrategyError(
+            "weft.Auto: fixed takes a weft.Strategy with the entries that hold for all, found "
+            f"{shown(auto.fixed)}"
+        )
     return Strategy() if auto.fixed is None else auto.fixed, auto
 
 
@@ -97,8 +102,8 @@ def chosen(
             moves=auto.moves,
             every_rank=True,
         )
-        limit = limit_of(machine, auto.memory_limit)
-        evaluator = Evaluator(stored, machine, tuple(range(machine.devices)))
+        own = limited(machine, auto.memory_limit)
+        evaluator, limit = Evaluator(stored, own, tuple(range(own.devices))), own.least_limit
 
         def fits(strategy: Strategy) -> bool:
             answer = evaluator.of(strategy)

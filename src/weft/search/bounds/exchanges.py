@@ -14,6 +14,7 @@ import numpy as np
 
 from weft.cached import cached_property
 from weft.ir.plan_nodes import CollectiveKind
+from weft.patterns import first_match
 from weft.search.bounds.once import once
 from weft.search.space.point import Point
 from weft.search.space.points import Floats, Ints, Points
@@ -45,6 +46,8 @@ class Exchanges:
             points: of the space; "free" layouts need add up none.
             least: where each rank may gather what is around a layer, and make the whole gradient.
         """
+        if least and self.facts.guided:
+            return np.zeros(len(points))
         grid = points.grids
         whole, sharded = points.laid("data"), points.zero > 0
         form = 2 * ((2 * grid + whole) * 2 + sharded) + points.outer
@@ -74,7 +77,8 @@ class Exchanges:
         return sum(
             size(each)
             for each in facts.gradients
-            if whole or each.key.removesuffix(".weight") in kinds
+            if not (least and each.key in facts.laid)
+            and (whole or each.key.removesuffix(".weight") in kinds)
         )
 
     def sums(self, points: Points, least: bool = False) -> Floats:
@@ -87,11 +91,18 @@ class Exchanges:
         cut = points.laid("columns") | points.laid("sequence")
         found = np.zeros(len(points))
         some = points.where(cut)
-        if len(some):
+        if len(some) and not (least and self._are_cut_otherwise):
             micro = some.micro_batches
             form = (some.grids * (micro.max() + 1) + micro) * 2 + some.outer
             found[cut] = _for_each(form, lambda number: self._added_up(some.point(number), least))
         return found
+
+    @cached_property
+    def _are_cut_otherwise(self) -> bool:
+        """True where the user says how some of the layers lie that points cut, or what is around them."""
+        weights = (f"{module}.weight" for module in self.facts.linears.kinds)
+        base = self.facts.base.parameters
+        return self.facts.guided or any(first_match(base, each) is not None for each in weights)
 
     def _added_up(self, point: Point, least: bool) -> float:
         key = (

@@ -150,7 +150,7 @@ class Floors:
         # Sums of several micro-batches are there as long as these are; those of one stand in what is kept.
         summed = np.where((m > 1) & (points.zero < 2), facts.parameters, 0.0)
         beside = whole * (1 - 1 / points.data) + summed
-        return self.states(points) - self.reserve + kept * flying / part + beside / cut
+        return self._held(points) + kept * flying / part + beside / cut
 
     def _peaks(self, points: Points) -> Floats:
         """The operations of the step over those that all devices can do in a second, in any dtype."""
@@ -168,19 +168,39 @@ class Floors:
         return float(self.states(Points.one(point))[0])
 
     def states(self, points: Points) -> Floats:
-        """Bytes of parameters and optimizer states of each point on a rank, with what its device reserves."""
+        """Bytes of parameters and optimizer states of each point on a rank, with what its device reserves.
+
+        Where devices have unlike limits, as they compare with the least of these: `Measures.memory`.
+        """
+        found: Floats = np.maximum(self._held(points) + self._beside[points.ranks - 1], 0.0)
+        return found
+
+    def _held(self, points: Points) -> Floats:
+        """Bytes of parameters and optimizer states of each point on a rank, the mean of all."""
         cut = np.where(points.laid("data"), 1, points.tensor)
         shards = np.where((points.zero > 0) | points.laid("free"), points.data, 1)
         whole = self.facts.states + self.facts.parameters
         split = points.experts & (shards == 1)
         left = whole - np.where(split, self.facts.expert_bytes * (1 - 1 / points.data), 0.0)
-        found: Floats = left / (cut * shards * points.stages) + self.reserve
+        # What the user splits may be so along all axes.
+        laid = self.facts.laid_bytes
+        every = points.data * points.tensor
+        found: Floats = ((left - laid) / (cut * shards) + laid / every) / points.stages
+        return found
+
+    @cached_property
+    def _beside(self) -> Floats:
+        """For each number of ranks, what their devices reserve, less their limits above the least of all; the mean."""
+        machine, least = self.facts.machine, self.facts.machine.least_limit or 0
+        costs, ranks = self._costs, self.facts.ranks
+        every = [costs.capacity(rank).reserve - (machine.limit_of(rank) - least) for rank in ranks]
+        found: Floats = np.cumsum(every) / np.arange(1, len(ranks) + 1)
         return found
 
     @cached_property
     def reserve(self) -> int:
-        """Bytes that a device reserves."""
-        return self._costs.capacity(self.facts.ranks[0]).reserve
+        """Bytes that a device reserves, the mean of all, as they compare with the least limit."""
+        return int(self._beside[-1])
 
     def memory_of(self, point: Point) -> Bytes:
         """Bytes that a rank takes at least."""

@@ -211,7 +211,8 @@ class SharedWork:
         if not least:
             return calls
         losses = self._of_ranks(points, lambda each: each.losses)
-        return calls - np.where(points.laid("data"), 0.0, losses)
+        whole = points.laid("data") & (not self.facts.laid and not self.facts.guided)
+        return calls - np.where(whole, 0.0, losses)
 
     @cached_property
     def _blocks(self) -> int:

@@ -20,7 +20,14 @@ from weft.planning.priced import PricedStep, priced_step
 from weft.planning.progress import uncollected
 from weft.planning.simulated import planned_step
 from weft.planning.stored_step import StoredStep
-from weft.search.evaluation.measures import Answer, Longer, Refused, key_of, measures_of
+from weft.search.evaluation.measures import (
+    Answer,
+    Longer,
+    Refused,
+    key_of,
+    measures_of,
+    memory_of,
+)
 from weft.search.evaluation.messages import Setup, StepName
 from weft.search.evaluation.planners import Planners
 from weft.simulator.results.simulation import Simulation
@@ -216,7 +223,7 @@ class Evaluator:
                             return Longer(least())
                 self._last.clear()
                 self._last[key] = Whole(priced.simulation, compiled.deduced)
-                return measures_of(priced.simulation)
+                return measures_of(priced.simulation, memory_of(priced.peaks, self.machine))
         except UserError as error:
             return Refused(str(error))
         except InternalError as error:

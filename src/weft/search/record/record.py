@@ -13,8 +13,9 @@ from weft.planning.machine import Machine
 from weft.planning.stored_step import StoredStep
 from weft.search.record.learned import Learned
 from weft.search.record.learned_json import from_json, to_json
-from weft.strategy.sharding import zero_rules
+from weft.strategy.sharding import zero_axis, zero_rules
 from weft.strategy.strategy import Strategy
+from weft.strategy.text import LAYOUTS
 from weft.version import __version__
 from weft.whole_files import write_whole
 
@@ -51,11 +52,12 @@ class SearchRecord:
     def learned_of(self, step: StoredStep, machine: Machine, fixed: Strategy) -> Learned:
         """The part of it that counts for a search of that step, on that machine, with that fixed.
 
-        Strategies take what they took. Points take about that, where nothing is fixed otherwise that changes all.
+        Strategies take what they took. Points take about that, where nothing is fixed otherwise that changes all, and
+        no layout was fixed that is free now: points may be far quicker without it.
         """
         if not self.is_of(step, machine):
             return Learned()
-        if _of_all(self.fixed) != _of_all(fixed):
+        if _of_all(self.fixed) != _of_all(fixed) or not _holds(self.fixed, fixed):
             return Learned(self.learned.answers, self.learned.longer)
         return self.learned
 
@@ -115,9 +117,19 @@ class SearchRecord:
 
 
 def _of_all(fixed: Strategy) -> tuple[object, ...]:
-    """The fixed entries that change what points take; a single level of ZeRO is a coordinate of theirs."""
-    zero = zero_rules(fixed.zero) if isinstance(fixed.zero, Mapping) else None
+    """The fixed entries that change what points take; a level of ZeRO for all, along the data axis, is of theirs."""
+    by_patterns = isinstance(fixed.zero, Mapping) or zero_axis(fixed.zero)
+    zero = zero_rules(fixed.zero) if by_patterns else None
     return *(getattr(fixed, name) for name in _OF_ALL), zero
+
+
+def _holds(before: Strategy, now: Strategy) -> bool:
+    """True where each layout and signature that was fixed is fixed as it was."""
+    return all(
+        getattr(now, entry).get(pattern) == said
+        for entry in (*LAYOUTS, "signatures")
+        for pattern, said in getattr(before, entry).items()
+    )
 
 
 def _text(found: object) -> str:

@@ -17,6 +17,7 @@ from weft.search.steps.facts import StepFacts
 from weft.strategy.sharding import highest_level, zero_axis
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import LAYOUTS
+from weft.units import counted
 
 
 def hand_only(base: Strategy) -> bool:
@@ -45,7 +46,7 @@ def fitting(found: Points, base: Strategy) -> Mask:
             f"fixed: points of the search have a data axis and a tensor axis, and ZeRO along axis {axis} "
             "is none of these; give it axis 0"
         )
-    mask = np.ones(len(found), np.bool_)
+    mask = _with_axes(found, base)
     if isinstance(base.stages, int):
         mask &= found.stages * found.turns == base.stages
     if base.micro_batches != 1:
@@ -64,6 +65,22 @@ def fitting(found: Points, base: Strategy) -> Mask:
         grid = tuple(base.grid)
         mask &= np.array([point.grid == grid for point in found])
     return mask
+
+
+def _with_axes(found: Points, base: Strategy) -> Mask:
+    """Those whose grid has the axis of the shards, and an axis for each SBP of what is said for every axis."""
+    axis = zero_axis(base.zero)
+    mask: Mask = found.axes > (axis or 0)
+    for count in _axes_said(base):
+        mask &= found.axes == count
+    return mask
+
+
+def _axes_said(base: Strategy) -> list[int]:
+    """The numbers of axes for which layouts and signatures are said one by one."""
+    entries = (getattr(base, name) for name in (*LAYOUTS, "signatures"))
+    every = (said for entry in entries for said in entry.values())
+    return sorted({len(said) for said in every if isinstance(said, tuple)})
 
 
 def space_of(facts: StepFacts, every_rank: bool) -> Points:
@@ -89,8 +106,8 @@ def space_of(facts: StepFacts, every_rank: bool) -> Points:
     raise UserError(
         f"weft.search: no strategy on {ranks_text} {'rank' if ranks_text == '1' else 'ranks'} has all that is fixed"
         f"{_said(base)}: a grid has all of these ranks, stages divide them, the number of micro-batches divides the "
-        f"{sizes.samples} samples of a step, and ZeRO needs several ranks along the data axis; fix less, or take "
-        "another size of batch or number of ranks"
+        f"{sizes.samples} samples of a step, ZeRO needs its axis and several ranks along the data axis, layouts for "
+        "several axes need a grid of as many; fix less, or take another size of batch or number of ranks"
     )
 
 
@@ -117,13 +134,14 @@ def _sizes(facts: StepFacts, every_rank: bool) -> Sizes:
 
 def _said(base: Strategy) -> str:
     """The entries of a base that leave points out, as text."""
-    names = ("grid", "stages", "micro_batches", "schedule", "zero")
+    names = ("grid", "stages", "micro_batches", "schedule", "in_flight", "zero")
     plain = Strategy()
     said = [
         f"{name}={getattr(base, name)!r}"
         for name in names
         if getattr(base, name) != getattr(plain, name)
     ]
+    said += [f"layouts on {counted(count, 'axis', 'axes')}" for count in _axes_said(base)]
     return f" ({', '.join(said)})" if said else ""
 
 

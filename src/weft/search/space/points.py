@@ -171,6 +171,13 @@ class Points:
         found: Mask = self.rows[:, _EXPERTS] == 1
         return found
 
+    @property
+    def axes(self) -> Ints:
+        """The number of axes of each one's grid."""
+        one = self.laid("data") | (self.laid("free") & (self.tensor == 1))
+        found: Ints = 2 - one.astype(np.int64) + (self.turns > 1)
+        return found
+
     @cached_property
     def ranks(self) -> Ints:
         """All that take part."""

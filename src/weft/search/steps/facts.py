@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple, final
@@ -13,9 +13,9 @@ from weft.compiler.families.table import takes_statistics
 from weft.compiler.pipeline import Compiled
 from weft.ir.logical import Call, Input, Update
 from weft.ir.queries.op_calls import op_call
-from weft.layout import Placement
+from weft.layout import Placement, Split
 from weft.ops import OpCall
-from weft.patterns import matches
+from weft.patterns import first_match, matches
 from weft.planning.batch_size import batch_size
 from weft.planning.machine import Machine
 from weft.planning.plans import plan_stored
@@ -28,6 +28,7 @@ from weft.search.steps.linears import Linears, linears_of
 from weft.search.steps.repeated import Blocks, repeated_blocks
 from weft.simulator.steps.planned import step_flops
 from weft.strategy.strategy import Strategy
+from weft.strategy.text import sbps_of
 from weft.units import ITEM_SIZE, Bytes
 
 # Numbers of blocks of the two small steps that the whole one is a line through.
@@ -91,8 +92,33 @@ class StepFacts:
     @cached_property
     def expert_bytes(self) -> float:
         """Bytes of the experts' parameters and their optimizer states."""
-        keys = set(self.experts.parameters)
-        values = {node.value.name: node for node in self._inputs("parameter", "state")}
+        return self._bytes_with_states(self.experts.parameters)
+
+    @cached_property
+    def laid(self) -> frozenset[str]:
+        """The names of parameters and buffers that the user splits, whatever a point says."""
+        keys = (node.key for node in self._inputs("parameter", "buffer"))
+        return frozenset(key for key in keys if self._is_split(key))
+
+    def _is_split(self, key: str) -> bool:
+        pattern = first_match(self.base.parameters, key)
+        said = sbps_of(self.base.parameters[pattern]) if pattern is not None else ()
+        return any(isinstance(each, Split) for each in said)
+
+    @cached_property
+    def laid_bytes(self) -> float:
+        """Bytes of these and of their optimizer states."""
+        return self._bytes_with_states(self.laid)
+
+    @property
+    def guided(self) -> bool:
+        """True where the user says how activations or the batch lie: what points exchange hangs on that, too."""
+        return bool(self.base.batch or self.base.activations or self.base.signatures)
+
+    def _bytes_with_states(self, names: Collection[str]) -> float:
+        """Bytes of parameters and buffers, and of the states of their optimizers."""
+        keys = set(names)
+        values = {node.value.name: node for node in self._inputs("parameter", "buffer", "state")}
         own = {name for name, node in values.items() if node.key in keys}
         for update in self.step.graph.of_kind(Update):
             if update.target.name in own:
