@@ -13,7 +13,7 @@ from torch import nn
 
 from weft.capture.optimizers.groups import Optimizing
 from weft.compiler.options import METRICS, Metric, Options, options_of
-from weft.errors import StrategyError, UserError
+from weft.errors import StrategyError, UserError, shown
 from weft.layout import Placement
 from weft.planning.progress import progress, uncollected
 from weft.program.candidates import SPARE, Candidates
@@ -186,7 +186,7 @@ class _Wanted:
 def _world_of(placement: object) -> World:
     if not isinstance(placement, Placement):
         raise UserError(
-            f'weft.compile: placement= takes weft.placement("cpu", [0, 1]) or the like, found {placement!r}'
+            f'weft.compile: placement= takes weft.placement("cpu", [0, 1]) or the like, found {shown(placement)}'
         )
     return current_world(placement.device_type)
 
@@ -311,13 +311,13 @@ def _check_grid(strategy: Strategy, placement: Placement) -> None:
 
 def _check_arguments(strategy: object, batch: object, metrics: object, shapes: object) -> None:
     if shapes is not None and not isinstance(shapes, Buckets):
-        raise UserError(f"shapes= takes a weft.Buckets, found {shapes!r}")
+        raise UserError(f"shapes= takes a weft.Buckets, found {shown(shapes)}")
     if not isinstance(strategy, Strategy):
-        raise StrategyError(f"strategy= takes a weft.Strategy, found {strategy!r}")
+        raise StrategyError(f"strategy= takes a weft.Strategy, found {shown(strategy)}")
     if batch not in ("whole", "local"):
-        raise UserError(f'batch= takes "whole" or "local", found {batch!r}')
+        raise UserError(f'batch= takes "whole" or "local", found {shown(batch)}')
     if not isinstance(metrics, Sequence) or isinstance(metrics, str):
-        raise UserError(f"metrics= takes a list of names among {list(METRICS)}, found {metrics!r}")
+        raise UserError(f"metrics= takes a list of names among {list(METRICS)}, found {shown(metrics)}")
     for name in metrics:
         if name not in METRICS:
             raise UserError(f"metrics= takes names among {list(METRICS)}, found {name!r}")
@@ -350,10 +350,10 @@ def _step(
         if wanted.shapes is not None:
             step = step.of_shape(wanted.shapes.padded(given))
     elif loss_fn is None:
-        raise UserError("weft.compile takes a model, loss_fn, optimizer and example_batch")
+        raise UserError("weft.compile takes a model, loss_fn, optimizer and example_batch; found no loss_fn")
     elif not isinstance(model, nn.Module):
         raise UserError(
-            f"weft.compile takes a torch.nn.Module with its loss_fn, or a weft.Step, found {model!r}"
+            f"weft.compile takes a torch.nn.Module with its loss_fn, or a weft.Step, found {shown(model)}"
         )
     else:
         given = example = example_batch
@@ -363,7 +363,7 @@ def _step(
             example = wanted.local.whole(example)
         step = Step(model, loss_fn, optimizer, example)
     if not isinstance(verify, bool):
-        raise UserError(f"verify= takes True or False, found {verify!r}")
+        raise UserError(f"verify= takes True or False, found {shown(verify)}")
     if verify:
         check_values(given)
     return step, given

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import linecache
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -88,6 +89,53 @@ def test_sparse_tensors() -> None:
     batch = {"x": torch.eye(3).to_sparse()}
     with pytest.raises(BatchError, match="'x' of the batch is a sparse .* tensor"):
         capture(models.MLP(), models.classification_loss, None, batch, training=False)
+
+
+def embedded(model: nn.Module, batch: Any) -> Any:
+    return model(batch["y"]).sum()
+
+
+def test_sparse_gradients_of_an_embedding() -> None:
+    message = refused(embedded, nn.Embedding(9, 4, sparse=True))
+    assert message.startswith(line_of(embedded, "return"))
+    assert "nn.Embedding and nn.EmbeddingBag without sparse=True" in message
+
+
+def backward(model: nn.Module, batch: Any) -> Any:
+    loss = models.classification_loss(model, batch)
+    loss.backward()
+    return loss
+
+
+def kept_backward(model: nn.Module, batch: Any) -> Any:
+    loss = models.classification_loss(model, batch)
+    loss.backward(retain_graph=True)
+    return loss
+
+
+@pytest.mark.parametrize("loss_fn", [backward, kept_backward])
+def test_a_loss_function_that_runs_backward(loss_fn: Callable[..., Any]) -> None:
+    message = refused(loss_fn)
+    assert message.startswith(line_of(loss_fn, "def "))
+    assert "runs backward()" in message
+    assert "torch.autograd.grad" in message
+
+
+def in_a_thread(model: nn.Module, batch: Any) -> Any:
+    made = list[Any]()
+    thread = threading.Thread(target=lambda: made.append(batch["x"] * 2))
+    thread.start()
+    thread.join()
+    return model(made[0]).sum()
+
+
+def test_tensors_that_a_thread_of_the_step_makes() -> None:
+    assert "in a thread of its own" in refused(in_a_thread)
+
+
+@pytest.mark.parametrize("loss_fn", [3, nn.CrossEntropyLoss(), lambda model: model])
+def test_what_is_no_loss_function(loss_fn: Any) -> None:
+    assert "weft calls loss_fn(model, batch), and takes a function that" in refused(loss_fn)
 
 
 LIBRARY = "/somewhere/site-packages/transformers/models/some/modeling.py"

@@ -98,6 +98,12 @@ def test_groups_frozen_and_absent_parameters() -> None:
     assert sum(node.role == "state" for node in graph.of_kind(Input)) == 2
 
 
+def test_options_that_are_no_number() -> None:
+    model = models.MLP()
+    found, _ = updates(model, torch.optim.SGD(model.parameters(), lr=float("nan")))
+    assert len(found) == len(list(model.parameters()))
+
+
 def test_tied_weights_are_updated_once() -> None:
     model = models.GPT(tied=True)
     optimizer = torch.optim.Adam(model.parameters())

@@ -13,7 +13,7 @@ from weft.ir.logical import Ref
 from weft.ir.queries.alias import view_bases
 from weft.ops.call import Token
 from weft.runtime.kernels.dense_operands import dense_op
-from weft.runtime.kernels.generated import CutCalls, build_kernel
+from weft.runtime.kernels.generated import CutCalls, build_kernel, failed_op
 
 CPU = torch.device("cpu")
 
@@ -96,6 +96,19 @@ def test_a_traceback_shows_the_failing_call():
         kernel.function(None, torch.ones(2, 3))
     text = "".join(traceback.format_exception(caught.type, caught.value, caught.tb))
     assert "v1 = aten_mm_default(a0, a0)" in text
+
+
+def test_the_op_that_failed_is_known():
+    calls = (
+        call("aten.t.default", (Ref("x"),), "t"),
+        call("aten.mm.default", (Ref("x"), Ref("x")), "y"),
+        call("aten.neg.default", (Ref("t"),), "n"),
+    )
+    kernel = build_kernel(calls, ("y", "n"), CPU)
+    with pytest.raises(RuntimeError) as caught:
+        kernel.function(None, torch.ones(2, 3))
+    assert failed_op(caught.value, calls) == "aten.mm.default"
+    assert failed_op(ValueError(), calls) == ""
 
 
 def test_copied_outputs_and_aliases():

@@ -62,6 +62,7 @@ _HIGHER = (
     "graph holds; expected plain tensor code: torch.where for a condition, a loop of Python for a scan, "
     "scaled_dot_product_attention with a mask"
 )
+_CALLED = "weft calls loss_fn(model, batch), and takes a function that runs the model on a batch and returns the loss"
 _HIGHER_ORDER = "no rule registered for HigherOrderOperator "
 
 # The frames of the trace, outermost first, each with the line that it was at.
@@ -90,6 +91,7 @@ def refuse(error: Exception, backward_of: tuple[str, int] | None = None) -> Capt
         reason = _HIGHER.format(op=text.partition(_HIGHER_ORDER)[2].partition(" ")[0])
     else:
         reason = f"running the loss function on tensors without data failed with {text}"
+        reason += "" if where else f"; {_CALLED}"
     advice = _advice(frames)
     return CaptureError(where + reason + (f"; here: {advice}" if advice else ""))
 

@@ -131,7 +131,7 @@ def check_apart(
         outcomes = [_updated(copy, dims, scale) for scale in (1.0, 30.0)]
     except Exception:
         return  # it does not take such small tensors; the trial on the true shape says what is wrong
-    if not torch.equal(*outcomes):
+    if not torch.allclose(*outcomes, rtol=0, atol=0, equal_nan=True):  # nan: of options that are
         raise CaptureError(
             f"the optimizer {type(optimizer).__name__} cannot be captured: its update of one parameter, such as "
             f"{name!r}, depends on the gradients of others, and no rank has them all. A norm of all gradients is "

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, final
 
 import torch
 
-from weft.errors import UserError
+from weft.errors import UserError, shown
 
 
 @final
@@ -64,6 +64,6 @@ def optimizers_of(given: Optimizing) -> Optimizers:
     if not every or not all(isinstance(one, torch.optim.Optimizer) for one in every):
         raise UserError(
             "optimizer= takes a torch.optim.Optimizer, a list of several that share no parameter, or None for an "
-            f"evaluation step, found {given!r}"
+            f"evaluation step, found {shown(given)}"
         )
     return Optimizers(every)

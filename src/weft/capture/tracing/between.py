@@ -68,6 +68,22 @@ def between_steps_refused(names: Mapping[int, str]) -> Iterator[None]:
         yield
 
 
+def check_no_backward(parameters: Iterable[torch.Tensor]) -> None:
+    """Check that the loss function has left no gradients on the parameters' stand-ins.
+
+    Raises:
+        CaptureError: when it has: in plain PyTorch they would add to those of the loss.
+    """
+    with torch._C.DisableTorchFunction():
+        left = any(_Grad.__get__(each) is not None for each in parameters)
+    if left:
+        raise CaptureError(
+            "the loss function runs backward(); weft makes the gradients of the loss that it returns, and the update: "
+            "leave backward(), optimizer.step() and zero_grad() out of it, and take torch.autograd.grad for gradients "
+            "that the loss is made of"
+        )
+
+
 def check_constants(constants: Iterable[torch.Tensor], optimizers: Optimizers) -> None:
     """Check that no tensor from outside which a step reads is a state of its optimizers.
 

@@ -25,7 +25,7 @@ from weft.capture.python.recorder import PythonRecorder
 from weft.capture.python.rewriting.hooks import gradient_hooks
 from weft.capture.python.rewriting.rewrites import Rewritten, counts_in_the_graph
 from weft.capture.tracing.before import Writable
-from weft.capture.tracing.between import between_steps_refused
+from weft.capture.tracing.between import between_steps_refused, check_no_backward
 from weft.capture.tracing.leftovers import Leftovers
 from weft.capture.tracing.lending import (
     attributes_carried,
@@ -154,6 +154,7 @@ class StepCall:
                 between_steps_refused(self._names(cast)),
             ):
                 result = self._forward(batch, cast)
+                self._described(check_no_backward, parameters)
                 loss = self._described(find_loss, result) if self.training else None
                 self.outputs, tensors = self._described(describe_outputs, result, loss)
                 self.output_keys = tuple(tensors)

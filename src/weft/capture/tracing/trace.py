@@ -9,6 +9,7 @@ from typing import Any, final
 import torch
 
 from weft.capture.batch import BatchSpec
+from weft.capture.fx.dtypes import check_dtypes
 from weft.capture.fx.locations import locate, location_of
 from weft.capture.fx.private import (
     Decompositions,
@@ -17,6 +18,7 @@ from weft.capture.fx.private import (
     fake_mode,
     fake_tensor,
     functional,
+    is_fake,
     noted_copies,
     trace,
     trace_like,
@@ -34,6 +36,12 @@ from weft.capture.tracing.runs import Found, traced, with_numbers
 from weft.capture.tracing.step_call import LossFunction, ModelTensors, StepCall
 from weft.capture.watch import Entry, Watch
 from weft.errors import WeftError
+
+
+_UNSEEN = (
+    "takes a tensor that the step has made where the trace does not see it, such as in a thread of its own; expected "
+    "all tensor code in the thread that calls the loss function"
+)
 
 
 @final
@@ -135,6 +143,7 @@ def _described(
     copies = noted_copies(module.graph)
     locate(module.graph)
     check_ops(module.graph, copies)
+    check_dtypes(module.graph)
     constants = _lift_constants(module, mode)
     flat = [x.detach() for part in inputs for x in part]
     flat += [mode.from_tensor(constant) for constant in constants]
@@ -193,6 +202,9 @@ def _lift_constants(module: torch.fx.GraphModule, mode: FakeMode) -> tuple[torch
             user = next(iter(node.users), node)
             reason = f"takes a {type(tensor).__name__}; expected tensors and plain constants"
             raise refuse_op(user.target, location_of(user), reason)
+        if is_fake(tensor):
+            user = next(iter(node.users), node)
+            raise refuse_op(user.target, location_of(user), _UNSEEN)
         if id(tensor) not in lifted:
             with graph.inserting_after(last[0]) if last else graph.inserting_before():
                 last = [graph.placeholder(f"constant{len(lifted)}")]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from weft.actors import Act, actor_text, when_text
 from weft.errors import BatchError, NoAnswer, RankFailure
-from weft.ir.plan import Feed, Hold, RankPlan
+from weft.ir.plan import Compute, Feed, Hold, LocalCall, RankPlan
 from weft.ir.queries.memory import Memory
 from weft.runtime.compiled.parts import Distinct
 from weft.runtime.devices.launch_record import LaunchRecorder
@@ -20,6 +20,7 @@ from weft.runtime.devices.replay import Replayer
 from weft.runtime.executor.measured_step import MeasuredStep
 from weft.runtime.executor.work import Rank, bind_work
 from weft.runtime.failures.board import PeerFailure, first_line
+from weft.runtime.kernels.generated import failed_op
 from weft.runtime.recording import Recorder
 
 Own = TypeVar("Own", bound="RankExecutor")
@@ -197,6 +198,10 @@ class RankExecutor(ABC):
             return cause
         actor = self.plan.actors[act.actor]
         where = f"{actor_text(actor)} failed in {when_text(actor, act.step, act.micro)}"
+        if isinstance(actor, Compute):
+            calls = [node for node in actor.nodes if isinstance(node, LocalCall)]
+            op = failed_op(cause, calls) if len(calls) > 1 else ""
+            where += f" at {op}" if op else ""
         kind = type(cause) if isinstance(cause, PeerFailure | NoAnswer) else RankFailure
         failure = kind(f"rank {self.plan.rank}: {where}: {first_line(cause)}")
         failure.__cause__ = cause

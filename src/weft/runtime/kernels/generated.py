@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from traceback import walk_tb
 from types import CodeType
 from typing import Any, final
 
@@ -39,6 +40,8 @@ from weft.runtime.kernels.pass_ops import OVER_STEP_OPS
 from weft.runtime.torch_ops import torch_op, torch_value
 
 UNIFORM = "weft.uniform"
+# The names of files of segments begin with it.
+_SEGMENT = "<weft segment "
 
 
 @final
@@ -124,10 +127,21 @@ def build_kernel(
 @lru_cache(maxsize=4096)
 def _compile(source: str) -> CodeType:
     """Compile a source once and make tracebacks find it."""
-    name = f"<weft segment {hashlib.sha256(source.encode()).hexdigest()[:12]}>"
+    name = f"{_SEGMENT}{hashlib.sha256(source.encode()).hexdigest()[:12]}>"
     # Without a modification time, linecache keeps the lines for good.
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
     return compile(source, name, "exec")
+
+
+def failed_op(error: BaseException, calls: Iterable[LocalCall]) -> str:
+    """The op of a segment that raised, one of those of its calls, by the traceback; "" where none of them did."""
+    lines = [
+        linecache.getline(frame.f_code.co_filename, line)
+        for frame, line in walk_tb(error.__traceback__)
+        if frame.f_code.co_filename.startswith(_SEGMENT)
+    ]
+    names = re.findall(r"\w+(?=\()", lines[-1]) if lines else []
+    return next((call.op for call in calls if names and _global_name(call.op) == names[0]), "")
 
 
 def call_refs(call: LocalCall) -> Iterable[str]:
@@ -295,9 +309,14 @@ def _bind_token(token: Token, bound: dict[str, Any], device: torch.device) -> st
 def _bind_op(op: str, bound: dict[str, Any]) -> str:
     if op == UNIFORM:
         return "draw"
-    name = re.sub(r"\W", "_", op)
+    name = _global_name(op)
     bound[name] = local_function(op)
     return name
+
+
+def _global_name(op: str) -> str:
+    """The name of an op in the code of segments."""
+    return re.sub(r"\W", "_", op)
 
 
 def local_function(op: str) -> Callable[..., Any]:

@@ -1,0 +1,78 @@
+"""Dtypes that torch's kernels refuse are refused when the step is captured, with the user's line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from weft.capture import capture
+from weft.errors import CaptureError
+
+ROWS, CLASSES = torch.ones(4, 8), torch.zeros(4, dtype=torch.long)
+IMAGES, CELLS = torch.ones(2, 3, 4, 4), torch.zeros(2, 4, 4, dtype=torch.long)
+
+
+def scores(model: nn.Module, batch: Any) -> Any:
+    return model(batch).double().sum()
+
+
+def classes(model: nn.Module, batch: Any) -> Any:
+    return F.cross_entropy(model(torch.ones(*batch.shape[:1], 8)), batch)
+
+
+def cells(model: nn.Module, batch: Any) -> Any:
+    return F.cross_entropy(model(torch.ones(2, 3, 4, 4)), batch)
+
+
+def likelihood(model: nn.Module, batch: Any) -> Any:
+    return F.binary_cross_entropy(model(torch.ones(4, 8))[:, 0].sigmoid(), batch)
+
+
+def logits(model: nn.Module, batch: Any) -> Any:
+    return F.binary_cross_entropy_with_logits(model(torch.ones(4, 8))[:, 0], batch)
+
+
+def added(model: nn.Module, batch: Any) -> Any:
+    return model(torch.ones(4, 8)).index_add(0, CLASSES, batch).sum()
+
+
+@pytest.mark.parametrize(
+    ("model", "loss_fn", "batch"),
+    [
+        (nn.Linear(8, 2), scores, ROWS.double()),
+        (nn.Linear(8, 2), scores, ROWS.long()),
+        (nn.Linear(8, 2, bias=False), scores, ROWS.double()),
+        (nn.ConvTranspose2d(3, 2, 3), scores, IMAGES.double()),
+        (nn.LayerNorm(8), scores, ROWS.double()),
+        (nn.BatchNorm1d(8), scores, ROWS.double()),
+        (nn.GroupNorm(1, 3), scores, IMAGES.double()),
+        (nn.Linear(8, 2), classes, CLASSES.int()),
+        (nn.Conv2d(3, 2, 1), cells, CELLS.int()),
+        (nn.Linear(8, 2), likelihood, CLASSES),
+        (nn.Linear(8, 2), logits, CLASSES),
+        (nn.Linear(8, 2), added, torch.ones(4, 2).double()),
+    ],
+)
+def test_what_kernels_refuse(model: nn.Module, loss_fn: Callable[..., Any], batch: Any):
+    with pytest.raises(RuntimeError):
+        loss_fn(model, batch)
+    with pytest.raises(CaptureError, match=r"test_dtypes\.py:\d+: .*\n  the op .* takes .*, found "):
+        capture(model, loss_fn, torch.optim.SGD(model.parameters()), batch)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_of_16_bits_with_float32_parameters(dtype: torch.dtype):
+    model = nn.LayerNorm(8)
+    scores(model, ROWS.to(dtype)).backward()
+    capture(model, scores, torch.optim.SGD(model.parameters()), ROWS.to(dtype))
+
+
+def test_targets_of_another_floating_dtype():
+    model = nn.Linear(8, 2)
+    logits(model, CLASSES.double()).backward()
+    capture(model, logits, torch.optim.SGD(model.parameters()), CLASSES.double())
