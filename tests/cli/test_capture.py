@@ -112,8 +112,19 @@ def test_what_is_no_job_is_told(module: str, target: str, words: str) -> None:
 
 
 def test_the_users_own_errors_are_theirs(module: str) -> None:
-    with pytest.raises(ModuleNotFoundError, match="none_such"):
+    """From their own first line on, without the frames of the command."""
+    Path(f"{module}.py").write_text(JOB + "\nnow()\n")
+    result = run(f"{module}:job", "-o", "a.graph")
+    assert result.exit_code == 2
+    first, second, third = result.stderr.splitlines()[:3]
+    assert first == f"error: {module} raised an error:"
+    assert second == "Traceback (most recent call last):"
+    assert f"{module}.py" in third and "NameError" in result.stderr
+    Path(f"{module}.py").write_text(JOB)
+    with pytest.raises(UserError, match=r"(?s):broken raised an error:.*none_such") as caught:
         find_job(f"{module}:broken")
+    assert isinstance(caught.value.__cause__, ModuleNotFoundError)
+    assert str(caught.value).count('  File "') == 1
 
 
 def test_errors_are_a_line_on_stderr(module: str) -> None:

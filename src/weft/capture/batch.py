@@ -170,7 +170,7 @@ def _describe(key: str, leaf: Any) -> TensorLeaf | Static:
     if _is_constant(leaf):
         return Static(key, leaf)
     raise BatchError(
-        f"the leaf {key!r} of the example batch is a {type(leaf).__name__}; expected a torch.Tensor or a plain "
+        f"the leaf {key!r} of the example batch is of type {type(leaf).__name__}; expected a torch.Tensor or a plain "
         "constant (bool, int, float, str, None): convert it, for instance with torch.as_tensor"
     )
 

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable
 from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
+from traceback import format_exception
 from types import ModuleType
 from typing import Any
 
 from weft.errors import UserError
+from weft.files import PACKAGE
 from weft.program.job import Job
 from weft.strategy.strategy import Strategy
 from weft.units import counted
@@ -80,10 +82,28 @@ def _imported(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         # A module that the user's own cannot find is theirs to see, with its traceback.
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
+            raise _from_users_code(name, error) from error
         raise UserError(
             f"there is no module {error.name!r} in {os.getcwd()}, nor installed; run the command in its folder"
         ) from None
+    except UserError:
+        raise
+    except Exception as error:
+        raise _from_users_code(name, error) from error
+
+
+def _from_users_code(what: str, error: Exception) -> UserError:
+    """An error of the user's own code in words: its traceback, from their first line on."""
+    frames = error.__traceback__
+    while frames is not None and _is_passed(frames.tb_frame.f_code.co_filename):
+        frames = frames.tb_next
+    shown = "".join(format_exception(type(error), error, frames)).rstrip()
+    return UserError(f"{what} raised an error:\n{shown}")
+
+
+def _is_passed(file: str) -> bool:
+    """True of the frames between the command and the user's code."""
+    return file.startswith(("<frozen importlib", PACKAGE)) or Path(file).parent.name == "importlib"
 
 
 def _as_job(target: str, found: Any) -> Job:
@@ -107,7 +127,12 @@ def _called(target: str, function: Callable[..., Any]) -> Any:
         raise UserError(
             f"the function of a job takes no arguments, but {target} needs {', '.join(needed)}; give them defaults"
         )
-    return function()
+    try:
+        return function()
+    except UserError:
+        raise
+    except Exception as error:
+        raise _from_users_code(target, error) from error
 
 
 def _parameters(function: Callable[..., Any]) -> Iterable[Parameter]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.compiler.pipeline import Compiled
+from weft.errors import UserError
 from weft.ir import LogicalGraph, Plan
 from weft.layout import Placement
 from weft.planning.stored_step import StoredStep
@@ -58,6 +59,12 @@ class Program:
 
     def __repr__(self) -> str:
         return f"<weft.Program: {self._inspection.line()}>"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise UserError(
+            "a program cannot be copied or pickled: it works on this process's ranks. program.save(path) keeps a run; "
+            "compile the model once more for another program"
+        )
 
     def _repr_html_(self) -> str:
         """A short form of `explain`, which notebooks show; it simulates nothing and asks no other process."""

@@ -101,4 +101,6 @@ def _plain_stage(stage: Stage) -> dict[str, Any]:
 
 
 def _parsed_stage(content: Mapping[str, Any]) -> Stage:
+    if not isinstance(content, Mapping) or set(content) != {"patterns", "device", "ranks"}:
+        raise StrategyError("expected the entries patterns, device and ranks of each stage")
     return Stage(content["patterns"], placement(content["device"], content["ranks"]))

@@ -44,7 +44,7 @@ def distribute(
     """
     if not isinstance(module, nn.Module):
         raise UserError(
-            f"weft.distribute takes a module, found a {type(module).__name__}; weft.tensor(x, placement=…, sbp=…) "
+            f"weft.distribute takes a module, found an object of type {type(module).__name__}; weft.tensor(x, placement=…, sbp=…) "
             "makes a tensor global, weft.from_local the parts of one"
         )
     checked_placement(placement, "weft.distribute")

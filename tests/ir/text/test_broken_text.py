@@ -68,3 +68,4 @@ def test_what_is_beyond_the_bounds_is_told_with_its_line(line: str, words: str) 
     with pytest.raises(UserError, match="line 2") as caught:
         parse_graph(f'graph "g"\n{line}')
     assert words in str(caught.value)
+    assert len(str(caught.value)) < 700  # the line is as long as it likes

@@ -37,6 +37,10 @@ _TOKEN = re.compile(
 )
 
 
+# Characters of a line that errors show.
+_LONGEST = 400
+
+
 @final
 class Scanner:
     """Reads one line of text, token by token.
@@ -47,7 +51,8 @@ class Scanner:
     """
 
     def __init__(self, line: str, number: int) -> None:
-        self.where = f"line {number}: {line.strip()}"
+        text = line.strip()
+        self.where = f"line {number}: {text if len(text) <= _LONGEST else text[:_LONGEST] + '…'}"
         self.tokens: list[tuple[str, str]] = []
         position, end = 0, len(line.rstrip())
         while position < end:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.compiler.training.loss_scale import FIRST_VALUES
-from weft.errors import UserError
+from weft.errors import UserError, shown
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.ir.nodes import MASTER
@@ -79,6 +79,8 @@ def load_whole(setting: Setting, graph: LogicalGraph, state: Mapping[str, Tensor
             written then.
     """
     names = state_dict_names(setting.model)
+    if not isinstance(state, Mapping):
+        raise UserError(f"a state takes whole tensors by name, as full_state_dict() gives them, found {shown(state)}")
     if set(state) != set(names):
         missing, unknown = sorted(set(names) - set(state)), sorted(set(state) - set(names))
         raise UserError(
@@ -87,6 +89,8 @@ def load_whole(setting: Setting, graph: LogicalGraph, state: Mapping[str, Tensor
         )
     shapes = {node.key: node.value.shape for node in graph.of_kind(Input)}
     for name, key in names.items():
+        if not isinstance(state[name], Tensor):
+            raise UserError(f"{name} is a tensor, the state holds {shown(state[name])}; expected whole tensors")
         if tuple(state[name].shape) != shapes[key]:
             raise UserError(
                 f"{name} has shape {list(shapes[key])}, the state holds {list(state[name].shape)}; expected whole "

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import final
 
+from weft.errors import UserError, shown
 from weft.hardware.planning_costs import costs_text
 from weft.program.explain.beside import BoxTimes, box_times, step_line
 from weft.program.explain.details import details as tables
@@ -68,6 +69,11 @@ class ProgramInspection:
     def explain(self, details: bool, op: str | None) -> str:
         """As `Program.explain` says."""
         compiled, options = self._core.compiled, self._core.setting.options
+        if not isinstance(details, bool) or not isinstance(op, str | None):
+            raise UserError(
+                "program.explain takes details=True or False, and op= as a pattern such as \"blocks.0\"; found "
+                f"details={shown(details)}, op={shown(op)}"
+            )
         if op is not None:
             return details_of(compiled, op, self._box_times())
         if not details:

@@ -8,8 +8,8 @@ function memory(report) {
   const keys = [...new Map(report.memory.map((row) => [row.group + " " + row.rank, row])).entries()];
   const fullest = (group) => report.memory.filter((row) => row.group === group).reduce((a, b) => (b.peak.bytes > a.peak.bytes ? b : a));
   const groups = [...new Set(report.memory.map((row) => row.group))];
-  const select = make("select", { "aria-label": "rank" }, ...keys.map(([key, row]) => make("option", { value: key, text: row.group + " rank " + row.rank })));
-  const chosen = new Set(groups.map((group) => { const row = fullest(group); return row.group + " " + row.rank; }));
+  const select = make("select", { "aria-label": "rank" }, make("option", { value: "", text: "the fullest" }), ...keys.map(([key, row]) => make("option", { value: key, text: row.group + " rank " + row.rank })));
+  const fullestKeys = groups.map((group) => { const row = fullest(group); return row.group + " " + row.rank; }), chosen = new Set(fullestKeys);
   function update() {
     const few = keys.length <= 4, wanted = few ? keys.map(([key]) => key) : [...chosen];
     holder.replaceChildren(...wanted.flatMap((key, place) => {
@@ -18,13 +18,13 @@ function memory(report) {
       return row ? [make("h2", { text: row.group + " rank " + row.rank + ", step " + row.step + ": " + bytes(row.peak.bytes) + " at most" }), ...memoryOf(row, !place)] : [];
     }));
   }
-  select.addEventListener("change", () => { chosen.clear(); chosen.add(select.value); update(); });
+  select.addEventListener("change", () => { chosen.clear(); (select.value ? [select.value] : fullestKeys).forEach((key) => chosen.add(key)); update(); });
   steps(report).listeners.push(update);
   update();
   return [
     ...(held ? [make("p", { text: "As planned, the fullest rank is " + held.rank + ": " + bytes(held.planned) + " of tensors and " + bytes(held.reserve) + " that its device takes beyond" + (held.capacity ? ", of " + bytes(held.capacity) : "") + "." })] : []),
     ...stepSlider(report),
-    ...(keys.length > 4 ? [make("p", {}, "The fullest ranks are shown; ", select)] : []),
+    ...(keys.length > 4 ? [make("p", {}, "Shown: ", select)] : []),
     legend(...KINDS.filter((kind) => report.memory.some((row) => row.kinds.includes(kind))).map((kind) => [kindColor(kind), kind])),
     holder,
   ];
