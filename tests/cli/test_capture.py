@@ -119,7 +119,8 @@ def test_the_users_own_errors_are_theirs(module: str) -> None:
     first, second, third = result.stderr.splitlines()[:3]
     assert first == f"error: {module} raised an error:"
     assert second == "Traceback (most recent call last):"
-    assert f"{module}.py" in third and "NameError" in result.stderr
+    assert f"{module}.py" in third
+    assert "NameError" in result.stderr
     Path(f"{module}.py").write_text(JOB)
     with pytest.raises(UserError, match=r"(?s):broken raised an error:.*none_such") as caught:
         find_job(f"{module}:broken")

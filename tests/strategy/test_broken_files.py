@@ -61,7 +61,10 @@ def test_texts_with_mistakes_are_read_or_told() -> None:
         ("signatures: {a: [[1]]}", "signatures"),
         ("precision: {half: x}", "precision"),
         ("precision: {compute: [1]}", "compute"),
-        ("stages: [{patterns: x}]", "expected the entries patterns, device and ranks of each stage"),
+        (
+            "stages: [{patterns: x}]",
+            "expected the entries patterns, device and ranks of each stage",
+        ),
         ("stages: [[1]]", "expected the entries patterns, device and ranks of each stage"),
         ("stages: [{patterns: [x], device: [1], ranks: [0]}]", "stages"),
         ("stages: [{patterns: [x], device: cpu, ranks: [[0], 1]}]", "stages"),

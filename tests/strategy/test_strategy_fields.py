@@ -156,7 +156,10 @@ def test_stages_and_zero_say_what_they_take() -> None:
 def test_a_broken_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "strategy.yaml"
     path.write_text("weft_strategy: 1\nstages: [{patterns: [a]}]\n")
-    with pytest.raises(StrategyError, match="cannot read the strategy .*: stages: .*entries patterns, device and ranks"):
+    with pytest.raises(
+        StrategyError,
+        match="cannot read the strategy .*: stages: .*entries patterns, device and ranks",
+    ):
         weft.Strategy.load(path)
 
 

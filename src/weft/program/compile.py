@@ -317,7 +317,9 @@ def _check_arguments(strategy: object, batch: object, metrics: object, shapes: o
     if batch not in ("whole", "local"):
         raise UserError(f'batch= takes "whole" or "local", found {shown(batch)}')
     if not isinstance(metrics, Sequence) or isinstance(metrics, str):
-        raise UserError(f"metrics= takes a list of names among {list(METRICS)}, found {shown(metrics)}")
+        raise UserError(
+            f"metrics= takes a list of names among {list(METRICS)}, found {shown(metrics)}"
+        )
     for name in metrics:
         if name not in METRICS:
             raise UserError(f"metrics= takes names among {list(METRICS)}, found {name!r}")
@@ -350,7 +352,9 @@ def _step(
         if wanted.shapes is not None:
             step = step.of_shape(wanted.shapes.padded(given))
     elif loss_fn is None:
-        raise UserError("weft.compile takes a model, loss_fn, optimizer and example_batch; found no loss_fn")
+        raise UserError(
+            "weft.compile takes a model, loss_fn, optimizer and example_batch; found no loss_fn"
+        )
     elif not isinstance(model, nn.Module):
         raise UserError(
             f"weft.compile takes a torch.nn.Module with its loss_fn, or a weft.Step, found {shown(model)}"

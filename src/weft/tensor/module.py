@@ -44,8 +44,8 @@ def distribute(
     """
     if not isinstance(module, nn.Module):
         raise UserError(
-            f"weft.distribute takes a module, found an object of type {type(module).__name__}; weft.tensor(x, placement=…, sbp=…) "
-            "makes a tensor global, weft.from_local the parts of one"
+            f"weft.distribute takes a module, found an object of type {type(module).__name__}; "
+            "weft.tensor(x, placement=…, sbp=…) makes a tensor global, weft.from_local the parts of one"
         )
     checked_placement(placement, "weft.distribute")
     patterns = {} if layouts is None else layouts

@@ -61,7 +61,9 @@ def added(model: nn.Module, batch: Any) -> Any:
 def test_what_kernels_refuse(model: nn.Module, loss_fn: Callable[..., Any], batch: Any):
     with pytest.raises(RuntimeError):
         loss_fn(model, batch)
-    with pytest.raises(CaptureError, match=r"test_dtypes\.py:\d+: .*\n  the op .* takes .*, found "):
+    with pytest.raises(
+        CaptureError, match=r"test_dtypes\.py:\d+: .*\n  the op .* takes .*, found "
+    ):
         capture(model, loss_fn, torch.optim.SGD(model.parameters()), batch)
 
 

@@ -58,9 +58,7 @@ def _check(node: torch.fx.Node) -> None:
     if op in _NORMS and found and found[0] in (torch.bfloat16, torch.float16):
         wanted.add(torch.float32)
     if not wanted.issuperset(found):
-        reason = (
-            f"takes operands of one dtype, found {_listed(found)}; convert one, such as a batch in float64 by x.float()"
-        )
+        reason = f"takes operands of one dtype, found {_listed(found)}; convert one, such as a batch in float64 by x.float()"
         raise refuse_op(op, location_of(node), reason)
     classes = list(_dtypes(node, (_CLASSES[op],))) if op in _CLASSES else []  # type: ignore[index]
     if classes and classes[0] not in _OF_CLASSES:
@@ -68,7 +66,9 @@ def _check(node: torch.fx.Node) -> None:
         raise refuse_op(op, location_of(node), reason)
     targets = list(_dtypes(node, (_TARGETS[op],))) if op in _TARGETS else []  # type: ignore[index]
     if targets and not targets[0].is_floating_point:
-        reason = f"takes targets in floating point, found {_listed(targets)}; convert them by y.float()"
+        reason = (
+            f"takes targets in floating point, found {_listed(targets)}; convert them by y.float()"
+        )
         raise refuse_op(op, location_of(node), reason)
 
 

@@ -248,7 +248,9 @@ class _Reader:
         if not all(part is None or _is_dense(part) for part in parts) or made is None:
             reason = "makes no dense tensor; expected ops from dense tensors to dense tensors"
             if any(isinstance(part, torch.Tensor) and not _is_dense(part) for part in parts):
-                reason = "makes a sparse tensor, and sparse tensors are not supported; expected dense "
+                reason = (
+                    "makes a sparse tensor, and sparse tensors are not supported; expected dense "
+                )
                 reason += "ones: nn.Embedding and nn.EmbeddingBag without sparse=True, x.to_dense() of others"
             if torch.Tag.data_dependent_output in getattr(node.target, "tags", ()):
                 reason = READS  # the program caught the refusal of the trace

@@ -37,7 +37,6 @@ from weft.capture.tracing.step_call import LossFunction, ModelTensors, StepCall
 from weft.capture.watch import Entry, Watch
 from weft.errors import WeftError
 
-
 _UNSEEN = (
     "takes a tensor that the step has made where the trace does not see it, such as in a thread of its own; expected "
     "all tensor code in the thread that calls the loss function"

@@ -71,16 +71,12 @@ def state_dict_names(model: nn.Module) -> dict[str, str]:
     return found
 
 
-def load_whole(setting: Setting, graph: LogicalGraph, state: Mapping[str, Tensor]) -> None:
-    """Write each rank's part of whole tensors into its variables.
-
-    Raises:
-        UserError: naming the entries that are missing, unknown, or of another shape; nothing is
-            written then.
-    """
-    names = state_dict_names(setting.model)
+def _check_whole(names: Mapping[str, str], graph: LogicalGraph, state: object) -> None:
+    """Check that a state has the names, as whole tensors of their shapes."""
     if not isinstance(state, Mapping):
-        raise UserError(f"a state takes whole tensors by name, as full_state_dict() gives them, found {shown(state)}")
+        raise UserError(
+            f"a state takes whole tensors by name, as full_state_dict() gives them, found {shown(state)}"
+        )
     if set(state) != set(names):
         missing, unknown = sorted(set(names) - set(state)), sorted(set(state) - set(names))
         raise UserError(
@@ -90,12 +86,25 @@ def load_whole(setting: Setting, graph: LogicalGraph, state: Mapping[str, Tensor
     shapes = {node.key: node.value.shape for node in graph.of_kind(Input)}
     for name, key in names.items():
         if not isinstance(state[name], Tensor):
-            raise UserError(f"{name} is a tensor, the state holds {shown(state[name])}; expected whole tensors")
+            raise UserError(
+                f"{name} is a tensor, the state holds {shown(state[name])}; expected whole tensors"
+            )
         if tuple(state[name].shape) != shapes[key]:
             raise UserError(
                 f"{name} has shape {list(shapes[key])}, the state holds {list(state[name].shape)}; expected whole "
                 "tensors of the model's shapes, as full_state_dict() gives them"
             )
+
+
+def load_whole(setting: Setting, graph: LogicalGraph, state: Mapping[str, Tensor]) -> None:
+    """Write each rank's part of whole tensors into its variables.
+
+    Raises:
+        UserError: naming the entries that are missing, unknown, or of another shape; nothing is
+            written then.
+    """
+    names = state_dict_names(setting.model)
+    _check_whole(names, graph, state)
     shares = shares_of(graph)
     with torch.no_grad():
         for rank, variables in setting.variables.items():
