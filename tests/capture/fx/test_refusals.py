@@ -340,7 +340,7 @@ def test_anomaly_detection() -> None:
 
 def test_leaves_that_are_no_tensors() -> None:
     batch = {**models.vector_batch(), "ids": object()}
-    with pytest.raises(BatchError, match=r"'ids'.*is a object"):
+    with pytest.raises(BatchError, match=r"'ids'.*is of type object"):
         capture(models.MLP().double(), models.classification_loss, None, batch)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from weft.capture.fx.locations import location_of
 from weft.capture.fx.refusals import refuse_op
+from weft.ops.dtypes import dtype_name
 
 aten = torch.ops.aten
 # Operands, by their places, that have one dtype.
@@ -29,12 +30,12 @@ _NORMS: dict[torch._ops.OpOverload, tuple[int, ...]] = {
     aten.native_group_norm.default: (0, 1, 2),
     aten._native_batch_norm_legit_functional.default: (0, 1, 2),
 }
-# Classes, which are numbers of one of these dtypes.
+_16_BITS = (torch.bfloat16, torch.float16)
+# Numbers of classes, by their place.
 _CLASSES: dict[torch._ops.OpOverload, int] = {
     aten.nll_loss_forward.default: 1,
     aten.nll_loss2d_forward.default: 1,
 }
-_OF_CLASSES = (torch.int64, torch.uint8)
 # Targets that are no numbers of classes.
 _TARGETS: dict[torch._ops.OpOverload, int] = {aten.binary_cross_entropy_with_logits.default: 1}
 
@@ -51,34 +52,27 @@ def check_dtypes(graph: torch.fx.Graph) -> None:
 
 
 def _check(node: torch.fx.Node) -> None:
-    op = node.target
-    alike = _ALIKE.get(op) or _NORMS.get(op)  # type: ignore[arg-type]
-    found = list(_dtypes(node, alike or ()))
-    wanted = set(found[:1])
-    if op in _NORMS and found and found[0] in (torch.bfloat16, torch.float16):
-        wanted.add(torch.float32)
-    if not wanted.issuperset(found):
-        reason = f"takes operands of one dtype, found {_listed(found)}; convert one, such as a batch in float64 by x.float()"
-        raise refuse_op(op, location_of(node), reason)
-    classes = list(_dtypes(node, (_CLASSES[op],))) if op in _CLASSES else []  # type: ignore[index]
-    if classes and classes[0] not in _OF_CLASSES:
-        reason = f"takes classes in int64, found {_listed(classes)}; convert them by y.long()"
-        raise refuse_op(op, location_of(node), reason)
-    targets = list(_dtypes(node, (_TARGETS[op],))) if op in _TARGETS else []  # type: ignore[index]
-    if targets and not targets[0].is_floating_point:
-        reason = (
-            f"takes targets in floating point, found {_listed(targets)}; convert them by y.float()"
+    op: Any = node.target
+    operands = _dtypes(node, *_ALIKE.get(op, ()), *_NORMS.get(op, ()))
+    wanted = {*operands[:1], *([torch.float32] if op in _NORMS and operands[0] in _16_BITS else [])}
+    classes = _dtypes(node, *([_CLASSES[op]] if op in _CLASSES else []))
+    targets = _dtypes(node, *([_TARGETS[op]] if op in _TARGETS else []))
+    if not wanted.issuperset(operands):
+        takes, convert = (
+            "operands of one dtype",
+            "convert one, such as a batch in float64 by x.float()",
         )
-        raise refuse_op(op, location_of(node), reason)
+    elif any(each not in (torch.int64, torch.uint8) for each in classes):
+        takes, convert = "classes in int64", "convert them by y.long()"
+    elif any(not each.is_floating_point for each in targets):
+        takes, convert = "targets in floating point", "convert them by y.float()"
+    else:
+        return
+    found = ", ".join(dtype_name(each) for each in (*operands, *classes, *targets))
+    raise refuse_op(op, location_of(node), f"takes {takes}, found {found}; {convert}")
 
 
-def _dtypes(node: torch.fx.Node, places: tuple[int, ...]) -> Iterator[torch.dtype]:
-    """Those of the operands that are tensors."""
-    for place in places:
-        operand = node.args[place] if place < len(node.args) else None
-        if isinstance(operand, torch.fx.Node):
-            yield operand.meta["val"].dtype
-
-
-def _listed(dtypes: list[torch.dtype]) -> str:
-    return ", ".join(str(each).removeprefix("torch.") for each in dtypes)
+def _dtypes(node: torch.fx.Node, *places: int) -> list[torch.dtype]:
+    """Those of the operands at some places that are tensors."""
+    operands = [node.args[place] for place in places if place < len(node.args)]
+    return [each.meta["val"].dtype for each in operands if isinstance(each, torch.fx.Node)]

@@ -128,10 +128,11 @@ def check_apart(
         CaptureError: when it does.
     """
     try:
-        outcomes = [_updated(copy, dims, scale) for scale in (1.0, 30.0)]
+        small, large = (_updated(copy, dims, scale) for scale in (1.0, 30.0))
     except Exception:
         return  # it does not take such small tensors; the trial on the true shape says what is wrong
-    if not torch.allclose(*outcomes, rtol=0, atol=0, equal_nan=True):  # nan: of options that are
+    # Options that are no numbers make such updates.
+    if not torch.allclose(small, large, rtol=0, atol=0, equal_nan=True):
         raise CaptureError(
             f"the optimizer {type(optimizer).__name__} cannot be captured: its update of one parameter, such as "
             f"{name!r}, depends on the gradients of others, and no rank has them all. A norm of all gradients is "
