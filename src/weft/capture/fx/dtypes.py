@@ -1,4 +1,4 @@
-"""What torch's kernels ask of dtypes and a trace does not: tensors without data pass where real ones would not."""
+"""Demands of torch's kernels on dtypes, which tracing leaves out: tensors without data pass where real ones do not."""
 
 from __future__ import annotations
 
