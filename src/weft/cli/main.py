@@ -53,7 +53,34 @@ Grid = Annotated[
     ),
 ]
 
-
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        min=0.1,
+        metavar="SECONDS",
+        help="That a rank waits for another one; 300 without it.",
+        show_default=False,
+    ),
+]
+LeastRanks = Annotated[
+    int | None,
+    typer.Option(
+        "--min-ranks",
+        min=1,
+        help="Restart with one rank fewer, of several nodes without those that have gone, as long as there are so many "
+        "ranks; else with as many.",
+        show_default=False,
+    ),
+]
+Grace = Annotated[
+    float,
+    typer.Option(
+        min=0.0,
+        metavar="SECONDS",
+        help="That ranks have to end after SIGTERM or Ctrl-C, as to write a checkpoint; a second Ctrl-C ends them at "
+        "once.",
+    ),
+]
 ReportFile = Annotated[
     Path | None,
     typer.Option(
@@ -122,37 +149,13 @@ def run(
     run_id: Annotated[
         str, typer.Option(help="Name of the run, the same on each node, for several nodes.")
     ] = "",
-    timeout: Annotated[
-        float | None,
-        typer.Option(
-            min=0.1,
-            metavar="SECONDS",
-            help="That a rank waits for another one; 300 without it.",
-            show_default=False,
-        ),
-    ] = None,
+    timeout: Timeout = None,
     restarts: Annotated[
         int,
         typer.Option(min=0, help="Times that the ranks are started again after one has failed."),
     ] = 0,
-    min_ranks: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Restart with one rank fewer, of several nodes without those that have gone, as long as there are so "
-            "many ranks; else with as many.",
-            show_default=False,
-        ),
-    ] = None,
-    grace: Annotated[
-        float,
-        typer.Option(
-            min=0.0,
-            metavar="SECONDS",
-            help="That ranks have to end after SIGTERM or Ctrl-C, as to write a checkpoint; a second Ctrl-C ends them "
-            "at once.",
-        ),
-    ] = 5.0,
+    min_ranks: LeastRanks = None,
+    grace: Grace = 5.0,
 ) -> None:
     """Run SCRIPT in one process for each rank; when one fails, end them all and show why.
 
