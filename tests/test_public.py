@@ -25,6 +25,11 @@ def test_public_classes_are_not_meant_to_be_extended(public: type) -> None:
     assert public.__doc__
 
 
+def test_the_names_that_completion_offers() -> None:
+    assert dir(weft) == sorted(weft.__all__)
+    assert all(getattr(weft, name) is not None for name in dir(weft))
+
+
 Given = Callable[[Any], object]
 WRONG: dict[str, tuple[Given, Any, str]] = {
     "ranks": (lambda x: weft.placement("cpu", x), ["a"], "full grid of ranks .* found 'a'"),
@@ -39,8 +44,14 @@ WRONG: dict[str, tuple[Given, Any, str]] = {
     "rows": (lambda x: weft.hybrid_parallel(["a"], x), [None], "rows takes name patterns"),
     "experts": (weft.expert_parallel, 3, "experts takes name patterns"),
     "whole": (lambda x: weft.context_parallel(whole=x), "a", "whole takes name patterns"),
+    "text": (lambda x: weft.Strategy.from_text(x, "a"), 3, "from_text takes a text, .* found 3"),
     "world": (lambda x: weft.local_world(x).__enter__(), 1.5, "at least one rank, found 1.5"),
     "model": (lambda x: _compiled(x), 3, "takes a torch.nn.Module with its loss_fn, .* found 3"),
+    "optimizer": (
+        lambda x: _compiled(torch.nn.Linear(2, 2), optimizer=x),
+        [torch.zeros(999)],
+        r"optimizer= takes .* found \[tensor\(.{0,40}\]$",
+    ),
     "metrics": (lambda x: _compiled(metrics=x), 3, "metrics= takes a list of names .* found 3"),
     "shapes": (lambda x: _compiled(shapes=x), 3, "shapes= takes a weft.Buckets, found 3"),
     "update": (lambda x: _compiled().step(torch.zeros(2, 2), x), "x", "True or False, found 'x'"),
@@ -52,10 +63,9 @@ def _compiled(model: Any = None, **options: Any) -> weft.Program:
     return weft.compile(
         own if model is None else model,
         lambda model, batch: model(batch).sum(),
-        torch.optim.SGD(own.parameters(), 0.1),
-        torch.zeros(2, 2),
+        **{"optimizer": torch.optim.SGD(own.parameters(), 0.1), **options},
+        example_batch=torch.zeros(2, 2),
         placement=weft.placement("cpu", [0]),
-        **options,
     )
 
 

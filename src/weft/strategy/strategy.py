@@ -136,6 +136,10 @@ class Strategy:
         Raises:
             StrategyError: naming the file and the entry that cannot be read.
         """
+        if not isinstance(text, str):
+            raise StrategyError(
+                f"Strategy.from_text takes a text, as to_text gives it, found {shown(text)}"
+            )
         return _strategy(partial(load_yaml, text, str(path), _EXPECTED), path)
 
 
