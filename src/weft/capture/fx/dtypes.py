@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from weft.capture.fx.locations import location_of
 from weft.capture.fx.refusals import refuse_op
 from weft.ops.dtypes import dtype_name
 
-aten = torch.ops.aten
 # Operands, by their places, that have one dtype.
-_ALIKE: dict[torch._ops.OpOverload, tuple[int, ...]] = {
-    aten.mm.default: (0, 1),
-    aten.bmm.default: (0, 1),
-    aten.addmm.default: (0, 1, 2),
-    aten.baddbmm.default: (0, 1, 2),
-    aten.convolution.default: (0, 1, 2),
-    aten._cdist_forward.default: (0, 1),
-    aten.grid_sampler_2d.default: (0, 1),
-    aten.binary_cross_entropy.default: (0, 1, 2),
-    aten.index_add.default: (0, 3),
-    aten.index_copy.default: (0, 3),
+_ALIKE: dict[str, tuple[int, ...]] = {
+    "aten.mm.default": (0, 1),
+    "aten.bmm.default": (0, 1),
+    "aten.addmm.default": (0, 1, 2),
+    "aten.baddbmm.default": (0, 1, 2),
+    "aten.convolution.default": (0, 1, 2),
+    "aten._cdist_forward.default": (0, 1),
+    "aten.grid_sampler_2d.default": (0, 1),
+    "aten.binary_cross_entropy.default": (0, 1, 2),
+    "aten.index_add.default": (0, 3),
+    "aten.index_copy.default": (0, 3),
 }
 # Input and parameters of a norm have one dtype; those of a 16-bit input may be float32.
-_NORMS: dict[torch._ops.OpOverload, tuple[int, ...]] = {
-    aten.native_layer_norm.default: (0, 2, 3),
-    aten.native_group_norm.default: (0, 1, 2),
-    aten._native_batch_norm_legit_functional.default: (0, 1, 2),
+_NORMS: dict[str, tuple[int, ...]] = {
+    "aten.native_layer_norm.default": (0, 2, 3),
+    "aten.native_group_norm.default": (0, 1, 2),
+    "aten._native_batch_norm_legit_functional.default": (0, 1, 2),
 }
 _16_BITS = (torch.bfloat16, torch.float16)
 # Numbers of classes, by their place.
-_CLASSES: dict[torch._ops.OpOverload, int] = {
-    aten.nll_loss_forward.default: 1,
-    aten.nll_loss2d_forward.default: 1,
+_CLASSES: dict[str, int] = {
+    "aten.nll_loss_forward.default": 1,
+    "aten.nll_loss2d_forward.default": 1,
 }
 # Targets that are no numbers of classes.
-_TARGETS: dict[torch._ops.OpOverload, int] = {aten.binary_cross_entropy_with_logits.default: 1}
+_TARGETS: dict[str, int] = {"aten.binary_cross_entropy_with_logits.default": 1}
 
 
 def check_dtypes(graph: torch.fx.Graph) -> None:
@@ -52,7 +49,7 @@ def check_dtypes(graph: torch.fx.Graph) -> None:
 
 
 def _check(node: torch.fx.Node) -> None:
-    op: Any = node.target
+    op = str(node.target)
     operands = _dtypes(node, *_ALIKE.get(op, ()), *_NORMS.get(op, ()))
     wanted = {*operands[:1], *([torch.float32] if op in _NORMS and operands[0] in _16_BITS else [])}
     classes = _dtypes(node, *([_CLASSES[op]] if op in _CLASSES else []))
@@ -69,7 +66,7 @@ def _check(node: torch.fx.Node) -> None:
     else:
         return
     found = ", ".join(dtype_name(each) for each in (*operands, *classes, *targets))
-    raise refuse_op(op, location_of(node), f"takes {takes}, found {found}; {convert}")
+    raise refuse_op(node.target, location_of(node), f"takes {takes}, found {found}; {convert}")
 
 
 def _dtypes(node: torch.fx.Node, *places: int) -> list[torch.dtype]:

@@ -7,8 +7,7 @@ memory it takes.
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,47 +15,24 @@ from types import MappingProxyType
 from typing import Any, final
 
 import torch
-from torch.utils._pytree import tree_leaves
 
-from weft.capture.fx.private import DispatchMode
 from weft.capture.optimizers.checks import check_apart, check_optimizer, updates_parts_alike
+from weft.capture.optimizers.copies import copy_for, copy_in_groups
 from weft.capture.optimizers.counted import count_step, counters_of, find_counters
 from weft.capture.optimizers.foreign import check_foreign, check_repeats
 from weft.capture.optimizers.given import (
-    attributes_for_copy,
     attributes_of,
     give_attributes,
     is_foreign,
-    options_of,
 )
 from weft.capture.optimizers.groups import Optimizers
-from weft.capture.optimizers.kernels import HeldBytes, clones_gradients, kernels_of
-from weft.errors import CaptureError, UserError
+from weft.capture.optimizers.kernels import clones_gradients, kernels_of
+from weft.capture.optimizers.observer import StepObserver
+from weft.errors import CaptureError
 from weft.ir.nodes import MASTER, NO_UPDATE_BYTES, UpdateBytes
 from weft.ops.dtypes import dtype_name
 
 _AGAIN = "close the program, weft.release(model, optimizer), and compile again"
-# Ops that move no value from one element to another, beside those that torch tags as pointwise.
-_ELEMENTWISE = frozenset(
-    (
-        "_to_copy",
-        "alias",
-        "clone",
-        "copy_",
-        "detach",
-        "empty",
-        "empty_like",
-        "fill_",
-        "full_like",
-        "lift_fresh",
-        "ones_like",
-        "view_as_complex",
-        "view_as_real",
-        "zero_",
-        "zeros",
-        "zeros_like",
-    )
-)
 
 
 @final
@@ -169,8 +145,8 @@ def _rules(
             tried[kind] = _with_memory(rule, optimizer, own, parameter, master, device_type)
         dims = (group, parameter.dim(), marks)
         if dims not in cut:
-            copy = partial(_copy_for, optimizer, own, put_on=put_on)
-            copies = partial(_copy_in_groups, optimizer, own, put_on)
+            copy = partial(copy_for, optimizer, own, put_on=put_on)
+            copies = partial(copy_in_groups, optimizer, own, put_on)
             if is_foreign(optimizer):
                 check_repeats(optimizer, copies, name, parameter.dim())
             check_apart(optimizer, copy, name, parameter.dim())
@@ -202,70 +178,6 @@ def with_states_of(
         elementwise = rule.elementwise and old.elementwise
         found[name] = replace(rule, states=old.states, elementwise=elementwise)
     return found
-
-
-def states_kept(optimizer: torch.optim.Optimizer, group: int, options: Any) -> frozenset[str]:
-    """The names of the states that a group's updates keep by these options; none where that is not to be seen."""
-    parameter = next(iter(optimizer.param_groups[group]["params"]), None)
-    if parameter is None:
-        return frozenset()
-    probe = torch.nn.Parameter(torch.empty(parameter.shape, device="meta"))
-    copy = _copy_for(optimizer, group, probe)
-    copy.param_groups[0].update(options)
-    probe.grad = torch.empty_like(probe)
-    try:
-        with _Observer():
-            copy.step()
-    except Exception:
-        return frozenset()
-    return frozenset(name for name, x in copy.state[probe].items() if isinstance(x, torch.Tensor))
-
-
-@final
-class KeptStates:
-    """The states that updates keep, by the options that the groups had when the step was compiled.
-
-    Args:
-        optimizers: the user's.
-    """
-
-    def __init__(self, optimizers: Optimizers) -> None:
-        self._optimizers = optimizers
-        self._first: dict[int, dict[str, Any]] = {}
-        self._seen: list[dict[str, Any]] = []
-        self.check()
-
-    def check(self) -> None:
-        """Raise UserError, naming the option, when an update keeps a state by now that it did not keep."""
-        groups = [
-            (label, number, {key: x for key, x in group.items() if key != "params"})
-            for label, number, group in self._optimizers.groups()
-        ]
-        flags = [{key: _flag(x) for key, x in options.items()} for *_, options in groups]
-        if flags == self._seen:
-            return
-        for label, number, options in groups:
-            self._compare(label, number, options, self._first.setdefault(number, options))
-        self._seen = flags
-
-    def _compare(
-        self, label: str, number: int, now: Mapping[str, Any], then: Mapping[str, Any]
-    ) -> None:
-        other = [key for key in now if key in then and _flag(now[key]) != _flag(then[key])]
-        place = self._optimizers.place(number)
-        for key in other:
-            plain = {each: then[each] for each in other}
-            more = states_kept(*place, {**plain, key: now[key]}) - states_kept(*place, plain)
-            if more:
-                raise UserError(
-                    f"{label}: {key!r} was {then[key]!r} when the step was compiled, and is {now[key]!r}: the update "
-                    f"keeps {', '.join(sorted(more))} then, for which the program has no place; {_AGAIN}"
-                )
-
-
-def _flag(option: Any) -> Any:
-    """The part of an option that decides which states there are: whether it is 0, not how large."""
-    return type(option).__name__ if isinstance(option, torch.Tensor) else bool(option)
 
 
 def _try(
@@ -358,7 +270,7 @@ def _stepped(
     copy, probe = _probed(optimizer, group, shape, dtype)
     give_attributes(probe, put_on)
     options = dict(copy.param_groups[0])
-    observer = _Observer()
+    observer = StepObserver()
     # Twice: some states appear with the first step, some ops only with the second.
     for _ in range(2):
         probe.grad = torch.empty_like(probe)
@@ -366,7 +278,7 @@ def _stepped(
             copy.step()
     counters: Collection[str] = ()
     if is_foreign(optimizer) and _changed(options, copy.param_groups[0]):
-        copies = partial(_copy_in_groups, optimizer, group, put_on)
+        copies = partial(copy_in_groups, optimizer, group, put_on)
         counters = {
             each.name for each in find_counters(optimizer, copies, len(shape)) if each.of_group
         }
@@ -390,7 +302,7 @@ def _taken(
         give_attributes(probe, put_on)
     if lists:
         copy.param_groups[0]["foreach"] = True
-    observer = _Observer()
+    observer = StepObserver()
     most = 0
     # The first step makes the states, which stay.
     for _ in range(2):
@@ -413,50 +325,11 @@ def _probed(
     """A copy of the optimizer, and the parameters without data that it holds."""
     data = (torch.empty(shape, device="meta", dtype=dtype) for _ in range(count))
     probes = [torch.nn.Parameter(each) for each in data]
-    return _copy_for(optimizer, group, *probes), *probes
+    return copy_for(optimizer, group, *probes), *probes
 
 
 def _is_half(parameter: torch.Tensor) -> bool:
     return parameter.dtype in (torch.float16, torch.bfloat16)
-
-
-def _copy_for(
-    optimizer: torch.optim.Optimizer,
-    group: int,
-    *probes: torch.nn.Parameter,
-    put_on: Mapping[str, Any] = MappingProxyType({}),
-) -> Any:
-    """A copy of the optimizer that holds only `probes` and shares nothing that a step writes.
-
-    `put_on` are attributes that the user has put on the parameter that they stand for.
-    """
-    return _copy_in_groups(optimizer, group, put_on, probes)
-
-
-def _copy_in_groups(
-    optimizer: torch.optim.Optimizer,
-    group: int,
-    put_on: Mapping[str, Any],
-    *every: Sequence[torch.nn.Parameter],
-) -> Any:
-    """The same with several groups of parameters, each with the options of the one."""
-    copy = object.__new__(type(optimizer))
-    # Schedulers put their own `step` on the instance.
-    copy.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
-    copy.__dict__.update(attributes_for_copy(optimizer, tensors=True))
-    copy.param_groups = []
-    for probes in every:
-        for probe in probes:
-            give_attributes(probe, put_on)
-        options = options_of(optimizer.param_groups[group], tensors=True)
-        options["params"] = list(probes)
-        # Other implementations of the same update; they ask for devices that tensors without data
-        # are not on.
-        ways = ("fused", "foreach", "capturable")
-        options.update({name: False for name in ways if name in options})
-        copy.param_groups.append(options)
-    copy.state = defaultdict(dict)
-    return copy
 
 
 def _mark(value: Any) -> Any:
@@ -490,7 +363,7 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 def count_steps(optimizer: torch.optim.Optimizer) -> None:
     """Let the counters of an optimizer of the user's go on, once its parameters are updated on all ranks."""
     if counters_of(optimizer):
-        count_step(optimizer, lambda group, own: _copy_for(optimizer, group, own))
+        count_step(optimizer, lambda group, own: copy_for(optimizer, group, own))
 
 
 def _is_empty(value: Any) -> bool:
@@ -525,54 +398,3 @@ def _states(copy: Any, probe: torch.Tensor) -> tuple[StateSpec, ...]:
                 f"{type(value).__name__}; expected one tensor for each state"
             )
     return tuple(found)
-
-
-@final
-class _Observer(DispatchMode):  # type: ignore[no-untyped-call]
-    """Notes which ops on more than one element mix elements, and what they hold.
-
-    Where the optimizer takes a number out of a tensor, any will do to go on: what such a number says of
-    a whole parameter, as its norm, an op has mixed before. Where it branches on one, the other branch
-    could keep other states: that is refused.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.mixing: list[str] = []
-        self.draws: list[str] = []
-        self.held = HeldBytes()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
-            if args[0].dtype == torch.bool:
-                raise TypeError("the step branches on the value of a tensor")
-            return 1.0
-        result = func(*args, **(kwargs or {}))
-        self.held.note(tree_leaves(result), tree_leaves((args, kwargs)))
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            self.draws.append(str(func))
-        mixes = not _is_elementwise(func) and not _fills_where(func, args)
-        if mixes and any(_size(arg) > 1 for arg in args):
-            self.mixing.append(str(func))
-        return result
-
-
-def _is_elementwise(op: Any) -> bool:
-    return torch.Tag.pointwise in op.tags or op.overloadpacket.__name__ in _ELEMENTWISE
-
-
-def _fills_where(op: Any, args: Sequence[Any]) -> bool:
-    """True where this is `x[mask] = number`, with a mask of the shape of x."""
-    if op.overloadpacket.__name__ not in ("index_put", "index_put_"):
-        return False
-    x, indices, value = args[:3]
-    if len(indices) != 1 or indices[0] is None:
-        return False
-    mask = indices[0]
-    return bool(mask.dtype == torch.bool and mask.shape == x.shape and value.numel() == 1)
-
-
-def _size(arg: Any) -> int:
-    if isinstance(arg, list | tuple):
-        return max(map(_size, arg), default=0)
-    return math.prod(arg.shape) if isinstance(arg, torch.Tensor) else 0
