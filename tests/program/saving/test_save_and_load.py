@@ -435,6 +435,7 @@ def _damages(place: Path) -> dict[str, Any]:
     shard = sorted(place.glob("shard-*"))[0]
     data = shard.read_bytes()
     text = (place / "weft.json").read_text()
+    plain = _unsummed(text)
     return {
         "gone": lambda: shard.unlink(),
         "empty": lambda: shard.write_bytes(b""),
@@ -445,8 +446,8 @@ def _damages(place: Path) -> dict[str, Any]:
         "manifest": lambda: (place / "weft.json").write_text("[]"),
         "a number": lambda: (place / "weft.json").write_text(text.replace('"steps": 1', '"steps": 7')),
         "a rate": lambda: (place / "weft.json").write_text(text.replace('"lr": 0.01', '"lr": 0.81')),
-        "version": lambda: (place / "weft.json").write_text(_unsummed(text).replace("checkpoint\": 1", "checkpoint\": 9")),
-        "outside": lambda: (place / "weft.json").write_text(_unsummed(text).replace("shard-", "../shard-")),
+        "version": lambda: (place / "weft.json").write_text(plain.replace("checkpoint\": 1", "checkpoint\": 9")),
+        "outside": lambda: (place / "weft.json").write_text(plain.replace("shard-", "../shard-")),
     }  # fmt: skip
 
 

@@ -333,7 +333,7 @@ def _with_memory(
 
 
 def _counted_by_fused(state: StateSpec) -> StateSpec:
-    """A state as fused kernels keep it: they count steps in float32, loops in torch's default dtype if that is float64."""
+    """A state as fused kernels keep it: they count in float32, loops in torch's default dtype where that is float64."""
     is_count = state.name == "step" and not state.shape and state.dtype == "float64"
     return replace(state, dtype="float32") if is_count else state
 
