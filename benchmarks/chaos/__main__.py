@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
@@ -230,11 +230,12 @@ def tried(fault: Fault, expected: Expected) -> Outcome:
         temporary.mkdir()
         (folder / "fault.json").write_text(json.dumps(asdict(fault)))
         there, begun = set(Path("/dev/shm").iterdir()), time.monotonic()
-        code, said = _run(fault, folder, temporary)
+        code, said, damaged = _run(fault, folder, temporary)
         seconds = time.monotonic() - begun
         last = folder / "last.safetensors"
         state = load_file(last) if last.exists() else {}
         wrong = list(wrong_with(folder, code, said, expected, state))
+        wrong += untold(fault, damaged, _steps(folder), said)
         wrong += _left_behind(fault, there, temporary)
         again = _again(folder)
         # One, and the one that was under way.
@@ -243,29 +244,48 @@ def tried(fault: Fault, expected: Expected) -> Outcome:
         return Outcome(wrong, (folder / "done").exists(), again, seconds, in_place)
 
 
-def _run(fault: Fault, folder: Path, temporary: Path) -> tuple[int, str]:
-    """The exit code and what was said; -1 after `LIMIT` seconds."""
+def untold(fault: Fault, damaged: str, steps: Sequence[int], said: str) -> Iterator[str]:
+    """What a run has not named: the rank that failed, where ranks went on; a damaged checkpoint that it passed over.
+
+    Args:
+        fault: of the run.
+        damaged: the name of the checkpoint; "" for none.
+        steps: in the order in which they were made.
+        said: by the run.
+    """
+    if "restart 1 of" in said and f"rank {fault.rank}" not in said:
+        yield f"rank {fault.rank} is not named"
+    number = int(damaged.removeprefix("step-") or 0)
+    passed = any(b <= number <= a for a, b in pairwise(steps) if b <= a)
+    if number and passed and damaged not in said:
+        yield f"{damaged} is damaged, and not named"
+
+
+def _run(fault: Fault, folder: Path, temporary: Path) -> tuple[int, str, str]:
+    """The exit code, what was said, and the name of the checkpoint that was damaged; -1 after `LIMIT` seconds."""
     command = [sys.executable, "-m", "weft", "run", "-n", str(fault.ranks), "--restarts", "3"]
     command += ["--timeout", str(SILENCE)]
     command += ["--min-ranks", str(fault.ranks - 1)] if fault.fewer else []
     environment = {**os.environ, MARK: _mark(fault), "TMPDIR": str(temporary)}
-    process = subprocess.Popen(
-        [*command, str(SCRIPT), str(folder)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    damaging = _Damage(fault, folder)
-    until = time.monotonic() + LIMIT
-    while process.poll() is None and time.monotonic() < until:
-        damaging.look()
-        time.sleep(0.02)
-    if process.poll() is None:
+    damaging, log = _Damage(fault, folder), folder / "said"
+    # A file: a pipe that nobody reads holds up who writes much.
+    with log.open("w") as said:
+        process = subprocess.Popen(
+            [*command, str(SCRIPT), str(folder)],
+            env=environment,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        until = time.monotonic() + LIMIT
+        while process.poll() is None and time.monotonic() < until:
+            damaging.look()
+            time.sleep(0.02)
+    code = process.poll()
+    if code is None:
         os.killpg(process.pid, signal.SIGKILL)
-        return -1, process.communicate()[0]
-    return process.returncode, process.communicate()[0]
+        process.wait()
+    return -1 if code is None else code, log.read_text(errors="replace"), damaging.name
 
 
 class _Damage:
@@ -274,9 +294,13 @@ class _Damage:
     Args:
         fault: says how.
         folder: of the run.
+
+    Attributes:
+        name: of that checkpoint; "" as long as there is none.
     """
 
     def __init__(self, fault: Fault, folder: Path) -> None:
+        self.name = ""
         self._fault = fault
         self._folder = folder
         self._done = not fault.damage
@@ -289,6 +313,7 @@ class _Damage:
         every = weft.Checkpoints(self._folder / "kept").all()
         # With one alone there would be none before it.
         for shard in sorted(every[-1].glob("shard-*"))[:1] if len(every) > 1 else ():
+            self.name = every[-1].name
             if self._fault.damage == "removed":
                 shard.unlink(missing_ok=True)
             else:
@@ -351,10 +376,13 @@ def _is_used(path: Path) -> bool:
 
 def _again(folder: Path) -> int:
     """The most steps that were made again after the fault."""
-    if not (folder / "steps").exists():
-        return 0
-    steps = [json.loads(line)[0] for line in (folder / "steps").read_text().splitlines()]
-    return max((a - b + 1 for a, b in pairwise(steps) if b <= a), default=0)
+    return max((a - b + 1 for a, b in pairwise(_steps(folder)) if b <= a), default=0)
+
+
+def _steps(folder: Path) -> list[int]:
+    """The steps in the order in which they were made."""
+    there = folder / "steps"
+    return [json.loads(x)[0] for x in there.read_text().splitlines()] if there.exists() else []
 
 
 def _left(fault: Fault | Cut) -> list[int]:

@@ -19,6 +19,7 @@ from benchmarks.chaos.__main__ import (
     tried,
     tried_cut,
     undisturbed,
+    untold,
     wrong_with,
 )
 from benchmarks.chaos.cuts import LENGTHS, drawn_cut
@@ -90,3 +91,12 @@ def test_what_is_wrong_is_seen(what: str, expected: Expected, tmp_path: Path) ->
     found = list(wrong_with(tmp_path, code, "the end", expected, expected.state))
     assert bool(found) == bool(what)
     assert what in "".join(found) or what in ("code", "hang")
+
+
+def test_what_is_not_named_is_seen() -> None:
+    steps = [1, 2, 3, 4, 5, 6, 7, 4, 5, 6]
+    said = "rank 1 failed\nrestart 1 of 3\nstep-00000006/shard is damaged"
+    assert list(untold(FAULT, "step-00000006", steps, said)) == []
+    assert list(untold(FAULT, "step-00000003", steps, said)) == []  # it was not passed over
+    found = list(untold(FAULT, "step-00000006", steps, "rank 0 failed\nrestart 1 of 3"))
+    assert found == ["rank 1 is not named", "step-00000006 is damaged, and not named"]

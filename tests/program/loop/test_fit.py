@@ -384,6 +384,25 @@ def test_a_signal_ends_it_with_a_checkpoint(number: signal.Signals, tmp_path: Pa
     assert signal.getsignal(number) is before
 
 
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
+def test_only_ctrl_c_hurries_a_loop_that_ends(first: signal.Signals, tmp_path: Path) -> None:
+    """SIGTERM comes twice where a scheduler sends it to ranks and launcher alike."""
+    kept, sent = weft.Checkpoints(tmp_path / "run", every=100), [first, signal.SIGTERM]
+
+    def end(step: int, _: Any) -> None:
+        for number in sent if step == 3 else ():
+            os.kill(os.getpid(), number)
+
+    with compiled() as (program, _):
+        ended = weft.fit(
+            program, loader(program), steps=50, checkpoint=kept, log=[end], log_every=1
+        )
+        assert (ended.why, len(kept.all())) == (first.name, 1)
+    sent[1:] = [signal.SIGINT]
+    with compiled() as (program, _), pytest.raises(KeyboardInterrupt):
+        weft.fit(program, loader(program), steps=50, log=[end], log_every=1)
+
+
 def test_logs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lines, rows = tmp_path / "a" / "run.jsonl", tmp_path / "run.csv"
     caplog.set_level("INFO", "weft")

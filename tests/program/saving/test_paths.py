@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import weft
 from program.saving.nets import Case, batch_of, compiled
 from weft.errors import UserError
+from weft.program.saving.exported import export
 from weft.program.saving.paths import REPLACED, checkpoint_path, hidden_beside
 
 
@@ -52,3 +54,18 @@ def test_a_name_that_is_too_long_is_told(tmp_path: Path) -> None:
 def test_the_home_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert checkpoint_path("~/run") == weft.Checkpoints("~/run").folder == tmp_path / "run"
+
+
+def test_a_folder_has_the_mode_of_any_that_is_made_there(tmp_path: Path) -> None:
+    """In one that all may write to, as /tmp, others must not write into a checkpoint."""
+    tmp_path.chmod(0o1777)
+    before = os.umask(0o027)
+    try:
+        with compiled(Case()) as (program, _):
+            program.save(tmp_path / "saved")
+        export(tmp_path / "saved", tmp_path / "out")
+    finally:
+        os.umask(before)
+    modes = {path.name: oct(path.stat().st_mode & 0o7777) for path in tmp_path.glob("**/*")}
+    assert modes.pop("saved") == modes.pop("out") == "0o750"
+    assert set(modes.values()) == {"0o640"}

@@ -6,6 +6,8 @@ import copy
 import json
 import os
 import random
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,25 @@ def test_states_of_optimizers(optimizer: tuple[str, dict[str, Any]], tmp_path: P
         program.load(tmp_path / "saved")
         assert_same(everything(program), saved)
         assert float(program.step(batch_of(1))) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("fused", [None, False])
+def test_states_where_the_default_dtype_is_float64(fused: bool | None, tmp_path: Path) -> None:
+    """Fused kernels count steps in float32 all the same, loops in the default dtype."""
+    case = Case((2,), {"zero": weft.Zero(3)}, ("AdamW", {"lr": 1e-2, "fused": fused}))
+    torch.set_default_dtype(torch.float64)
+    try:
+        with compiled(case) as (program, _):
+            program.step(batch_of(0))
+            program.save(tmp_path / "saved")
+            saved = everything(program)
+        with compiled(replace(case, grid=(1,), seed=4)) as (program, _):
+            program.load(tmp_path / "saved")
+            assert_same(everything(program), saved)
+            assert saved["0.step"].dtype == (torch.float32 if fused is None else torch.float64)
+            program.step(batch_of(1))
+    finally:
+        torch.set_default_dtype(torch.float32)
 
 
 class Counting(torch.optim.Optimizer):
@@ -414,6 +435,7 @@ def _damages(place: Path) -> dict[str, Any]:
     shard = sorted(place.glob("shard-*"))[0]
     data = shard.read_bytes()
     text = (place / "weft.json").read_text()
+    plain = _unsummed(text)
     return {
         "gone": lambda: shard.unlink(),
         "empty": lambda: shard.write_bytes(b""),
@@ -422,9 +444,18 @@ def _damages(place: Path) -> dict[str, Any]:
         "header": lambda: shard.write_bytes(b"\xff" * 16 + data[16:]),
         "manifest cut": lambda: (place / "weft.json").write_text(text[: len(text) // 2]),
         "manifest": lambda: (place / "weft.json").write_text("[]"),
-        "version": lambda: (place / "weft.json").write_text(text.replace("checkpoint\": 1", "checkpoint\": 9")),
-        "outside": lambda: (place / "weft.json").write_text(text.replace("shard-", "../shard-")),
+        "a number": lambda: (place / "weft.json").write_text(text.replace('"steps": 1', '"steps": 7')),
+        "a rate": lambda: (place / "weft.json").write_text(text.replace('"lr": 0.01', '"lr": 0.81')),
+        "version": lambda: (place / "weft.json").write_text(plain.replace("checkpoint\": 1", "checkpoint\": 9")),
+        "outside": lambda: (place / "weft.json").write_text(plain.replace("shard-", "../shard-")),
     }  # fmt: skip
+
+
+def _unsummed(text: str) -> str:
+    """The text of a manifest without the checksum of it."""
+    found, number = re.subn(r'\A\{\n "checksum": \d+,', "{", text)
+    assert number == 1
+    return found
 
 
 KINDS = (
@@ -435,6 +466,8 @@ KINDS = (
     "header",
     "manifest cut",
     "manifest",
+    "a number",
+    "a rate",
     "version",
     "outside",
 )
@@ -510,7 +543,7 @@ def test_hostile_manifests_are_told_before_anything_is_written(kind: str, tmp_pa
 def test_manifests_with_mistakes_are_read_or_told(tmp_path: Path) -> None:
     """A program takes all that a manifest says, or stays as it was."""
     place = _saved(tmp_path)
-    text = (place / "weft.json").read_text()
+    text = _unsummed((place / "weft.json").read_text())
     with compiled(Case()) as (program, _):
         before, refused = everything(program), 0
         for broken in mutated(text, 200):

@@ -16,6 +16,7 @@ import weft
 from program.saving.nets import Case, assert_same, batch_of, compiled, everything
 from weft.errors import UserError
 from weft.program.saving.files import checksum, summing
+from weft.program.saving.writing import WriteJob, Writing
 
 writing: Any = import_module("weft.program.saving.writing")
 
@@ -86,6 +87,47 @@ def test_a_run_of_them(tmp_path: Path) -> None:
     with compiled(Case((3,), seed=4)) as (program, _):
         kept.load_newest(program)
         assert_same(everything(program), saved)
+
+
+def _job(folder: Path, rank: int) -> WriteJob:
+    """The part of one of two processes."""
+    pieces = {f"model.{rank}": (((0, 3),), torch.arange(3.0))}
+    files = {f"shard-{rank + 1:05d}-model-00001.safetensors": pieces}
+    tensors = {f"model.{each}": ((3,), "float32") for each in range(2)}
+    return WriteJob(folder / "saved", folder / "beside", files, tensors, {}, rank, (0, 1))
+
+
+def _one_too_many(*_: Any) -> Any:
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize("fails", [_full, _one_too_many], ids=["an error", "an exit"])
+def test_on_a_full_disk_the_first_process_hears_of_another_s_failure(
+    fails: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As long as the files of that one are there, there is no room for its note."""
+    (tmp_path / "beside").mkdir()
+    write, note = writing.write_file, writing.write_whole
+
+    def cut_short(folder: Path, file: str, pieces: Any) -> Any:
+        write(folder, file, pieces)
+        fails()
+
+    def noted(path: Path, text: str, what: str) -> None:
+        if list(path.parent.glob("shard-00002*")):
+            _full()
+        note(path, text, what)
+
+    monkeypatch.setattr(writing, "write_file", cut_short)
+    monkeypatch.setattr(writing, "write_whole", noted)
+    other = Writing(_job(tmp_path, 1))
+    with pytest.raises(UserError, match=r"No space left|SystemExit: 3"):
+        other.wait()
+    monkeypatch.setattr(writing, "write_file", write)
+    monkeypatch.setattr(writing, "_PATIENCE", 3.0)
+    with pytest.raises(UserError, match=r"rank 1: .*(No space left|SystemExit: 3)"):
+        Writing(_job(tmp_path, 0)).wait()
+    assert list(tmp_path.iterdir()) == []
 
 
 ENDS = """

@@ -224,6 +224,8 @@ def _with_memory(
     options = optimizer.param_groups[group]
     dtypes = {torch.float32 if master and _is_half(x) else x.dtype for x in options["params"]}
     kernels = kernels_of(options, device_type, dtypes)
+    if kernels == "fused":
+        rule = replace(rule, states=tuple(map(_counted_by_fused, rule.states)))
     if not elements:
         return rule
     dtype = torch.float32 if master else parameter.dtype
@@ -240,6 +242,12 @@ def _with_memory(
             two = _taken(optimizer, group, *taken, count=2, put_on=put_on)
             sizes = (alone, two - alone, own)
     return replace(rule, takes=UpdateBytes(*(-(-size // elements) for size in sizes)))
+
+
+def _counted_by_fused(state: StateSpec) -> StateSpec:
+    """A state as fused kernels keep it: they count in float32, loops in torch's default dtype where that is float64."""
+    is_count = state.name == "step" and not state.shape and state.dtype == "float64"
+    return replace(state, dtype="float32") if is_count else state
 
 
 def _trial(

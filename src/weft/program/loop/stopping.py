@@ -52,10 +52,13 @@ class Stopping:
         return int(max(number for number, _ in every))
 
     def note(self, number: int, _: FrameType | None = None) -> None:
-        """A signal has come; a second one ends the process as usual."""
-        if self._signal:
+        """A signal has come; Ctrl-C after another one ends the process as usual.
+
+        SIGTERM may come twice, as where a scheduler sends it to ranks and launcher, and this one to its ranks.
+        """
+        if self._signal and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self._signal = number
+        self._signal = self._signal or number
 
     @contextmanager
     def listening(self) -> Iterator[None]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from weft.program.saving.manifest import (
     Stored,
     abandon,
     begin,
+    open_as_usual,
     publish,
     read_manifest,
 )
@@ -92,7 +92,7 @@ def export(
             places = {name: file for file, names in files.items() for name in names}
             index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
             (beside / INDEX).write_text(json.dumps(index, indent=2) + "\n")
-        shutil.copymode(folder.parent, beside)
+        open_as_usual(beside)
         beside.rename(folder)
     except (OSError, SafetensorError) as error:
         why = getattr(error, "strerror", None) or error

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
+import stat
+import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from errno import EEXIST
 from pathlib import Path
@@ -24,6 +28,10 @@ VERSION = 1
 _MOST = 1 << 30
 # Dimensions and elements of a tensor, more than which torch does not take.
 _MOST_DIMS, _MOST_ELEMENTS = 64, 1 << 60
+# Bits of a mode that files may have.
+_OF_FILES = 0o666
+# The begin of a manifest's text, with the CRC-32 of all behind it.
+_SUMMED = re.compile(r'\{\n "checksum": (\d+),')
 # Boxes of a tensor of which no two are to overlap.
 _COMPARED = 256
 
@@ -59,7 +67,7 @@ class Manifest:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def to_text(self) -> str:
-        """As JSON."""
+        """As JSON, which begins with a checksum of what follows."""
         tensors = {
             name: {
                 "shape": list(each.shape),
@@ -72,7 +80,8 @@ class Manifest:
             for name, each in self.tensors.items()
         }
         content = {"weft_checkpoint": VERSION, "about": self.about, "tensors": tensors}
-        return json.dumps(content, indent=1)
+        rest = json.dumps(content, indent=1)[1:]
+        return f'{{\n "checksum": {zlib.crc32(rest.encode())},{rest}'
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -90,7 +99,9 @@ def read_manifest(folder: Path) -> Manifest:
             raise ValueError("it is no file")
         if path.stat().st_size > _MOST:
             raise ValueError(f"it has more than {_MOST} bytes")
-        content = json.loads(path.read_text())
+        text = path.read_text()
+        _check_sum(text)
+        content = json.loads(text)
         version = content["weft_checkpoint"]
         if version != VERSION:
             raise UserError(
@@ -106,6 +117,13 @@ def read_manifest(folder: Path) -> Manifest:
         raise DamagedCheckpoint(
             f"{path} is damaged: {type(error).__name__}: {error}; load another checkpoint"
         ) from None
+
+
+def _check_sum(text: str) -> None:
+    """Check the text of a manifest against its checksum, where it begins with one: earlier ones do not."""
+    found = _SUMMED.match(text)
+    if found is not None and zlib.crc32(text[found.end() :].encode()) != int(found[1]):
+        raise ValueError("its text is not what was written")
 
 
 def _stored(content: Mapping[str, Any]) -> Stored:
@@ -265,8 +283,7 @@ def publish(beside: Path, path: Path, manifest: Manifest, replaces: bool = False
         to_disk(beside / NAME)
         if path.exists() and not replaces:
             raise FileExistsError(EEXIST, "another one has been put there meanwhile")
-        # It was for this user alone until now.
-        shutil.copymode(path.parent, beside)
+        open_as_usual(beside)
         to_disk(beside)
         old = beside.with_suffix(REPLACED)
         if path.exists():
@@ -277,6 +294,18 @@ def publish(beside: Path, path: Path, manifest: Manifest, replaces: bool = False
             shutil.rmtree(each, ignore_errors=True)
     except OSError as error:
         raise UserError(f"cannot write a checkpoint at {path}: {error.strerror}") from None
+
+
+def open_as_usual(beside: Path) -> None:
+    """Give a folder and its files, which were for this user alone until now, the modes of any that are made there."""
+    usual = beside / ".mode"
+    with suppress(OSError):  # some file systems have no modes
+        usual.mkdir()
+        mode = stat.S_IMODE(usual.stat().st_mode)
+        usual.rmdir()
+        for file in beside.iterdir():
+            file.chmod(mode & _OF_FILES)
+        beside.chmod(mode)
 
 
 def abandon(beside: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from weft.errors import UserError
@@ -138,7 +139,9 @@ def files_of(
     """
     files: dict[str, dict[str, tuple[Region, Tensor]]] = {}
     for entry in entries:
-        for rank, part in entry.parts.items():
+        for rank, kept in entry.parts.items():
+            # Which kernels a rank has decides in which dtype an optimizer counts there.
+            part = kept.to(getattr(torch, entry.dtype))
             for number, piece in enumerate(plan.get((entry.name, rank), ())):
                 file = f"shard-{rank + 1:05d}-model-{number + 1:05d}{SUFFIX}"
                 files.setdefault(file, {})[entry.name] = piece.whole, part[slices(piece.local)]

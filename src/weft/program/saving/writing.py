@@ -74,6 +74,12 @@ class WriteJob:
             found += [[name, file, whole, sums[name]] for name, (whole, _) in each.items()]
         return found
 
+    def take_away(self) -> None:
+        """Take away what was written of the files of this process."""
+        for file in self.files:
+            with suppress(OSError):
+                (self.beside / file).unlink()
+
     def publish(self, parts: Sequence[Part]) -> None:
         """Put the checkpoint in its place, once all processes have written."""
         extents: dict[str, list[Extent]] = {}
@@ -124,7 +130,7 @@ class Writing:
             self._tell({"parts": work.write()})
             if first:
                 work.publish(self._gathered())
-        except Exception as error:
+        except BaseException as error:  # the others wait for a word of this process
             text = f"cannot write {work.path}: {type(error).__name__}: {error}"
             self._error = error if isinstance(error, UserError) else UserError(text)
             if not threading.main_thread().is_alive():
@@ -132,7 +138,8 @@ class Writing:
             if first:
                 abandon(work.beside)
             else:
-                with suppress(UserError):  # the disk may be full
+                work.take_away()  # on a full disk there is room for the note then
+                with suppress(UserError):
                     self._tell({"error": str(self._error)})
 
     def _note(self, rank: int) -> Path:
