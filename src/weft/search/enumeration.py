@@ -237,11 +237,14 @@ class Enumeration:
         return self._facts.samples >= point.data and fits(point, self._facts.base)
 
     def _quick_and_cheap(self, points: Points) -> Iterator[Point]:
-        """Of each kind the quickest; of points about as quick, one of few micro-batches: it is planned quickly."""
+        """Of each kind the quickest, those without a tensor axis or stages first, whose ranks are alike.
+
+        Of points about as quick, one of few micro-batches: it is planned quickly.
+        """
         kinds, rough = kinds_of(points), np.maximum(self._estimates.rough(points), 1e-12)
         about = np.trunc(np.log(rough) / log(_ABOUT)).astype(np.int64)
         order = np.lexsort((points.micro_batches, about))
-        for kind in dict.fromkeys(kinds.tolist()):
+        for kind in sorted(set(kinds.tolist())):
             yield points.point(int(order[kinds[order] == kind][0]))
 
     def _plan_point(self, front: Frontier, point: Point) -> None:

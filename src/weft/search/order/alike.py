@@ -18,10 +18,10 @@ _Key: TypeAlias = tuple[tuple[str, int], ...]
 # What points have in common that are alike, the most alike last.
 _ALIKE: tuple[tuple[str, ...], ...] = (
     (),
-    ("layouts", "staged"),
-    ("layouts", "staged", "experts", "tensor", "outer"),
-    ("layouts", "staged", "experts", "tensor", "outer", "samples", "recompute"),
-    ("layouts", "staged", "experts", "tensor", "outer", "samples", "recompute", "gathers"),
+    ("layouts", "staged", "uneven"),
+    ("layouts", "staged", "uneven", "experts", "tensor", "outer"),
+    ("layouts", "staged", "uneven", "experts", "tensor", "outer", "samples", "recompute"),
+    ("layouts", "staged", "uneven", "experts", "tensor", "outer", "samples", "recompute", "gathers"),
 )
 # What points have in common that take about as many bytes, the most alike last.
 _AS_LARGE: tuple[tuple[str, ...], ...] = (
@@ -89,6 +89,7 @@ def columns_of(points: Points, samples: int) -> Columns:
         "tensor": points.tensor,
         "outer": points.outer,
         "samples": samples // (points.data * points.micro_batches),
+        "uneven": samples % (points.data * points.micro_batches) > 0,
         "recompute": points.recompute > 0,
         "experts": points.experts,
         "gathers": points.zero == 3,

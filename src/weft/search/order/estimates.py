@@ -27,6 +27,9 @@ from weft.units import Seconds
 _SPLIT = 1.4
 # Times as long as their small steps without stages say that plans of pipelines take: equal stages are planned once.
 _STAGED = 0.7
+# Times as long as by floors that uneven samples are thought to take: where a step joins them with another dimension, such
+# as tokens, their shards cannot stay as they are.
+_UNEVEN = 2.0
 # The part of the limit that a point with as few blocks recomputed as fit may take by estimate.
 _ROOM = 0.97
 # A point that has no room comes behind all that have, those first that have almost.
@@ -112,8 +115,9 @@ class Estimates:
         return ByFloors(self._floored(points), mask, self._floored(kept))
 
     def _floored(self, points: Points) -> Floored:
-        about, likely = self.floors.about(points), self.floors.likely(points)
-        return Floored(about, likely, columns_of(points, self.floors.facts.samples))
+        columns = columns_of(points, self.floors.facts.samples)
+        about = self.floors.about(points) * np.where(columns["uneven"], _UNEVEN, 1.0)
+        return Floored(about, self.floors.likely(points), columns)
 
     def rough_from(self, known: ByFloors) -> Floats:
         """Seconds as `rough` gives them, from what floors say.

@@ -36,6 +36,8 @@ class Frontier:
         self._seen: Mask = np.zeros(len(points), np.bool_)
         self._order: Floats = np.zeros(len(points))
         self._known = -1
+        # Points that were looked at, for whatever reason, and stand in the order as that says.
+        self._placed = set[Point]()
 
     def __len__(self) -> int:
         return int(self._left.sum())
@@ -135,8 +137,18 @@ class Frontier:
         if known != self._known:
             rough = ~self._seen
             self._order[rough] = self._estimates.rough_from(self._by_floors)[rough]
+            self._place_looked_at()
             self._known = known
         return np.where(self._left, self._order, inf)
+
+    def _place_looked_at(self) -> None:
+        """Place points that were looked at without coming to the front."""
+        for point in [each for each in self._estimates.looks if each not in self._placed]:
+            self._placed.add(point)
+            if self._points.has(point):
+                number = self._number(point)
+                self._order[number] = self._estimates.seconds(point)
+                self._seen[number] = True
 
     def _first(self) -> int | None:
         if not self._left.any():
