@@ -72,3 +72,16 @@ def test_points_alike_wait_where_one_was_refused() -> None:
     after = replace(before, learned=known, _looks={}, _alike=Alike())
     assert (after.rough(points) / before.rough(points)).tolist() == [2.0, 1.0]
     assert after.known > before.known
+
+
+def test_uneven_samples_wait_and_are_corrected_by_their_like() -> None:
+    """What 4 samples on 3 ranks took says nothing of those that are shared evenly."""
+    estimates = begun(decoder(8), "h100x4").estimates
+    even, uneven = Points.one(Point(2)), Points.one(Point(3))
+    before = estimates.rough(even) / estimates.floors.about(even)
+    assert estimates.rough(uneven) / estimates.floors.about(uneven) == 2 * before
+    estimates.learn(Point(2), Measures(Seconds(1.0), Bytes(RESERVE), *NOTHING))
+    slow = Measures(Seconds(100.0), Bytes(RESERVE), *NOTHING)
+    estimates.learn(Point(3), slow)
+    assert abs(float(estimates.rough(even)[0]) - 1.0) < 1e-9
+    assert abs(float(estimates.rough(uneven)[0]) - 100.0) < 1e-6

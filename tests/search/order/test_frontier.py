@@ -94,3 +94,12 @@ def test_without_time_for_looks_the_quickest_known_one_comes() -> None:
     estimates.looks = (SLOW, LARGE)
     assert points.pop(lambda: False, always) == SLOW
     assert points.pop(lambda: False, always) is None
+
+
+def test_a_point_that_was_looked_at_meanwhile_stands_as_that_says() -> None:
+    """By floors alone the slow one would come last."""
+    points = front()
+    estimates: Any = points._estimates
+    assert points.pop(always, always) == QUICK
+    estimates.known, estimates.looks, estimates.seconds = 1, (SLOW,), lambda _: 0.1
+    assert points.pop(lambda: False, always) == SLOW

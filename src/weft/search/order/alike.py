@@ -16,13 +16,10 @@ Columns: TypeAlias = Mapping[str, Column]
 _Key: TypeAlias = tuple[tuple[str, int], ...]
 
 # What points have in common that are alike, the most alike last.
-_ALIKE: tuple[tuple[str, ...], ...] = (
-    (),
-    ("layouts", "staged", "uneven"),
-    ("layouts", "staged", "uneven", "experts", "tensor", "outer"),
-    ("layouts", "staged", "uneven", "experts", "tensor", "outer", "samples", "recompute"),
-    ("layouts", "staged", "uneven", "experts", "tensor", "outer", "samples", "recompute", "gathers"),
-)
+_LAID = ("layouts", "staged", "uneven")
+_CUT = (*_LAID, "experts", "tensor", "outer")
+_PARTS = (*_CUT, "samples", "recompute")
+_ALIKE: tuple[tuple[str, ...], ...] = ((), _LAID, _CUT, _PARTS, (*_PARTS, "gathers"))
 # What points have in common that take about as many bytes, the most alike last.
 _AS_LARGE: tuple[tuple[str, ...], ...] = (
     ("staged", "zero", "recompute"),

@@ -27,8 +27,8 @@ from weft.units import Seconds
 _SPLIT = 1.4
 # Times as long as their small steps without stages say that plans of pipelines take: equal stages are planned once.
 _STAGED = 0.7
-# Times as long as by floors that uneven samples are thought to take: where a step joins them with another dimension, such
-# as tokens, their shards cannot stay as they are.
+# Times as long as by floors that uneven samples are thought to take: where a step joins them with another dimension,
+# such as tokens, their shards cannot stay as they are.
 _UNEVEN = 2.0
 # The part of the limit that a point with as few blocks recomputed as fit may take by estimate.
 _ROOM = 0.97
