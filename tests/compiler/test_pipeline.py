@@ -57,9 +57,11 @@ class Case:
 
     def captured(self) -> LogicalGraph:
         torch.manual_seed(0)
-        model = self.model()
+        batch = self.batch()
+        dtypes = (leaf.dtype for leaf in batch.values() if leaf.is_floating_point())
+        model = self.model().to(next(dtypes, torch.float32))
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-        return capture(model, self.loss, optimizer, self.batch()).graph
+        return capture(model, self.loss, optimizer, batch).graph
 
     def compiled(self, graph: LogicalGraph) -> Compiled:
         where = weft.placement("cpu", [0, 1])

@@ -77,7 +77,7 @@ def test_files_and_jobs_are_simulated_alike(tmp_path: Path) -> None:
 
 
 def test_steps_and_programs_are_simulated() -> None:
-    model = MLP()
+    model = MLP().double()
     batch = vector_batch(8)
     step = weft.Step(model, classification_loss, torch.optim.SGD(model.parameters(), 0.1), batch)
     before = weft.simulate(step, None, "h100x2")
@@ -94,7 +94,7 @@ def test_a_program_brings_its_strategy_and_its_ranks(
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
     points = (SizedSample(Bytes(8), Seconds(0.5)), SizedSample(Bytes(10**6), Seconds(1.0)))
     facts = {**this_machine(), "device": "cpu", "ranks": 2, "processes": 1, "threads": 1}
-    model = MLP()
+    model = MLP().double()
     with weft.local_world(2):
         program = weft.compile(
             model,

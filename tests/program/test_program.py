@@ -192,7 +192,7 @@ def test_hints_in_the_models_code() -> None:
 
 def test_graph_and_plan_print_and_parse() -> None:
     with weft.local_world(2):
-        program = compiled(MLP())
+        program = compiled(MLP().double())
     assert parse_graph(str(program.graph)) == program.graph
     assert parse_plan(str(program.plan)) == program.plan
 

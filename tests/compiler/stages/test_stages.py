@@ -134,7 +134,7 @@ def test_an_even_split_cuts_within_a_block_where_one_is_too_large() -> None:
 
 
 def test_stages_of_an_even_split_cost_about_the_same() -> None:
-    graph, _ = assigned(captured(ResNet(blocks=3), classification_loss, image_batch()), 2)
+    graph, _ = assigned(captured(ResNet(blocks=3).double(), classification_loss, image_batch()), 2)
     costs: Counter[int] = Counter()
     for call in graph.of_kind(Call):
         whole = op_call(graph, call)

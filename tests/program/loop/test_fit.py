@@ -323,7 +323,7 @@ def test_a_loader_without_batches_is_told() -> None:
 def test_a_scheduler_that_follows_a_figure_is_refused() -> None:
     with compiled() as (program, optimizer):
         schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-        with pytest.raises(UserError, match="found a ReduceLROnPlateau; step one that"):
+        with pytest.raises(UserError, match="found ReduceLROnPlateau; step one that"):
             weft.fit(program, loader(program), steps=3, schedulers=[schedule])
 
 

@@ -11,12 +11,12 @@ from functools import partial
 from typing import Any, final
 
 from torch import Tensor
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from weft.errors import UserError
 from weft.program.data.loader import Loader
 from weft.program.everyone import agreed
 from weft.program.feeding.cut import as_loaded
+from weft.program.loop.arguments import check_functions, check_kinds, check_numbers
 from weft.program.loop.bar import Bar
 from weft.program.loop.logs import Figures, Log, begin_logs, end_log, log_of
 from weft.program.loop.stopping import Stopping
@@ -101,12 +101,9 @@ def fit(
     Raises:
         UserError: an argument cannot be; or nothing can be written at `checkpoint`, or to a log.
     """
-    _check(steps, epochs, accumulate, log_every, evaluate_every)
-    _check_schedulers(schedulers)
-    if extra is not None and not isinstance(extra, Mapping):
-        raise UserError(
-            f"weft.fit: extra takes a dict of what is to be saved by name, found a {type(extra).__name__}"
-        )
+    check_numbers(steps, epochs, accumulate, log_every, evaluate_every)
+    check_kinds(program, loader, checkpoint, extra, schedulers, log)
+    check_functions(evaluate=evaluate, stop=stop)
     if isinstance(loader, Loader):
         check_names(extra, (LOADER,), "weft.fit: the place of the loader stands")
     if checkpoint is not None:
@@ -394,24 +391,3 @@ def _samples(batch: Any) -> int:
     inner = batch.values() if isinstance(batch, Mapping) else batch
     each = next((x for x in inner if isinstance(x, Tensor | Mapping | Sequence)), None)
     return 0 if each is None or isinstance(each, str) else _samples(each)
-
-
-def _check(
-    steps: int | None, epochs: int | None, accumulate: int, log_every: int, every: int | None
-) -> None:
-    if steps is None and epochs is None:
-        raise UserError("weft.fit: give steps or epochs, so that it ends")
-    named = {"steps": steps, "epochs": epochs, "evaluate_every": every}
-    given = {name: value for name, value in named.items() if value is not None}
-    for name, value in {**given, "accumulate": accumulate, "log_every": log_every}.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(f"weft.fit: {name} takes a number from 1, found {value!r}")
-
-
-def _check_schedulers(schedulers: Sequence[Any]) -> None:
-    for each in schedulers:
-        if isinstance(each, ReduceLROnPlateau) or not hasattr(each, "step"):
-            raise UserError(
-                f"weft.fit: schedulers takes what steps after an update, found a {type(each).__name__}; step one that "
-                "follows a figure in evaluate, and give it as extra, so that checkpoints keep it"
-            )

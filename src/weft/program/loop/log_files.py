@@ -7,12 +7,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TextIO
 
-from weft.errors import UNREADABLE, UserError
+from weft.errors import UNREADABLE, UserError, shown
 from weft.whole_files import cannot_write
 
 # The name under which logs have steps.
 STEP = "step"
 _DAMAGE: tuple[type[Exception], ...] = (*UNREADABLE, csv.Error)
+
+
+def log_path(path: object) -> Path:
+    """The path of a log's file.
+
+    Raises:
+        UserError: it is none.
+    """
+    if not isinstance(path, str | Path) or not str(path):
+        raise UserError(f"weft.logs: a log takes the path of a file, found {shown(path)}")
+    return Path(path)
 
 
 def check_figures(figures: Mapping[str, float]) -> None:

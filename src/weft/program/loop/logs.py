@@ -19,6 +19,7 @@ from weft.program.loop.log_files import (
     append,
     check_figures,
     columns_of,
+    log_path,
     opened_log,
     rows_of,
 )
@@ -53,7 +54,7 @@ class JsonLines:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
+        self._path = log_path(path)
         self._file: TextIO | None = None
 
     def begin(self, step: int) -> None:
@@ -99,7 +100,7 @@ class Csv:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._path = Path(path)
+        self._path = log_path(path)
         self._columns: list[str] = []
         self._file: TextIO | None = None
 

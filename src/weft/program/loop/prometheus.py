@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import final
 
 from weft.errors import UserError
-from weft.program.loop.log_files import STEP, check_figures
+from weft.program.loop.log_files import STEP, check_figures, log_path
 from weft.whole_files import check_writable, make_folder_of, write_in_folder
 
 _PREFIX = "weft_"
@@ -34,7 +34,7 @@ class Prometheus:
     """
 
     def __init__(self, path: str | Path, labels: Mapping[str, str] | None = None) -> None:
-        self._path = Path(path)
+        self._path = log_path(path)
         self._figures: dict[str, float] = {}
         if not isinstance(labels, Mapping | None):
             raise UserError(

@@ -29,7 +29,7 @@ S, B = weft.split, weft.broadcast
 @cache
 def captured(name: str, batch: int) -> Captured:
     words = {"gpt": 17, "even gpt": 16}.get(name)
-    model: nn.Module = GPT(words) if words else MLP()
+    model: nn.Module = GPT(words) if words else MLP().double()
     example = token_batch(batch, vocabulary=words) if words else vector_batch(batch)
     loss_fn = token_loss if words else classification_loss
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
