@@ -145,8 +145,10 @@ class Frontier:
         """Place points that were looked at without coming to the front."""
         for point in [each for each in self._estimates.looks if each not in self._placed]:
             self._placed.add(point)
-            if self._points.has(point):
-                number = self._number(point)
+            if not self._points.has(point):
+                continue
+            number = self._number(point)
+            if not self._seen[number]:  # others may have been put back elsewhere
                 self._order[number] = self._estimates.seconds(point)
                 self._seen[number] = True
 
