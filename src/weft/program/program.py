@@ -27,7 +27,7 @@ from weft.program.parts.stepping import ProgramSteps, steps_of
 from weft.program.parts.whole_state import WholeState
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Variants
-from weft.program.saving.claims import claim
+from weft.program.saving.claims import claim, give_up
 from weft.program.saving.paths import checkpoint_path
 from weft.program.trace import Trace
 from weft.program.training.training import Training
@@ -490,3 +490,4 @@ class Program:
         self._core.close()
         let_go(self._setting.model, self)
         self._saving.close()
+        give_up(self)

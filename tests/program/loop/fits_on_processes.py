@@ -19,8 +19,9 @@ from program.data.datasets import Drawn, example, loss_fn, net
 SIZE = 10
 
 if __name__ == "__main__":
-    folder, out = sys.argv[1:]
+    folder, out, workers = sys.argv[1:]
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    ranks_process = os.getpid()
     model = net()
     program = weft.compile(
         *(model, loss_fn, torch.optim.SGD(model.parameters(), lr=0.1), example(SIZE)),
@@ -28,15 +29,16 @@ if __name__ == "__main__":
     )
 
     class Ending(Drawn):
-        """Sends a signal to its process in the second epoch."""
+        """Sends a signal to its process, and to the one that it loads for, after some samples."""
 
         def __getitem__(self, number: int) -> dict[str, Any]:
-            if rank == size - 1 and len(self.asked) == 30:
-                os.kill(os.getpid(), signal.SIGTERM)
+            if rank == size - 1 and len(self.asked) == 8:
+                for pid in (os.getpid(), ranks_process):
+                    os.kill(pid, signal.SIGTERM)
             return super().__getitem__(number)
 
     ended = weft.fit(
-        *(program, weft.Loader(Ending(), SIZE, program, shuffle=True)),
+        *(program, weft.Loader(Ending(), SIZE, program, shuffle=True, workers=int(workers))),
         epochs=10_000,
         checkpoint=weft.Checkpoints(folder, every=10_000_000),
         log=[weft.logs.JsonLines(Path(folder).with_name("log.jsonl"))],

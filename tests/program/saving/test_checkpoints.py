@@ -18,7 +18,7 @@ from weft.program.saving import writing
 
 
 def names(folder: Path) -> list[int]:
-    return [int(each.name.removeprefix("step-")) for each in sorted(folder.iterdir())]
+    return [int(each.name.removeprefix("step-")) for each in sorted(folder.glob("step-*"))]
 
 
 def test_the_newest_stay_and_the_best(tmp_path: Path) -> None:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, Protocol, final
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from weft.errors import UserError
 from weft.program.data.loading import Ahead, loaded_ahead
 from weft.program.data.order import mixed, of_like_lengths, order_of
 from weft.program.data.samples import LoadedRows, Samples, Stream
 from weft.program.data.whole import whole_number, whole_numbers
+from weft.program.data.workers import Workers
 from weft.program.feeding.rows import RowsOfBatch
 
 
@@ -234,11 +236,11 @@ class Loader:
             for start, each in zip(starts, sizes, strict=True)
         ]
         source = Samples(self.dataset, self._collate, self._seed)
-        loader = DataLoader(source, batch_size=None, sampler=wanted, **self._working())
         place = mixed(self._seed, self.epoch)
-        for start, each, loaded in zip(starts, sizes, loader, strict=True):
-            samples = _checksum(place, order[start : start + each])
-            yield _of_whole(loaded, rows[each], each, samples)
+        with self._worked(source, sampler=wanted) as loading:
+            for start, each, loaded in zip(starts, sizes, loading, strict=True):
+                samples = _checksum(place, order[start : start + each])
+                yield _of_whole(loaded, rows[each], each, samples)
 
     def _streamed(self) -> Iterator[LoadedRows]:
         set_epoch = getattr(self.dataset, "set_epoch", None)
@@ -250,11 +252,16 @@ class Loader:
             mixed(self._seed, self.epoch),
         )
         place, batches = mixed(self._seed, self.epoch), count(self._step)
-        for size, loaded in DataLoader(stream, batch_size=None, **self._working()):
-            own = rows if size == self.batch_size else range(size)
-            yield _of_whole(loaded, own, size, _checksum(place, [next(batches), size]))
+        with self._worked(stream) as loading:
+            for size, loaded in loading:
+                own = rows if size == self.batch_size else range(size)
+                yield _of_whole(loaded, own, size, _checksum(place, [next(batches), size]))
 
-    def _working(self) -> dict[str, Any]:
+    def _worked(self, source: Dataset[Any], **more: Any) -> AbstractContextManager[Iterator[Any]]:
+        """What the source gives, by workers where there are any, which end with the body."""
+        workers = Workers()
+        if self._workers:
+            more |= {"prefetch_factor": self._ahead, "worker_init_fn": workers.begin}
         # Without a generator of its own, a DataLoader draws from that of torch.
         own = torch.Generator().manual_seed(self._seed)
         common: dict[str, Any] = {
@@ -262,7 +269,7 @@ class Loader:
             "collate_fn": _as_it_is,
             "generator": own,
         }
-        return {**common, "prefetch_factor": self._ahead} if self._workers else common
+        return workers.loop(DataLoader(source, batch_size=None, **common, **more))
 
 
 def _checksum(place: int, numbers: Sequence[int]) -> int:

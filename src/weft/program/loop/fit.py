@@ -23,6 +23,7 @@ from weft.program.loop.stopping import Stopping
 from weft.program.parts.feeding import batches_of
 from weft.program.program import Program
 from weft.program.saving.checkpoints import SCORE, Checkpoints, check_names
+from weft.program.saving.claims import claim_for_job
 from weft.program.saving.manifest import check_place
 from weft.units import Seconds
 
@@ -114,6 +115,7 @@ def fit(
     if checkpoint is not None:
         place, first = checkpoint.folder, program.is_first
         agreed(program.world, "the folder", lambda: check_place(place) if first else None)
+        claim_for_job(place, program)
     loop = _Loop(program, loader, schedulers, accumulate, checkpoint, dict(extra or {}))
     loop.resume()
     with ExitStack() as stack:

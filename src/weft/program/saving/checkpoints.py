@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 from weft.errors import DamagedCheckpoint, UserError
-from weft.program.saving.claims import claim
+from weft.program.saving.claims import claim_for_job
 from weft.program.saving.extras import EXTRA
 from weft.program.saving.files import SUFFIX
 from weft.program.saving.manifest import NAME, put_back, read_manifest
@@ -135,9 +135,10 @@ class Checkpoints:
             The folder of the checkpoint.
 
         Raises:
-            UserError: as `Program.save` does; another open program saves to this folder.
+            UserError: as `Program.save` does; another open program, or one of another job, saves to this folder.
         """
-        claim(self.folder, program)
+        _check_program(program)
+        claim_for_job(self.folder, program)
         place = self.folder / f"{_PREFIX}{program.steps:08d}"
         if score is not None and not isinstance(score, Real):
             raise UserError(f"weft.Checkpoints: score takes a number, found {score!r}")
@@ -159,6 +160,7 @@ class Checkpoints:
 
         After every `memory_every` steps a snapshot is taken; after the step behind it, this waits until that is whole.
         """
+        _check_program(program)
         step = program.steps
         due = step > 0 and step % self.every == 0
         again = self.memory_every is not None and step > 0 and step % self.memory_every == 0
@@ -203,6 +205,7 @@ class Checkpoints:
             UserError: all are damaged; or the newest that is whole is of another model, or lacks an extra; or
                 `memory_every` is given, and there is no folder for snapshots.
         """
+        _check_program(program)
         errors: list[str] = []
         program.wait_for_saved()
         if program.is_first:
@@ -269,6 +272,11 @@ class Checkpoints:
                 "take them away if the run is to go on from here",
                 *(self.folder, step, found[-1][1].name),
             )
+
+
+def _check_program(program: object) -> None:
+    if not hasattr(program, "wait_for_saved"):
+        raise UserError(f"weft.Checkpoints: takes a weft.Program, found a {type(program).__name__}")
 
 
 def check_names(extra: object, taken: Iterable[str], why: str) -> None:

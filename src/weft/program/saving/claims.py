@@ -1,12 +1,22 @@
-"""Claims of programs on folders: two that are open, and save to one, would replace each other's checkpoints."""
+"""Claims on folders of checkpoints: two programs that save to one would replace each other's, be it in two jobs."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
+import socket
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
-from weakref import WeakValueDictionary
+from typing import Any, Protocol, TextIO
+from weakref import WeakValueDictionary, finalize
 
 from weft.errors import UserError
+
+# In a folder of checkpoints: the job that saves there has it open, and locked, and names itself in it.
+LOCK = ".lock"
+# Said by the system where another process has the lock.
+_TAKEN = (errno.EACCES, errno.EAGAIN)
 
 
 class Claimant(Protocol):
@@ -16,15 +26,27 @@ class Claimant(Protocol):
     def is_open(self) -> bool:
         """True until it is closed."""
 
+    @property
+    def is_first(self) -> bool:
+        """True in the process that writes for all."""
+
+    @property
+    def exchange(self) -> Callable[[str], list[str]] | None:
+        """Gives the texts of all processes; None where this is the only one."""
+
 
 _claims: WeakValueDictionary[Path, Claimant] = WeakValueDictionary()
+# Of those, the programs whose jobs have a folder for themselves.
+_alone: WeakValueDictionary[Path, Claimant] = WeakValueDictionary()
+# The system gives a lock to a process: it is let go of once the program that claimed last has ended.
+_locks: dict[Path, TextIO] = {}
 
 
 def claim(folder: Path, program: Claimant) -> None:
     """Note that a program saves to a folder of checkpoints, or takes the snapshots that belong to it.
 
     Raises:
-        UserError: another open program does.
+        UserError: another open program of this process does.
     """
     other = _claims.get(folder)
     if other is not None and other is not program and other.is_open:
@@ -33,3 +55,68 @@ def claim(folder: Path, program: Claimant) -> None:
             "give each program a folder, or close the other one before"
         )
     _claims[folder] = program
+
+
+def claim_for_job(folder: Path, program: Claimant) -> None:
+    """Claim a folder, and lock it for this job until the program is closed. Every process must call it.
+
+    A file system that knows no locks is taken as it is.
+
+    Raises:
+        UserError: on every process, when a program of another job saves there; and as `claim` does.
+    """
+    claim(folder, program)
+    if _alone.get(folder) is program or not program.is_open:
+        return
+    holder = _lock(folder, program) if program.is_first else ""
+    if program.exchange is not None:
+        holder = program.exchange(holder)[0]
+    if holder:
+        raise UserError(
+            f"{holder} saves to {folder}, and each job would take the checkpoints of the other for its own; give each "
+            "job a folder, or end the other one before"
+        )
+    _alone[folder] = program
+
+
+def give_up(program: Claimant) -> None:
+    """Let go of what a program has claimed."""
+    for folder in [each for each, by in _claims.items() if by is program]:
+        del _claims[folder]
+        _unlock(folder)
+
+
+def _lock(folder: Path, program: Any) -> str:
+    """Lock a folder; empty, or who has locked it. A folder that cannot be written to is for others to tell."""
+    finalize(program, _unlock_unclaimed, folder)
+    if folder in _locks:
+        return ""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK).open("a+")
+    except OSError:
+        return ""
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        with lock:
+            lock.seek(0)
+            return (lock.read(200) or "another job") if error.errno in _TAKEN else ""
+    _locks[folder] = lock
+    try:
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} of host {socket.gethostname()}")
+        lock.flush()
+    except OSError:  # a full disk; the checkpoint will say so
+        pass
+    return ""
+
+
+def _unlock_unclaimed(folder: Path) -> None:
+    if folder not in _claims:
+        _unlock(folder)
+
+
+def _unlock(folder: Path) -> None:
+    if folder in _locks:
+        _locks.pop(folder).close()
