@@ -4,18 +4,22 @@
     PYTHONPATH=. OMP_NUM_THREADS=1 weft run -n 2 benchmarks/loading.py --work tokens --json runs/tokens.json
 
 Images are unpacked (zlib), cropped and mirrored at random; tokens are windows of a file that is mapped into memory.
-All sides take turns within the same processes.
+All sides take turns within the same processes. Where there are workers, one batch is stepped, too, while as many
+processes load the samples of each step and drop them: what a machine's cores leave of a step, whatever the loader.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import count, cycle
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -116,7 +120,7 @@ def _tell(took: dict[str, list[float]], o: argparse.Namespace) -> None:
     loaded = kept["weft, loaded"]
     for name, each in kept.items():
         ratio = median(other / own for other, own in zip(each, loaded, strict=True))
-        print(f"{name:24} {median(each) * 1e3:8.1f} ms a step; weft's loader {ratio:.3f} x as fast")
+        print(f"{name:32} {median(each) * 1e3:8.1f} ms a step; weft's loader {ratio:.3f} x as fast")
     if o.json:
         o.json.parent.mkdir(parents=True, exist_ok=True)
         options = {name: value for name, value in vars(o).items() if name != "json"}
@@ -145,7 +149,38 @@ def _sides(
         "weft, loaded": lambda: float(next(losses)),
         "torch, loaded": plain,
     }
+    if o.workers:
+        busy, end = _busy(o, dataset)
+        sides["weft, one batch, processes load"] = lambda: (busy(), float(program.step(batch)))
+        ends.append(end)
     return sides, [losses.close, program.close, *ends]
+
+
+def _busy(
+    o: argparse.Namespace, dataset: Dataset[Any]
+) -> tuple[Callable[[], object], Callable[[], object]]:
+    """Has a process load the samples of a batch, each process in its turn; and what ends them."""
+    context = multiprocessing.get_context("fork")
+    lines = [context.Pipe() for _ in range(o.workers)]
+    processes = [context.Process(target=_load, args=(far, dataset, o.batch)) for _, far in lines]
+    for process in processes:
+        process.daemon = True
+        process.start()
+    turn = cycle(own for own, _ in lines)
+    return lambda: next(turn).send(True), partial(_end, processes)
+
+
+def _end(processes: Sequence[Any]) -> None:
+    for each in processes:
+        each.kill()
+
+
+def _load(line: Any, dataset: Dataset[Any], size: int) -> None:
+    """The life of a process: load so many samples for each message, and drop them."""
+    torch.set_num_threads(1)
+    for begin in count(step=size):
+        line.recv()
+        default_collate([dataset[(begin + number) % SAMPLES] for number in range(size)])
 
 
 def _work(name: str, folder: Path) -> tuple[Dataset[Any], nn.Module]:

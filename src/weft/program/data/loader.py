@@ -121,10 +121,10 @@ class Loader:
 
     def __iter__(self) -> Iterator[Any]:
         """The batches of the epoch that are still to come, none after its last one; then the next epoch begins."""
-        return self.ahead(None)
+        return self._taken(None)
 
-    def ahead(self, way: Ahead | None) -> Iterator[Any]:
-        """The same; actors take them from the workers, and cut them, before they are asked for. None: nobody does.
+    def _taken(self, way: Ahead | None) -> Iterator[Any]:
+        """As `__iter__` and `taken_ahead` say.
 
         The place of the loader is behind the last batch that was asked for. Without workers none is loaded ahead: what
         samples draw would meet what the loop draws.
@@ -270,6 +270,14 @@ class Loader:
             "generator": own,
         }
         return workers.loop(DataLoader(source, batch_size=None, **common, **more))
+
+
+def taken_ahead(loader: Loader, way: Ahead | None) -> Iterator[Any]:
+    """The batches of a loop over a loader; actors take them from the workers, and cut them, before they are asked for.
+
+    None has nobody do so.
+    """
+    return loader._taken(way)
 
 
 def _checksum(place: int, numbers: Sequence[int]) -> int:

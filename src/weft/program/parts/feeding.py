@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from weft.capture.batch import is_dense
 from weft.capture.tree import flatten, unflatten
 from weft.ir.plan import RankPlan
-from weft.program.data.loader import Loader
+from weft.program.data.loader import Loader, taken_ahead
 from weft.program.data.loading import Ahead, loaded_ahead, with_waits
 from weft.program.data.loading_plan import loading_plan
 from weft.program.feeding.cut import CutBatch, is_on_the_host
@@ -36,7 +36,7 @@ def batches_of(core: ProgramCore, batches: Iterable[Any], ahead: int) -> Iterato
 def _loaded(core: ProgramCore, batches: Iterable[Any], ahead: int) -> Iterator[Any]:
     way = _way(core, ahead) if ahead else None
     if isinstance(batches, Loader):
-        return batches.ahead(way)
+        return taken_ahead(batches, way)
     if way is None or isinstance(batches, list | tuple):
         return iter(batches)
     items = iter(batches) if _are_new(batches) else map(_copied, batches)
