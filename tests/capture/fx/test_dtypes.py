@@ -78,3 +78,35 @@ def test_targets_of_another_floating_dtype():
     model = nn.Linear(8, 2)
     logits(model, CLASSES.double()).backward()
     capture(model, logits, torch.optim.SGD(model.parameters()), CLASSES.double())
+
+
+@pytest.mark.parametrize(
+    ("call", "batch"),
+    [
+        (nn.Softmax(1), ROWS.long()),
+        (nn.GELU(), ROWS.int()),
+        (nn.AvgPool2d(2), IMAGES.bool()),
+        (nn.AdaptiveMaxPool2d(1), IMAGES.long()),
+    ],
+)
+def test_kernels_of_floating_point_get_no_whole_numbers(
+    call: Callable[[Any], Any], batch: torch.Tensor
+):
+    def loss_fn(model: nn.Module, batch: Any) -> Any:
+        return model(torch.ones(4, 8)).sum() + call(batch).sum()
+
+    model = nn.Linear(8, 2)
+    with pytest.raises(RuntimeError):
+        loss_fn(model, batch)
+    with pytest.raises(CaptureError, match=r"(?s)test_dtypes\.py.*floating point, found"):
+        capture(model, loss_fn, torch.optim.SGD(model.parameters()), batch)
+
+
+def test_whole_numbers_pass_where_kernels_take_them():
+    def loss_fn(model: nn.Module, batch: Any) -> Any:
+        counts = (batch.view(-1, 1) == batch).sum(1)
+        return (model(torch.ones(4, 8)) * (counts.clamp(min=1)[:, None] // 2)).sum()
+
+    model = nn.Linear(8, 2)
+    loss_fn(model, CLASSES)
+    capture(model, loss_fn, torch.optim.SGD(model.parameters()), CLASSES)

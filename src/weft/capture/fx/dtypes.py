@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
+from torch.utils._pytree import tree_map
 
 from weft.capture.fx.locations import location_of
 from weft.capture.fx.refusals import refuse_op
@@ -36,6 +39,11 @@ _CLASSES: dict[str, int] = {
 # Targets that are no numbers of classes.
 _TARGETS: dict[str, int] = {"aten.binary_cross_entropy_with_logits.default": 1}
 
+# Said by kernels that do not know a dtype.
+_UNKNOWN = re.compile(r"not implemented for '|can't be cast to the desired|only support floating")
+# Elements of operands and result with which a call is tried at most.
+_TRIED = 1 << 24
+
 
 def check_dtypes(graph: torch.fx.Graph) -> None:
     """Refuse calls of a located trace that torch's kernels refuse for the dtypes of their operands.
@@ -43,9 +51,11 @@ def check_dtypes(graph: torch.fx.Graph) -> None:
     Raises:
         CaptureError: naming the user's line.
     """
+    tried: set[tuple[object, ...]] = set()
     for node in graph.nodes:
         if node.op == "call_function":
             _check(node)
+            _try_on_whole_numbers(node, tried)
 
 
 def _check(node: torch.fx.Node) -> None:
@@ -67,6 +77,46 @@ def _check(node: torch.fx.Node) -> None:
         return
     found = ", ".join(dtype_name(each) for each in (*operands, *classes, *targets))
     raise refuse_op(node.target, location_of(node), f"takes {takes}, found {found}; {convert}")
+
+
+def _try_on_whole_numbers(node: torch.fx.Node, tried: set[tuple[object, ...]]) -> None:
+    """Refuse a call whose tensors hold whole numbers alone, and whose kernel does not know these.
+
+    Of most kernels nothing but a call tells. One is tried once for the dtypes that it is given.
+    """
+    op, made, given = node.target, node.meta.get("val"), _values(node)
+    if not isinstance(op, torch._ops.OpOverload) or not given:
+        return
+    values = [*given, made] if isinstance(made, torch.Tensor) else given
+    key = (op, *(each.dtype for each in values))
+    exact = not any(each.is_floating_point() or each.is_complex() for each in given)
+    small = sum(each.numel() for each in values) <= _TRIED
+    draws = torch.Tag.nondeterministic_seeded in op.tags
+    if key in tried or not exact or not small or draws or op._schema.is_mutable:
+        return
+    tried.add(key)
+    args, kwargs = tree_map(_ones, (node.args, node.kwargs))
+    try:
+        with torch.no_grad():
+            op(*args, **kwargs)
+    except (RuntimeError, IndexError, ValueError) as error:
+        if _UNKNOWN.search(str(error)):
+            found = ", ".join(dict.fromkeys(dtype_name(each.dtype) for each in given))
+            text = f"takes numbers in floating point, found {found}; convert them, such as by x.float()"
+            raise refuse_op(op, location_of(node), text) from None
+
+
+def _values(node: torch.fx.Node) -> list[torch.Tensor]:
+    """The operands of a call that are tensors."""
+    found = [each.meta.get("val") for each in node.all_input_nodes]
+    return [each for each in found if isinstance(each, torch.Tensor)]
+
+
+def _ones(given: object) -> object:
+    if not isinstance(given, torch.fx.Node):
+        return given
+    value = given.meta["val"]
+    return torch.ones(value.shape, dtype=value.dtype)
 
 
 def _dtypes(node: torch.fx.Node, *places: int) -> list[torch.dtype]:
