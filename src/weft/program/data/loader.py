@@ -258,7 +258,7 @@ class Loader:
                 yield _of_whole(loaded, own, size, _checksum(place, [next(batches), size]))
 
     def _worked(self, source: Dataset[Any], **more: Any) -> AbstractContextManager[Iterator[Any]]:
-        """What the source gives, by workers where there are any, which end with the body."""
+        """Items of a source, by workers where there are any, which end with the body."""
         workers = Workers()
         if self._workers:
             more |= {"prefetch_factor": self._ahead, "worker_init_fn": workers.begin}
