@@ -50,8 +50,8 @@ from weft.units import Seconds
 
 # Steps before time counts; then as many as take so many seconds, from the least to the most.
 _FIRST, _SECONDS, _LEAST, _MOST = 2, 0.5, 3, 1000
-# Candidates that took at most so many times as long as the fastest run again, in so many rounds at most; or until
-# two trials of one lie no further apart than so.
+# Candidates that took at most so many times as long as the fastest run again, in so many rounds in all at most; or
+# until two trials of one lie no further apart than so.
 _NEAR, _ROUNDS, _CLOSE = 1.2, 5, 0.01
 # A strategy that says more must be quicker by so much: so far trials of one strategy lie apart, run by run.
 _WORTH = 0.03
@@ -220,10 +220,10 @@ def _apart(taken: Sequence[Seconds]) -> float:
 
 
 def _of_all(errors: Sequence[UserError | TrialFailure]) -> UserError | RankFailure:
-    """The error of candidates none of which ran: the first failure, else why the last was not planned."""
+    """The error of candidates none of which ran: the first failure, else why the first was not planned."""
     failure = next((each for each in errors if isinstance(each, TrialFailure)), None)
     if failure is None:
-        return errors[-1]
+        return errors[0]
     return RankFailure(
         f"weft.Auto(measure=…): no candidate ran; the first failed with {failure}. Candidates run with the example "
         "batch, whose values must be such as the step takes, beside the model in memory; give such a batch, or "

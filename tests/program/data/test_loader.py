@@ -181,8 +181,20 @@ def test_a_bad_sample_is_named(workers: int) -> None:
     loader = weft.Loader(Drawn(bad=20), SIZE, workers=workers)
     found: Iterator[Any] = iter(loader)
     next(found)
-    with pytest.raises(UserError, match="sample 20: OSError: the file is gone"):
+    with pytest.raises(
+        UserError, match=r"sample 20: OSError: the file is gone \(.*datasets\.py:\d+\)"
+    ):
         next(found)
+
+
+def test_a_stream_that_ends_before_its_place_is_told() -> None:
+    loader = weft.Loader(Streamed(), 4)
+    state = {**loader.state_dict(), "step": 13}
+    loader.load_state_dict(state)
+    assert list(loader) == []  # behind the last batch
+    loader.load_state_dict({**state, "step": 14})
+    with pytest.raises(UserError, match="stands after 14 batches, and the dataset has given 13"):
+        next(iter(loader))
 
 
 def test_samples_that_do_not_go_together_are_named() -> None:

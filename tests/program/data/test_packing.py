@@ -29,6 +29,12 @@ def test_all_tokens_in_order(lengths: list[int], length: int) -> None:
         assert torch.equal(row["tokens"], 100 * row["text"] + row["position"])
 
 
+def test_an_empty_list_is_a_text() -> None:
+    """torch takes it for floating point."""
+    packed = weft.Packed([{"input_ids": [1, 2]}, {"input_ids": []}, {"input_ids": [3]}], 3)
+    assert packed[0]["tokens"].tolist() == [1, 2, 3]
+
+
 def test_texts_are_read_for_their_rows_alone() -> None:
     asked: list[int] = []
 

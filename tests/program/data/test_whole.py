@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,8 @@ def test_numbers_of_any_kind(given: Any) -> None:
         (torch.tensor(3), "an array of one dimension"),
         ("12", "as a list or an array"),
         ({0: 1}, "as a list or an array"),
+        (MappingProxyType({0: 1}), "as a list or an array"),
+        ({1, 2}, "as a list or an array"),
         (3, "as a list or an array"),
     ],
 )

@@ -71,6 +71,25 @@ def test_a_folder_is_of_one_job(tmp_path: Path) -> None:
         assert found == "free"
 
 
+def test_a_folder_by_two_names_is_one(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    with closing(compiled()) as first, closing(compiled()) as second:
+        weft.Checkpoints(tmp_path / "run").save(first)
+        with pytest.raises(UserError, match="another open program saves to"):
+            weft.Checkpoints(tmp_path / "link").save(second)
+
+
+def test_who_loads_leaves_the_folder_of_another_job_as_it_is(tmp_path: Path) -> None:
+    kept = weft.Checkpoints(tmp_path)
+    with closing(compiled()) as program:
+        kept.save(program)
+        (tmp_path / "step-00000000").rename(tmp_path / ".step-00000000.1.replaced")
+    with closing(compiled()) as program:
+        with other(tmp_path):
+            assert kept.load_newest(program) is None
+        assert kept.load_newest(program) == {}
+
+
 def test_a_program_that_is_gone_has_no_folder(tmp_path: Path) -> None:
     program = compiled()
     weft.Checkpoints(tmp_path).save(program)

@@ -82,8 +82,17 @@ def test_a_point_goes_back_behind_one_that_is_like_it() -> None:
     first = points.pop(always, always)
     assert first == QUICK
     points.put_back(QUICK, Seconds(2.5))
+    points._estimates.known += 1  # estimates have become better meanwhile
     came = [points.pop(always, always) for _ in range(3)]
     assert came == [MIDDLE, QUICK, SLOW]
+
+
+def test_a_point_that_came_out_unseen_keeps_the_place_that_it_is_put_back_to() -> None:
+    points = front()
+    taken = points.first()
+    points.put_back(taken, Seconds(2.5))
+    points._estimates.known += 1
+    assert [taken, *(points.pop(always, always) for _ in range(2))] == [QUICK, MIDDLE, QUICK]
 
 
 def test_without_time_for_looks_the_quickest_known_one_comes() -> None:

@@ -146,7 +146,7 @@ class Loader:
                 raise UserError(f"weft.Loader: {loaded.error}")
             self._step += 1
             yield loaded.batch
-        self.epoch, self._step = self.epoch + 1, 0
+        self.epoch, self._step, self._samples = self.epoch + 1, 0, None
 
     def put_back(self) -> None:
         """Give the last batch once more, as where its step has failed, with the next loop over this loader."""
@@ -204,11 +204,12 @@ class Loader:
         order = order_of(self.dataset, self._sampler, self._shuffle, self._seed, self.epoch)
         if self._lengths is None:
             return order
-        if max(order, default=-1) >= len(self._lengths):
-            raise UserError(
-                f"weft.Loader: lengths has {len(self._lengths)} numbers, and the order sample {max(order)}; give one "
-                "for each sample"
-            )
+        for each in (min(order, default=0), max(order, default=-1)):
+            if not -1 < each < len(self._lengths) and order:
+                raise UserError(
+                    f"weft.Loader: lengths has {len(self._lengths)} numbers, and the order sample {each}; give one "
+                    "for each sample"
+                )
         mixes = self._shuffle or self._sampler is not None
         seed = mixed(self._seed, self.epoch, len(order)) if mixes else None
         return of_like_lengths(order, self._lengths, self.batch_size, seed)

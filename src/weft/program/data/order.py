@@ -7,13 +7,13 @@ import random
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager, suppress
 from itertools import chain, islice
-from operator import index
 from typing import Any
 
 import numpy as np
 import torch
 
-from weft.errors import UserError
+from weft.errors import UserError, shown
+from weft.program.data.whole import whole_number
 
 # Batches of which samples are put in order of their lengths.
 RUN = 32
@@ -105,25 +105,25 @@ def _numbers(dataset: Any, sampler: Iterable[int]) -> list[int]:
 
 
 def _number(each: Any, sampler: Any) -> int:
-    try:
-        return index(each)
-    except TypeError:
+    found = whole_number(each)
+    if found is None:
         raise UserError(
-            f"weft.Loader: the sampler, a {type(sampler).__name__}, gives {each!r}; it must give numbers of samples, "
-            "one at a time"
-        ) from None
+            f"weft.Loader: the sampler, a {type(sampler).__name__}, gives {shown(each)}; it must give numbers of "
+            "samples, one at a time"
+        )
+    return found
 
 
 @contextmanager
 def drawn_by(seed: int) -> Iterator[None]:
     """All generators of Python, numpy and torch on the CPU begin at a seed, and go on afterwards where they were."""
-    with put_back():
+    with generators_kept():
         draw_by(seed)
         yield
 
 
 @contextmanager
-def put_back() -> Iterator[None]:
+def generators_kept() -> Iterator[None]:
     """All generators of Python, numpy and torch on the CPU go on afterwards where they were.
 
     Takes ten times as long as `draw_by`: what is drawn by many seeds in turn has one around all.

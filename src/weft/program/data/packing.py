@@ -98,7 +98,7 @@ class Packed(Dataset[dict[str, Tensor]]):
             raise UserError(
                 f"weft.Packed: text {number} is no row of tokens, which it must be: {type(error).__name__}: {error}"
             ) from None
-        if found.dim() != 1 or found.is_floating_point():
+        if found.dim() != 1 or (found.is_floating_point() and len(found)):
             raise UserError(
                 f"weft.Packed: text {number} is {found.dtype}{list(found.shape)}; expected a row of tokens, or a "
                 f"mapping with one under {self._key!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, islice
@@ -9,7 +10,8 @@ from typing import Any, final
 
 from torch.utils.data import Dataset, IterableDataset
 
-from weft.program.data.order import draw_by, mixed, put_back
+from weft.files import users_file
+from weft.program.data.order import draw_by, generators_kept, mixed
 
 
 @final
@@ -39,13 +41,13 @@ class Samples(Dataset[LoadedRows]):
     def __getitem__(self, rows: tuple[int, Sequence[int]]) -> LoadedRows:
         epoch, numbers = rows
         found = []
-        with put_back():
+        with generators_kept():
             for number in numbers:
                 draw_by(mixed(self._seed, epoch, number))
                 try:
                     found.append(self._dataset[number])
                 except Exception as error:
-                    return LoadedRows(None, f"sample {number}: {type(error).__name__}: {error}")
+                    return LoadedRows(None, f"sample {number}: {_said(error)}")
             draw_by(mixed(self._seed, epoch, numbers[0], len(numbers)))
             what = f"samples {numbers[0]} to {numbers[-1]}"
             return collated(self._collate, found, what)
@@ -82,9 +84,11 @@ class Stream(IterableDataset[tuple[int, LoadedRows]]):
     def __iter__(self) -> Iterator[tuple[int, LoadedRows]]:
         source = self._drawn()
         for number in count():
-            with put_back():
+            with generators_kept():
                 found = self._batch(source, number)
             if found is None:
+                if number < self._skipped:
+                    yield 0, LoadedRows(None, _short(number, self._skipped))
                 return
             if found[1].error or number >= self._skipped:
                 yield found
@@ -96,8 +100,7 @@ class Stream(IterableDataset[tuple[int, LoadedRows]]):
         try:
             samples = list(islice(source, self._size))
         except Exception as error:
-            text = f"sample {number * self._size} or after it: {type(error).__name__}: {error}"
-            return 0, LoadedRows(None, text)
+            return 0, LoadedRows(None, f"sample {number * self._size} or after it: {_said(error)}")
         if not samples or (self._drop_last and len(samples) < self._size):
             return None
         if number < self._skipped:
@@ -120,9 +123,23 @@ class Stream(IterableDataset[tuple[int, LoadedRows]]):
             yield sample
 
 
+def _short(found: int, wanted: int) -> str:
+    return (
+        f"the state stands after {wanted} batches, and the dataset has given {found}; give the dataset that it is of, "
+        "or begin the next epoch"
+    )
+
+
 def collated(collate: Callable[[list[Any]], Any], samples: list[Any], what: str) -> LoadedRows:
     """Samples as a batch; the error that `collate` raises, with what they are."""
     try:
         return LoadedRows(collate(samples))
     except Exception as error:
-        return LoadedRows(None, f"{what}: they cannot be collated: {type(error).__name__}: {error}")
+        return LoadedRows(None, f"{what}: they cannot be collated: {_said(error)}")
+
+
+def _said(error: Exception) -> str:
+    """An error of the user's code, and the line that has raised it."""
+    text = f"{type(error).__name__}: {error}"
+    own = [each for each in traceback.extract_tb(error.__traceback__) if users_file(each.filename)]
+    return f"{text} ({own[-1].filename}:{own[-1].lineno})" if own else text

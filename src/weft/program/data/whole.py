@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Set
 from operator import index
 from typing import Any
 
@@ -57,5 +57,6 @@ def _listed(given: Any) -> Iterable[Any] | None:
         return None
     if isinstance(given, np.ndarray | Tensor):
         return list(given.tolist()) if given.ndim == 1 else None
-    texts = isinstance(given, str | bytes | dict)
-    return given if isinstance(given, Iterable) and not texts else None
+    # Of sets nobody knows the order.
+    other = isinstance(given, str | bytes | Mapping | Set)
+    return given if isinstance(given, Iterable) and not other else None

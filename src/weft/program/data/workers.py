@@ -33,7 +33,7 @@ class Workers:
 
     def __init__(self) -> None:
         self.over: _Flag = RawValue("b", 0)
-        _in_loops.add(self)
+        _known.add(self)
 
     @contextmanager
     def loop(self, loading: Iterable[Any]) -> Iterator[Iterator[Any]]:
@@ -45,7 +45,7 @@ class Workers:
             # torch asks its workers to end where the last reference to the iterator goes.
             self.over.value = 1
 
-    def begin(self, _number: int = 0) -> None:
+    def begin(self, _number: int) -> None:
         """Called in each worker at its beginning."""
         signal.signal(signal.SIGINT, _pass_over)
         signal.signal(signal.SIGTERM, self._terminated)
@@ -59,13 +59,13 @@ class Workers:
             os.kill(os.getpid(), number)
 
 
-_in_loops: WeakSet[Workers] = WeakSet()
+_known: WeakSet[Workers] = WeakSet()
 
 
 # Before the call of `multiprocessing`, which was registered first: it terminates those that run, and waits for them.
 @atexit.register
 def _end_all() -> None:
-    for workers in list(_in_loops):
+    for workers in list(_known):
         workers.over.value = 1
 
 

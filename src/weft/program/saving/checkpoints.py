@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 from weft.errors import DamagedCheckpoint, UserError
-from weft.program.saving.claims import claim_for_job
+from weft.program.saving.claims import claim_for_job, is_of_another_job
 from weft.program.saving.extras import EXTRA
 from weft.program.saving.files import SUFFIX
 from weft.program.saving.manifest import NAME, put_back, read_manifest
@@ -128,8 +128,8 @@ class Checkpoints:
         Args:
             program: that trains.
             extra: as `Program.save` takes it.
-            score: the least is the best, as of a validation loss; it stands among the extras as "score", which no other
-                extra may be called.
+            score: the least is the best, as of a validation loss, and one that is not finite never is; it stands
+                among the extras as "score", which no other extra may be called.
 
         Returns:
             The folder of the checkpoint.
@@ -138,12 +138,10 @@ class Checkpoints:
             UserError: as `Program.save` does; another open program, or one of another job, saves to this folder.
         """
         _check_program(program)
+        check_names(extra, (SCORE,), "the score of a checkpoint stands")
+        scored = {} if score is None else {SCORE: _number(score)}
         claim_for_job(self.folder, program)
         place = self.folder / f"{_PREFIX}{program.steps:08d}"
-        if score is not None and not isinstance(score, Real):
-            raise UserError(f"weft.Checkpoints: score takes a number, found {score!r}")
-        check_names(extra, (SCORE,), "the score of a checkpoint stands")
-        scored: dict[str, float] = {} if score is None else {SCORE: float(score)}
         program.wait_for_saved()
         if program.is_first:
             self._clear()
@@ -208,7 +206,7 @@ class Checkpoints:
         _check_program(program)
         errors: list[str] = []
         program.wait_for_saved()
-        if program.is_first:
+        if program.is_first and not is_of_another_job(self.folder):
             self._put_back()
         names = [each.name for each in self.all() if _is_any(each)] if program.is_first else []
         if program.exchange is not None:
@@ -254,7 +252,10 @@ class Checkpoints:
     def _put_back(self) -> None:
         """Put a checkpoint in its place again that another was about to replace when the run was ended."""
         for each in self.folder.glob(f".{_PREFIX}*{REPLACED}"):
-            put_back(self.folder / each.name.split(".")[1])
+            try:
+                put_back(self.folder / each.name.split(".")[1])
+            except OSError as error:
+                _log.warning("%s was to be replaced, and cannot be put back: %s", each, error)
 
     def _take_away(self, step: int) -> None:
         """Take away old ones, counted back from a step: those of later ones are of a run that went on otherwise."""
@@ -296,6 +297,12 @@ def _is_any(place: Path) -> bool:
         return True
     _log.warning("%s is no checkpoint, as it has no %s; trying the one before", place, NAME)
     return False
+
+
+def _number(score: object) -> float:
+    if isinstance(score, bool) or not isinstance(score, Real):
+        raise UserError(f"weft.Checkpoints: score takes a number, found {score!r}")
+    return float(score)
 
 
 def _score(place: Path) -> float | None:

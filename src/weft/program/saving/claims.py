@@ -7,8 +7,9 @@ import fcntl
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Protocol, TextIO
 from weakref import WeakValueDictionary, finalize
 
 from weft.errors import UserError
@@ -36,7 +37,7 @@ class Claimant(Protocol):
 
 
 _claims: WeakValueDictionary[Path, Claimant] = WeakValueDictionary()
-# Of those, the programs whose jobs have a folder for themselves.
+# Of those, the programs whose jobs were asked, and have a folder for themselves.
 _alone: WeakValueDictionary[Path, Claimant] = WeakValueDictionary()
 # The system gives a lock to a process: it is let go of once the program that claimed last has ended.
 _locks: dict[Path, TextIO] = {}
@@ -48,6 +49,7 @@ def claim(folder: Path, program: Claimant) -> None:
     Raises:
         UserError: another open program of this process does.
     """
+    folder = folder.resolve()
     other = _claims.get(folder)
     if other is not None and other is not program and other.is_open:
         raise UserError(
@@ -66,29 +68,45 @@ def claim_for_job(folder: Path, program: Claimant) -> None:
         UserError: on every process, when a program of another job saves there; and as `claim` does.
     """
     claim(folder, program)
+    folder = folder.resolve()
     if _alone.get(folder) is program or not program.is_open:
         return
-    holder = _lock(folder, program) if program.is_first else ""
+    holder = _lock(folder) if program.is_first else ""
     if program.exchange is not None:
         holder = program.exchange(holder)[0]
     if holder:
+        del _claims[folder]
         raise UserError(
             f"{holder} saves to {folder}, and each job would take the checkpoints of the other for its own; give each "
             "job a folder, or end the other one before"
         )
     _alone[folder] = program
+    finalize(program, _unlock_unclaimed, folder)
 
 
 def give_up(program: Claimant) -> None:
     """Let go of what a program has claimed."""
     for folder in [each for each, by in _claims.items() if by is program]:
         del _claims[folder]
+        _alone.pop(folder, None)
         _unlock(folder)
 
 
-def _lock(folder: Path, program: Any) -> str:
+def is_of_another_job(folder: Path) -> bool:
+    """True where another job saves to a folder, as far as its file system tells."""
+    folder = folder.resolve()
+    if folder in _locks:
+        return False
+    with suppress(FileNotFoundError, PermissionError), (folder / LOCK).open("r+") as lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            return error.errno in _TAKEN
+    return False
+
+
+def _lock(folder: Path) -> str:
     """Lock a folder; empty, or who has locked it. A folder that cannot be written to is for others to tell."""
-    finalize(program, _unlock_unclaimed, folder)
     if folder in _locks:
         return ""
     try:

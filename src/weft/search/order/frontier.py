@@ -56,7 +56,7 @@ class Frontier:
     def put_back(self, point: Point, seconds: Seconds) -> None:
         """A point that came out, behind others that take so long."""
         number = self._number(point)
-        self._left[number], self._order[number] = True, seconds
+        self._left[number], self._seen[number], self._order[number] = True, True, seconds
 
     @property
     def next_seconds(self) -> float:
@@ -171,7 +171,8 @@ class Frontier:
         """Have those that are looked at next planned by other processes that have time."""
         for number in self._next(_AHEAD):
             point = self._points.point(number)
-            if not self._seen[number] and not self._estimates.ahead(point):
+            wanted = self._left[number] and not self._seen[number]
+            if wanted and not self._estimates.ahead(point):
                 return
 
     def _next(self, count: int) -> Iterator[int]:
