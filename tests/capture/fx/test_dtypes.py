@@ -110,3 +110,21 @@ def test_whole_numbers_pass_where_kernels_take_them():
     model = nn.Linear(8, 2)
     loss_fn(model, CLASSES)
     capture(model, loss_fn, torch.optim.SGD(model.parameters()), CLASSES)
+
+
+def test_a_user_s_kernel_is_not_tried_on_values_that_no_batch_has():
+    @torch.library.custom_op("test_dtypes::looked_up", mutates_args=())
+    def looked_up(numbers: torch.Tensor) -> torch.Tensor:
+        return torch.tensor([{7: 1.0}[each] for each in numbers.tolist()])
+
+    @looked_up.register_fake
+    def _(numbers: torch.Tensor) -> torch.Tensor:
+        return torch.empty(numbers.shape)
+
+    def loss_fn(model: nn.Module, batch: Any) -> Any:
+        return (model(torch.ones(4, 8)) * looked_up(batch)[:, None]).sum()
+
+    model = nn.Linear(8, 2)
+    batch = CLASSES + 7
+    loss_fn(model, batch)
+    capture(model, loss_fn, torch.optim.SGD(model.parameters()), batch)

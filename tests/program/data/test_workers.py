@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+from multiprocessing import active_children
 
 import pytest
 from torch.utils.data import DataLoader, Dataset
 
 import weft
-from weft.program.data.workers import Workers
+from weft.program.data.workers import begin_worker, with_workers
 
 
 class Signalled(Dataset[int]):
@@ -34,13 +35,15 @@ def test_workers_go_on(number: int) -> None:
     assert [each.tolist() for each in loader] == [[0, 1], [2, 3], [4, 5]]
 
 
-def test_workers_end_when_asked_to_once_their_loop_is_over() -> None:
-    workers = Workers()
-    with workers.loop(()) as loading:
-        assert list(loading) == []
-    ended = DataLoader(Signalled(signal.SIGTERM), num_workers=1, worker_init_fn=workers.begin)
-    with pytest.raises(RuntimeError, match=r"exited unexpectedly|Terminated"):
-        list(ended)
+def test_workers_are_killed_where_they_are_asked_to_end() -> None:
+    loader = DataLoader(Signalled(signal.SIGTERM), num_workers=1, worker_init_fn=begin_worker)
+    before = set(active_children())
+    loop = with_workers(loader)
+    next(loop)
+    (worker,) = set(active_children()) - before
+    worker.terminate()
+    worker.join(30)
+    assert worker.exitcode == -signal.SIGKILL
 
 
 STUCK = """
@@ -64,6 +67,7 @@ next(loop)
 
 @pytest.mark.slow
 def test_a_worker_that_is_stuck_ends_with_its_process() -> None:
-    done = subprocess.run([sys.executable, "-c", STUCK], timeout=60, stdout=subprocess.PIPE)
+    done = subprocess.run([sys.executable, "-c", STUCK], timeout=60, capture_output=True)
     assert done.returncode == 0
     assert b"stuck" in done.stdout
+    assert done.stderr == b""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,7 @@ OTHER = f"""
 import fcntl, sys
 lock = open(sys.argv[1] + "/{LOCK}", "a+")
 try:
-    fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 except OSError:
     print("taken: " + (lock.seek(0) and "" or lock.read()), flush=True)
 else:
@@ -64,6 +65,7 @@ def test_a_folder_is_of_one_job(tmp_path: Path) -> None:
         assert (program.steps, kept.all()) == (0, [])
     with closing(compiled()) as program:
         kept.save(program)
+        shutil.copytree(tmp_path, tmp_path.with_name("copy"))  # reads the lock's file
         with other(tmp_path) as found:
             assert found.startswith("taken: process ")
         kept.save(program)

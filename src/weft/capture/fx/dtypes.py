@@ -85,7 +85,8 @@ def _try_on_whole_numbers(node: torch.fx.Node, tried: set[tuple[object, ...]]) -
     Of most kernels nothing but a call tells. One is tried once for the dtypes that it is given.
     """
     op, made, given = node.target, node.meta.get("val"), _values(node)
-    if not isinstance(op, torch._ops.OpOverload) or not given:
+    # A kernel of the user's may do anything.
+    if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten" or not given:
         return
     values = [*given, made] if isinstance(made, torch.Tensor) else given
     key = (op, *(each.dtype for each in values))
@@ -101,7 +102,7 @@ def _try_on_whole_numbers(node: torch.fx.Node, tried: set[tuple[object, ...]]) -
     try:
         with torch.no_grad():
             op(*args, **kwargs)
-    except (RuntimeError, IndexError, ValueError) as error:
+    except Exception as error:
         if _UNKNOWN.search(str(error)):
             found = ", ".join(dict.fromkeys(dtype_name(each.dtype) for each in given))
             text = f"takes numbers in floating point, found {found}; convert them, such as by x.float()"

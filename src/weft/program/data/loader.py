@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -18,7 +17,7 @@ from weft.program.data.loading import Ahead, loaded_ahead
 from weft.program.data.order import mixed, of_like_lengths, order_of
 from weft.program.data.samples import LoadedRows, Samples, Stream
 from weft.program.data.whole import whole_number, whole_numbers
-from weft.program.data.workers import Workers
+from weft.program.data.workers import begin_worker, with_workers
 from weft.program.feeding.rows import RowsOfBatch
 
 
@@ -238,10 +237,10 @@ class Loader:
         ]
         source = Samples(self.dataset, self._collate, self._seed)
         place = mixed(self._seed, self.epoch)
-        with self._worked(source, sampler=wanted) as loading:
-            for start, each, loaded in zip(starts, sizes, loading, strict=True):
-                samples = _checksum(place, order[start : start + each])
-                yield _of_whole(loaded, rows[each], each, samples)
+        loading = self._loading(source, sampler=wanted)
+        for start, each, loaded in zip(starts, sizes, loading, strict=True):
+            samples = _checksum(place, order[start : start + each])
+            yield _of_whole(loaded, rows[each], each, samples)
 
     def _streamed(self) -> Iterator[LoadedRows]:
         set_epoch = getattr(self.dataset, "set_epoch", None)
@@ -253,16 +252,14 @@ class Loader:
             mixed(self._seed, self.epoch),
         )
         place, batches = mixed(self._seed, self.epoch), count(self._step)
-        with self._worked(stream) as loading:
-            for size, loaded in loading:
-                own = rows if size == self.batch_size else range(size)
-                yield _of_whole(loaded, own, size, _checksum(place, [next(batches), size]))
+        for size, loaded in self._loading(stream):
+            own = rows if size == self.batch_size else range(size)
+            yield _of_whole(loaded, own, size, _checksum(place, [next(batches), size]))
 
-    def _worked(self, source: Dataset[Any], **more: Any) -> AbstractContextManager[Iterator[Any]]:
-        """Items of a source, by workers where there are any, which end with the body."""
-        workers = Workers()
+    def _loading(self, source: Dataset[Any], **more: Any) -> Iterator[Any]:
+        """Items of a source, by workers where there are any."""
         if self._workers:
-            more |= {"prefetch_factor": self._ahead, "worker_init_fn": workers.begin}
+            more |= {"prefetch_factor": self._ahead, "worker_init_fn": begin_worker}
         # Without a generator of its own, a DataLoader draws from that of torch.
         own = torch.Generator().manual_seed(self._seed)
         common: dict[str, Any] = {
@@ -270,7 +267,7 @@ class Loader:
             "collate_fn": _as_it_is,
             "generator": own,
         }
-        return workers.loop(DataLoader(source, batch_size=None, **common, **more))
+        return with_workers(DataLoader(source, batch_size=None, **common, **more))
 
 
 def taken_ahead(loader: Loader, way: Ahead | None) -> Iterator[Any]:

@@ -39,7 +39,7 @@ class Claimant(Protocol):
 _claims: WeakValueDictionary[Path, Claimant] = WeakValueDictionary()
 # Of those, the programs whose jobs were asked, and have a folder for themselves.
 _alone: WeakValueDictionary[Path, Claimant] = WeakValueDictionary()
-# The system gives a lock to a process: it is let go of once the program that claimed last has ended.
+# Let go of once the program that claimed last has ended; a forked process has none of them.
 _locks: dict[Path, TextIO] = {}
 
 
@@ -99,7 +99,7 @@ def is_of_another_job(folder: Path) -> bool:
         return False
     with suppress(FileNotFoundError, PermissionError), (folder / LOCK).open("r+") as lock:
         try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             return error.errno in _TAKEN
     return False
@@ -115,7 +115,7 @@ def _lock(folder: Path) -> str:
     except OSError:
         return ""
     try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         with lock:
             lock.seek(0)
@@ -130,6 +130,12 @@ def _lock(folder: Path) -> str:
     return ""
 
 
+def _close_all() -> None:
+    for each in _locks.values():
+        each.close()
+    _locks.clear()
+
+
 def _unlock_unclaimed(folder: Path) -> None:
     if folder not in _claims:
         _unlock(folder)
@@ -138,3 +144,6 @@ def _unlock_unclaimed(folder: Path) -> None:
 def _unlock(folder: Path) -> None:
     if folder in _locks:
         _locks.pop(folder).close()
+
+
+os.register_at_fork(after_in_child=_close_all)
