@@ -139,3 +139,19 @@ def uncollected() -> Iterator[None]:
     finally:
         if was:
             gc.enable()
+
+
+@contextmanager
+def passed_over() -> Iterator[None]:
+    """Have Python's garbage collector pass over all that is there by now, such as modules and a captured step.
+
+    A look through these takes some tenths of a second, and comes at any time.
+    """
+    own = not gc.get_freeze_count()
+    if own:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if own:
+            gc.unfreeze()

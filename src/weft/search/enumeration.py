@@ -268,7 +268,8 @@ class Enumeration:
         """True where there should be time to plan a point."""
         if point in self._learned.points and self._evaluator.knows(self._state.strategy(point)):
             return True
-        return self._state.budget.allows(0, self._estimates.seconds_of_plan(point))
+        soon = self._estimates.seconds_of_plan(point)
+        return self._state.budget.allows(0, soon + self._state.seconds_at_end(soon))
 
     def _was_slower(self, point: Point) -> bool:
         """True where an earlier search, with something else fixed, found a point far slower than the best is now."""

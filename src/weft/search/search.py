@@ -18,6 +18,7 @@ from weft.errors import UserError, shown
 from weft.hardware.here import cores
 from weft.hardware.topology import Topology
 from weft.planning.machine import HERE, Machine, machine_of
+from weft.planning.progress import passed_over
 from weft.planning.simulated import Capturable, as_stored
 from weft.planning.stored_step import StoredStep
 from weft.search.bounds.floors import Floors
@@ -90,7 +91,7 @@ def search(
     floors = Floors(facts, machine.least_limit)
     first, earlier = _begin(start)
     learned = Learned() if earlier is None else earlier.learned_of(stored, machine, base)
-    with Planners(_count(planners)) as processes:
+    with passed_over(), Planners(_count(planners)) as processes:
         evaluator = Evaluator(stored, machine, facts.ranks, planners=processes)
         state = SearchState(evaluator, floors, budget, learned)
         _plan_given(state, first, every_rank, told)

@@ -140,14 +140,19 @@ class SearchState:
         return min(self.least, self.quickest)
 
     def affords(self) -> bool:
-        """True where one more strategy may be planned: it may take as long as the longest of the last three.
-
-        The best is planned once more at the end where another process, or an earlier search, has planned it.
-        """
+        """True where one more strategy may be planned: it may take as long as the longest of the last three."""
         soon = max(self._took[-3:], default=0.0)
-        if self.best is not None and self._best is not None and self._best[2] is None:
-            soon += self.evaluator.took(self.best[1]) or soon
-        return self.has_time(soon)
+        return self.has_time(soon + self.seconds_at_end(soon))
+
+    def seconds_at_end(self, unknown: float) -> float:
+        """Seconds in which the best is planned once more at the end: another process, or an earlier search, did it.
+
+        Args:
+            unknown: seconds of such a plan where nothing says them.
+        """
+        if self.best is None or self._best is None or self._best[2] is not None:
+            return 0.0
+        return self.evaluator.took(self.best[1]) or unknown
 
     def has_time(self, soon: float = 0.0) -> bool:
         """True where one more strategy may be planned that takes so many seconds."""
