@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
 from typing import Any
@@ -13,7 +14,7 @@ from torch import nn
 
 import weft
 from weft.planning import progress as module
-from weft.planning.progress import DELAY, progress
+from weft.planning.progress import DELAY, passed_over, progress
 from weft.planning.terminal import alone
 from weft.units import Seconds
 
@@ -144,3 +145,12 @@ def test_the_line_is_gone_after_an_error(
     with pytest.raises(ValueError, match="refused"):
         fail()
     assert threading.active_count() == threads
+
+
+def test_the_collector_passes_over_what_was_there() -> None:
+    with passed_over():
+        frozen = gc.get_freeze_count()
+        with passed_over():
+            assert gc.get_freeze_count() == frozen > 0
+        assert gc.get_freeze_count() == frozen
+    assert gc.get_freeze_count() == 0

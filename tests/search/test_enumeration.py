@@ -46,3 +46,13 @@ def test_blocks_run_again_or_wait_before_slower_strategies_by_hand() -> None:
     assert search.best[2] == found
     assert not points.is_crowded(found.seconds, times=9.0)
     assert points.is_crowded(found.seconds, times=1.0)
+
+
+def test_a_best_that_another_process_has_planned_takes_time_at_the_end() -> None:
+    search = begun(decoder(2), "h100x2")
+    assert search.seconds_at_end(3.0) == 0.0
+    search.plan("data 2", weft.data_parallel())
+    assert search.seconds_at_end(3.0) == 0.0
+    assert search._best is not None
+    search._best = (*search._best[:2], None)
+    assert 0.0 < search.seconds_at_end(3.0) < 3.0
