@@ -9,13 +9,17 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Protocol, TextIO
 from weakref import WeakValueDictionary, finalize
 
 from weft.errors import UserError
+from weft.units import Seconds
 
 # In a folder of checkpoints: the job that saves there has it open, and locked, and names itself in it.
 LOCK = ".lock"
+# For so long the lock of a process is waited for that may be about to end, as a rank does that others go on without.
+PATIENCE, _AGAIN = Seconds(3.0), 0.1
 # Said by the system where another process has the lock.
 _TAKEN = (errno.EACCES, errno.EAGAIN)
 
@@ -97,11 +101,8 @@ def is_of_another_job(folder: Path) -> bool:
     folder = folder.resolve()
     if folder in _locks:
         return False
-    with suppress(FileNotFoundError, PermissionError), (folder / LOCK).open("r+") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            return error.errno in _TAKEN
+    with suppress(OSError), (folder / LOCK).open("r+") as lock:
+        return not _take(lock, Seconds(0.0))
     return False
 
 
@@ -111,15 +112,13 @@ def _lock(folder: Path) -> str:
         return ""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / LOCK).open("a+")
+        lock = (folder / LOCK).open("a+", errors="replace")
     except OSError:
         return ""
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+    if not _take(lock, PATIENCE):
         with lock:
             lock.seek(0)
-            return (lock.read(200) or "another job") if error.errno in _TAKEN else ""
+            return lock.read(200) or "another job"
     _locks[folder] = lock
     try:
         lock.truncate(0)
@@ -128,6 +127,22 @@ def _lock(folder: Path) -> str:
     except OSError:  # a full disk; the checkpoint will say so
         pass
     return ""
+
+
+def _take(lock: TextIO, patience: Seconds) -> bool:
+    """Take the lock of an open file; False where another process has it for so long. True where there are no locks."""
+    until = monotonic() + patience
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                return True
+            if monotonic() >= until:
+                return False
+            sleep(_AGAIN)
+        else:
+            return True
 
 
 def _close_all() -> None:
