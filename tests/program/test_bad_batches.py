@@ -109,6 +109,26 @@ def test_training_goes_on_after_an_interrupt(
         program.close()
 
 
+def test_training_goes_on_after_a_failure_that_came_between_steps() -> None:
+    """As where another process fails at the beginning of a step that this one has not begun."""
+    torch.manual_seed(0)
+    model = GPT().double()
+    plain, batch = copy.deepcopy(model), token_batch(4)
+    own, other = adamw(model), adamw(plain)
+    with weft.local_world(2):
+        program = weft.compile(
+            model, token_loss, own, batch, placement=weft.placement("cpu", [0, 1])
+        )
+        program.step(batch)
+        program._core.executors[0]._fail(RankFailure("rank 1 failed"))
+        with pytest.raises(RankFailure, match="rank 1 failed"):
+            program.step(batch)
+        loss = program.step(batch).item()
+        program.close()
+    train(plain, other, batch)
+    assert loss == pytest.approx(train(plain, other, batch), rel=1e-9)
+
+
 def test_a_half_made_update_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = GPT().double()

@@ -92,10 +92,13 @@ class RankExecutor(ABC):
             RankFailure: when an actor of this rank raised (its error is the cause), when another
                 rank failed, or when nothing happened for the time-out. No later step will run.
         """
+        if not self._raised:
+            # Nothing is changed yet by this step, which may end at once where another rank has failed since the last.
+            self._rank.batches.updated = False
         self._check(feed)
         step = self._done
         self._rank.batches.fed[step] = feed
-        self._rank.batches.held, self._rank.batches.updated = not update, False
+        self._rank.batches.held = not update
         self.recorder.begin()
         try:
             self._run(step)
