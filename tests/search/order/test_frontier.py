@@ -82,7 +82,8 @@ def test_a_point_goes_back_behind_one_that_is_like_it() -> None:
     first = points.pop(always, always)
     assert first == QUICK
     points.put_back(QUICK, Seconds(2.5))
-    points._estimates.known += 1  # estimates have become better meanwhile
+    estimates: Any = points._estimates
+    estimates.known += 1  # estimates have become better meanwhile
     came = [points.pop(always, always) for _ in range(3)]
     assert came == [MIDDLE, QUICK, SLOW]
 
@@ -91,7 +92,8 @@ def test_a_point_that_came_out_unseen_keeps_the_place_that_it_is_put_back_to() -
     points = front()
     taken = points.first()
     points.put_back(taken, Seconds(2.5))
-    points._estimates.known += 1
+    estimates: Any = points._estimates
+    estimates.known += 1
     assert [taken, *(points.pop(always, always) for _ in range(2))] == [QUICK, MIDDLE, QUICK]
 
 
