@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import torch
 from torch.utils._pytree import tree_map
@@ -85,17 +86,11 @@ def _try_on_whole_numbers(node: torch.fx.Node, tried: set[tuple[object, ...]]) -
     Of most kernels nothing but a call tells. One is tried once for the dtypes that it is given.
     """
     op, made, given = node.target, node.meta.get("val"), _values(node)
-    # A kernel of the user's may do anything.
-    if not isinstance(op, torch._ops.OpOverload) or op.namespace != "aten" or not given:
+    if not isinstance(op, torch._ops.OpOverload):
         return
     values = [*given, made] if isinstance(made, torch.Tensor) else given
     key = (op, *(each.dtype for each in values))
-    exact = not any(each.is_floating_point() or each.is_complex() for each in given)
-    small = sum(each.numel() for each in values) <= _TRIED
-    draws = torch.Tag.nondeterministic_seeded in op.tags
-    # Products take longer than their elements say, and have whole numbers.
-    product = str(op) in _ALIKE
-    if key in tried or not exact or not small or draws or product or op._schema.is_mutable:
+    if key in tried or not given or not _may_be_tried(op, given, values):
         return
     tried.add(key)
     args, kwargs = tree_map(_ones, (node.args, node.kwargs))
@@ -107,6 +102,20 @@ def _try_on_whole_numbers(node: torch.fx.Node, tried: set[tuple[object, ...]]) -
             found = ", ".join(dict.fromkeys(dtype_name(each.dtype) for each in given))
             text = f"takes numbers in floating point, found {found}; convert them, such as by x.float()"
             raise refuse_op(op, location_of(node), text) from None
+
+
+def _may_be_tried(
+    op: torch._ops.OpOverload, given: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
+) -> bool:
+    """True where a call on whole numbers alone has no effect but its result, and takes little time."""
+    if any(each.is_floating_point() or each.is_complex() for each in given):
+        return False
+    # A kernel of the user's may do anything. Products take longer than their elements say, and have whole numbers.
+    if op.namespace != "aten" or str(op) in _ALIKE:
+        return False
+    if op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags:
+        return False
+    return sum(each.numel() for each in values) <= _TRIED
 
 
 def _values(node: torch.fx.Node) -> list[torch.Tensor]:
