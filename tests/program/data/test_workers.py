@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from torch.utils.data import DataLoader, Dataset
 
 import weft
+from weft.errors import UserError
 from weft.program.data.workers import begin_worker, with_workers
 
 
@@ -69,3 +71,47 @@ def test_a_worker_that_is_stuck_ends_with_its_process() -> None:
     assert done.returncode == 0
     assert b"stuck" in done.stdout
     assert done.stderr == b""
+
+
+class Slow(Dataset[int]):
+    """Takes the signal of a job's end while its worker is made from the file that it is pickled to."""
+
+    def __init__(self) -> None:
+        self.signal = signal.SIGTERM
+
+    def __setstate__(self, state: dict[str, int]) -> None:
+        os.kill(os.getpid(), state["signal"])
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, number: int) -> int:
+        return number
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_worker_that_is_told_to_end_before_it_has_begun_goes_on(
+    method: str,
+) -> None:
+    before = multiprocessing.get_start_method()
+    multiprocessing.set_start_method(method, force=True)
+    try:
+        loader = weft.Loader(Slow(), 2, workers=1)
+        assert [each.tolist() for each in loader] == [[0, 1]]
+    finally:
+        multiprocessing.set_start_method(before, force=True)
+
+
+class Leaving(Slow):
+    """Its process is told to end by the sample itself."""
+
+    def __setstate__(self, state: dict[str, int]) -> None: ...
+
+    def __getitem__(self, number: int) -> int:
+        sys.exit(3)
+
+
+def test_a_worker_whose_sample_ends_it_is_told() -> None:
+    with pytest.raises(UserError, match="a process that loads has ended"):
+        list(weft.Loader(Leaving(), 2, workers=1))

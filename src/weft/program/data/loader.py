@@ -130,7 +130,7 @@ class Loader:
         """
         self._loops += 1
         loop = self._loops
-        loading = _told(self._streamed() if self._iterable else self._mapped())
+        loading = _told(self._streamed() if self._iterable else self._mapped(), self._workers)
         if way is not None and self._workers:
             rows = self._rows(self.batch_size)
             plan = way.plan(None if len(rows) == self.batch_size else rows)
@@ -294,15 +294,16 @@ def _cut(cut: Callable[[Any], Any], loaded: LoadedRows) -> LoadedRows:
     return loaded if loaded.error else replace(loaded, batch=cut(loaded.batch))
 
 
-def _told(batches: Iterator[LoadedRows]) -> Iterator[LoadedRows]:
+def _told(batches: Iterator[LoadedRows], workers: int) -> Iterator[LoadedRows]:
     """The same; a worker that has died is told."""
     try:
         yield from batches
-    except RuntimeError as error:
-        if "worker" not in str(error):
+    except (RuntimeError, EOFError, OSError) as error:
+        # The last two are of what processes talk over.
+        if not workers or (isinstance(error, RuntimeError) and "worker" not in str(error)):
             raise
         raise UserError(
-            f"weft.Loader: a process that loads has ended; load with workers=0 to see why: {error}"
+            f"weft.Loader: a process that loads has ended; load with workers=0 to see why: {error!r}"
         ) from error
 
 

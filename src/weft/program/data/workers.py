@@ -11,29 +11,37 @@ import atexit
 import os
 import signal
 from collections.abc import Iterable, Iterator
-from multiprocessing import active_children
+from multiprocessing import get_start_method, resource_tracker
 from multiprocessing.process import BaseProcess
 from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Of all loops, and the process that they load for.
 _workers: WeakKeyDictionary[BaseProcess, int] = WeakKeyDictionary()
 
 
 def begin_worker(_number: int) -> None:
-    """Called in each worker at its beginning."""
+    """Called in each worker at its beginning, where the signals are blocked."""
     # No handler of the system's: what a worker starts would pass them over, too.
-    signal.signal(signal.SIGINT, _pass_over)
-    signal.signal(signal.SIGTERM, _pass_over)
+    for number in _SIGNALS:
+        signal.signal(number, _pass_over)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 def with_workers(loading: Iterable[Any]) -> Iterator[Any]:
     """An iterator of a `DataLoader` that begins its workers by `begin_worker`; where it tells them to end, they do."""
-    before = set(active_children())
-    iterator = iter(loading)
-    for worker in set(active_children()) - before:
-        worker.terminate = worker.kill  # type: ignore[method-assign]
+    # A worker that is spawned imports modules before it begins, and one that is forked may be by a server.
+    if get_start_method() != "fork":
+        resource_tracker.ensure_running()  # which, where it begins later, unblocks the signals
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        iterator = iter(loading)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    for worker in getattr(iterator, "_workers", ()):
+        worker.terminate = worker.kill
         _workers[worker] = os.getpid()
     return iterator
 
