@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from multiprocessing import active_children
 
 import pytest
@@ -115,3 +116,21 @@ class Leaving(Slow):
 def test_a_worker_whose_sample_ends_it_is_told() -> None:
     with pytest.raises(UserError, match="a process that loads has ended"):
         list(weft.Loader(Leaving(), 2, workers=1))
+
+
+def test_without_workers_the_start_method_is_left_to_the_user() -> None:
+    """As it is once something has asked for it: `multiprocessing.set_start_method` would refuse then."""
+    code = (
+        "import multiprocessing, weft; list(weft.Loader([1, 2], 2)); "
+        "assert multiprocessing.get_start_method(allow_none=True) is None"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=60, check=True)
+
+
+def test_an_error_of_the_sampler_s_own_is_no_worker_s() -> None:
+    class Reading:
+        def __iter__(self) -> Iterator[int]:
+            raise FileNotFoundError("order.txt")
+
+    with pytest.raises(FileNotFoundError, match=r"order\.txt"):
+        list(weft.Loader([1, 2], 2, workers=1, sampler=Reading()))

@@ -130,7 +130,7 @@ class Loader:
         """
         self._loops += 1
         loop = self._loops
-        loading = _told(self._streamed() if self._iterable else self._mapped(), self._workers)
+        loading = self._streamed() if self._iterable else self._mapped()
         if way is not None and self._workers:
             rows = self._rows(self.batch_size)
             plan = way.plan(None if len(rows) == self.batch_size else rows)
@@ -203,12 +203,13 @@ class Loader:
         order = order_of(self.dataset, self._sampler, self._shuffle, self._seed, self.epoch)
         if self._lengths is None:
             return order
-        for each in (min(order, default=0), max(order, default=-1)):
-            if not -1 < each < len(self._lengths) and order:
-                raise UserError(
-                    f"weft.Loader: lengths has {len(self._lengths)} numbers, and the order sample {each}; give one "
-                    "for each sample"
-                )
+        known = range(len(self._lengths))
+        without = next((each for each in order if each not in known), None)
+        if without is not None:
+            raise UserError(
+                f"weft.Loader: lengths has {len(known)} numbers, and the order sample {without}; give one for each "
+                "sample"
+            )
         mixes = self._shuffle or self._sampler is not None
         seed = mixed(self._seed, self.epoch, len(order)) if mixes else None
         return of_like_lengths(order, self._lengths, self.batch_size, seed)
@@ -267,7 +268,8 @@ class Loader:
             "collate_fn": _as_it_is,
             "generator": own,
         }
-        return with_workers(DataLoader(source, batch_size=None, **common, **more))
+        loading = DataLoader(source, batch_size=None, **common, **more)
+        return _by_workers(loading) if self._workers else iter(loading)
 
 
 def taken_ahead(loader: Loader, way: Ahead | None) -> Iterator[Any]:
@@ -294,13 +296,14 @@ def _cut(cut: Callable[[Any], Any], loaded: LoadedRows) -> LoadedRows:
     return loaded if loaded.error else replace(loaded, batch=cut(loaded.batch))
 
 
-def _told(batches: Iterator[LoadedRows], workers: int) -> Iterator[LoadedRows]:
-    """The same; a worker that has died is told."""
+def _by_workers(loading: DataLoader[Any]) -> Iterator[Any]:
+    """The items; a worker that has died is told."""
+    items = with_workers(loading)
     try:
-        yield from batches
+        yield from items
     except (RuntimeError, EOFError, OSError) as error:
-        # The last two are of what processes talk over.
-        if not workers or (isinstance(error, RuntimeError) and "worker" not in str(error)):
+        # The last two are of what processes talk over: samples' own errors are items.
+        if isinstance(error, RuntimeError) and "worker" not in str(error):
             raise
         raise UserError(
             f"weft.Loader: a process that loads has ended; load with workers=0 to see why: {error!r}"

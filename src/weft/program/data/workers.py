@@ -31,7 +31,7 @@ def begin_worker(_number: int) -> None:
 
 
 def with_workers(loading: Iterable[Any]) -> Iterator[Any]:
-    """An iterator of a `DataLoader` that begins its workers by `begin_worker`; where it tells them to end, they do."""
+    """An iterator of a `DataLoader` with workers, begun by `begin_worker`; where it tells them to end, they do."""
     # A worker that is spawned imports modules before it begins, and one that is forked may be by a server.
     if get_start_method() != "fork":
         resource_tracker.ensure_running()  # which, where it begins later, unblocks the signals
