@@ -8,6 +8,8 @@ import weft
 from search.jobs import begun, decoder
 from weft.search.enumeration import Enumeration
 from weft.search.space.fixed import space_of
+from weft.search.space.point import Point
+from weft.units import Seconds
 
 # Above what the device reserves. All points with ZeRO 3 take more than these bytes by small steps, but for those with
 # blocks that run again.
@@ -46,6 +48,41 @@ def test_blocks_run_again_or_wait_before_slower_strategies_by_hand() -> None:
     assert search.best[2] == found
     assert not points.is_crowded(found.seconds, times=9.0)
     assert points.is_crowded(found.seconds, times=1.0)
+
+
+def test_the_first_plan_is_one_that_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the quickest would take longer than there is, the quickest of those that were looked at and would not."""
+    search = begun(decoder(8), "h100x2")
+    points = Enumeration(search, lambda _: None)
+    points.arrange(space_of(search.facts, False))
+    others = [Point(2, zero=3), Point(2, micro_batches=2)]
+    for point in others:
+        search.estimates.refined(point)
+    wanted = min(others, key=search.estimates.seconds)
+    monkeypatch.setattr(Enumeration, "_in_time", lambda _, point: point in others)
+    monkeypatch.setattr(search, "affords", lambda: not search.planned)
+    points.plan_points(True, likely=True)
+    assert list(search.points) == [wanted]
+
+
+def test_those_by_hand_wait_for_far_quicker_ones_that_were_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = begun(decoder(8), "h100x2")
+    points = Enumeration(search, lambda _: None)
+    points.arrange(space_of(search.facts, False))
+    monkeypatch.setattr(Enumeration, "is_crowded", lambda *_: True)
+    monkeypatch.setattr(Enumeration, "_with_blocks_again", lambda *_: None)
+    hands, others = search.fronts
+    slow, quick = Seconds(1e3), Seconds(1e-9)
+    assert not points._waits(hands, Point(2), slow)
+    search.estimates.refined(Point(1, micro_batches=2))
+    known = others.known(lambda _: True)
+    assert known is not None
+    assert known.stages == 2
+    assert points._waits(hands, Point(2), slow)
+    assert not points._waits(hands, Point(2), quick)
+    assert not points._waits(others, Point(2), slow)
 
 
 def test_a_best_that_another_process_has_planned_takes_time_at_the_end() -> None:

@@ -8,7 +8,7 @@ from typing import final
 
 from weft.cached import cached_property
 from weft.compiler.memory.order import moments_of
-from weft.compiler.memory.walk import memory
+from weft.compiler.memory.walk import Peak, memory
 from weft.compiler.plans.specialize import with_joined_sums
 from weft.hardware.costs import Costs
 from weft.hardware.given_costs import GivenCosts
@@ -46,10 +46,15 @@ class PricedStep:
         return simulation_of(replace(self.step, peaks=self.peaks), self.acts, self.costs, self.ran)
 
     @cached_property
-    def peaks(self) -> Mapping[int, Bytes]:
-        """Bytes that each rank with a plan holds when it holds most, in that order."""
+    def moments(self) -> tuple[Peak, ...]:
+        """The moment when each rank with a plan holds most, in that order."""
         lines = self.ran.timelines()
-        return {p.rank: memory(p, moments_of(lines[p.rank])).memory.peak for p in self.step.plans}
+        return tuple(memory(each, moments_of(lines[each.rank])) for each in self.step.plans)
+
+    @cached_property
+    def peaks(self) -> Mapping[int, Bytes]:
+        """Bytes that each rank with a plan holds then."""
+        return {each.rank: each.memory.peak for each in self.moments}
 
     def bound(self) -> Seconds:
         """Seconds that a step takes at least: those of the busiest queue."""

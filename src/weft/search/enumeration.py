@@ -116,12 +116,16 @@ class Enumeration:
         if likely and self._waits(front, point, seconds):
             front.put_back(point, seconds)
             return None
+        if not self._state.planned and not self._in_time(point):
+            front.put_back(point, seconds)
+            point = front.pop_known(self._in_time) or point
         return self._with_room(front, point)
 
     def _waits(self, front: Frontier, point: Point, seconds: Seconds) -> bool:
         """True where nothing fits so far, and others are the better beginning than a point that takes so many seconds.
 
-        They may have room, and these not; or one of which blocks run again is quicker than those by hand that have it.
+        They may have room, and these not; or one that was looked at, or of which blocks run again, is quicker than those
+        by hand that have it.
         """
         by_hand, others = self._state.fronts
         if self._state.best is not None:
@@ -129,10 +133,13 @@ class Enumeration:
         if not self._estimates.may_have_room(point):
             return self._lacks_room(front)
         times = _BINDS if self._may_look() else _BINDS_AT_ONCE
-        fewer = self._with_blocks_again(others)
-        if front is not by_hand or fewer is None or not self.is_crowded(seconds, times):
+        if front is not by_hand or not self.is_crowded(seconds, times):
             return False
-        return self._estimates.seconds(fewer) < seconds
+        fewer = self._with_blocks_again(others)
+        if fewer is not None and self._estimates.seconds(fewer) < seconds:
+            return True
+        known = others.known(self._in_time)
+        return known is not None and _ABOUT * self._estimates.seconds(known) < seconds
 
     def _with_blocks_again(self, others: Frontier) -> Point | None:
         """Of data parallel with blocks that run again the quickest; None where small steps do not say what it takes."""

@@ -198,7 +198,7 @@ def test_what_a_segment_is_the_last_to_read_goes_on_the_way() -> None:
     assert kib(fetched.memory) == {"activations": 17, "peak": 19}
 
 
-def loop(order: list[Moment] | None = None) -> dict[str, float]:
+def loop() -> RankPlan:
     """A forward of two micro-batches, a backward that adds up over them, and an update."""
     forward = (call("aten.mm.default", ["x", "w"], value("a", 8)),)
     backward = (
@@ -215,8 +215,11 @@ def loop(order: list[Moment] | None = None) -> dict[str, float]:
         register("a", 2, 3, kib=8, credits=2, rate=2),
         register("s", 3, 4, kib=4, kind="gradient"),
     )
-    steps = RankPlan(0, (W, X), (HOLD, FEED, *actors), (*BASE, *registers), 2)
-    return kib(memory(steps, order).memory)
+    return RankPlan(0, (W, X), (HOLD, FEED, *actors), (*BASE, *registers), 2)
+
+
+def of_loop(order: list[Moment] | None = None) -> dict[str, float]:
+    return kib(memory(loop(), order).memory)
 
 
 def moments(*acts: tuple[int, int]) -> list[Moment]:
@@ -224,13 +227,20 @@ def moments(*acts: tuple[int, int]) -> list[Moment]:
 
 
 def test_micro_batches_in_turn_hold_one_version() -> None:
-    assert loop() == {"gradients": 4, "activations": 12, "peak": 18}
-    assert loop() == loop(moments((1, 0), (2, 0), (3, 0), (2, 1), (3, 1), (4, 0)))
+    assert of_loop() == {"gradients": 4, "activations": 12, "peak": 18}
+    assert of_loop() == of_loop(moments((1, 0), (2, 0), (3, 0), (2, 1), (3, 1), (4, 0)))
+
+
+def test_acts_of_a_micro_batch_and_of_a_step_have_peaks_of_their_own() -> None:
+    """An update holds what was added up, a parameter and the batch; a backward an activation and its part besides."""
+    peak = memory(loop())
+    assert (peak.of_micro_batch, peak.of_step) == (18 * 1024, 6 * 1024)
+    assert peak.memory.peak == peak.of_micro_batch
 
 
 def test_all_forwards_first_hold_all_versions() -> None:
     gpipe = moments((1, 0), (2, 0), (2, 1), (3, 0), (3, 1), (4, 0))
-    assert loop(gpipe) == {"gradients": 4, "activations": 20, "peak": 26}
+    assert of_loop(gpipe) == {"gradients": 4, "activations": 20, "peak": 26}
 
 
 def all_reduce(*names: str) -> Communicate:

@@ -14,12 +14,13 @@ import torch
 from torch import nn
 
 import weft
-from search.jobs import begun, loss
+from search.jobs import begun, decoder, loss
 from weft.planning.stored_step import StoredStep
 from weft.search.evaluation.measures import Measures
 from weft.search.moves.groups import legal_signatures_of
 from weft.search.space.fixed import space_of
 from weft.search.space.point import Point
+from weft.search.space.points import Points
 from weft.search.state import SearchState
 
 SLOW = """
@@ -182,3 +183,34 @@ def test_gradients_and_sums_decide_where_links_are_slow(tmp_path: Path) -> None:
     assert few.rough_of(plain) > 10 * few.rough_of(grid)
     many = begun(many_samples(), str(tmp_path / "t.yaml")).estimates
     assert many.rough_of(plain) < many.rough_of(grid)
+
+
+def test_exchanges_of_each_micro_batch_decide_where_links_are_slow(tmp_path: Path) -> None:
+    """Split gradients are reduced, and split parameters gathered, in each of them."""
+    file = tmp_path / "slow.yaml"
+    file.write_text(SLOW)
+    found = begun(job(layers(512, 512, 512, 512, 10), 64, 512), str(file))
+    levels = [Point(4, zero=zero, micro_batches=8) for zero in range(4)]
+    whole, _, split, gathered = (_took(found, point) for point in levels)
+    assert 3 * whole < split < gathered
+    for point in levels:
+        assert 0.5 < found.estimates.rough_of(point) / _took(found, point) < 2, str(point)
+
+
+def _took(found: SearchState, point: Point) -> float:
+    answer = found.evaluator.of(found.strategy(point))
+    assert isinstance(answer, Measures), str(point)
+    return answer.seconds
+
+
+def test_blocks_that_run_again_take_what_all_their_calls_take() -> None:
+    """Products alone are the floor; what is between them is a large part of a decoder."""
+    found = begun(decoder(8), "h100x2")
+    kept, again = (Point(2, recompute=count) for count in (0, 8))
+    floors, work = found.floors, found.floors.work
+    least, about = (
+        [float(work.busy(Points.one(point), least=each)[0]) for point in (kept, again)]
+        for each in (True, False)
+    )
+    assert 0 < least[1] - least[0] < about[1] - about[0]
+    assert floors.least_of(again) <= _took(found, again)

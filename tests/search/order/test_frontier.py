@@ -114,3 +114,16 @@ def test_a_point_that_was_looked_at_meanwhile_stands_as_that_says() -> None:
     assert points.pop(always, always) == QUICK
     estimates.known, estimates.looks, estimates.seconds = 1, (SLOW,), lambda _: 0.1
     assert points.pop(lambda: False, always) == SLOW
+
+
+def test_the_quickest_known_one_stays_until_it_is_taken() -> None:
+    """Where none can be planned in time, the one that is planned the quickest; never one without room."""
+    points = front()
+    estimates: Any = points._estimates
+    assert points.known(always) is None
+    estimates.looks = (SLOW, MIDDLE, LARGE)
+    assert [points.known(always), points.known(always)] == [MIDDLE, MIDDLE]
+    assert points.known(lambda point: point == SLOW) == SLOW
+    assert points.known(lambda _: False) == MIDDLE
+    came = [points.pop_known(always) for _ in range(3)]
+    assert came == [MIDDLE, SLOW, None]

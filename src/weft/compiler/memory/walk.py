@@ -20,7 +20,7 @@ from weft.compiler.memory.strides import out_of_order
 from weft.compiler.memory.versions import ActVersions, Left, versions_of
 from weft.ir.plan import Collective, Communicate, RankPlan
 from weft.ir.queries.memory import KINDS, Kind, Memory, value_bytes
-from weft.units import Bytes
+from weft.units import NO_BYTES, Bytes
 
 
 @final
@@ -43,12 +43,16 @@ class Peak:
         memory: bytes by kind.
         held: what registers and running acts hold then, largest first, without variables and batch.
         actor: the actor that runs then; None when the rank holds nothing but variables.
+        of_micro_batch, of_step: bytes held when it is most while an act of several in a step begins, one for each
+            micro-batch; and one of which there is one in a step. The larger is the peak.
     """
 
     rank: int
     memory: Memory
     held: tuple[Held, ...] = ()
     actor: int | None = None
+    of_micro_batch: Bytes = NO_BYTES
+    of_step: Bytes = NO_BYTES
 
 
 def memory(plan: RankPlan, order: Iterable[Moment] | None = None) -> Peak:
@@ -134,6 +138,7 @@ class MemoryWalk:
         held: bytes of `now`, without the host's.
         extra: bytes of `running`.
         most: the peak so far.
+        highest: bytes of the peaks so far of acts of a micro-batch (True), and of a step (False).
         since: storages that have come and gone since then, in order.
     """
 
@@ -146,6 +151,7 @@ class MemoryWalk:
     held: int = 0
     extra: int = 0
     most: _Most = field(default_factory=lambda: _Most(-1, {}, None))
+    highest: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
     since: list[VersionStorage] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -292,6 +298,8 @@ class MemoryWalk:
     def _look(self, actor: int | None) -> None:
         """Remember the moment, if more is held than ever before."""
         total = self.held + self.extra
+        repeated = actor is not None and self.touched[actor].acts > 1
+        self.highest[repeated] = max(self.highest[repeated], total)
         if total > self.most.total:
             self.most = _Most(total, self.running.copy(), actor)
             self.since.clear()
@@ -312,4 +320,5 @@ class MemoryWalk:
             found.setdefault(name, []).append(size)
         sizes = [Held(name, len(each), Bytes(sum(each))) for name, each in found.items()]
         sizes.sort(key=lambda each: (-each.bytes, each.register))
-        return Peak(self.plan.rank, Memory.of(kinds), tuple(sizes), self.most.actor)
+        each = (Bytes(self.highest[repeated]) for repeated in (True, False))
+        return Peak(self.plan.rank, Memory.of(kinds), tuple(sizes), self.most.actor, *each)

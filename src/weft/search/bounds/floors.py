@@ -101,7 +101,7 @@ class Floors:
         whole = points.laid_as("free", "data")
         busy = self.work.busy(points)
         waiting = self.exchanges.sums(points) * np.where(points.laid("sequence"), 0.7, 1.0)
-        reduced = self.exchanges.reduction(whole) * np.where(points.zero == 3, 1.5, 1.0)
+        reduced = self.exchanges.reduction(whole) * _times_reduced(points)
         busy = busy * points.unevenness(self.facts.samples) + self._sent(points)
         late = (points.stages - 1) / (points.micro_batches * points.turns)
         even = busy * (self.work.unevenness(points) + late)
@@ -209,3 +209,14 @@ class Floors:
     def memory(self, points: Points) -> Floats:
         """Bytes that a rank takes at least, for each point."""
         return np.floor(self.states(points))
+
+
+def _times_reduced(points: Points) -> Floats:
+    """Times as long as their gradients are added up once that exchanges along the data axis take.
+
+    A gather of parameters takes as long as a reduction to shards. With ZeRO 1 there is one of each in a step, with
+    ZeRO 2 a reduction in each micro-batch, with ZeRO 3 also a gather in its forward and one in its backward.
+    """
+    each = points.micro_batches
+    levels = [points.zero == level for level in (1, 2, 3)]
+    return np.select(levels, [np.full_like(each, 2), each + 1, 3 * each], 1).astype(np.float64)

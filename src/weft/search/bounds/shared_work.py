@@ -52,6 +52,7 @@ class StepWork:
         calls: of all calls, without their starts.
         products: how many matrix products there are.
         again: of the products in blocks that run again when blocks are recomputed.
+        all_again: of all calls that run again then.
         update: of all updates.
         losses: of cross-entropies, which take fewer passes where their classes are split.
         forward: of the calls of the forward, but for cross-entropies.
@@ -60,6 +61,7 @@ class StepWork:
     calls: float
     products: float
     again: float
+    all_again: float
     update: float
     losses: float
     forward: float
@@ -77,7 +79,8 @@ class _Together:
 
     Attributes:
         calls: of all calls, without their starts.
-        again: of those that run again.
+        again: of the products that run again.
+        all_again: of all that run again.
         update: of all updates.
         losses: of cross-entropies.
         forward: of the calls of the forward, but for cross-entropies.
@@ -86,6 +89,7 @@ class _Together:
 
     calls: float
     again: float
+    all_again: float
     update: float
     losses: float
     forward: float
@@ -136,7 +140,7 @@ class SharedWork:
 
     def _work_of(self, first: int, calls: Mapping[CountedCall, int]) -> StepWork:
         start = self._start(first)
-        total = products = again = losses = forward = 0.0
+        total = products = again = all_again = losses = forward = 0.0
         for (call, runs_again, in_forward), count in calls.items():
             seconds = max(self._costs.of_call(first, call).seconds - start, 0.0)
             dtype = next((spec.dtype for spec in call.operands if "float" in spec.dtype), "float32")
@@ -145,11 +149,12 @@ class SharedWork:
                 seconds = min(seconds, work / self._rate(first, dtype)) if work else seconds
                 products += count
                 again += count * seconds if runs_again else 0.0
+            all_again += count * seconds if runs_again else 0.0
             loss = call.op in _LOSS
             losses += count * seconds if loss else 0.0
             forward += count * seconds if in_forward and not loss else 0.0
             total += count * seconds
-        return StepWork(total, products, again, 0.0, losses, forward)
+        return StepWork(total, products, again, all_again, 0.0, losses, forward)
 
     def _start(self, first: int) -> float:
         tiny = tensor_spec((1,), "float32")
@@ -203,11 +208,8 @@ class SharedWork:
     def _calls(self, points: Points, least: bool) -> Floats:
         """Seconds of calls without their starts."""
         calls = self._of_ranks(points, lambda each: each.calls)
-        calls += np.where(
-            points.recompute > 0,
-            self._of_ranks(points, lambda each: each.again) * points.recompute / self._blocks,
-            0.0,
-        )
+        again = self._of_ranks(points, lambda each: each.again if least else each.all_again)
+        calls += again * points.recompute / self._blocks
         if not least:
             return calls
         losses = self._of_ranks(points, lambda each: each.losses)
@@ -234,9 +236,11 @@ class SharedWork:
 
             whole = shared(lambda work: work.calls)
             with_again = shared(lambda work: work.calls + work.again)
+            with_all_again = shared(lambda work: work.calls + work.all_again)
             self._shared[ranks] = _Together(
                 whole,
                 with_again - whole,
+                with_all_again - whole,
                 shared(lambda work: work.update),
                 whole - shared(lambda work: work.calls - work.losses),
                 shared(lambda work: work.forward),

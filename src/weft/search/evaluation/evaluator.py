@@ -26,7 +26,6 @@ from weft.search.evaluation.measures import (
     Refused,
     key_of,
     measures_of,
-    memory_of,
 )
 from weft.search.evaluation.messages import Setup, StepName
 from weft.search.evaluation.planners import Planners
@@ -223,7 +222,7 @@ class Evaluator:
                             return Longer(least())
                 self._last.clear()
                 self._last[key] = Whole(priced.simulation, compiled.deduced)
-                return measures_of(priced.simulation, memory_of(priced.peaks, self.machine))
+                return measures_of(priced.simulation, priced.moments, self.machine)
         except UserError as error:
             return Refused(str(error))
         except InternalError as error:

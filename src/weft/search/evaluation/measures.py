@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias, final
 
+from weft.compiler.memory.walk import Peak
 from weft.planning.machine import Machine
 from weft.simulator.results.simulation import Simulation
 from weft.strategy.strategy import Strategy
@@ -24,12 +25,14 @@ class Measures:
             limits, at most the least of these if all have room, and as many more as the one without room lacks.
         exposed: seconds in which compute queues wait for exchanges, the mean of all ranks.
         idle: seconds in which they do nothing else either.
+        parts: bytes as `memory` of the acts of a micro-batch, and of those of a step; none where that is not known.
     """
 
     seconds: Seconds
     memory: Bytes
     exposed: Seconds
     idle: Seconds
+    parts: tuple[Bytes, ...] = field(default=(), compare=False)
 
     @property
     def computing(self) -> Seconds:
@@ -83,8 +86,12 @@ def key_of(strategy: Strategy) -> str:
     return hashlib.sha256(str(strategy).encode()).hexdigest()[:32]
 
 
-def measures_of(simulation: Simulation, memory: Bytes) -> Measures:
-    """The figures of a simulation that are compared, beside its memory."""
+def measures_of(simulation: Simulation, moments: Iterable[Peak], machine: Machine) -> Measures:
+    """The figures that are compared of a simulation, and of the moments when ranks hold most."""
+    found = tuple(moments)
     unused = simulation.bubble * simulation.step_seconds
     idle = Seconds(max(unused - simulation.exposed, 0.0))
-    return Measures(simulation.step_seconds, memory, simulation.exposed, idle)
+    ranks = [peak.rank for peak in found]
+    sizes = zip(*((p.memory.peak, p.of_micro_batch, p.of_step) for p in found), strict=True)
+    memory, *parts = (memory_of(dict(zip(ranks, each, strict=True)), machine) for each in sizes)
+    return Measures(simulation.step_seconds, memory, simulation.exposed, idle, tuple(parts))

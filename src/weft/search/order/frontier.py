@@ -116,10 +116,32 @@ class Frontier:
                 return self._taken(number)
             point = self._points.point(number)
             if not self._estimates.looked_at(point) and not more():
-                known = self._pop_known(in_time)
+                known = self.pop_known(in_time)
                 if known is not None or not must():
                     return known
             self._look(number)
+
+    def known(self, in_time: Callable[[Point], bool]) -> Point | None:
+        """The quickest point that was looked at, has room and can be planned in time; None where there is none.
+
+        Where none can be, the one that is planned the quickest.
+        """
+        estimates, points = self._estimates, self._points
+        numbers = np.flatnonzero(self._left & self._looked_at())
+        known = [points.point(int(each)) for each in numbers]
+        known = [point for point in known if estimates.has_room(point)]
+
+        def order(point: Point) -> tuple[bool, float]:
+            if in_time(point):
+                return False, estimates.seconds(point)
+            return True, estimates.seconds_of_plan(point)
+
+        return min(known, key=order, default=None)
+
+    def pop_known(self, in_time: Callable[[Point], bool]) -> Point | None:
+        """The point that `known` gives, which comes out."""
+        point = self.known(in_time)
+        return None if point is None else self._taken(self._number(point))
 
     def _look(self, number: int) -> None:
         """Look at a point, and have those that are next planned by other processes meanwhile."""
@@ -180,25 +202,6 @@ class Frontier:
         now = self._now()
         several = np.argpartition(now, min(count, len(now) - 1))[:count]
         yield from (int(each) for each in several[np.argsort(now[several], kind="stable")])
-
-    def _pop_known(self, in_time: Callable[[Point], bool]) -> Point | None:
-        """The quickest point that was looked at, has room and can be planned in time; None where there is none.
-
-        Where none can be, the one that is planned the quickest.
-        """
-        estimates, points = self._estimates, self._points
-        known = [int(each) for each in np.flatnonzero(self._left & self._looked_at())]
-        known = [number for number in known if estimates.has_room(points.point(number))]
-        if not known:
-            return None
-
-        def order(number: int) -> tuple[bool, float]:
-            point = points.point(number)
-            if in_time(point):
-                return False, estimates.seconds(point)
-            return True, estimates.seconds_of_plan(point)
-
-        return self._taken(min(known, key=order))
 
     def _looked_at(self) -> Mask:
         """The points of which the one without stages was looked at."""

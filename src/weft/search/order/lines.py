@@ -74,10 +74,17 @@ class Lines:
 
 
 def _longer(one: Measures, two: Measures, times: float) -> Measures:
-    """The measures as `along` says, of a step with more of all: seconds and bytes are none below those of the first."""
+    """The measures as `along` says, of a step with more of all: seconds and bytes are none below those of the first.
+
+    What is held most while micro-batches run grows otherwise than what is held before and after (of few blocks an
+    update of the embedding may take more than their activations): each on its own line.
+    """
     found = along(one, two, times)
-    seconds, memory = max(found.seconds, one.seconds), max(found.memory, one.memory)
-    return replace(found, seconds=Seconds(seconds), memory=Bytes(memory))
+    parts = (
+        first + times * (second - first) for first, second in zip(one.parts, two.parts, strict=True)
+    )
+    seconds, memory = max(found.seconds, one.seconds), max(found.memory, one.memory, *parts)
+    return replace(found, seconds=Seconds(seconds), memory=Bytes(int(memory)))
 
 
 def along(one: Measures, two: Measures, times: float) -> Measures:

@@ -41,7 +41,9 @@ def to_json(learned: Learned) -> dict[str, Any]:
 def _answer_json(answer: Answer | None) -> list[float] | str | None:
     if isinstance(answer, Refused):
         return answer.why
-    return None if answer is None else list(astuple(answer))
+    if answer is None:
+        return None
+    return [answer.seconds, answer.memory, answer.exposed, answer.idle]
 
 
 def from_json(content: Mapping[str, Any]) -> Learned:
