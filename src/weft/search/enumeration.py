@@ -23,13 +23,13 @@ from weft.units import Seconds
 SLOWER = "no quicker than the best, whatever their plans"
 NO_ROOM = "take more memory than there is, whatever their plans"
 SLOWER_BEFORE = "far slower in the search that this one starts from, with something else fixed"
-# A point that should take so many times as long as the best waits until moves from that were tried: by small steps, and
-# by floors.
-_UNLIKELY, _UNLIKELY_ROUGH = 1.02, 2.0
+# A point that should take so many times as long as the best waits until moves from that were tried: by small steps,
+# before these were planned, and by floors where there are none.
+_UNLIKELY, _UNLIKELY_UNSEEN, _UNLIKELY_ROUGH = 1.02, 1.1, 2.0
 # So many times as long as the best: far slower.
 _FAR = 1.1
 # So many times as long as without a limit of memory: that limit binds, where there is time to look, and where not.
-_BINDS, _BINDS_AT_ONCE = 1.05, 1.01
+_BINDS, BINDS_AT_ONCE = 1.05, 1.01
 # The part of the time that is left which the cheapest layouts of data parallel may take.
 _CHEAPEST = 0.4
 # Seconds that differ by less than so many times are about the same.
@@ -78,18 +78,30 @@ class Enumeration:
         """
         hands, others = self._state.fronts
         front = hands if by_hand else others
+        aside = dict[Point, Seconds]()
         while self._has_left(front) and self._goes_on():
-            if likely and (self._is_unlikely(front.next_seconds) or self._lacks_room(front)):
-                return
+            if likely and (self._is_unlikely(front) or self._lacks_room(front)):
+                break
             point = self._next(front, likely)
             if point is None:
-                return
-            if self._state.planned and not self._in_time(point):
-                self._state.skipped[NO_TIME] += 1
-            elif self._was_slower(point):
-                self._state.skipped[SLOWER_BEFORE] += 1
+                break
+            seconds = self._estimates.seconds(point)
+            if likely and seconds > self._times(seen=True) * self._state.quickest:
+                aside[point] = seconds
             else:
-                self._plan_point(front, point)
+                self._plan_next(front, point)
+        for point, seconds in aside.items():
+            front.put_back(point, seconds)
+
+    def _plan_next(self, front: Frontier, point: Point) -> None:
+        """Plan a point that came out, or the one with fewer blocks recomputed, if there is time and reason to."""
+        point = self._with_room(front, point)
+        if self._state.planned and not self._in_time(point):
+            self._state.skipped[NO_TIME] += 1
+        elif self._was_slower(point):
+            self._state.skipped[SLOWER_BEFORE] += 1
+        else:
+            self._plan_point(front, point)
 
     def _goes_on(self) -> bool:
         """True where one more point may be planned; as long as nothing fits, what the last ones took is no matter."""
@@ -119,20 +131,20 @@ class Enumeration:
         if not self._state.planned and not self._in_time(point):
             front.put_back(point, seconds)
             point = front.pop_known(self._in_time) or point
-        return self._with_room(front, point)
+        return point
 
     def _waits(self, front: Frontier, point: Point, seconds: Seconds) -> bool:
         """True where nothing fits so far, and others are the better beginning than a point that takes so many seconds.
 
-        They may have room, and these not; or one that was looked at, or of which blocks run again, is quicker than those
-        by hand that have it.
+        They may have room, and these not; or one that was looked at, or of which blocks run again, is quicker than
+        those by hand that have it.
         """
         by_hand, others = self._state.fronts
         if self._state.best is not None:
             return False
         if not self._estimates.may_have_room(point):
             return self._lacks_room(front)
-        times = _BINDS if self._may_look() else _BINDS_AT_ONCE
+        times = _BINDS if self._may_look() else BINDS_AT_ONCE
         if front is not by_hand or not self.is_crowded(seconds, times):
             return False
         fewer = self._with_blocks_again(others)
@@ -142,19 +154,32 @@ class Enumeration:
         return known is not None and _ABOUT * self._estimates.seconds(known) < seconds
 
     def _with_blocks_again(self, others: Frontier) -> Point | None:
-        """Of data parallel with blocks that run again the quickest; None where small steps do not say what it takes."""
+        """Of data parallel with blocks that run again the quickest; None where small steps do not say what it takes.
+
+        Those are looked at that should be the quickest by what the looks before said, while there is time.
+        """
         if self._facts.small is None or self._facts.blocks is None:
             return None
         every, count = others.points, self._facts.blocks.count
         mask = (every.stages == 1) & (every.tensor == 1) & (every.recompute == count)
-        again = every.where(mask)
-        return again.point(int(self._estimates.rough(again).argmin())) if len(again) else None
+        again, found = every.where(mask), dict[Point, Seconds]()
+        while len(again) and (not found or self._may_look()):
+            point = again.point(int(self._estimates.rough(again).argmin()))
+            if point in found:
+                break
+            found[point] = self._estimates.seconds(point)
+        return min(found, key=lambda point: found[point], default=None)
 
     def _lacks_room(self, front: Frontier) -> bool:
         """True where nothing fits so far, none of these points should have room, and one of the others may."""
         by_hand, others = self._state.fronts
         other = others if front is by_hand else by_hand
         return self._state.best is None and not front.has_room() and other.has_room()
+
+    def knows_quicker(self) -> bool:
+        """True where a point that nobody writes by hand was looked at that should be quicker than the best."""
+        known = self._state.fronts[1].known(self._in_time)
+        return known is not None and self._estimates.seconds(known) < self._state.quickest
 
     def is_crowded(self, seconds: Seconds, times: float = _BINDS) -> bool:
         """True where the quickest point by hand would be so many times as fast, if memory were no matter."""
@@ -185,7 +210,8 @@ class Enumeration:
     def look_at_kinds(self) -> None:
         """Look at the best, by rough estimate, of each kind of strategy that people write by hand.
 
-        By small steps where there are any, else by a plan of the whole.
+        By small steps where there are any, else by a plan of the whole. Where the quickest lacks room, at the one with
+        blocks that run again, too.
         """
         front = self._state.fronts[0]
         plan = took = 0.0
@@ -202,6 +228,9 @@ class Enumeration:
                 seconds = self._estimates.seconds_of_plan(point)
                 plan = min(plan, seconds) if plan else seconds
             took = monotonic() - begin
+        quickest = self._estimates.quickest(self._state.by_hand)
+        if quickest is not None and not self._estimates.may_have_room(quickest[0]):
+            self._with_blocks_again(self._state.fronts[1])
 
     def plan_cheapest(self) -> None:
         """Plan the layouts that sum to the least on all ranks, with nothing else: no point says them.
@@ -286,6 +315,12 @@ class Enumeration:
             and not self._evaluator.knows(self._state.strategy(point))
         )
 
-    def _is_unlikely(self, seconds: float) -> bool:
-        times = _UNLIKELY_ROUGH if self._facts.small is None else _UNLIKELY
-        return self._state.best is not None and seconds > times * self._state.quickest
+    def _is_unlikely(self, front: Frontier) -> bool:
+        """True where the next point should take far longer than the best, and so all others."""
+        return front.next_seconds > self._times(seen=False) * self._state.quickest
+
+    def _times(self, seen: bool) -> float:
+        """Times as long as the best that points may take that are planned before moves."""
+        if self._facts.small is None:
+            return _UNLIKELY_ROUGH
+        return _UNLIKELY if seen else _UNLIKELY_UNSEEN
