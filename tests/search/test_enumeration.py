@@ -7,6 +7,7 @@ import pytest
 import weft
 from search.jobs import begun, decoder
 from weft.search.enumeration import Enumeration
+from weft.search.order.estimates import Estimates
 from weft.search.space.fixed import space_of
 from weft.search.space.point import Point
 from weft.units import Seconds
@@ -15,6 +16,8 @@ from weft.units import Seconds
 # blocks that run again.
 LIMIT = 300_000
 RESERVE = begun(decoder(8), "h100x2").floors.reserve
+# With that fixed there are few points.
+FEW = weft.Strategy(stages=1, zero=weft.Zero(3))
 
 
 @pytest.mark.parametrize("until", [0.0, 1.0])
@@ -83,6 +86,50 @@ def test_those_by_hand_wait_for_far_quicker_ones_that_were_looked_at(
     assert points._waits(hands, Point(2), slow)
     assert not points._waits(hands, Point(2), quick)
     assert not points._waits(others, Point(2), slow)
+
+
+def test_points_that_are_planned_are_not_left() -> None:
+    """Whoever plans them: looks at kinds, the cheapest layouts, or their turn. All others are counted, once."""
+    search = begun(decoder(2), "h100x2", base=FEW)
+    points = Enumeration(search, lambda _: None)
+    points.arrange(space_of(search.facts, False))
+    count = len(search.by_hand) + len(search.fronts[1]) + sum(search.skipped.values())
+    points.look_at_kinds()
+    assert search.points
+    points.plan_cheapest()
+    for by_hand in (True, False):
+        points.plan_points(by_hand, likely=False)
+    planned = len(search.points)
+    assert planned + sum(search.skipped.values()) + sum(map(len, search.fronts)) == count
+    assert search.estimates.known == planned
+
+
+def test_points_that_were_looked_at_and_are_slower_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before moves those within a tenth of the best are looked at, and none of them hides the next."""
+    search = begun(decoder(8), "h100x2", base=FEW)
+    points = Enumeration(search, lambda _: None)
+    points.arrange(space_of(search.facts, False))
+    points._plan_point(search.fronts[0], Point(2))
+    before = [len(front) for front in search.fronts]
+
+    def slower(estimates: Estimates, point: Point) -> float:
+        estimates.refined(point)
+        return 1.05 * search.quickest
+
+    monkeypatch.setattr(Estimates, "seconds", slower)
+    points.plan_points(False, likely=True)
+    assert list(search.points) == [Point(2)]
+    assert [len(front) for front in search.fronts] == before
+    assert len(search.estimates.looks) > 1
+
+
+def test_others_that_were_looked_at_may_be_known_to_be_quicker() -> None:
+    search = begun(decoder(8), "h100x2")
+    points = Enumeration(search, lambda _: None)
+    points.arrange(space_of(search.facts, False))
+    assert not points.knows_quicker()
+    search.estimates.refined(Point(1, micro_batches=2))
+    assert points.knows_quicker()
 
 
 def test_a_best_that_another_process_has_planned_takes_time_at_the_end() -> None:

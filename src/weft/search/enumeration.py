@@ -23,12 +23,13 @@ from weft.units import Seconds
 SLOWER = "no quicker than the best, whatever their plans"
 NO_ROOM = "take more memory than there is, whatever their plans"
 SLOWER_BEFORE = "far slower in the search that this one starts from, with something else fixed"
-# A point that should take so many times as long as the best waits until moves from that were tried: by small steps,
-# before these were planned, and by floors where there are none.
+# Before moves from the best, points are planned that should take so many times as long as it at most: by small steps;
+# before these were planned, by floors; and by floors where the step has none.
 _UNLIKELY, _UNLIKELY_UNSEEN, _UNLIKELY_ROUGH = 1.02, 1.1, 2.0
 # So many times as long as the best: far slower.
 _FAR = 1.1
-# So many times as long as without a limit of memory: that limit binds, where there is time to look, and where not.
+# The limit of memory binds where the best takes so many times as long as without it: while there is time for looks, and
+# where there is none, or points by hand are done.
 _BINDS, BINDS_AT_ONCE = 1.05, 1.01
 # The part of the time that is left which the cheapest layouts of data parallel may take.
 _CHEAPEST = 0.4
@@ -69,7 +70,7 @@ class Enumeration:
         limit = self._floors.limit
         return self._floors.memory(points) <= (inf if limit is None else limit)
 
-    def plan_points(self, by_hand: bool, likely: bool) -> None:
+    def plan_points(self, by_hand: bool, *, likely: bool) -> None:
         """Plan points, the quickest by estimate first, while the budget lasts.
 
         Args:
@@ -79,29 +80,33 @@ class Enumeration:
         hands, others = self._state.fronts
         front = hands if by_hand else others
         aside = dict[Point, Seconds]()
-        while self._has_left(front) and self._goes_on():
-            if likely and (self._is_unlikely(front) or self._lacks_room(front)):
-                break
-            point = self._next(front, likely)
-            if point is None:
-                break
-            seconds = self._estimates.seconds(point)
-            if likely and seconds > self._times(seen=True) * self._state.quickest:
-                aside[point] = seconds
-            else:
-                self._plan_next(front, point)
-        for point, seconds in aside.items():
-            front.put_back(point, seconds)
+        try:
+            while self._has_left(front) and self._goes_on():
+                if likely and (self._is_unlikely(front) or self._lacks_room(front)):
+                    return
+                point = self._next(front, likely)
+                if point is None:
+                    return
+                seconds = self._estimates.seconds(point)
+                if likely and seconds > self._times(seen=True) * self._state.quickest:
+                    aside[point] = seconds
+                else:
+                    self._plan_next(front, point)
+        finally:
+            for point, seconds in aside.items():
+                front.put_back(point, seconds)
 
     def _plan_next(self, front: Frontier, point: Point) -> None:
         """Plan a point that came out, or the one with fewer blocks recomputed, if there is time and reason to."""
-        point = self._with_room(front, point)
-        if self._state.planned and not self._in_time(point):
-            self._state.skipped[NO_TIME] += 1
-        elif self._was_slower(point):
-            self._state.skipped[SLOWER_BEFORE] += 1
+        planned = self._with_room(front, point)
+        # The one with fewer may be no point of the space, and the other went back: only what came out counts.
+        came_out = int(planned == point)
+        if self._state.planned and not self._in_time(planned):
+            self._state.skipped[NO_TIME] += came_out
+        elif self._was_slower(planned):
+            self._state.skipped[SLOWER_BEFORE] += came_out
         else:
-            self._plan_point(front, point)
+            self._plan_point(front, planned)
 
     def _goes_on(self) -> bool:
         """True where one more point may be planned; as long as nothing fits, what the last ones took is no matter."""
@@ -188,14 +193,14 @@ class Enumeration:
 
     def _first(self, front: Frontier) -> Point:
         """The next point, before all others were looked at; while time lasts one that has room by small steps."""
-        point = front.first()
+        point = front.pop_as_it_stands()
         while self._facts.small is not None and self._state.budget.allows(0):
             if self._estimates.refined(point) is None or self._estimates.has_room(point):
                 break
             front.put_back(point, self._estimates.seconds(point))
             if not front.has_room():
-                return front.first()
-            point = front.first()
+                return front.pop_as_it_stands()
+            point = front.pop_as_it_stands()
         return point
 
     def _with_room(self, front: Frontier, point: Point) -> Point:
@@ -287,11 +292,13 @@ class Enumeration:
         following = front.next_point(unseen=self._facts.small is None)
         if following is not None and self._in_time(following):
             self._evaluator.ahead(self._state.strategy(following))
+        for each in self._state.fronts:
+            each.take(point)
         by_hand = bool(Points.one(point).by_hand[0])
         measures = self._state.plan(str(point), self._state.strategy(point), by_hand)
-        self._state.points[point] = measures
-        if isinstance(measures, Measures):
+        if isinstance(measures, Measures) and point not in self._state.points:
             self._estimates.learn(point, measures)
+        self._state.points[point] = measures
         self._told(self._state)
 
     def _may_look(self) -> bool:

@@ -33,7 +33,7 @@ from weft.strategy.strategy import Strategy
 from weft.units import Seconds
 
 NO_TIME, NO_MOVES = "not reached in time", "not reached with so many moves"
-# Layouts are summed up in this part of the time of a plan, about; in stages, of which the rest takes longer.
+# Summing up layouts takes this part of a plan's seconds, about; less in stages, whose plans take longer.
 ADDED_UP, _ADDED_UP_IN_STAGES = 0.5, 0.25
 # So many of the reasons for which moves were refused stand in the result, the most frequent ones.
 _REASONS = 3

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
+from weft.errors import InternalError
 from weft.search.order.frontier import Frontier
 from weft.search.space.point import Point
 from weft.search.space.points import Floats, Points
@@ -21,7 +23,7 @@ class Known:
     known = 0
     looks: tuple[Point, ...] = ()
 
-    def by_floors(self, points: Points) -> Points:
+    def rough_parts(self, points: Points) -> Points:
         return points
 
     def rough_from(self, points: Points) -> Floats:
@@ -90,7 +92,7 @@ def test_a_point_goes_back_behind_one_that_is_like_it() -> None:
 
 def test_a_point_that_came_out_unseen_keeps_the_place_that_it_is_put_back_to() -> None:
     points = front()
-    taken = points.first()
+    taken = points.pop_as_it_stands()
     points.put_back(taken, Seconds(2.5))
     estimates: Any = points._estimates
     estimates.known += 1
@@ -127,3 +129,12 @@ def test_the_quickest_known_one_stays_until_it_is_taken() -> None:
     assert points.known(lambda _: False) == MIDDLE
     came = [points.pop_known(always) for _ in range(3)]
     assert came == [MIDDLE, SLOW, None]
+
+
+def test_a_point_that_was_planned_is_taken_out_wherever_it_stands() -> None:
+    points = front()
+    points.take(MIDDLE)
+    points.take(Point(64))
+    assert [points.pop(always, always) for _ in range(3)] == [QUICK, SLOW, LARGE]
+    with pytest.raises(InternalError, match="never was"):
+        points.put_back(Point(64), Seconds(1.0))

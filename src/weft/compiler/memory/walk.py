@@ -43,8 +43,8 @@ class Peak:
         memory: bytes by kind.
         held: what registers and running acts hold then, largest first, without variables and batch.
         actor: the actor that runs then; None when the rank holds nothing but variables.
-        of_micro_batch, of_step: bytes held when it is most while an act of several in a step begins, one for each
-            micro-batch; and one of which there is one in a step. The larger is the peak.
+        of_micro_batch, of_step: the most bytes held as an act begins of which a step has several, one for each
+            micro-batch, or one; the larger is the peak. Without micro-batches the first is 0.
     """
 
     rank: int
@@ -139,7 +139,7 @@ class MemoryWalk:
         extra: bytes of `running`.
         most: the peak so far.
         highest: bytes of the peaks so far of acts of a micro-batch (True), and of a step (False).
-        since: storages that have come and gone since then, in order.
+        since: storages that came or went since the peak, in order.
     """
 
     plan: RankPlan
@@ -168,7 +168,7 @@ class MemoryWalk:
         self.touched = versions_of(self.plan, self.acts)
         for item in self.plan.inputs:
             self._add(KINDS[item.role], value_bytes(item.value))
-        self._look(None)
+        self._note_peak(None)
 
     def take(self, moment: Moment) -> None:
         """An act begins or ends."""
@@ -202,7 +202,7 @@ class MemoryWalk:
         extra = self._extra(actor, touched, micro)
         self.running[actor] = extra
         self.extra += extra.total
-        self._look(actor)
+        self._note_peak(actor)
 
     def end(self, actor: int, micro: int) -> None:
         """It leaves what it made, and gives back what it was the last to read."""
@@ -295,7 +295,7 @@ class MemoryWalk:
         if kind != "host":
             self.held += size
 
-    def _look(self, actor: int | None) -> None:
+    def _note_peak(self, actor: int | None) -> None:
         """Remember the moment, if more is held than ever before."""
         total = self.held + self.extra
         repeated = actor is not None and self.touched[actor].acts > 1

@@ -108,23 +108,23 @@ class Floors:
         found: Floats = even + waiting + np.maximum(reduced - busy / 2, 0.05 * reduced)
         return found
 
-    def crowding(self, likely: Floats) -> Floats:
+    def crowding(self, memory: Floats) -> Floats:
         """1 where points have room, probably; else more the more they lack.
 
         Args:
-            likely: bytes that each takes about, beside what devices reserve.
+            memory: bytes that each takes about, beside what devices reserve.
         """
         if self.limit is None:
-            return np.ones(len(likely))
-        over = likely / (_ROOM * max(self.limit - self.reserve, 1))
+            return np.ones(len(memory))
+        over = memory / (_ROOM * max(self.limit - self.reserve, 1))
         return np.where(over > 1, _CROWDED * over, 1.0)
 
-    def likely(self, points: Points) -> Floats:
+    def memory_about(self, points: Points) -> Floats:
         """Bytes that a rank takes about, beside what its device reserves."""
         free = points.laid("free") & (points.tensor > 1)
         found = np.empty(len(points))
-        found[free] = self._likely(points.where(free).data_parallel())
-        found[~free] = self._likely(points.where(~free).laid_as("free", "data"))
+        found[free] = self._memory_about(points.where(free).data_parallel())
+        found[~free] = self._memory_about(points.where(~free).laid_as("free", "data"))
         return found
 
     def _sent(self, points: Points) -> Floats:
@@ -135,7 +135,7 @@ class Floors:
         part = points.offload / blocks.count / points.ranks
         return 2 * self.work.to_host(Bytes(int(self.facts.kept))) * part
 
-    def _likely(self, points: Points) -> Floats:
+    def _memory_about(self, points: Points) -> Floats:
         """Bytes that a rank takes about, where layouts are those that people write by hand."""
         m, s, facts = points.micro_batches, points.stages, self.facts
         flying = np.where(points.scheduled("gpipe"), m, np.minimum(s, m))

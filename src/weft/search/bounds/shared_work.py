@@ -46,11 +46,11 @@ _LOSS = frozenset(
 @final
 @dataclass(frozen=True)
 class StepWork:
-    """Seconds of a step's calls on one device of a kind, whole.
+    """The work of a step on one device of a kind, whole, in seconds but for `products`.
 
     Attributes:
         calls: of all calls, without their starts.
-        products: how many matrix products there are.
+        products: the number of matrix products.
         again: of the products in blocks that run again when blocks are recomputed.
         all_again: of all calls that run again then.
         update: of all updates.

@@ -24,8 +24,9 @@ class Measures:
         memory: bytes that the rank with the least room takes, with what its device reserves. Where ranks have unlike
             limits, at most the least of these if all have room, and as many more as the one without room lacks.
         exposed: seconds in which compute queues wait for exchanges, the mean of all ranks.
-        idle: seconds in which they do nothing else either.
-        parts: bytes as `memory` of the acts of a micro-batch, and of those of a step; none where that is not known.
+        idle: seconds in which they neither work nor wait for exchanges.
+        parts: bytes as `memory` of the acts of a micro-batch (0 without any), and of those of a step; none where that
+            is not known.
     """
 
     seconds: Seconds
@@ -71,8 +72,9 @@ def memory_of(peaks: Mapping[int, Bytes], machine: Machine) -> Bytes:
         machine: rank r runs on device r.
     """
     reserves = {rank: machine.costs.capacity(rank).reserve for rank in peaks}
-    over, rank = max((peaks[r] + reserves[r] - machine.limit_of(r), -r) for r in peaks)
-    total, least = peaks[-rank] + reserves[-rank], machine.least_limit
+    lacks = {r: peaks[r] + reserves[r] - machine.limit_of(r) for r in peaks}
+    rank = min(lacks, key=lambda r: (-lacks[r], r))
+    over, total, least = lacks[rank], peaks[rank] + reserves[rank], machine.least_limit
     if least is None:
         return Bytes(total)
     return Bytes(max(total, least + over) if over > 0 else min(total, least))

@@ -31,29 +31,29 @@ _STAGED = 0.7
 # such as tokens, their shards cannot stay as they are.
 _UNEVEN = 2.0
 # The part of the limit that a point with as few blocks recomputed as fit may take by estimate.
-_ROOM = 0.97
+_ROOM_WITH_FEW = 0.97
 # A point that has no room comes behind all that have, those first that have almost.
 _NO_ROOM = 100.0
 
 
 @final
-class Floored(NamedTuple):
-    """Estimates of points by floors, and the columns that those of points alike have in common.
+class Rough(NamedTuple):
+    """Estimates of points before any plan, and the columns that those of points alike have in common.
 
     Attributes:
-        about: seconds, with room or without.
-        likely: bytes beside what devices reserve.
+        seconds: of a step, with room or without.
+        memory: bytes beside what devices reserve.
         columns: by name.
     """
 
-    about: Floats
-    likely: Floats
+    seconds: Floats
+    memory: Floats
     columns: Columns
 
 
 @final
-class ByFloors(NamedTuple):
-    """All that floors say of points.
+class RoughParts(NamedTuple):
+    """All that is said of points before any plan.
 
     Attributes:
         points: as they stand.
@@ -61,9 +61,9 @@ class ByFloors(NamedTuple):
         kept: the same of these with no such block.
     """
 
-    points: Floored
+    points: Rough
     every: Mask
-    kept: Floored
+    kept: Rough
 
 
 @final
@@ -105,21 +105,21 @@ class Estimates:
 
     def rough(self, points: Points) -> Floats:
         """Seconds of steps by floors, times what points alike took longer than theirs; more where they lack room."""
-        return self.rough_from(self.by_floors(points))
+        return self.rough_from(self.rough_parts(points))
 
-    def by_floors(self, points: Points) -> ByFloors:
+    def rough_parts(self, points: Points) -> RoughParts:
         """All that floors say of points, which does not change in a search."""
         blocks = self._blocks if self.floors.limit is not None else 0
         mask: Mask = (points.recompute + points.offload == blocks) & (blocks > 0)
         kept = points.where(mask).with_all_kept()
-        return ByFloors(self._floored(points), mask, self._floored(kept))
+        return RoughParts(self._rough(points), mask, self._rough(kept))
 
-    def _floored(self, points: Points) -> Floored:
+    def _rough(self, points: Points) -> Rough:
         columns = columns_of(points, self.floors.facts.samples)
         about = self.floors.about(points) * np.where(columns["uneven"], _UNEVEN, 1.0)
-        return Floored(about, self.floors.likely(points), columns)
+        return Rough(about, self.floors.memory_about(points), columns)
 
-    def rough_from(self, known: ByFloors) -> Floats:
+    def rough_from(self, known: RoughParts) -> Floats:
         """Seconds as `rough` gives them, from what floors say.
 
         Points of which all blocks run again, or wait, stand for those with as few of them as give room.
@@ -131,12 +131,12 @@ class Estimates:
             seconds[every] = self._with_fewer(seconds[every], memory[every], known.kept)
         return seconds * crowding
 
-    def _corrected(self, floored: Floored) -> tuple[Floats, Floats]:
+    def _corrected(self, rough: Rough) -> tuple[Floats, Floats]:
         """Seconds, and bytes beside what devices reserve, as what points alike took says."""
-        ratios = self._alike.ratios(floored.columns)
-        return floored.about * ratios.seconds, floored.likely * ratios.memory
+        ratios = self._alike.ratios(rough.columns)
+        return rough.seconds * ratios.seconds, rough.memory * ratios.memory
 
-    def _with_fewer(self, seconds: Floats, memory: Floats, kept: Floored) -> Floats:
+    def _with_fewer(self, seconds: Floats, memory: Floats, kept: Rough) -> Floats:
         """Between none of the blocks and all of them, as far as room asks for; all where none need."""
         none, most = self._corrected(kept)
         part = np.clip((most - self._room) / np.maximum(most - memory, 1.0), 0.0, 1.0)
@@ -144,7 +144,7 @@ class Estimates:
 
     def quickest(self, points: Points) -> tuple[Point, Seconds] | None:
         """The point that should be the quickest, if memory were no matter, and its seconds; None without any."""
-        seconds, _ = self._corrected(self._floored(points))
+        seconds, _ = self._corrected(self._rough(points))
         if not len(seconds):
             return None
         first = int(seconds.argmin())
@@ -154,7 +154,7 @@ class Estimates:
     def _room(self) -> float:
         """Bytes beside what a device reserves that points may take by estimate of which few blocks run again."""
         limit = self.floors.limit
-        return inf if limit is None else _ROOM * (limit - self.floors.reserve)
+        return inf if limit is None else _ROOM_WITH_FEW * (limit - self.floors.reserve)
 
     def rough_of(self, point: Point) -> Seconds:
         """Seconds of a step by its floors, as `rough` says them."""
@@ -244,7 +244,7 @@ class Estimates:
         """True for a point that should fit, as far as is known."""
         if self.looked_at(point):
             return self.has_room(point)
-        _, memory = self._corrected(self._floored(Points.one(point)))
+        _, memory = self._corrected(self._rough(Points.one(point)))
         return float(self.floors.crowding(memory)[0]) == 1.0
 
     def has_room(self, point: Point) -> bool:
@@ -265,10 +265,10 @@ class Estimates:
 
     def learn(self, point: Point, found: Measures) -> None:
         """Correct the rough estimates of points alike by what this one took."""
-        floored = self._floored(Points.one(point))
-        seconds = found.seconds / max(float(floored.about[0]), 1e-30)
-        memory = (found.memory - self.floors.reserve) / max(float(floored.likely[0]), 1.0)
-        self._alike.learn(floored.columns, seconds, memory)
+        rough = self._rough(Points.one(point))
+        seconds = found.seconds / max(float(rough.seconds[0]), 1e-30)
+        memory = (found.memory - self.floors.reserve) / max(float(rough.memory[0]), 1.0)
+        self._alike.learn(rough.columns, seconds, memory)
 
     def _learn_look(self, flat: Point, answer: Answer | None) -> None:
         if isinstance(answer, Measures):

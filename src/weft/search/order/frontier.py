@@ -9,7 +9,8 @@ from typing import final
 import numpy as np
 
 from weft.cached import cached_property
-from weft.search.order.estimates import ByFloors, Estimates
+from weft.errors import InternalError
+from weft.search.order.estimates import Estimates, RoughParts
 from weft.search.space.point import Point
 from weft.search.space.points import Floats, Mask, Points
 from weft.units import Seconds
@@ -54,8 +55,14 @@ class Frontier:
         return int(gone.sum())
 
     def put_back(self, point: Point, seconds: Seconds) -> None:
-        """A point that came out, behind others that take so long."""
-        number = self._number(point)
+        """Put a point that came out to the place of one that takes so long.
+
+        Raises:
+            InternalError: it is none of the points.
+        """
+        number = self._points.number(point)
+        if number is None:
+            raise InternalError(f"{point} is put back where it never was")
         self._left[number], self._seen[number], self._order[number] = True, True, seconds
 
     @property
@@ -70,8 +77,8 @@ class Frontier:
             return None
         return self._points.point(number)
 
-    def first(self) -> Point:
-        """The next point as it stands; none that should lack room, where another is among the next.
+    def pop_as_it_stands(self) -> Point:
+        """The next point as it stands, which comes out; none that should lack room, where another is among the next.
 
         Raises:
             IndexError: there is none left.
@@ -141,7 +148,15 @@ class Frontier:
     def pop_known(self, in_time: Callable[[Point], bool]) -> Point | None:
         """The point that `known` gives, which comes out."""
         point = self.known(in_time)
-        return None if point is None else self._taken(self._number(point))
+        if point is not None:
+            self.take(point)
+        return point
+
+    def take(self, point: Point) -> None:
+        """Leave out a point, if it is one of these: it is planned."""
+        number = self._points.number(point)
+        if number is not None:
+            self._left[number] = False
 
     def _look(self, number: int) -> None:
         """Look at a point, and have those that are next planned by other processes meanwhile."""
@@ -150,15 +165,15 @@ class Frontier:
         self._seen[number] = True
 
     @cached_property
-    def _by_floors(self) -> ByFloors:
-        return self._estimates.by_floors(self._points)
+    def _rough_parts(self) -> RoughParts:
+        return self._estimates.rough_parts(self._points)
 
     def _now(self) -> Floats:
         """Seconds of all points as they are known now; endless for those that are gone."""
         known = self._estimates.known
         if known != self._known:
             rough = ~self._seen
-            self._order[rough] = self._estimates.rough_from(self._by_floors)[rough]
+            self._order[rough] = self._estimates.rough_from(self._rough_parts)[rough]
             self._place_looked_at()
             self._known = known
         return np.where(self._left, self._order, inf)
@@ -167,10 +182,10 @@ class Frontier:
         """Place points that were looked at without coming to the front."""
         for point in [each for each in self._estimates.looks if each not in self._placed]:
             self._placed.add(point)
-            if not self._points.has(point):
-                continue
-            number = self._number(point)
-            if not self._seen[number]:  # others may have been put back elsewhere
+            number = self._points.number(point)
+            if (
+                number is not None and not self._seen[number]
+            ):  # others may have been put back elsewhere
                 self._order[number] = self._estimates.seconds(point)
                 self._seen[number] = True
 
@@ -185,10 +200,6 @@ class Frontier:
         self._left[number] = False
         return self._points.point(number)
 
-    def _number(self, point: Point) -> int:
-        rows = self._points.rows
-        return int((rows == Points.one(point).rows).all(axis=1).argmax())
-
     def _look_ahead(self) -> None:
         """Have those that are looked at next planned by other processes that have time."""
         for number in self._next(_AHEAD):
@@ -198,7 +209,7 @@ class Frontier:
                 return
 
     def _next(self, count: int) -> Iterator[int]:
-        """The numbers of the next points."""
+        """The numbers of the next points; where few are left, those of some that are gone, too."""
         now = self._now()
         several = np.argpartition(now, min(count, len(now) - 1))[:count]
         yield from (int(each) for each in several[np.argsort(now[several], kind="stable")])

@@ -74,10 +74,10 @@ class Lines:
 
 
 def _longer(one: Measures, two: Measures, times: float) -> Measures:
-    """The measures as `along` says, of a step with more of all: seconds and bytes are none below those of the first.
+    """The measures as `along` says, of a step with more of all: neither seconds nor bytes are below those of the first.
 
-    What is held most while micro-batches run grows otherwise than what is held before and after (of few blocks an
-    update of the embedding may take more than their activations): each on its own line.
+    What is held most while several micro-batches run grows otherwise than what is held before and after (of few blocks
+    an update of the embedding may take more than their activations): each on its own line.
     """
     found = along(one, two, times)
     parts = (

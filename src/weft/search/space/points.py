@@ -101,6 +101,11 @@ class Points:
         """True where a point is one of them."""
         return bool(self._is(point).any())
 
+    def number(self, point: Point) -> int | None:
+        """The row of a point; None where it is none of them."""
+        found = np.flatnonzero(self._is(point))
+        return int(found[0]) if len(found) else None
+
     def without(self, points: Iterable[Point]) -> Points:
         """All but these."""
         left = np.ones(len(self), np.bool_)
