@@ -7,9 +7,12 @@ import pytest
 import weft
 from search.jobs import begun, decoder
 from weft.search.enumeration import Enumeration
+from weft.search.evaluation.measures import Measures
 from weft.search.order.estimates import Estimates
+from weft.search.order.frontier import Frontier
 from weft.search.space.fixed import space_of
 from weft.search.space.point import Point
+from weft.search.state import SearchState
 from weft.units import Seconds
 
 # Above what the device reserves. All points with ZeRO 3 take more than these bytes by small steps, but for those with
@@ -86,6 +89,47 @@ def test_those_by_hand_wait_for_far_quicker_ones_that_were_looked_at(
     assert points._waits(hands, Point(2), slow)
     assert not points._waits(hands, Point(2), quick)
     assert not points._waits(others, Point(2), slow)
+
+
+@pytest.mark.parametrize("blocks", [4, 8])
+@pytest.mark.parametrize("moves", [1, 3])
+def test_few_moves_find_what_fits_alone(blocks: int, moves: int) -> None:
+    """Data parallel with all blocks that run again under ZeRO 3, of a step with small steps and without."""
+    step, topology = decoder(blocks), "h100x2"
+    search = begun(step, topology)
+    least = search.evaluator.of(search.strategy(Point(2, zero=3, recompute=blocks)))
+    plain = search.evaluator.of(search.strategy(Point(2, zero=3)))
+    assert isinstance(least, Measures)
+    assert isinstance(plain, Measures)
+    assert least.memory < plain.memory
+    found = weft.search(step, topology, moves=moves, memory_limit=least.memory, planners=0)
+    assert found.best.recompute
+
+
+def test_points_that_were_not_looked_at_stand_roughly_where_time_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where nothing has room and time is up, the one that takes the least of those that were looked at is planned."""
+    search = begun(decoder(8), "h100x2", RESERVE + 1000)
+    points = Enumeration(search, lambda _: None)
+    points.arrange(space_of(search.facts, False))
+    search.fronts = [begun_front(search, each) for each in (True, False)]
+    small = Point(2, zero=3)
+    search.estimates.refined(small)
+    search.estimates.refined(Point(2))
+    looks = dict(search.estimates.looks)
+    monkeypatch.setattr(Enumeration, "_has_time", lambda _: False)
+    monkeypatch.setattr(search, "has_time", lambda *_: False)
+    points.plan_points(True, likely=False)
+    assert list(search.points) == [small]
+    assert search.estimates.looks == looks
+
+
+def begun_front(search: SearchState, by_hand: bool) -> Frontier:
+    """All points, also those that surely lack room."""
+    points = space_of(search.facts, False)
+    points = points.where(points.by_hand == by_hand)
+    return Frontier(points, search.floors.least(points), search.estimates)
 
 
 def test_points_that_are_planned_are_not_left() -> None:

@@ -87,7 +87,7 @@ class Enumeration:
                 point = self._next(front, likely)
                 if point is None:
                     return
-                seconds = self._estimates.seconds(point)
+                seconds = self._seconds(point)
                 if likely and seconds > self._times(seen=True) * self._state.quickest:
                     aside[point] = seconds
                 else:
@@ -98,10 +98,11 @@ class Enumeration:
 
     def _plan_next(self, front: Frontier, point: Point) -> None:
         """Plan a point that came out, or the one with fewer blocks recomputed, if there is time and reason to."""
-        planned = self._with_room(front, point)
+        looked_at = self._estimates.looked_at(point)
+        planned = self._with_room(front, point) if looked_at or self._has_time() else point
         # The one with fewer may be no point of the space, and the other went back: only what came out counts.
         came_out = int(planned == point)
-        if self._state.planned and not self._in_time(planned):
+        if not self._must() and not self._in_time(planned):
             self._state.skipped[NO_TIME] += came_out
         elif self._was_slower(planned):
             self._state.skipped[SLOWER_BEFORE] += came_out
@@ -111,7 +112,21 @@ class Enumeration:
     def _goes_on(self) -> bool:
         """True where one more point may be planned; as long as nothing fits, what the last ones took is no matter."""
         search = self._state
-        return search.affords() or not search.planned or (search.best is None and search.has_time())
+        return search.affords() or self._must() or (search.best is None and search.has_time())
+
+    def _must(self) -> bool:
+        """True where one point is planned in any case: nothing fits so far, and none was."""
+        return self._state.best is None and not self._state.points
+
+    def _has_time(self) -> bool:
+        """True while small steps may be planned where nothing fits so far."""
+        return self._facts.small is not None and self._state.budget.allows(self._state.planned)
+
+    def _seconds(self, point: Point) -> Seconds:
+        """Seconds by which a point stands in the order; rough ones where there is no time to look at it."""
+        if self._estimates.looked_at(point) or self._has_time():
+            return self._estimates.seconds(point)
+        return self._estimates.rough_of(point)
 
     def _has_left(self, front: Frontier) -> bool:
         """True where some point may still be quicker than the best; others are counted."""
@@ -124,16 +139,23 @@ class Enumeration:
 
         None, too, if `likely` and others are the better beginning.
         """
+        ended = self._facts.small is not None and not self._has_time()
+        if self._must() and ended and front.known(self._in_time) is None:
+            smallest = None if likely and self._known_elsewhere(front) else front.pop_smallest()
+            if smallest is not None:
+                return smallest
         point = front.pop(self._may_look, self._in_time, self._state.affords)
         if point is None:
-            if self._state.best is not None or (self._state.planned and not self._state.has_time()):
+            if self._state.best is not None or not (self._must() or self._state.has_time()):
+                return None
+            if likely and self._known_elsewhere(front):
                 return None
             point = self._first(front)
-        seconds = self._estimates.seconds(point)
+        seconds = self._seconds(point)
         if likely and self._waits(front, point, seconds):
             front.put_back(point, seconds)
             return None
-        if not self._state.planned and not self._in_time(point):
+        if self._must() and not self._in_time(point):
             front.put_back(point, seconds)
             point = front.pop_known(self._in_time) or point
         return point
@@ -152,7 +174,7 @@ class Enumeration:
         times = _BINDS if self._may_look() else BINDS_AT_ONCE
         if front is not by_hand or not self.is_crowded(seconds, times):
             return False
-        fewer = self._with_blocks_again(others)
+        fewer = self._with_blocks_again(others) if self._has_time() else None
         if fewer is not None and self._estimates.seconds(fewer) < seconds:
             return True
         known = others.known(self._in_time)
@@ -163,17 +185,35 @@ class Enumeration:
 
         Those are looked at that should be the quickest by what the looks before said, while there is time.
         """
-        if self._facts.small is None or self._facts.blocks is None:
+        if self._facts.small is None:
             return None
-        every, count = others.points, self._facts.blocks.count
-        mask = (every.stages == 1) & (every.tensor == 1) & (every.recompute == count)
-        again, found = every.where(mask), dict[Point, Seconds]()
+        again, found = self._again(others.points), dict[Point, Seconds]()
         while len(again) and (not found or self._may_look()):
             point = again.point(int(self._estimates.rough(again).argmin()))
             if point in found:
                 break
             found[point] = self._estimates.seconds(point)
         return min(found, key=lambda point: found[point], default=None)
+
+    def _again(self, points: Points) -> Points:
+        """Those of data parallel all of whose blocks run again."""
+        count = self._facts.blocks.count if self._facts.blocks is not None else 0
+        flat = (points.stages == 1) & (points.tensor == 1) & (points.offload == 0)
+        return points.where(flat & (points.recompute == count) & (count > 0))
+
+    def _smallest(self) -> Point | None:
+        """Of these, on all ranks with ZeRO 3, the one with the fewest micro-batches that should have room."""
+        again = self._again(self._state.fronts[1].points)
+        again = again.where((again.zero == 3) & (again.data == again.data.max(initial=0)))
+        order = np.argsort(again.micro_batches, kind="stable") if len(again) else ()
+        points = [again.point(int(number)) for number in order]
+        small = (point for point in points if self._estimates.may_have_room(point))
+        return next(small, points[-1] if points else None)
+
+    def _known_elsewhere(self, front: Frontier) -> bool:
+        """True where a point of the other front was looked at that has room and can be planned in time."""
+        known = [each.known(self._in_time) for each in self._state.fronts if each is not front]
+        return any(point is not None and self._in_time(point) for point in known)
 
     def _lacks_room(self, front: Frontier) -> bool:
         """True where nothing fits so far, none of these points should have room, and one of the others may."""
@@ -194,7 +234,7 @@ class Enumeration:
     def _first(self, front: Frontier) -> Point:
         """The next point, before all others were looked at; while time lasts one that has room by small steps."""
         point = front.pop_as_it_stands()
-        while self._facts.small is not None and self._state.budget.allows(0):
+        while self._has_time():
             if self._estimates.refined(point) is None or self._estimates.has_room(point):
                 break
             front.put_back(point, self._estimates.seconds(point))
@@ -220,6 +260,7 @@ class Enumeration:
         """
         front = self._state.fronts[0]
         plan = took = 0.0
+        self.look_at_smallest()
         for point in self._quick_and_cheap(front.points):
             # Time for a plan of the best is not spent on looks.
             if not self._state.affords() or (
@@ -233,9 +274,26 @@ class Enumeration:
                 seconds = self._estimates.seconds_of_plan(point)
                 plan = min(plan, seconds) if plan else seconds
             took = monotonic() - begin
-        quickest = self._estimates.quickest(self._state.by_hand)
-        if quickest is not None and not self._estimates.may_have_room(quickest[0]):
+        if self._state.best is None and self._quickest_lacks_room():
             self._with_blocks_again(self._state.fronts[1])
+
+    def look_at_smallest(self) -> None:
+        """Look at the point that takes the least memory of data parallel, where the quickest by hand lacks room.
+
+        By small steps where there are any, else by a plan of the whole.
+        """
+        point = self._smallest() if self._quickest_lacks_room() else None
+        if point is None or not self._state.affords():
+            return
+        if self._facts.small is not None and self._state.budget.moves == inf:
+            self._estimates.seconds(point)
+        else:
+            self._plan_point(self._state.fronts[1], point)
+
+    def _quickest_lacks_room(self) -> bool:
+        """True where the quickest point by hand, if memory were no matter, should lack room."""
+        quickest = self._estimates.quickest(self._state.by_hand)
+        return quickest is not None and not self._estimates.may_have_room(quickest[0])
 
     def plan_cheapest(self) -> None:
         """Plan the layouts that sum to the least on all ranks, with nothing else: no point says them.

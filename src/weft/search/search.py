@@ -187,6 +187,7 @@ def _plan_likely(state: SearchState, enumeration: Enumeration, move: Callable[[]
     A search of so many moves plans all points before it moves: what it finds hangs on no clock.
     """
     if state.budget.moves < inf:
+        enumeration.look_at_smallest()
         enumeration.plan_cheapest()
         for by_hand in (True, False):
             enumeration.plan_points(by_hand, likely=False)

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from weft.errors import InternalError
+from weft.search.evaluation.measures import Measures
 from weft.search.order.frontier import Frontier
 from weft.search.space.point import Point
 from weft.search.space.points import Floats, Points
-from weft.units import Seconds
+from weft.units import Bytes, Seconds
 
+NONE = Seconds(0.0)
 QUICK, MIDDLE, SLOW, LARGE = Point(8), Point(4), Point(2), Point(1)
 SECONDS = {QUICK: 1.0, MIDDLE: 2.0, SLOW: 3.0, LARGE: 0.5}
 
@@ -103,8 +105,8 @@ def test_without_time_for_looks_the_quickest_known_one_comes() -> None:
     """A point whose like without stages was looked at counts as known; one without room does not."""
     points = front()
     estimates: Any = points._estimates
-    estimates.looked_at = lambda _: False
     estimates.looks = (SLOW, LARGE)
+    estimates.looked_at = lambda point: point in estimates.looks
     assert points.pop(lambda: False, always) == SLOW
     assert points.pop(lambda: False, always) is None
 
@@ -138,3 +140,13 @@ def test_a_point_that_was_planned_is_taken_out_wherever_it_stands() -> None:
     assert [points.pop(always, always) for _ in range(3)] == [QUICK, SLOW, LARGE]
     with pytest.raises(InternalError, match="never was"):
         points.put_back(Point(64), Seconds(1.0))
+
+
+def test_the_smallest_that_was_looked_at_comes_where_none_has_room() -> None:
+    points = front()
+    estimates: Any = points._estimates
+    memory = {SLOW: 3, MIDDLE: 2, LARGE: 4}
+    estimates.refined = lambda point: Measures(*(Seconds(1.0), Bytes(memory[point]), NONE, NONE))
+    assert points.pop_smallest() is None
+    estimates.looks = tuple(memory)
+    assert [points.pop_smallest() for _ in range(4)] == [MIDDLE, SLOW, LARGE, None]

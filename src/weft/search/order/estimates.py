@@ -215,7 +215,10 @@ class Estimates:
 
     def ahead(self, point: Point) -> bool:
         """Have a point's small steps planned by other processes that have time; false where none has."""
-        return self.looked_at(point) or self.lines.ahead(self.strategy(self._looked(point)))
+        missing = () if point in self.learned.points else self._needed(point)
+        return all(
+            self.lines.ahead(self.strategy(each)) for each in missing if each not in self._looks
+        )
 
     def _look(self, flat: Point) -> Look:
         strategy = self.strategy(flat)
@@ -253,8 +256,16 @@ class Estimates:
         return found is not None and found.memory <= (self.floors.limit or inf)
 
     def looked_at(self, point: Point) -> bool:
-        """True where a point's small steps were planned, or the point itself in an earlier search."""
-        return self._looked(point) in self._looks or point in self.learned.points
+        """True where nothing has to be planned for a point's estimates."""
+        known = all(each in self._looks for each in self._needed(point))
+        return known or point in self.learned.points
+
+    def _needed(self, point: Point) -> tuple[Point, ...]:
+        """The points that are looked at for one: of blocks that run again, or wait, also the one with none of them."""
+        count = point.recompute + point.offload
+        if self._is_partial(point) or (count and self.floors.limit is not None):
+            return _flat(_with_blocks(point, 0)), self._looked(point)
+        return (self._looked(point),)
 
     def seconds_of_plan(self, point: Point) -> float:
         """Seconds in which a point would be planned and simulated, about; 0 where it was not looked at."""

@@ -136,7 +136,7 @@ class Frontier:
         estimates, points = self._estimates, self._points
         numbers = np.flatnonzero(self._left & self._looked_at())
         known = [points.point(int(each)) for each in numbers]
-        known = [point for point in known if estimates.has_room(point)]
+        known = [each for each in known if estimates.looked_at(each) and estimates.has_room(each)]
 
         def order(point: Point) -> tuple[bool, float]:
             if in_time(point):
@@ -144,6 +144,22 @@ class Frontier:
             return True, estimates.seconds_of_plan(point)
 
         return min(known, key=order, default=None)
+
+    def pop_smallest(self) -> Point | None:
+        """The point that takes the least memory of those that were looked at, with room or without; it comes out.
+
+        None of a pipeline, whose plan would take longer.
+        """
+        estimates, left = self._estimates, self.points
+        memory = {
+            each: found.memory
+            for each in estimates.looks
+            if left.has(each) and (found := estimates.refined(each)) is not None
+        }
+        smallest = min(memory, key=lambda point: memory[point], default=None)
+        if smallest is not None:
+            self.take(smallest)
+        return smallest
 
     def pop_known(self, in_time: Callable[[Point], bool]) -> Point | None:
         """The point that `known` gives, which comes out."""
