@@ -120,8 +120,7 @@ def test_points_that_were_not_looked_at_stand_roughly_where_time_has_ended(
     looks = dict(search.estimates.looks)
     monkeypatch.setattr(Enumeration, "_has_time", lambda _: False)
     monkeypatch.setattr(search, "has_time", lambda *_: False)
-    points.plan_points(True, likely=False)
-    assert list(search.points) == [small]
+    assert points._first(search.fronts[0]) == small
     assert search.estimates.looks == looks
 
 

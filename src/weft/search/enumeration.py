@@ -139,11 +139,6 @@ class Enumeration:
 
         None, too, if `likely` and others are the better beginning.
         """
-        ended = self._facts.small is not None and not self._has_time()
-        if self._must() and ended and front.known(self._in_time) is None:
-            smallest = None if likely and self._known_elsewhere(front) else front.pop_smallest()
-            if smallest is not None:
-                return smallest
         point = front.pop(self._may_look, self._in_time, self._state.affords)
         if point is None:
             if self._state.best is not None or not (self._must() or self._state.has_time()):
@@ -232,16 +227,23 @@ class Enumeration:
         return quickest is not None and times * quickest[1] < seconds
 
     def _first(self, front: Frontier) -> Point:
-        """The next point, before all others were looked at; while time lasts one that has room by small steps."""
+        """The next point, before all others were looked at; while time lasts one that has room by small steps.
+
+        Then the one that takes the least memory of those that were looked at.
+        """
         point = front.pop_as_it_stands()
         while self._has_time():
             if self._estimates.refined(point) is None or self._estimates.has_room(point):
-                break
+                return point
             front.put_back(point, self._estimates.seconds(point))
             if not front.has_room():
                 return front.pop_as_it_stands()
             point = front.pop_as_it_stands()
-        return point
+        smallest = front.pop_smallest()
+        if smallest is None:
+            return point
+        front.put_back(point, self._seconds(point))
+        return smallest
 
     def _with_room(self, front: Frontier, point: Point) -> Point:
         """The point, or the one with fewer blocks recomputed where these suffice; the other goes back behind it."""
