@@ -33,6 +33,8 @@ _FAR = 1.1
 _BINDS, BINDS_AT_ONCE = 1.05, 1.01
 # The part of the time that is left which the cheapest layouts of data parallel may take.
 _CHEAPEST = 0.4
+# So many points that take little memory are looked at before others, until one has room.
+_SMALLEST = 3
 # Seconds that differ by less than so many times are about the same.
 _ABOUT = 1.25
 
@@ -196,14 +198,17 @@ class Enumeration:
         flat = (points.stages == 1) & (points.tensor == 1) & (points.offload == 0)
         return points.where(flat & (points.recompute == count) & (count > 0))
 
-    def _smallest(self) -> Point | None:
-        """Of these, on all ranks with ZeRO 3, the one with the fewest micro-batches that should have room."""
+    def _smallest(self) -> Points:
+        """Of these on all ranks with ZeRO 3."""
         again = self._again(self._state.fronts[1].points)
-        again = again.where((again.zero == 3) & (again.data == again.data.max(initial=0)))
-        order = np.argsort(again.micro_batches, kind="stable") if len(again) else ()
-        points = [again.point(int(number)) for number in order]
-        small = (point for point in points if self._estimates.may_have_room(point))
-        return next(small, points[-1] if points else None)
+        return again.where((again.zero == 3) & (again.data == again.data.max(initial=0)))
+
+    def _fewest_micro_batches(self, points: Points) -> Point | None:
+        """The one with the fewest micro-batches that should have room, or with the most; None without any."""
+        order = np.argsort(points.micro_batches, kind="stable") if len(points) else ()
+        each = [points.point(int(number)) for number in order]
+        small = (point for point in each if self._estimates.may_have_room(point))
+        return next(small, each[-1] if each else None)
 
     def _known_elsewhere(self, front: Frontier) -> bool:
         """True where a point of the other front was looked at that has room and can be planned in time."""
@@ -280,17 +285,26 @@ class Enumeration:
             self._with_blocks_again(self._state.fronts[1])
 
     def look_at_smallest(self) -> None:
-        """Look at the point that takes the least memory of data parallel, where the quickest by hand lacks room.
+        """Look at points that take the least memory of data parallel, where the quickest by hand lacks room.
 
-        By small steps where there are any, else by a plan of the whole.
+        By small steps where there are any, until one has room; else by a plan of the whole of one.
         """
-        point = self._smallest() if self._quickest_lacks_room() else None
-        if point is None or not self._state.affords():
+        if not self._quickest_lacks_room():
             return
-        if self._facts.small is not None and self._state.budget.moves == inf:
+        points = self._smallest()
+        if self._facts.small is None or self._state.budget.moves < inf:
+            point = self._fewest_micro_batches(points)
+            if point is not None and self._state.affords():
+                self._plan_point(self._state.fronts[1], point)
+            return
+        for _ in range(_SMALLEST):
+            if not len(points) or not self._state.affords():
+                return
+            point = points.point(int(self._estimates.rough(points).argmin()))
             self._estimates.seconds(point)
-        else:
-            self._plan_point(self._state.fronts[1], point)
+            if self._estimates.has_room(point):
+                return
+            points = points.without((point,))
 
     def _quickest_lacks_room(self) -> bool:
         """True where the quickest point by hand, if memory were no matter, should lack room."""

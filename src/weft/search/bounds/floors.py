@@ -105,7 +105,8 @@ class Floors:
         busy = busy * points.unevenness(self.facts.samples) + self._sent(points)
         late = (points.stages - 1) / (points.micro_batches * points.turns)
         even = busy * (self.work.unevenness(points) + late)
-        found: Floats = even + waiting + np.maximum(reduced - busy / 2, 0.05 * reduced)
+        exposed = np.maximum(reduced - busy / 2, 0.05 * reduced)
+        found: Floats = even + waiting + exposed + self.work.updates_again(points)
         return found
 
     def crowding(self, memory: Floats) -> Floats:

@@ -191,6 +191,11 @@ class SharedWork:
         calls = self._calls(points, least)
         return calls + points.micro_batches * start / points.stages + update
 
+    def updates_again(self, points: Points) -> Floats:
+        """Seconds in which a rank updates what others update, too: all along the data axis where nothing is sharded."""
+        update = self._of_ranks(points, lambda each: each.update)
+        return np.where(points.zero == 0, update * (points.data - 1), 0.0)
+
     def chain(self, points: Points) -> Floats:
         """Seconds of the longest chain through all stages, at least; 0 without any.
 
