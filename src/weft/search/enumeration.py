@@ -137,7 +137,7 @@ class Enumeration:
         return len(front) > 0
 
     def _next(self, front: Frontier, likely: bool) -> Point | None:
-        """The next point; None where there is no time to look for it, but one is planned in any case.
+        """The next point; None where no look may be made and something fits, or one was planned and time is up.
 
         None, too, if `likely` and others are the better beginning.
         """
@@ -212,13 +212,16 @@ class Enumeration:
 
     def _known_elsewhere(self, front: Frontier) -> bool:
         """True where a point of the other front was looked at that has room and can be planned in time."""
-        known = [each.known(self._in_time) for each in self._state.fronts if each is not front]
-        return any(point is not None and self._in_time(point) for point in known)
+        point = self._other(front).known(self._in_time)
+        return point is not None and self._in_time(point)
+
+    def _other(self, front: Frontier) -> Frontier:
+        by_hand, others = self._state.fronts
+        return others if front is by_hand else by_hand
 
     def _lacks_room(self, front: Frontier) -> bool:
         """True where nothing fits so far, none of these points should have room, and one of the others may."""
-        by_hand, others = self._state.fronts
-        other = others if front is by_hand else by_hand
+        other = self._other(front)
         return self._state.best is None and not front.has_room() and other.has_room()
 
     def knows_quicker(self) -> bool:
@@ -397,7 +400,7 @@ class Enumeration:
         )
 
     def _is_unlikely(self, front: Frontier) -> bool:
-        """True where the next point should take far longer than the best, and so all others."""
+        """True where the next point, and so all others, should take longer than is planned before moves."""
         return front.next_seconds > self._times(seen=False) * self._state.quickest
 
     def _times(self, seen: bool) -> float:
