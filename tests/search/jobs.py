@@ -16,6 +16,8 @@ from weft.planning.stored_step import StoredStep
 from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
 from weft.search.evaluation.evaluator import Evaluator
+from weft.search.space.point import Point
+from weft.search.space.points import Points
 from weft.search.state import SearchState
 from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy
@@ -59,3 +61,13 @@ def begun(
     facts = StepFacts(step, machine, base)
     evaluator = Evaluator(step, machine, facts.ranks)
     return SearchState(evaluator, Floors(facts, limit), Budget.of(1.0, 10**6))
+
+
+def least_of(floors: Floors, point: Point) -> float:
+    """Seconds that a step of a point takes at least."""
+    return float(floors.least(Points.one(point))[0])
+
+
+def least_memory_of(floors: Floors, point: Point) -> float:
+    """Bytes that a rank of a point takes at least."""
+    return float(floors.memory(Points.one(point))[0])

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 import weft
-from search.jobs import begun, decoder, job, layers
+from search.jobs import begun, decoder, job, layers, least_of
 from weft.errors import StrategyError, UserError
 from weft.search.evaluation.measures import Measures
 from weft.search.space.fixed import space_of, with_fixed
@@ -137,7 +137,7 @@ def test_samples_that_ranks_do_not_divide_are_shared_unevenly() -> None:
     for point in space:
         answer = found.evaluator.of(found.strategy(point))
         assert isinstance(answer, Measures), f"{point}: {answer}"
-        assert found.floors.least_of(point) <= answer.seconds
+        assert least_of(found.floors, point) <= answer.seconds
     one = Points.one(Point(4))
     assert one.unevenness(5).tolist() == [1.6]
     assert one.unevenness(8).tolist() == one.unevenness(0).tolist() == [1.0]

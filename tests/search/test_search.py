@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import weft
-from search.jobs import begun, decoder, job, layers, loss
+from search.jobs import begun, decoder, job, layers, least_memory_of, least_of, loss
 from weft.errors import StrategyError, UserError
 from weft.search.enumeration import Enumeration
 from weft.search.evaluation.evaluator import Evaluator
@@ -47,8 +47,8 @@ def test_it_finds_what_trying_everything_finds(topology: str) -> None:
     assert 0 <= found.gap < 1
     floors = begun(layers(), topology).floors
     for point, measures in all_of_them.items():
-        assert floors.least_of(point) <= measures.seconds, str(point)
-        assert floors.memory_of(point) <= measures.memory, str(point)
+        assert least_of(floors, point) <= measures.seconds, str(point)
+        assert least_memory_of(floors, point) <= measures.memory, str(point)
 
 
 def classes() -> weft.Job:
@@ -101,8 +101,8 @@ def test_floors_of_a_decoder_are_below_its_steps(topology: str) -> None:
         strategy = point.strategy(found.facts.linears, Strategy(), found.facts.blocks)
         answer = found.evaluator.of(strategy)
         assert isinstance(answer, Measures), f"{point}: {answer}"
-        assert found.floors.least_of(point) <= answer.seconds, str(point)
-        assert found.floors.memory_of(point) <= answer.memory, str(point)
+        assert least_of(found.floors, point) <= answer.seconds, str(point)
+        assert least_memory_of(found.floors, point) <= answer.memory, str(point)
 
 
 def test_equal_arguments_give_equal_results() -> None:

@@ -8,6 +8,7 @@ from search.jobs import begun, decoder
 from weft.search.evaluation.measures import Measures, Refused
 from weft.search.order.alike import Alike
 from weft.search.order.estimates import Estimates
+from weft.search.order.rough import RoughEstimates
 from weft.search.record.learned import Learned, Look
 from weft.search.space.point import Point
 from weft.search.space.points import Points
@@ -78,8 +79,9 @@ def test_uneven_samples_wait_and_are_corrected_by_their_like() -> None:
     """What 4 samples on 3 ranks took says nothing of those that are shared evenly."""
     estimates = begun(decoder(8), "h100x4").estimates
     even, uneven = Points.one(Point(2)), Points.one(Point(3))
-    before = estimates.rough(even) / estimates.floors.about(even)
-    assert estimates.rough(uneven) / estimates.floors.about(uneven) == 2 * before
+    rough = RoughEstimates(estimates.floors)
+    before = estimates.rough(even) / rough.seconds(even)
+    assert estimates.rough(uneven) / rough.seconds(uneven) == 2 * before
     estimates.learn(Point(2), Measures(Seconds(1.0), Bytes(RESERVE), *NOTHING))
     slow = Measures(Seconds(100.0), Bytes(RESERVE), *NOTHING)
     estimates.learn(Point(3), slow)

@@ -11,7 +11,7 @@ import torch
 import weft
 from mixtures import WORDS, Model, pair
 from models import token_batch, token_loss
-from search.jobs import begun, layers
+from search.jobs import begun, layers, least_memory_of, least_of
 from weft.planning.stored_step import StoredStep
 from weft.search.evaluation.measures import Measures
 from weft.search.space.fixed import space_of
@@ -58,8 +58,8 @@ def test_points_that_split_them_hold_less_and_keep_their_floors() -> None:
         assert all(name in strategy.parameters for name in found.facts.experts.parameters)
         measures = found.evaluator.of(strategy)
         assert isinstance(measures, Measures), (str(point), measures)
-        assert found.floors.least_of(point) <= measures.seconds
-        assert found.floors.memory_of(point) <= measures.memory
+        assert least_of(found.floors, point) <= measures.seconds
+        assert least_memory_of(found.floors, point) <= measures.memory
 
 
 @pytest.mark.thorough

@@ -1,4 +1,4 @@
-"""Points alike: how much longer and larger than by floors those were that were looked at."""
+"""Points alike: how much longer and larger than by rough estimates those were that were looked at."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _REFUSED_ALIKE, _REFUSED = ("layouts", "tensor", "outer"), 2.0
 
 @final
 class Ratios(NamedTuple):
-    """Measures of each of some points over those by floors.
+    """Measures of each of some points over rough estimates of them.
 
     Attributes:
         seconds: of a step.
@@ -58,7 +58,7 @@ class Alike:
         return len(self._seconds.get((), ())) + len(self._refused)
 
     def learn(self, columns: Columns, seconds: float, memory: float) -> None:
-        """Correct those alike by what a point took over what floors say; its columns have one row."""
+        """Correct those alike by what a point took over its rough estimate; its columns have one row."""
         for ratios, alike, ratio in (
             (self._seconds, _ALIKE, seconds),
             (self._memory, _AS_LARGE, memory),

@@ -1,4 +1,4 @@
-"""Estimates of points: first by floors, then by lines through small steps, which correct those of points alike.
+"""Estimates of points: first rough ones, then by lines through small steps, which correct those of points alike.
 
 A pipeline is estimated by the point without its stages (`in_stages`).
 """
@@ -8,18 +8,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import ceil, inf
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
 
+from weft.cached import cached_property
 from weft.search.bounds.floors import Floors
 from weft.search.evaluation.measures import Answer, Measures, Refused
-from weft.search.order.alike import Alike, Columns, columns_of
+from weft.search.order.alike import Alike, columns_of
 from weft.search.order.in_stages import in_stages
 from weft.search.order.lines import Lines, along
+from weft.search.order.rough import Rough, RoughEstimates
+from weft.search.order.rough import RoughParts as RoughParts
 from weft.search.record.learned import Learned, Look
 from weft.search.space.point import Point
-from weft.search.space.points import Floats, Mask, Points
+from weft.search.space.points import Floats, Points
 from weft.strategy.strategy import Strategy
 from weft.units import Seconds
 
@@ -27,43 +30,10 @@ from weft.units import Seconds
 _SPLIT = 1.4
 # Times as long as their small steps without stages say that plans of pipelines take: equal stages are planned once.
 _STAGED = 0.7
-# Times as long as by floors that uneven samples are thought to take: where a step joins them with another dimension,
-# such as tokens, their shards cannot stay as they are.
-_UNEVEN = 2.0
 # The part of the limit that a point with as few blocks recomputed as fit may take by estimate.
 _ROOM_WITH_FEW = 0.97
 # A point that has no room comes behind all that have, those first that have almost.
 _NO_ROOM = 100.0
-
-
-@final
-class Rough(NamedTuple):
-    """Estimates of points before any plan, and the columns that those of points alike have in common.
-
-    Attributes:
-        seconds: of a step, with room or without.
-        memory: bytes beside what devices reserve.
-        columns: by name.
-    """
-
-    seconds: Floats
-    memory: Floats
-    columns: Columns
-
-
-@final
-class RoughParts(NamedTuple):
-    """All that is said of points before any plan.
-
-    Attributes:
-        points: as they stand.
-        every: those of which all blocks run again, or wait, where memory has a limit.
-        kept: the same of these with no such block.
-    """
-
-    points: Rough
-    every: Mask
-    kept: Rough
 
 
 @final
@@ -104,28 +74,24 @@ class Estimates:
         return self._looks
 
     def rough(self, points: Points) -> Floats:
-        """Seconds of steps by floors, times what points alike took longer than theirs; more where they lack room."""
+        """Seconds of steps by rough estimates, times what points alike took longer; more where they lack room."""
         return self.rough_from(self.rough_parts(points))
 
     def rough_parts(self, points: Points) -> RoughParts:
-        """All that floors say of points, which does not change in a search."""
-        blocks = self._blocks if self.floors.limit is not None else 0
-        mask: Mask = (points.recompute + points.offload == blocks) & (blocks > 0)
-        kept = points.where(mask).with_all_kept()
-        return RoughParts(self._rough(points), mask, self._rough(kept))
+        """All that is said of points before any plan, which does not change in a search."""
+        return self._rough.parts(points)
 
-    def _rough(self, points: Points) -> Rough:
-        columns = columns_of(points, self.floors.facts.samples)
-        about = self.floors.about(points) * np.where(columns["uneven"], _UNEVEN, 1.0)
-        return Rough(about, self.floors.memory_about(points), columns)
+    @cached_property
+    def _rough(self) -> RoughEstimates:
+        return RoughEstimates(self.floors)
 
     def rough_from(self, known: RoughParts) -> Floats:
-        """Seconds as `rough` gives them, from what floors say.
+        """Seconds as `rough` gives them, from what is said before any plan.
 
         Points of which all blocks run again, or wait, stand for those with as few of them as give room.
         """
         seconds, memory = self._corrected(known.points)
-        crowding = self.floors.crowding(memory)
+        crowding = self._rough.crowding(memory)
         if known.every.any():
             every = known.every
             seconds[every] = self._with_fewer(seconds[every], memory[every], known.kept)
@@ -144,7 +110,7 @@ class Estimates:
 
     def quickest(self, points: Points) -> tuple[Point, Seconds] | None:
         """The point that should be the quickest, if memory were no matter, and its seconds; None without any."""
-        seconds, _ = self._corrected(self._rough(points))
+        seconds, _ = self._corrected(self._rough.of(points))
         if not len(seconds):
             return None
         first = int(seconds.argmin())
@@ -157,7 +123,7 @@ class Estimates:
         return inf if limit is None else _ROOM_WITH_FEW * (limit - self.floors.reserve)
 
     def rough_of(self, point: Point) -> Seconds:
-        """Seconds of a step by its floors, as `rough` says them."""
+        """Seconds of a step, as `rough` says them."""
         return Seconds(float(self.rough(Points.one(point))[0]))
 
     def refined(self, point: Point) -> Measures | None:
@@ -247,8 +213,8 @@ class Estimates:
         """True for a point that should fit, as far as is known."""
         if self.looked_at(point):
             return self.has_room(point)
-        _, memory = self._corrected(self._rough(Points.one(point)))
-        return float(self.floors.crowding(memory)[0]) == 1.0
+        _, memory = self._corrected(self._rough.of(Points.one(point)))
+        return float(self._rough.crowding(memory)[0]) == 1.0
 
     def has_room(self, point: Point) -> bool:
         """True for a point that was looked at and should fit."""
@@ -276,7 +242,7 @@ class Estimates:
 
     def learn(self, point: Point, found: Measures) -> None:
         """Correct the rough estimates of points alike by what this one took."""
-        rough = self._rough(Points.one(point))
+        rough = self._rough.of(Points.one(point))
         seconds = found.seconds / max(float(rough.seconds[0]), 1e-30)
         memory = (found.memory - self.floors.reserve) / max(float(rough.memory[0]), 1.0)
         self._alike.learn(rough.columns, seconds, memory)

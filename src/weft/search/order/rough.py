@@ -1,0 +1,168 @@
+"""Rough estimates: seconds and bytes of points before anything of them is planned.
+
+They have the terms of floors, and what floors leave out: starts, bubbles, and exchanges that nothing hides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, final
+
+import numpy as np
+
+from weft.search.bounds.floors import Floors
+from weft.search.order.alike import Columns, columns_of
+from weft.search.space.points import Floats, Mask, Points
+from weft.units import Bytes
+
+# The part of the limit that a point which was not looked at may take by estimate.
+_ROOM = 0.95
+# A point that should lack room stands behind all that take so many times as long.
+_CROWDED = 10.0
+# Times as long as with the batch split over all ranks that other layouts take, about.
+_FREE = 1.1
+# Times as long as by these terms that uneven samples are thought to take: where a step joins them with another
+# dimension, such as tokens, their shards cannot stay as they are.
+_UNEVEN = 2.0
+
+
+@final
+class Rough(NamedTuple):
+    """Estimates of points before any plan, and the columns that those of points alike have in common.
+
+    Attributes:
+        seconds: of a step, with room or without.
+        memory: bytes beside what devices reserve.
+        columns: by name.
+    """
+
+    seconds: Floats
+    memory: Floats
+    columns: Columns
+
+
+@final
+class RoughParts(NamedTuple):
+    """All that is said of points before any plan.
+
+    Attributes:
+        points: as they stand.
+        every: those of which all blocks run again, or wait, where memory has a limit.
+        kept: the same of these with no such block.
+    """
+
+    points: Rough
+    every: Mask
+    kept: Rough
+
+
+@final
+@dataclass(frozen=True)
+class RoughEstimates:
+    """Rough estimates of points for one step on one machine.
+
+    Attributes:
+        floors: of points.
+    """
+
+    floors: Floors
+
+    def parts(self, points: Points) -> RoughParts:
+        """All that is said of points, which does not change in a search."""
+        facts, limit = self.floors.facts, self.floors.limit
+        blocks = facts.blocks.count if facts.blocks is not None and limit is not None else 0
+        every: Mask = (points.recompute + points.offload == blocks) & (blocks > 0)
+        return RoughParts(self.of(points), every, self.of(points.where(every).with_all_kept()))
+
+    def of(self, points: Points) -> Rough:
+        """Seconds and bytes of points, and their columns."""
+        columns = columns_of(points, self.floors.facts.samples)
+        seconds = self.seconds(points) * np.where(columns["uneven"], _UNEVEN, 1.0)
+        return Rough(seconds, self.memory(points), columns)
+
+    def crowding(self, memory: Floats) -> Floats:
+        """1 where points have room, probably; else more the more they lack.
+
+        Args:
+            memory: bytes that each takes about, beside what devices reserve.
+        """
+        limit = self.floors.limit
+        if limit is None:
+            return np.ones(len(memory))
+        over = memory / (_ROOM * max(limit - self.floors.reserve, 1))
+        return np.where(over > 1, _CROWDED * over, 1.0)
+
+    def seconds(self, points: Points) -> Floats:
+        """Seconds that steps take about, with room or without: exchanges are half hidden, starts and bubbles count.
+
+        Layouts that deduction finds are seldom better than the batch split over all ranks.
+        """
+        return self._seconds(_by_hand(points)) * np.where(_is_wide(points), _FREE, 1.0)
+
+    def _seconds(self, points: Points) -> Floats:
+        """The same of layouts that people write by hand."""
+        if not len(points):
+            return np.zeros(0)
+        work, exchanges = self.floors.work, self.floors.exchanges
+        waiting = exchanges.sums(points) * np.where(points.laid("sequence"), 0.7, 1.0)
+        reduced = exchanges.reduction(points) * _times_reduced(points)
+        busy = work.busy(points) * points.unevenness(self.floors.facts.samples) + self._sent(points)
+        late = (points.stages - 1) / (points.micro_batches * points.turns)
+        even = busy * (work.unevenness(points) + late)
+        exposed = np.maximum(reduced - busy / 2, 0.05 * reduced)
+        found: Floats = even + waiting + exposed + work.updates_again(points)
+        return found
+
+    def _sent(self, points: Points) -> Floats:
+        """Seconds in which a rank sends what blocks keep to the host, and gets it back."""
+        facts = self.floors.facts
+        if facts.blocks is None or not points.offload.any():
+            return np.zeros(len(points))
+        part = points.offload / facts.blocks.count / points.ranks
+        return 2 * self.floors.work.to_host(Bytes(int(facts.kept))) * part
+
+    def memory(self, points: Points) -> Floats:
+        """Bytes that a rank takes about, beside what its device reserves."""
+        return self._memory(_by_hand(points))
+
+    def _memory(self, points: Points) -> Floats:
+        """The same of layouts that people write by hand."""
+        m, s, facts = points.micro_batches, points.stages, self.floors.facts
+        flying = np.where(points.scheduled("gpipe"), m, np.minimum(s, m))
+        count = facts.blocks.count if facts.blocks is not None else 1
+        away = 0.85 * (points.recompute + points.offload) / count
+        kept = facts.kept * (1 - away)
+        cut = s * np.where(points.laid("data"), 1, points.tensor)
+        whole = np.where(
+            (points.zero == 1) | (points.zero == 2), facts.parameters * facts.narrowed, 0.0
+        )
+        part = s * points.data * points.tensor * m
+        # Sums of several micro-batches are there as long as these are; those of one stand in what is kept.
+        summed = np.where((m > 1) & (points.zero < 2), facts.parameters, 0.0)
+        beside = whole * (1 - 1 / points.data) + summed
+        return self.floors.variables(points) + kept * flying / part + beside / cut
+
+
+def _by_hand(points: Points) -> Points:
+    """With the batch split over all ranks in place of layouts that deduction finds."""
+    wide = _is_wide(points)
+    rows = points.laid_as("free", "data").rows
+    rows[wide] = points.where(wide).data_parallel().rows
+    return Points(rows)
+
+
+def _is_wide(points: Points) -> Mask:
+    """True for those that deduction lays out on two axes."""
+    found: Mask = points.laid("free") & (points.tensor > 1)
+    return found
+
+
+def _times_reduced(points: Points) -> Floats:
+    """Times as long as their gradients are added up once that exchanges along the data axis take.
+
+    A gather of parameters takes as long as a reduction to shards. With ZeRO 1 there is one of each in a step, with
+    ZeRO 2 a reduction in each micro-batch, with ZeRO 3 also a gather in its forward and one in its backward.
+    """
+    each = points.micro_batches
+    levels = [points.zero == level for level in (1, 2, 3)]
+    return np.select(levels, [np.full_like(each, 2), each + 1, 3 * each], 1).astype(np.float64)
