@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field, replace
+from functools import partial
 from typing import final
 
 import numpy as np
@@ -17,6 +18,7 @@ from weft.cached import cached_property
 from weft.hardware.costs import Costs
 from weft.ops import OpCall, flops
 from weft.ops.call import operand, tensor_spec
+from weft.ops.rule import aten
 from weft.search.bounds.once import once
 from weft.search.bounds.uneven_stages import uneven_stages
 from weft.search.space.points import Floats, Points
@@ -30,27 +32,20 @@ _WAITED = 0.6
 # The part of a step's forward that a stage surely waits for, where stages have unlike shares of forward and backward.
 _SURELY = 0.9
 # Matrix products: no pass leaves them out.
-_MATRIX = frozenset(
-    ("aten.mm.default", "aten.addmm.default", "aten.bmm.default", "aten.baddbmm.default")
-)
-# Calls of a cross-entropy.
-_LOSS = frozenset(
-    f"aten.{name}.default"
-    for name in (
-        *("_log_softmax", "nll_loss_forward", "nll_loss_backward"),
-        *("_log_softmax_backward_data", "nll_loss2d_forward", "nll_loss2d_backward"),
-    )
-)
+_MATRIX = frozenset(aten("mm addmm bmm baddbmm"))
+# Calls of a cross-entropy, which goes over its classes fewer times where these are split.
+_LOSS = frozenset(aten("_log_softmax nll_loss_forward nll_loss2d_forward"))
+_LOSS |= frozenset(aten("_log_softmax_backward_data nll_loss_backward nll_loss2d_backward"))
 
 
 @final
 @dataclass(frozen=True)
 class StepWork:
-    """The work of a step on one device of a kind, whole, in seconds but for `products`.
+    """Seconds of a step's work: on one device of a kind, or on some ranks of which each does as much as it can.
 
     Attributes:
         calls: of all calls, without their starts.
-        products: the number of matrix products.
+        starts: of the starts of all matrix products; on ranks, of the device that starts them the quickest.
         again: of the products in blocks that run again when blocks are recomputed.
         all_again: of all calls that run again then.
         update: of all updates.
@@ -59,7 +54,7 @@ class StepWork:
     """
 
     calls: float
-    products: float
+    starts: float
     again: float
     all_again: float
     update: float
@@ -74,30 +69,6 @@ class StepWork:
 
 @final
 @dataclass(frozen=True)
-class _Together:
-    """Seconds of a step's work on some ranks, where each does as much as it can.
-
-    Attributes:
-        calls: of all calls, without their starts.
-        again: of the products that run again.
-        all_again: of all that run again.
-        update: of all updates.
-        losses: of cross-entropies.
-        forward: of the calls of the forward, but for cross-entropies.
-        start: of all products' starts, on the device that starts them the quickest.
-    """
-
-    calls: float
-    again: float
-    all_again: float
-    update: float
-    losses: float
-    forward: float
-    start: float
-
-
-@final
-@dataclass(frozen=True)
 class SharedWork:
     """The work of one step on one machine.
 
@@ -107,7 +78,7 @@ class SharedWork:
 
     facts: StepFacts
     _seconds: dict[object, float] = field(default_factory=dict, repr=False)
-    _shared: dict[int, _Together] = field(default_factory=dict, repr=False)
+    _shared: dict[int, StepWork] = field(default_factory=dict, repr=False)
 
     @property
     def _costs(self) -> Costs:
@@ -133,28 +104,47 @@ class SharedWork:
         return {first: self._work(first) for first in kinds}
 
     def _work(self, first: int) -> StepWork:
+        """Of the whole step on a device of a kind."""
         found = [self._work_of(first, calls) for calls in self.facts.calls]
         one = found[0] if len(found) == 1 else found[0].along(found[1], self.facts.along)
+        start = self._start(first)
         update = self._costs.of_update(first, "AdamW", self.facts.updated).seconds
-        return replace(one, update=max(update - self._start(first), 0.0))
+        return replace(one, starts=start * self._products, update=max(update - start, 0.0))
+
+    @cached_property
+    def _products(self) -> float:
+        """The number of matrix products."""
+        found = [
+            sum(count for each, count in calls.items() if each.call.op in _MATRIX)
+            for calls in self.facts.calls
+        ]
+        return found[0] if len(found) == 1 else found[0] + self.facts.along * (found[1] - found[0])
 
     def _work_of(self, first: int, calls: Mapping[CountedCall, int]) -> StepWork:
+        """Of some calls on a device of a kind, without starts and updates."""
         start = self._start(first)
-        total = products = again = all_again = losses = forward = 0.0
+        total = again = all_again = losses = forward = 0.0
         for (call, runs_again, in_forward), count in calls.items():
             seconds = max(self._costs.of_call(first, call).seconds - start, 0.0)
             dtype = next((spec.dtype for spec in call.operands if "float" in spec.dtype), "float32")
             if call.op in _MATRIX:
                 work = flops(call)
                 seconds = min(seconds, work / self._rate(first, dtype)) if work else seconds
-                products += count
                 again += count * seconds if runs_again else 0.0
             all_again += count * seconds if runs_again else 0.0
             loss = call.op in _LOSS
             losses += count * seconds if loss else 0.0
             forward += count * seconds if in_forward and not loss else 0.0
             total += count * seconds
-        return StepWork(total, products, again, all_again, 0.0, losses, forward)
+        return StepWork(
+            calls=total,
+            starts=0.0,
+            again=again,
+            all_again=all_again,
+            update=0.0,
+            losses=losses,
+            forward=forward,
+        )
 
     def _start(self, first: int) -> float:
         tiny = tensor_spec((1,), "float32")
@@ -186,10 +176,10 @@ class SharedWork:
             points: of the space.
             least: without what some plan of the point can leave out.
         """
-        start = self._of_ranks(points, lambda each: each.start)
+        starts = self._of_ranks(points, lambda each: each.starts)
         update = self._of_ranks(points, lambda each: each.update)
         calls = self._calls(points, least)
-        return calls + points.micro_batches * start / points.stages + update
+        return calls + points.micro_batches * starts / points.stages + update
 
     def updates_again(self, points: Points) -> Floats:
         """Seconds in which a rank updates what others update, too: all along the data axis where nothing is sharded."""
@@ -225,33 +215,32 @@ class SharedWork:
     def _blocks(self) -> int:
         return self.facts.blocks.count if self.facts.blocks is not None else 1
 
-    def _of_ranks(self, points: Points, seconds: Callable[[_Together], float]) -> Floats:
+    def _of_ranks(self, points: Points, seconds: Callable[[StepWork], float]) -> Floats:
         """Seconds that hang on the number of ranks alone."""
         every, inverse = np.unique(points.ranks, return_inverse=True)
-        return np.array([seconds(self._together(int(ranks))) for ranks in every])[inverse]
+        found = [
+            once(self._shared, int(ranks), partial(self._shared_by, int(ranks))) for ranks in every
+        ]
+        return np.array([seconds(work) for work in found])[inverse]
 
-    def _together(self, ranks: int) -> _Together:
+    def _shared_by(self, ranks: int) -> StepWork:
         """The work of the step on the first ranks, divided by how quick each is."""
-        if ranks not in self._shared:
-            kinds = Counter(self._costs.like(rank) for rank in self.facts.ranks[:ranks])
-            works = [(self.of_kind[kind], count) for kind, count in kinds.items()]
+        kinds = Counter(self._costs.like(rank) for rank in self.facts.ranks[:ranks])
+        works = [(self.of_kind[kind], count) for kind, count in kinds.items()]
 
-            def shared(seconds: Callable[[StepWork], float]) -> float:
-                return 1 / sum(count / max(seconds(work), 1e-30) for work, count in works)
+        def shared(seconds: Callable[[StepWork], float]) -> float:
+            return 1 / sum(count / max(seconds(work), 1e-30) for work, count in works)
 
-            whole = shared(lambda work: work.calls)
-            with_again = shared(lambda work: work.calls + work.again)
-            with_all_again = shared(lambda work: work.calls + work.all_again)
-            self._shared[ranks] = _Together(
-                whole,
-                with_again - whole,
-                with_all_again - whole,
-                shared(lambda work: work.update),
-                whole - shared(lambda work: work.calls - work.losses),
-                shared(lambda work: work.forward),
-                min(self._start(kind) * self.of_kind[kind].products for kind in kinds),
-            )
-        return self._shared[ranks]
+        calls = shared(lambda work: work.calls)
+        return StepWork(
+            calls=calls,
+            starts=min(work.starts for work, _ in works),
+            again=shared(lambda work: work.calls + work.again) - calls,
+            all_again=shared(lambda work: work.calls + work.all_again) - calls,
+            update=shared(lambda work: work.update),
+            losses=calls - shared(lambda work: work.calls - work.losses),
+            forward=shared(lambda work: work.forward),
+        )
 
 
 def _through(waited: Floats, own: Floats, points: Points) -> Floats:
