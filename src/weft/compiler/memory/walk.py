@@ -138,7 +138,7 @@ class MemoryWalk:
         held: bytes of `now`, without the host's.
         extra: bytes of `running`.
         most: the peak so far.
-        highest: bytes of the peaks so far of acts of a micro-batch (True), and of a step (False).
+        of_micro_batch, of_step: bytes of the peaks so far of acts of a micro-batch, and of a step.
         since: storages that came or went since the peak, in order.
     """
 
@@ -151,7 +151,8 @@ class MemoryWalk:
     held: int = 0
     extra: int = 0
     most: _Most = field(default_factory=lambda: _Most(-1, {}, None))
-    highest: dict[bool, int] = field(default_factory=lambda: {True: 0, False: 0})
+    of_micro_batch: int = 0
+    of_step: int = 0
     since: list[VersionStorage] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -298,8 +299,10 @@ class MemoryWalk:
     def _note_peak(self, actor: int | None) -> None:
         """Remember the moment, if more is held than ever before."""
         total = self.held + self.extra
-        repeated = actor is not None and self.touched[actor].acts > 1
-        self.highest[repeated] = max(self.highest[repeated], total)
+        if actor is not None and self.touched[actor].acts > 1:
+            self.of_micro_batch = max(self.of_micro_batch, total)
+        else:
+            self.of_step = max(self.of_step, total)
         if total > self.most.total:
             self.most = _Most(total, self.running.copy(), actor)
             self.since.clear()
@@ -320,5 +323,5 @@ class MemoryWalk:
             found.setdefault(name, []).append(size)
         sizes = [Held(name, len(each), Bytes(sum(each))) for name, each in found.items()]
         sizes.sort(key=lambda each: (-each.bytes, each.register))
-        each = (Bytes(self.highest[repeated]) for repeated in (True, False))
-        return Peak(self.plan.rank, Memory.of(kinds), tuple(sizes), self.most.actor, *each)
+        highest = Bytes(self.of_micro_batch), Bytes(self.of_step)
+        return Peak(self.plan.rank, Memory.of(kinds), tuple(sizes), self.most.actor, *highest)
