@@ -97,12 +97,7 @@ class RoughEstimates:
 
         Layouts that deduction finds are seldom better than the batch split over all ranks.
         """
-        return self._seconds(_by_hand(points)) * np.where(_is_wide(points), _FREE, 1.0)
-
-    def _seconds(self, points: Points) -> Floats:
-        """The same of layouts that people write by hand."""
-        if not len(points):
-            return np.zeros(0)
+        times, points = np.where(_is_wide(points), _FREE, 1.0), _by_hand(points)
         work, exchanges = self.floors.work, self.floors.exchanges
         waiting = exchanges.sums(points) * np.where(points.laid("sequence"), 0.7, 1.0)
         reduced = exchanges.reduction(points) * _times_reduced(points)
@@ -110,7 +105,7 @@ class RoughEstimates:
         late = (points.stages - 1) / (points.micro_batches * points.turns)
         even = busy * (work.unevenness(points) + late)
         exposed = np.maximum(reduced - busy / 2, 0.05 * reduced)
-        found: Floats = even + waiting + exposed + work.updates_again(points)
+        found: Floats = times * (even + waiting + exposed + work.updates_again(points))
         return found
 
     def _sent(self, points: Points) -> Floats:
@@ -123,10 +118,7 @@ class RoughEstimates:
 
     def memory(self, points: Points) -> Floats:
         """Bytes that a rank takes about, beside what its device reserves."""
-        return self._memory(_by_hand(points))
-
-    def _memory(self, points: Points) -> Floats:
-        """The same of layouts that people write by hand."""
+        points = _by_hand(points)
         m, s, facts = points.micro_batches, points.stages, self.floors.facts
         flying = np.where(points.scheduled("gpipe"), m, np.minimum(s, m))
         count = facts.blocks.count if facts.blocks is not None else 1
