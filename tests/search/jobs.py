@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -11,11 +12,13 @@ from torch.nn.functional import cross_entropy
 
 import weft
 from models import GPT, token_batch, token_loss
+from weft.hardware.topology.machine import Topology
 from weft.planning.machine import machine_of
 from weft.planning.stored_step import StoredStep
 from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
 from weft.search.evaluation.evaluator import Evaluator
+from weft.search.evaluation.measures import Measures
 from weft.search.space.point import Point
 from weft.search.space.points import Points
 from weft.search.state import SearchState
@@ -50,9 +53,33 @@ def decoder(blocks: int = 3) -> StoredStep:
     return weft.Job(model, token_loss, optimizer, token_batch(n=4)).stored()
 
 
+def step_of(model: nn.Module, *shape: int, dtype: torch.dtype = torch.float32) -> StoredStep:
+    """The step of a model that tells classes, on inputs of a shape."""
+    batch = {"x": torch.zeros(shape, dtype=dtype), "y": torch.zeros(shape[0], dtype=torch.int64)}
+    return weft.Job(model, loss, torch.optim.AdamW(model.parameters()), batch).stored()
+
+
+def dense(*widths: int) -> nn.Sequential:
+    """Layers of these widths."""
+    found: list[nn.Module] = []
+    for one, other in pairwise(widths):
+        found += [nn.Linear(one, other), nn.ReLU()]
+    return nn.Sequential(*found[:-1])
+
+
+def few_samples() -> StoredStep:
+    """Gradients larger than what is around them."""
+    return step_of(dense(512, 512, 512, 512, 10), 4, 512)
+
+
+def many_samples() -> StoredStep:
+    """Weights smaller than what they make."""
+    return step_of(dense(32, 32, 32, 32, 10), 2048, 32)
+
+
 def begun(
     step: StoredStep,
-    topology: str,
+    topology: str | Topology,
     limit: int | None = None,
     base: Strategy = Strategy(),  # noqa: B008 (frozen)
 ) -> SearchState:
@@ -61,6 +88,13 @@ def begun(
     facts = StepFacts(step, machine, base)
     evaluator = Evaluator(step, machine, facts.ranks)
     return SearchState(evaluator, Floors(facts, limit), Budget.of(1.0, 10**6))
+
+
+def planned(found: SearchState, point: Point) -> Measures:
+    """The measures of a point, planned whole."""
+    answer = found.evaluator.of(found.strategy(point))
+    assert isinstance(answer, Measures), f"{point}: {answer}"
+    return answer
 
 
 def least_of(floors: Floors, point: Point) -> float:
