@@ -1,0 +1,180 @@
+"""The state of a search: what counts as planned, which is the best, what is left, and the result."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+
+import pytest
+
+import weft
+from search.jobs import begun, layers
+from weft.errors import UserError
+from weft.search.budget import Budget
+from weft.search.evaluation.measures import Longer, Measures, Refused
+from weft.search.order.frontier import Frontier
+from weft.search.space.fixed import space_of
+from weft.search.state import NO_MOVES, NO_TIME, SearchState
+from weft.strategy.strategy import Strategy
+from weft.units import Seconds
+
+QUICK = replace(weft.data_parallel(), grid=(2,))
+SLOW = replace(QUICK, micro_batches=8)
+STAGED = replace(QUICK, stages=2, micro_batches=2)
+# There are two ranks.
+REFUSED = replace(QUICK, grid=(3,))
+# Each takes other time, as each product starts in each micro-batch.
+EVERY = {"slow": SLOW, "quick": QUICK, "staged": STAGED}
+
+
+def searched(limit: int | None = None, **strategies: Strategy) -> SearchState:
+    """A search that planned these."""
+    found = begun(layers(), "h100x2", limit)
+    for name, strategy in strategies.items():
+        found.plan(name, strategy)
+    return found
+
+
+def measured(answer: object) -> Measures:
+    assert isinstance(answer, Measures)
+    return answer
+
+
+def test_before_any_plan_nothing_is_known() -> None:
+    found = searched()
+    assert (found.planned, found.best, found.quickest, found.bound) == (0, None, inf, inf)
+    assert found.affords()
+
+
+def test_the_quickest_is_the_best_whatever_the_order() -> None:
+    for names in (("slow", "quick", "staged"), ("quick", "staged", "slow")):
+        found = searched(None, **{name: EVERY[name] for name in names})
+        took = {name: measured(found.plan(name, EVERY[name])) for name in names}
+        assert found.best == ("quick", QUICK, took["quick"])
+        assert found.quickest == took["quick"].seconds == min(t.seconds for t in took.values())
+
+
+def test_a_strategy_is_planned_once_whatever_its_name() -> None:
+    found = searched(quick=QUICK)
+    assert found.plan("again", QUICK) == found.evaluator.of(QUICK)
+    assert found.planned == found.planned_anew == 1
+    result = found.result()
+    assert [each.name for each in result.tried] == ["quick"]
+    assert len(result.course) == 1
+
+
+def test_what_lacks_room_is_never_the_best() -> None:
+    small = replace(SLOW, zero=weft.Zero(3))
+    held = [measured(searched().plan("", each)).memory for each in (small, QUICK)]
+    assert held[0] < held[1]
+    found = searched(held[0], quick=QUICK, small=small)
+    assert found.best is not None
+    assert found.best[0] == "small"
+    assert found.move("quick", QUICK, found.quickest) == found.plan("quick", QUICK)
+    assert found.best[0] == "small"
+    outcomes = {each.name: each.outcome for each in found.result().tried}
+    assert outcomes == {"small": "best", "quick": "does not fit"}
+
+
+def test_no_result_without_one_that_fits() -> None:
+    with pytest.raises(UserError, match="no strategy fits"):
+        searched(1000, **EVERY).result()
+    with pytest.raises(UserError, match="no strategy can be planned"):
+        searched(refused=REFUSED).result()
+
+
+def test_nothing_is_below_the_bound() -> None:
+    found = searched(quick=QUICK)
+    assert found.bound == found.quickest
+    found.least = Seconds(found.quickest / 4)
+    assert found.bound == found.least
+    assert found.result().gap == pytest.approx(0.75)
+
+
+def test_of_moves_those_stand_among_what_was_tried_that_became_the_best() -> None:
+    found = searched(slow=SLOW)
+    before = found.quickest
+    assert isinstance(found.move("staged", STAGED, Seconds(before / 1e6)), Longer)
+    assert isinstance(found.move("quick", QUICK, before), Measures)
+    assert isinstance(found.move("refused", REFUSED, before), Refused)
+    assert found.planned == 4
+    assert found.best is not None
+    assert found.best[0] == "quick"
+    result = found.result()
+    assert sorted(each.name for each in result.tried) == ["quick", "slow"]
+    (why,) = [reason for reason in result.skipped if reason.startswith("refused: ")]
+    assert result.skipped[why] == 1
+
+
+def test_a_start_that_is_refused_counts_as_none() -> None:
+    found = searched(quick=QUICK)
+    assert isinstance(found.plan("start", REFUSED), Refused)
+    found.forget_refused(REFUSED)
+    found.forget_refused(QUICK)
+    assert found.planned == 1
+    assert [each.name for each in found.result().tried] == ["quick"]
+    assert [reason for reason in found.skipped if reason.startswith("the start is refused: ")]
+
+
+def test_the_best_of_the_other_kind_has_stages_or_none() -> None:
+    found = searched(slow=SLOW, quick=QUICK)
+    assert found.of_other_kind() is None
+    measures = found.plan("staged", STAGED)
+    assert found.of_other_kind() == ("staged", STAGED, measures)
+    found = searched(staged=STAGED)
+    found.move("slow", SLOW, Seconds(0.0))
+    assert found.of_other_kind() is None
+
+
+def test_half_of_what_is_left_goes_to_the_body() -> None:
+    found = searched()
+    with found.until_half():
+        assert found.until == 0.5
+        with found.until_half():
+            assert found.until == 0.25
+    assert found.until == 1.0
+    with pytest.raises(ValueError, match="here"), found.until_half():
+        raise ValueError("here")
+    assert found.until == 1.0
+
+
+def test_a_budget_ends() -> None:
+    """By its moves, by its time, and where it is said to be used up; a plan that is known costs nothing."""
+    found = searched()
+    found.budget = Budget.of(1.0, 2)
+    found.plan("slow", SLOW)
+    found.plan("again", SLOW)
+    assert found.affords()
+    found.plan("quick", QUICK)
+    assert not found.affords()
+    found.budget = Budget.of(1e6, None)
+    assert found.affords()
+    assert found.has_time(1e5)
+    assert not found.has_time(2e6)
+    found.end()
+    assert not found.affords()
+
+
+def test_points_that_are_left_are_counted_by_what_ended() -> None:
+    found = searched(quick=QUICK)
+    points = space_of(found.facts, every_rank=False)
+    found.fronts[0] = Frontier(points, found.floors.least(points), found.estimates)
+    assert found.result().skipped == {NO_MOVES: len(points)}
+    found.budget = Budget.of(1e6, None)
+    assert found.result().skipped == {NO_TIME: len(points)}
+
+
+def test_the_course_says_what_came_when() -> None:
+    found = searched(slow=SLOW, refused=REFUSED, quick=QUICK)
+    course = found.result().course
+    slow, quick = (measured(found.plan("", each)).seconds for each in (SLOW, QUICK))
+    assert [each.seconds for each in course] == [slow, None, quick]
+    assert [each.best for each in course] == [slow, slow, quick]
+    assert [each.after for each in course] == sorted(each.after for each in course)
+
+
+def test_a_record_holds_all_answers() -> None:
+    found = searched(slow=SLOW, quick=QUICK, refused=REFUSED)
+    record = found.record()
+    assert record.best == QUICK
+    assert len(record.learned.answers) == 3
