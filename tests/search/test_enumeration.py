@@ -17,7 +17,7 @@ from weft.units import Seconds
 
 # Above what the device reserves. All points with ZeRO 3 take more than these bytes by small steps, but for those with
 # blocks that run again.
-LIMIT = 300_000
+LIMIT = 310_000
 RESERVE = begun(decoder(8), "h100x2").floors.reserve
 # With that fixed there are few points.
 FEW = weft.Strategy(stages=1, zero=weft.Zero(3))
@@ -170,9 +170,19 @@ def test_others_that_were_looked_at_may_be_known_to_be_quicker() -> None:
     search = begun(decoder(8), "h100x2")
     points = Enumeration(search, lambda _: None)
     points.arrange(space_of(search.facts, False))
-    assert not points.knows_quicker()
+    assert not points._knows_quicker()
     search.estimates.refined(Point(1, micro_batches=2))
-    assert points.knows_quicker()
+    assert points._knows_quicker()
+
+
+def test_others_come_before_moves_where_those_by_hand_lack_room() -> None:
+    """Of a step that is planned whole: ZeRO 3 of two micro-batches has room, and quicker ones have none."""
+    for limit in (None, RESERVE + 170_000):
+        search = begun(decoder(3), "h100x2", limit)
+        points = Enumeration(search, lambda _: None)
+        points.arrange(space_of(search.facts, False))
+        points._plan_point(search.fronts[0], Point(2, zero=3, micro_batches=2))
+        assert points.others_are_better() == (limit is not None)
 
 
 def test_a_best_that_another_process_has_planned_takes_time_at_the_end() -> None:

@@ -30,7 +30,7 @@ _UNLIKELY, _UNLIKELY_UNSEEN, _UNLIKELY_ROUGH = 1.02, 1.1, 2.0
 _FAR = 1.1
 # The limit of memory binds where the best takes so many times as long as without it: while there is time for looks, and
 # where there is none, or points by hand are done.
-_BINDS, BINDS_AT_ONCE = 1.05, 1.01
+_BINDS, _BINDS_AT_ONCE = 1.05, 1.01
 # The part of the time that is left which the cheapest layouts of data parallel may take.
 _CHEAPEST = 0.4
 # So many points that take little memory are looked at before others, until one has room.
@@ -168,7 +168,7 @@ class Enumeration:
             return False
         if not self._estimates.may_have_room(point):
             return self._lacks_room(front)
-        times = _BINDS if self._may_look() else BINDS_AT_ONCE
+        times = _BINDS if self._may_look() else _BINDS_AT_ONCE
         if front is not by_hand or not self.is_crowded(seconds, times):
             return False
         fewer = self._with_blocks_again(others) if self._has_time() else None
@@ -224,7 +224,17 @@ class Enumeration:
         other = self._other(front)
         return self._state.best is None and not front.has_room() and other.has_room()
 
-    def knows_quicker(self) -> bool:
+    def others_are_better(self) -> bool:
+        """True where points that nobody writes by hand should be quicker than moves from the best lead to.
+
+        Those by hand that would be quicker lack room; or one of the others that was looked at should be quicker.
+        """
+        crowded = self.is_crowded(self._state.quickest, _BINDS_AT_ONCE)
+        if self._facts.small is None:
+            return crowded and self._quickest_lacks_room()
+        return crowded or self._knows_quicker()
+
+    def _knows_quicker(self) -> bool:
         """True where a point that nobody writes by hand was looked at that should be quicker than the best."""
         known = self._state.fronts[1].known(self._in_time)
         return known is not None and self._estimates.seconds(known) < self._state.quickest

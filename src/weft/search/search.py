@@ -23,7 +23,7 @@ from weft.planning.simulated import Capturable, as_stored
 from weft.planning.stored_step import StoredStep
 from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
-from weft.search.enumeration import BINDS_AT_ONCE, Enumeration
+from weft.search.enumeration import Enumeration
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.planners import Planners
 from weft.search.moves.local_search import improve
@@ -198,9 +198,7 @@ def _plan_likely(state: SearchState, enumeration: Enumeration, move: Callable[[]
     enumeration.plan_points(True, likely=True)
     # Others come first where those by hand lack room, or are slower, as small steps say it; else moves.
     others = partial(enumeration.plan_points, False, likely=True)
-    better = enumeration.is_crowded(state.quickest, BINDS_AT_ONCE) or enumeration.knows_quicker()
-    small = state.facts.small is not None
-    first, second = (others, move) if small and better else (move, others)
+    first, second = (others, move) if enumeration.others_are_better() else (move, others)
     state.until = _FIRST
     first()
     state.until = _SECOND

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from search.jobs import begun, decoder
 from weft.search.evaluation.measures import Measures, Refused
 from weft.search.order.alike import Alike
@@ -15,8 +17,8 @@ from weft.search.space.points import Points
 from weft.units import Bytes, Seconds
 
 # Above what the device reserves. Of all points with ZeRO 3 those of `MICRO` should take the least without recompute:
-# 237 kB by floors, 315 by small steps.
-LIMIT = 300_000
+# 291 kB by floors, 315 by small steps.
+LIMIT = 310_000
 RESERVE = begun(decoder(8), "h100x2").floors.reserve
 NOTHING = Seconds(0.0), Seconds(0.0)
 MICRO = Point(2, zero=3, micro_batches=2)
@@ -87,3 +89,15 @@ def test_uneven_samples_wait_and_are_corrected_by_their_like() -> None:
     estimates.learn(Point(3), slow)
     assert abs(float(estimates.rough(even)[0]) - 1.0) < 1e-9
     assert abs(float(estimates.rough(uneven)[0]) - 100.0) < 1e-6
+
+
+def test_a_pipeline_that_was_looked_at_corrects_others_alike() -> None:
+    """Those of another schedule, which nothing was planned for, come nearer to what small steps say."""
+    estimates = begun(decoder(8), "h100x4").estimates
+    one = Point(2, stages=2, micro_batches=2, schedule="1f1b")
+    other, flat = replace(one, schedule="gpipe"), Point(2, micro_batches=2)
+    before, plain = estimates.rough_of(other), estimates.rough_of(flat)
+    estimates.look(one)
+    assert estimates.rough_of(other) != before
+    assert estimates.rough_of(one) == pytest.approx(estimates.seconds(one))
+    assert estimates.rough_of(flat) != plain

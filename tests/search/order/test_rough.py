@@ -118,11 +118,25 @@ def test_points_with_all_blocks_again_stand_beside_those_with_none() -> None:
 
 
 def test_points_wait_the_longer_the_more_room_they_lack() -> None:
-    reserve = rough().floors.reserve
-    memory = np.array([0.5, 2.0, 4.0]) * 10**9
-    fits, over, far = rough(reserve + 10**9).crowding(memory).tolist()
-    assert fits == 1.0 < over < far
-    assert rough().crowding(memory).tolist() == [1.0, 1.0, 1.0]
+    """Those that lack little may have room after all: they stand behind others by that, not behind all."""
+    found = rough(rough().floors.reserve + 10**9)
+    memory = np.array([0.5, 1.05, 1.1, 2.0, 4.0]) * 10**9
+    fits, near, nearly, over, far = found.crowding(memory).tolist()
+    assert fits == 1.0 < near < nearly < 1.25
+    assert 10 < over < far
+    assert found.roomy(memory).tolist() == [True, False, False, False, False]
+    assert rough().crowding(memory).tolist() == [1.0] * 5
+    assert rough().roomy(memory).all()
+
+
+def test_bytes_of_blocks_that_run_again_are_of_plans_where_memory_is_tight() -> None:
+    """What stands outside of blocks stays: of this decoder far more than a seventh."""
+    again, free = Point(4, recompute=8), rough()
+    need = planned(begun(decoder(8), "h100x4"), again).memory - free.floors.reserve
+    (about,) = memory(free, again)
+    (close,) = memory(rough(free.floors.reserve + 10**5), again)
+    assert about < close < need
+    assert memory(rough(free.floors.reserve + 10**9), again) == [about]
 
 
 @pytest.mark.parametrize("limit", [None, 10**9])

@@ -19,7 +19,6 @@ from weft.search.order.alike import Alike, columns_of
 from weft.search.order.in_stages import in_stages
 from weft.search.order.lines import Lines, along
 from weft.search.order.rough import Rough, RoughEstimates
-from weft.search.order.rough import RoughParts as RoughParts
 from weft.search.record.learned import Learned, Look
 from weft.search.space.point import Point
 from weft.search.space.points import Floats, Points
@@ -192,6 +191,14 @@ class Estimates:
         self._learn_look(flat, answer)
         return Look(answer, self.lines.seconds_of_plan(strategy))
 
+    def look(self, point: Point) -> Seconds:
+        """Look at a point; its seconds as `seconds` gives them. Those of pipelines correct others alike, too."""
+        seconds = self.seconds(point)
+        found = self.refined(point)
+        if point.stages > 1 and found is not None and point not in self.learned.points:
+            self.learn(point, found)
+        return seconds
+
     def seconds(self, point: Point) -> Seconds:
         """Seconds by which points are ordered once they were looked at: of those without room many more.
 
@@ -214,7 +221,7 @@ class Estimates:
         if self.looked_at(point):
             return self.has_room(point)
         _, memory = self._corrected(self._rough.of(Points.one(point)))
-        return float(self._rough.crowding(memory)[0]) == 1.0
+        return bool(self._rough.roomy(memory)[0])
 
     def has_room(self, point: Point) -> bool:
         """True for a point that was looked at and should fit."""

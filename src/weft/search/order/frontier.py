@@ -10,7 +10,8 @@ import numpy as np
 
 from weft.cached import cached_property
 from weft.errors import InternalError
-from weft.search.order.estimates import Estimates, RoughParts
+from weft.search.order.estimates import Estimates
+from weft.search.order.rough import RoughParts
 from weft.search.space.point import Point
 from weft.search.space.points import Floats, Mask, Points
 from weft.units import Seconds
@@ -177,7 +178,7 @@ class Frontier:
     def _look(self, number: int) -> None:
         """Look at a point, and have those that are next planned by other processes meanwhile."""
         self._look_ahead()
-        self._order[number] = self._estimates.seconds(self._points.point(number))
+        self._order[number] = self._estimates.look(self._points.point(number))
         self._seen[number] = True
 
     @cached_property

@@ -6,19 +6,25 @@ They have the terms of floors, and what floors leave out: starts, bubbles, and e
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple, final
 
 import numpy as np
 
+from weft.cached import cached_property
 from weft.search.bounds.floors import Floors
 from weft.search.order.alike import Columns, columns_of
+from weft.search.space.point import Point
 from weft.search.space.points import Floats, Mask, Points
 from weft.units import Bytes
 
 # The part of the limit that a point which was not looked at may take by estimate.
 _ROOM = 0.95
-# A point that should lack room stands behind all that take so many times as long.
-_CROWDED = 10.0
+# Of more bytes than that, up to so many times, points may have room after all, and stand behind others by the excess;
+# of still more, they stand behind all that take so many times as long.
+_NEAR, _CROWDED = 1.25, 10.0
+# The part of what is kept that is not where all blocks run again, about.
+_AWAY = 0.85
 # Times as long as with the batch split over all ranks that other layouts take, about.
 _FREE = 1.1
 # Times as long as by these terms that uneven samples are thought to take: where a step joins them with another
@@ -81,16 +87,24 @@ class RoughEstimates:
         return Rough(seconds, self.memory(points), columns)
 
     def crowding(self, memory: Floats) -> Floats:
-        """1 where points have room, probably; else more the more they lack.
+        """1 where points should have room; else more the more they lack.
 
         Args:
             memory: bytes that each takes about, beside what devices reserve.
         """
-        limit = self.floors.limit
-        if limit is None:
-            return np.ones(len(memory))
-        over = memory / (_ROOM * max(limit - self.floors.reserve, 1))
-        return np.where(over > 1, _CROWDED * over, 1.0)
+        over = self._over(memory)
+        return np.where(over > _NEAR, _CROWDED * over, np.maximum(over, 1.0))
+
+    def roomy(self, memory: Floats) -> Mask:
+        """True for points that should have room, of bytes as `crowding` takes them."""
+        found: Mask = self._over(memory) <= 1
+        return found
+
+    def _over(self, memory: Floats) -> Floats:
+        """Bytes over those that points may take which were not looked at."""
+        floors = self.floors
+        room = inf if floors.limit is None else _ROOM * max(floors.limit - floors.reserve, 1)
+        return memory / room
 
     def seconds(self, points: Points) -> Floats:
         """Seconds that steps take about, with room or without: exchanges are half hidden, starts and bubbles count.
@@ -122,17 +136,27 @@ class RoughEstimates:
         m, s, facts = points.micro_batches, points.stages, self.floors.facts
         flying = np.where(points.scheduled("gpipe"), m, np.minimum(s, m))
         count = facts.blocks.count if facts.blocks is not None else 1
-        away = 0.85 * (points.recompute + points.offload) / count
-        kept = facts.kept * (1 - away)
+        again = (points.recompute + points.offload) / count
+        kept = facts.kept * (1 - self._part_away * again) if again.any() else facts.kept
         cut = s * np.where(points.laid("data"), 1, points.tensor)
         whole = np.where(
             (points.zero == 1) | (points.zero == 2), facts.parameters * facts.narrowed, 0.0
         )
         part = s * points.data * points.tensor * m
         # Sums of several micro-batches are there as long as these are; those of one stand in what is kept.
-        summed = np.where((m > 1) & (points.zero < 2), facts.parameters, 0.0)
+        shards = np.where(points.zero < 2, 1, points.data)
+        summed = np.where(m > 1, facts.parameters / shards, 0.0)
         beside = whole * (1 - 1 / points.data) + summed
         return self.floors.variables(points) + kept * flying / part + beside / cut
+
+    @cached_property
+    def _part_away(self) -> float:
+        """The part of what is kept that is not where all blocks run again; plans say it where memory is tight."""
+        facts = self.floors.facts
+        everywhere = Points.one(Point(len(facts.ranks)))
+        if self.floors.limit is None or self.roomy(self.memory(everywhere))[0]:
+            return _AWAY
+        return 1 - facts.kept_again / max(facts.kept, 1)
 
 
 def _by_hand(points: Points) -> Points:

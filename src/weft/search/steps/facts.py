@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import NamedTuple, final
@@ -141,9 +141,13 @@ class StepFacts:
     @cached_property
     def _alone(self) -> tuple[Compiled, ...]:
         """Plans of the step, or of the small ones, on one device."""
+        return self._plans_alone(())
+
+    def _plans_alone(self, recompute: tuple[str, ...]) -> tuple[Compiled, ...]:
         machine = self.machine
         where = Placement(machine.device_type, (1,), (0,))
-        alone = Strategy(precision=self.base.precision, clip_norm=self.base.clip_norm)
+        base = self.base
+        alone = Strategy(precision=base.precision, clip_norm=base.clip_norm, recompute=recompute)
         with uncollected():
             return tuple(
                 plan_stored(step, alone, where, costs=machine.planned)
@@ -183,7 +187,17 @@ class StepFacts:
     @cached_property
     def kept(self) -> float:
         """Bytes that one device holds beyond parameters and states, when it holds most."""
-        peaks = [max(peak.memory.peak for peak in each.peaks) for each in self._alone]
+        return self._most_held(self._alone)
+
+    @cached_property
+    def kept_again(self) -> float:
+        """The same where all blocks run again; as `kept` without any."""
+        if self.blocks is None:
+            return self.kept
+        return self._most_held(self._plans_alone((f"{self.blocks.prefix}.*",)))
+
+    def _most_held(self, plans: Sequence[Compiled]) -> float:
+        peaks = [max(peak.memory.peak for peak in each.peaks) for each in plans]
         whole = peaks[0] if len(peaks) == 1 else peaks[0] + self.along * (peaks[1] - peaks[0])
         return max(whole - self.parameters - self.states, 0)
 
