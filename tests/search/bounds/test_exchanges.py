@@ -127,7 +127,7 @@ def test_each_point_of_many_has_its_own_seconds(least: bool) -> None:
     """Those of all at once are those of one after the other."""
     found = exchanges(decoder(8))
     space = space_of(found.facts, every_rank=True)
-    some = space.where((space.recompute == 0) & (space.offload == 0) & ~space.laid("free"))
+    some = space.where((space.recompute == 0) & (space.offload == 0))
     one_by_one = [
         reduced(found, point, least=least) + added_up(found, point, least=least) for point in some
     ]

@@ -48,15 +48,14 @@ class Exchanges:
         """
         if least and self.facts.guided:
             return np.zeros(len(points))
-        grid = points.grids
-        whole, sharded = points.laid("data"), points.zero > 0
-        form = 2 * ((2 * grid + whole) * 2 + sharded) + points.outer
-        found = _for_each(form, lambda number: self._reduced(points.point(number), least))
-        return np.where((points.data == 1) | points.laid("free"), 0.0, found)
+        several = (points.data > 1) & ~points.laid("free")
+        found, some = np.zeros(len(points)), points.where(several)
+        whole, sharded = some.laid("data"), some.zero > 0
+        form = 2 * ((2 * some.grids + whole) * 2 + sharded) + some.outer
+        found[several] = _for_each(form, lambda number: self._reduced(some.point(number), least))
+        return found
 
     def _reduced(self, point: Point, least: bool) -> float:
-        if point.data == 1 or point.layouts == "free":
-            return 0.0
         kind: CollectiveKind = "reduce_scatter" if point.zero else "all_reduce"
         key = point.layouts == "data", kind, least
         size = once(self._seconds, ("bytes", *key), lambda: self._gradients(*key))
