@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-from weft.compiler.context import Stages
+from weft.compiler.context import Context, Stages
 from weft.errors import StrategyError
 from weft.ir.nodes import Phase, PhaseKind
 from weft.ir.plan import Actor, Communicate, Compute
@@ -110,6 +110,13 @@ PRESETS: Mapping[Schedule, NamedSchedule] = {
         ("backward", "forward", "weight"), lambda preset, _: preset.stages, splits_weights=True
     ),
 }
+
+
+def turning_stage(context: Context) -> int | None:
+    """The stage in which the backward of a micro-batch follows its forward at once: the last; None without one."""
+    name, last = context.options.schedule, len(context.stages.placements) - 1
+    forwards_first = name is not None and PRESETS[name].order[0] == "forward"
+    return None if last and forwards_first else max(last, 0)
 
 
 def preset(

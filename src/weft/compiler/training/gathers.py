@@ -53,8 +53,7 @@ class Gather:
         whole: how it is used, for each stage.
         each_time: true where the readers in one block and phase gather it for themselves, in each
             micro-batch, together with what else the block reads; otherwise it is gathered once a
-            step for all readers of a stage. Where a block's backward follows its forward with no
-            other block between, as that of the last one does, they share what is gathered.
+            step for all readers of a stage.
     """
 
     shard: tuple[Hint, ...]
@@ -83,9 +82,19 @@ def block_of(module: str) -> str:
     return ".".join(parts[: number + 1])
 
 
-def gather_parameters(graph: LogicalGraph, gathers: Mapping[str, Gather]) -> LogicalGraph:
-    """Give the readers of some parameters, named by their values, chains as above."""
-    rewriter = _GatherRewriter(graph, gathers)
+def gather_parameters(
+    graph: LogicalGraph, gathers: Mapping[str, Gather], turning: int | None = None
+) -> LogicalGraph:
+    """Give the readers of some parameters, named by their values, chains as above.
+
+    Args:
+        graph: without layouts.
+        gathers: of parameters.
+        turning: the stage in which the backward of a micro-batch follows its forward at once, if any. Where that of a
+            block follows with no other block between, as that of the last one does, both share what is gathered. In
+            other stages it would stay for as long as the micro-batch is in flight, and keep the next one from its own.
+    """
+    rewriter = _GatherRewriter(graph, gathers, turning)
     for node in graph.nodes:
         rewriter.note(node)
     for node in graph.nodes:
@@ -114,6 +123,7 @@ class _GatherRewriter:
 
     graph: LogicalGraph
     gathers: Mapping[str, Gather]
+    turning: int | None
     root: dict[str, str] = field(default_factory=dict)
     chain: dict[str, Call] = field(default_factory=dict)
     made: dict[tuple[Hashable, str, str], str] = field(default_factory=dict)
@@ -163,8 +173,8 @@ class _GatherRewriter:
         now = group, self._in_loop(reader)
         last, looped = self.last.get(reader.phase.stage, now)
         if group not in self.joined:
-            same = _is_backward_of(group, last) and looped == now[1]
-            self.joined[group] = last if same else group
+            turns = reader.phase.stage == self.turning and looped == now[1]
+            self.joined[group] = last if turns and _is_backward_of(group, last) else group
         self.last[reader.phase.stage] = now
 
     def _given_group(self, name: str, reader: Call) -> Hashable:

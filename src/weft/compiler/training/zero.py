@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from weft.compiler.context import Context
+from weft.compiler.schedule.presets import turning_stage
 from weft.compiler.training.gathers import Gather, gather_parameters
 from weft.compiler.training.precision import CASTS
 from weft.compiler.training.shards import shard_level
@@ -61,7 +62,7 @@ def shard_variables(graph: LogicalGraph, context: Context) -> LogicalGraph:
     whole = _hints(context, axis, Broadcast())
     gathers = {name: Gather(shard, whole, levels[name] == 3) for name, shard in shards.items()}
     early = {name: shard for name, shard in shards.items() if levels[name] > 1}
-    made = gather_parameters(graph, gathers)
+    made = gather_parameters(graph, gathers, turning_stage(context))
     return _reduced_early(made, early) if early else made
 
 
