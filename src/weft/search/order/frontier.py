@@ -18,6 +18,8 @@ from weft.units import Seconds
 
 # So many of the next points are looked at ahead, and so many searched for one that may have room.
 _AHEAD, _NEXT = 8, 512
+# So many times as long as it stood in the order, or more: a point that was looked at goes back.
+_BACK = 1.01
 
 
 @final
@@ -120,14 +122,26 @@ class Frontier:
             number = self._first()
             if number is None:
                 return None
-            if self._seen[number]:
-                return self._taken(number)
             point = self._points.point(number)
+            if self._seen[number]:
+                if not self._falls_back(number, point):
+                    return self._taken(number)
+                continue
             if not self._estimates.looked_at(point) and not more():
                 known = self.pop_known(in_time)
                 if known is not None or not must():
                     return known
             self._look(number)
+
+    def _falls_back(self, number: int, point: Point) -> bool:
+        """True where a point that was looked at takes its place anew: plans of others have shown that it takes more."""
+        if not self._estimates.looked_at(point):
+            return False
+        seconds = self._estimates.seconds(point)
+        back = seconds > self._order[number] * _BACK
+        if back:
+            self._order[number] = seconds
+        return back
 
     def known(self, in_time: Callable[[Point], bool]) -> Point | None:
         """The quickest point that was looked at, has room and can be planned in time; None where there is none.

@@ -6,6 +6,10 @@ micro-batches find other stages idle, and all wait for the busiest.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
+from statistics import median
+from typing import TypeAlias, final
+
 from weft.search.bounds.floors import Floors
 from weft.search.evaluation.measures import Measures
 from weft.search.space.point import Point
@@ -18,20 +22,57 @@ _BUBBLE = {"": 0.7, "zero_bubble": 0.7, "interleaved": 2.0}
 # Times as long as without tensor parallelism that steps of pipelines take beside their small steps, which overlap sums
 # of one micro-batch with work of others; and once more where gradients of weights are apart.
 _TENSOR, _TENSOR_APART = 1.07, 1.1
-# Times as many bytes as estimated that pipelines take at most whose ranks have several parts (of 18 plans that were
-# compared, 1.15 at most).
-_LARGER_IN_TURNS = 1.15
+# The schedule, whether layers are cut, blocks run again or wait, parameters are gathered for each use, and ranks have
+# several parts.
+_Kind: TypeAlias = tuple[str, bool, bool, bool, bool]
+
+
+@final
+@dataclass(frozen=True)
+class Pipelines:
+    """Estimates of pipelines, whose bytes plans of others of their kind correct.
+
+    A plan decides itself how many micro-batches fly where no schedule is named: with blocks that run again far more than
+    there are stages.
+
+    Attributes:
+        floors: of points.
+    """
+
+    floors: Floors
+    _larger: dict[_Kind, list[float]] = field(default_factory=dict, repr=False)
+
+    def measures(self, point: Point, flat: Point, found: Measures) -> Measures:
+        """The measures of a step in stages, about.
+
+        Args:
+            point: with stages.
+            flat: the same without.
+            found: of that one.
+        """
+        about = in_stages(point, flat, found, self.floors)
+        states, larger = self.floors.states_of(point), self._larger.get(_kind_of(point), [1.0])
+        memory = states + median(larger) * (about.memory - states)
+        return replace(about, memory=Bytes(int(memory)))
+
+    def learn(self, point: Point, flat: Point, found: Measures, planned: Measures) -> None:
+        """Correct the bytes of others of its kind by those that a plan of a point took."""
+        about, states = in_stages(point, flat, found, self.floors), self.floors.states_of(point)
+        beside = max(planned.memory - states, 1.0) / max(about.memory - states, 1.0)
+        self._larger.setdefault(_kind_of(point), []).append(beside)
+
+    def is_planned(self, point: Point) -> bool:
+        """True where some point of its kind was planned."""
+        return _kind_of(point) in self._larger
+
+
+def _kind_of(point: Point) -> _Kind:
+    away = point.recompute + point.offload > 0
+    return point.schedule, point.tensor > 1, away, point.zero == 3, point.turns > 1
 
 
 def in_stages(point: Point, flat: Point, found: Measures, floors: Floors) -> Measures:
-    """The measures of a step in stages, about.
-
-    Args:
-        point: with stages.
-        flat: the same without.
-        found: of that one.
-        floors: of points.
-    """
+    """The measures of a step in stages, about, before any plan of a pipeline."""
     s, m = point.stages, point.micro_batches
     sums = float(floors.exchanges.sums(Points.one(flat))[0])
     reduced = min(max(found.exposed - sums, 0.0), found.seconds)
@@ -54,8 +95,7 @@ def _memory(point: Point, flat: Point, found: Measures, floors: Floors) -> Bytes
     flying = m if point.schedule == "gpipe" else min(_most_in_flight(s, point.turns), m)
     given = floors.facts.base.in_flight
     flying = min(max(given), m) if given is not None else flying
-    memory = floors.states_of(point) + (beside + kept * flying) / s
-    return Bytes(int(memory * (_LARGER_IN_TURNS if point.turns > 1 else 1.0)))
+    return Bytes(int(floors.states_of(point) + (beside + kept * flying) / s))
 
 
 def _in_flight(flat: Point, found: Measures, floors: Floors) -> tuple[float, float]:
@@ -67,7 +107,7 @@ def _in_flight(flat: Point, found: Measures, floors: Floors) -> tuple[float, flo
     cut = flat.tensor if flat.layouts != "data" else 1
     held = facts.parameters / (flat.data if flat.zero > 1 else 1)
     if flat.zero in (1, 2) or facts.narrowed < 1:
-        held += facts.parameters * facts.narrowed
+        held += facts.parameters * facts.narrowed / (flat.data if flat.zero == 3 else 1)
     more = max(found.memory - floors.states_of(flat), 0.0)
     beside = min(held / cut, more)
     return more - beside, beside
@@ -79,12 +119,7 @@ def _most_in_flight(stages: int, turns: int) -> float:
 
 
 def _longer(point: Point) -> float:
-    """Times as long in stages as small steps say: parts in turn exchange more, and gathers of each are seen.
-
-    Of a decoder of 32 blocks in two stages of 4 devices (A100) 27 steps were planned whole: with ZeRO 3 they took 1.34
-    times as long in one turn, 1.73 to 1.83 in 4, 1.88 to 1.98 in 16; without it 1.02 to 1.14 in 16.
-    """
-    gathers = 2 - 0.65 / point.turns if point.zero == 3 else 1.0
+    """Times as long in stages as small steps say: parts in turn exchange more."""
     apart = _TENSOR_APART if point.schedule == "zero_bubble" else 1.0
     sums = _TENSOR * apart if point.tensor > 1 else 1.0
-    return gathers * sums * (1 + 0.005 * (point.turns - 1))
+    return sums * (1 + 0.005 * (point.turns - 1))
