@@ -18,7 +18,7 @@ from weft.search.evaluation.measures import Answer, Measures, Refused
 from weft.search.order.alike import Alike, columns_of
 from weft.search.order.in_stages import Pipelines
 from weft.search.order.lines import Lines, along
-from weft.search.order.rough import Rough, RoughEstimates
+from weft.search.order.rough import Rough, RoughEstimates, RoughParts
 from weft.search.record.learned import Learned, Look
 from weft.search.space.point import Point
 from weft.search.space.points import Floats, Points
