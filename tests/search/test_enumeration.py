@@ -27,7 +27,7 @@ FEW = weft.Strategy(stages=1, zero=weft.Zero(3))
 def test_the_first_plan_has_room_where_no_strategy_by_hand_has(until: float) -> None:
     """Points that were not looked at for want of time are before they are planned; others come first then."""
     search = begun(decoder(8), "h100x2", RESERVE + LIMIT, weft.Strategy(zero=weft.Zero(3)))
-    points = Enumeration(search, lambda _: None)
+    points = Enumeration(search)
     points.arrange(space_of(search.facts, False))
     search.until = until
     points.plan_points(True, likely=True)
@@ -42,7 +42,7 @@ def test_the_first_plan_has_room_where_no_strategy_by_hand_has(until: float) -> 
 def test_blocks_run_again_or_wait_before_slower_strategies_by_hand() -> None:
     """Without a limit ZeRO 3 is the quickest by hand; under one tensor parallel is, and four times as slow."""
     search = begun(decoder(8), "h100x2", RESERVE + 330_000, weft.Strategy(stages=1))
-    points = Enumeration(search, lambda _: None)
+    points = Enumeration(search)
     points.arrange(space_of(search.facts, True))
     points.plan_points(True, likely=True)
     assert search.planned == 0
@@ -59,7 +59,7 @@ def test_blocks_run_again_or_wait_before_slower_strategies_by_hand() -> None:
 def test_the_first_plan_is_one_that_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the quickest would take longer than there is, the quickest of those that were looked at and would not."""
     search = begun(decoder(8), "h100x2")
-    points = Enumeration(search, lambda _: None)
+    points = Enumeration(search)
     points.arrange(space_of(search.facts, False))
     others = [Point(2, zero=3), Point(2, micro_batches=2)]
     for point in others:
@@ -75,7 +75,7 @@ def test_those_by_hand_wait_for_far_quicker_ones_that_were_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     search = begun(decoder(8), "h100x2")
-    points = Enumeration(search, lambda _: None)
+    points = Enumeration(search)
     points.arrange(space_of(search.facts, False))
     monkeypatch.setattr(Enumeration, "is_crowded", lambda *_: True)
     monkeypatch.setattr(Enumeration, "_with_blocks_again", lambda *_: None)
@@ -111,7 +111,7 @@ def test_points_that_were_not_looked_at_stand_roughly_where_time_has_ended(
 ) -> None:
     """Where nothing has room and time is up, the one that takes the least of those that were looked at is planned."""
     search = begun(decoder(8), "h100x2", RESERVE + 1000)
-    points = Enumeration(search, lambda _: None)
+    points = Enumeration(search)
     points.arrange(space_of(search.facts, False))
     search.fronts = [begun_front(search, each) for each in (True, False)]
     small = Point(2, zero=3)
@@ -134,7 +134,7 @@ def begun_front(search: SearchState, by_hand: bool) -> Frontier:
 def test_points_that_are_planned_are_not_left() -> None:
     """Whoever plans them: looks at kinds, the cheapest layouts, or their turn. All others are counted, once."""
     search = begun(decoder(2), "h100x2", base=FEW)
-    points = Enumeration(search, lambda _: None)
+    points = Enumeration(search)
     points.arrange(space_of(search.facts, False))
     count = len(search.by_hand) + len(search.fronts[1]) + sum(search.skipped.values())
     points.look_at_kinds()
@@ -150,7 +150,7 @@ def test_points_that_are_planned_are_not_left() -> None:
 def test_points_that_were_looked_at_and_are_slower_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before moves those within a tenth of the best are looked at, and none of them hides the next."""
     search = begun(decoder(8), "h100x2", base=FEW)
-    points = Enumeration(search, lambda _: None)
+    points = Enumeration(search)
     points.arrange(space_of(search.facts, False))
     points._plan_point(search.fronts[0], Point(2))
     before = [len(front) for front in search.fronts]
@@ -168,7 +168,7 @@ def test_points_that_were_looked_at_and_are_slower_go_back(monkeypatch: pytest.M
 
 def test_others_that_were_looked_at_may_be_known_to_be_quicker() -> None:
     search = begun(decoder(8), "h100x2")
-    points = Enumeration(search, lambda _: None)
+    points = Enumeration(search)
     points.arrange(space_of(search.facts, False))
     assert not points._knows_quicker()
     search.estimates.refined(Point(1, micro_batches=2))
@@ -179,7 +179,7 @@ def test_others_come_before_moves_where_those_by_hand_lack_room() -> None:
     """Of a step that is planned whole: ZeRO 3 of two micro-batches has room, and quicker ones have none."""
     for limit in (None, RESERVE + 170_000):
         search = begun(decoder(3), "h100x2", limit)
-        points = Enumeration(search, lambda _: None)
+        points = Enumeration(search)
         points.arrange(space_of(search.facts, False))
         points._plan_point(search.fronts[0], Point(2, zero=3, micro_batches=2))
         assert points.others_are_better() == (limit is not None)

@@ -69,7 +69,7 @@ def test_the_cheapest_layouts_are_among_the_first_that_are_tried() -> None:
 def test_they_are_tried_when_kinds_were_looked_at() -> None:
     """As a search of some seconds does: data parallel may be planned by then."""
     found = begun(classes().stored(), "flexflow-p100x4")
-    points = Enumeration(found, lambda _: None)
+    points = Enumeration(found)
     points.arrange(space_of(found.facts, every_rank=False))
     points.look_at_kinds()
     points.plan_cheapest()

@@ -173,6 +173,15 @@ def test_the_course_says_what_came_when() -> None:
     assert [each.after for each in course] == sorted(each.after for each in course)
 
 
+def test_who_is_told_is_given_the_state() -> None:
+    plain, seen = searched(), list[SearchState]()
+    found = SearchState(plain.evaluator, plain.floors, plain.budget, told=seen.append)
+    found.plan("quick", QUICK)
+    assert not seen
+    found.tell()
+    assert seen == [found]
+
+
 def test_a_record_holds_all_answers() -> None:
     found = searched(slow=SLOW, quick=QUICK, refused=REFUSED)
     record = found.record()

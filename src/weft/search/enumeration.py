@@ -17,7 +17,7 @@ from weft.search.outcome.why_not import kinds_of
 from weft.search.space.fixed import fits
 from weft.search.space.point import Point
 from weft.search.space.points import Mask, Points
-from weft.search.state import ADDED_UP, NO_TIME, SearchState, Told
+from weft.search.state import ADDED_UP, NO_TIME, SearchState
 from weft.units import Seconds
 
 SLOWER = "no quicker than the best, whatever their plans"
@@ -45,11 +45,10 @@ class Enumeration:
 
     Args:
         state: of the search.
-        told: is given the state, after each strategy.
     """
 
-    def __init__(self, state: SearchState, told: Told) -> None:
-        self._state, self._told = state, told
+    def __init__(self, state: SearchState) -> None:
+        self._state = state
         self._evaluator, self._floors, self._facts = state.evaluator, state.floors, state.facts
         self._estimates, self._learned = state.estimates, state.learned
         # Points with fewer blocks that run again that took another's place: once, also where they are not planned.
@@ -349,7 +348,7 @@ class Enumeration:
             bare = replace(added.cheapest, signatures=self._facts.base.signatures)
             self._state.plan(f"{point}; cheapest layouts", bare)
             self._state.plan(f"{point}; cheapest layouts, signatures fixed", added.cheapest)
-            self._told(self._state)
+            self._state.tell()
 
     def _is_quickly_planned(self, point: Point) -> bool:
         """True where plans of its layouts take a small part of the time, and a step of many blocks may have room."""
@@ -386,7 +385,7 @@ class Enumeration:
         if isinstance(measures, Measures) and point not in self._state.points:
             self._estimates.learn(point, measures)
         self._state.points[point] = measures
-        self._told(self._state)
+        self._state.tell()
 
     def _may_look(self) -> bool:
         """True where small steps of one more point may be planned: some of the time is for whole ones."""

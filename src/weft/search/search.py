@@ -93,19 +93,19 @@ def search(
     learned = Learned() if earlier is None else earlier.learned_of(stored, machine, base)
     with passed_over(), Planners(_count(planners)) as processes:
         evaluator = Evaluator(stored, machine, facts.ranks, planners=processes)
-        state = SearchState(evaluator, floors, budget, learned)
-        _plan_given(state, first, every_rank, told)
-        enumeration = Enumeration(state, told)
+        state = SearchState(evaluator, floors, budget, learned, told)
+        _plan_given(state, first, every_rank)
+        enumeration = Enumeration(state)
         if not hand_only(base):
             enumeration.arrange(space_of(facts, every_rank))
-            _plan_likely(state, enumeration, partial(improve, state, seed, told))
-        improve(state, seed, told)
+            _plan_likely(state, enumeration, partial(improve, state, seed))
+        improve(state, seed)
         for by_hand in (True, False):
             enumeration.plan_points(by_hand, likely=False)
         return state.result()
 
 
-def _plan_given(state: SearchState, start: Strategy | None, every_rank: bool, told: Told) -> None:
+def _plan_given(state: SearchState, start: Strategy | None, every_rank: bool) -> None:
     """Plan the start, with all that is fixed, and stages that are fixed with their ranks.
 
     Raises:
@@ -128,7 +128,7 @@ def _plan_given(state: SearchState, start: Strategy | None, every_rank: bool, to
         state.plan(name, strategy)
         if name == "start":
             state.forget_refused(strategy)
-        told(state)
+        state.tell()
 
 
 def _has_idle_ranks(evaluator: Evaluator, strategy: Strategy) -> bool:

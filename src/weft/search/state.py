@@ -48,6 +48,7 @@ class SearchState:
         floors: of points.
         budget: what may be spent.
         learned: of an earlier search.
+        told: is given the state, at each `tell`.
 
     Attributes:
         facts: of the step.
@@ -68,9 +69,11 @@ class SearchState:
         floors: Floors,
         budget: Budget,
         learned: Learned = Learned(),  # noqa: B008 (frozen)
+        told: Told = lambda _: None,
     ) -> None:
         self.evaluator, self.floors, self.budget = evaluator, floors, budget
         self.facts, self.learned = floors.facts, learned
+        self._told = told
         evaluator.learn(learned.answers, learned.longer)
         self.estimates = Estimates(floors, Lines(self.facts, evaluator), self.strategy, learned)
         self.fronts = [Frontier(Points.of(()), np.zeros(0), self.estimates) for _ in range(2)]
@@ -88,6 +91,10 @@ class SearchState:
         self._took: list[float] = []
         self._course: list[LookedAt] = []
         self._begin = monotonic()
+
+    def tell(self) -> None:
+        """Tell what is known so far."""
+        self._told(self)
 
     @property
     def planned(self) -> int:

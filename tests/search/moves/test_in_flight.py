@@ -101,7 +101,7 @@ def descended(limit: int) -> tuple[tuple[int, ...], Measures]:
     found = begun(step(), "flexflow-k80x2", limit)
     found.budget = Budget.of(1.0, 30)
     found.plan("one at a time", pipeline(in_flight=(1, 1)))
-    improve(found, 0, lambda _: None, OnlyInFlight(found))
+    improve(found, 0, OnlyInFlight(found))
     assert found.best is not None
     assert found.best[1].in_flight is not None
     return tuple(found.best[1].in_flight), found.best[2]

@@ -32,7 +32,7 @@ def searched(seed: int, moves: int) -> SearchState:
     found = begun(layers(), "flexflow-k80x2")
     found.budget = Budget.of(1.0, moves)
     found.plan("slow", SLOW)
-    improve(found, seed, lambda _: None)
+    improve(found, seed)
     return found
 
 
@@ -80,7 +80,7 @@ def test_a_local_optimum_is_one() -> None:
     """Whatever it says was tried is tried again here, by full plans."""
     found = begun(layers(), "flexflow-k80x2")
     found.plan("slow", _signed("B -> B", _cut(8, replace(data_parallel(), grid=(2,)))))
-    improve(found, 0, lambda _: None, Few())
+    improve(found, 0, Few())
     assert found.locality.startswith("none of ")
     assert "nor any of " in found.locality
     assert found.best is not None
@@ -101,7 +101,7 @@ def test_the_quickest_pipeline_is_improved_beside_a_best_that_is_none(
     found = begun(layers(), "flexflow-k80x2")
     found.plan("flat", replace(data_parallel(), grid=(2,)))
     found.plan("staged", replace(data_parallel(), grid=(2,), stages=2, micro_batches=8))
-    improve(found, 0, lambda _: None, Few())
+    improve(found, 0, Few())
     tried = [each.strategy for each in found.result().tried]
     assert any(each.stages == 2 and each.micro_batches == 1 for each in tried)
 

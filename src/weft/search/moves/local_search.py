@@ -18,7 +18,7 @@ from weft.search.evaluation.measures import Measures
 from weft.search.moves.neighbours import Moves, Neighbours
 from weft.search.moves.starts import starts
 from weft.search.moves.strategy_move import StrategyMove
-from weft.search.state import SearchState, Told
+from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy
 from weft.units import Seconds
 
@@ -44,7 +44,6 @@ AHEAD = 16
 def improve(
     state: SearchState,
     seed: int,
-    told: Told,
     neighbours: Moves | None = None,
 ) -> None:
     """Try moves from the best strategy and from others, as long as the budget lasts.
@@ -52,7 +51,6 @@ def improve(
     Args:
         state: of the search; what is quicker is kept there, and what is known of moves from the best.
         seed: of what is drawn.
-        told: is given the state, after each strategy.
         neighbours: the moves; by default all.
     """
     if state.best is None:
@@ -60,7 +58,7 @@ def improve(
     if not state.affords():
         state.locality = state.locality or "none was tried: the budget of the search was used up"
         return
-    search = LocalSearch(state, Random(seed), told, neighbours)
+    search = LocalSearch(state, Random(seed), neighbours)
     search.descend_from_both_kinds()
     search.chains()
     state.locality = search.proven()
@@ -73,7 +71,6 @@ class LocalSearch:
     Args:
         state: of the search.
         random: draws moves.
-        told: is given the state, after each strategy.
         neighbours: the moves; by default all.
     """
 
@@ -81,10 +78,9 @@ class LocalSearch:
         self,
         state: SearchState,
         random: Random,
-        told: Told,
         neighbours: Moves | None = None,
     ) -> None:
-        self._state, self._random, self._told = state, random, told
+        self._state, self._random = state, random
         self._neighbours = neighbours or Neighbours(state)
         self._begun = 0
         self._reached = Strategy()
@@ -220,7 +216,7 @@ class LocalSearch:
         assert self._state.best is not None
         name = f"{self._state.best[0].partition('; ')[0]}; {change.name}"
         found = self._state.move(name, strategy, most)
-        self._told(self._state)
+        self._state.tell()
         return found if self._state.fits(found) and found.seconds <= most else None
 
     def proven(self) -> str:
