@@ -15,6 +15,7 @@ from search.jobs import layers
 from weft.cli import search as command
 from weft.cli.main import app
 from weft.search.evaluation.evaluator import Evaluator
+from weft.search.pace import Pace
 from weft.search.record.record import SearchRecord
 from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy
@@ -78,7 +79,7 @@ def test_interrupted_twice_it_has_written_all_it_knew(
         return plan(self, *arguments)  # type: ignore[arg-type]
 
     def again(self: SearchState) -> object:
-        assert not self.affords()
+        assert not Pace(self).affords()
         raise KeyboardInterrupt
 
     monkeypatch.setattr(SearchState, "plan", interrupted)

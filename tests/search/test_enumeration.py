@@ -10,6 +10,7 @@ from weft.search.enumeration import Enumeration
 from weft.search.evaluation.measures import Measures
 from weft.search.order.estimates import Estimates
 from weft.search.order.frontier import Frontier
+from weft.search.pace import Pace
 from weft.search.space.fixed import space_of
 from weft.search.space.point import Point
 from weft.search.state import SearchState
@@ -65,8 +66,8 @@ def test_the_first_plan_is_one_that_ends_in_time(monkeypatch: pytest.MonkeyPatch
     for point in others:
         search.estimates.refined(point)
     wanted = min(others, key=search.estimates.seconds)
-    monkeypatch.setattr(Enumeration, "_in_time", lambda _, point: point in others)
-    monkeypatch.setattr(search, "affords", lambda: not search.planned)
+    monkeypatch.setattr(Pace, "in_time", lambda _, point: point in others)
+    monkeypatch.setattr(Pace, "affords", lambda _: not search.planned)
     points.plan_points(True, likely=True)
     assert list(search.points) == [wanted]
 
@@ -118,8 +119,8 @@ def test_points_that_were_not_looked_at_stand_roughly_where_time_has_ended(
     search.estimates.refined(small)
     search.estimates.refined(Point(2))
     looks = dict(search.estimates.looks)
-    monkeypatch.setattr(Enumeration, "_has_time", lambda _: False)
-    monkeypatch.setattr(search, "has_time", lambda *_: False)
+    monkeypatch.setattr(Pace, "may_look_to_the_end", lambda _: False)
+    monkeypatch.setattr(Pace, "may_plan", lambda *_: False)
     assert points._first(search.fronts[0]) == small
     assert search.estimates.looks == looks
 
@@ -183,13 +184,3 @@ def test_others_come_before_moves_where_those_by_hand_lack_room() -> None:
         points.arrange(space_of(search.facts, False))
         points._plan_point(search.fronts[0], Point(2, zero=3, micro_batches=2))
         assert points.others_are_better() == (limit is not None)
-
-
-def test_a_best_that_another_process_has_planned_takes_time_at_the_end() -> None:
-    search = begun(decoder(2), "h100x2")
-    assert search.seconds_at_end(3.0) == 0.0
-    search.plan("data 2", weft.data_parallel())
-    assert search.seconds_at_end(3.0) == 0.0
-    assert search._best is not None
-    search._best = (*search._best[:2], None)
-    assert 0.0 < search.seconds_at_end(3.0) < 3.0

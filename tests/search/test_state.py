@@ -43,7 +43,6 @@ def measured(answer: object) -> Measures:
 def test_before_any_plan_nothing_is_known() -> None:
     found = searched()
     assert (found.planned, found.best, found.quickest, found.bound) == (0, None, inf, inf)
-    assert found.affords()
 
 
 def test_the_quickest_is_the_best_whatever_the_order() -> None:
@@ -126,33 +125,14 @@ def test_the_best_of_the_other_kind_has_stages_or_none() -> None:
     assert found.of_other_kind() is None
 
 
-def test_half_of_what_is_left_goes_to_the_body() -> None:
-    found = searched()
-    with found.until_half():
-        assert found.until == 0.5
-        with found.until_half():
-            assert found.until == 0.25
-    assert found.until == 1.0
-    with pytest.raises(ValueError, match="here"), found.until_half():
-        raise ValueError("here")
-    assert found.until == 1.0
-
-
-def test_a_budget_ends() -> None:
-    """By its moves, by its time, and where it is said to be used up; a plan that is known costs nothing."""
-    found = searched()
-    found.budget = Budget.of(1.0, 2)
-    found.plan("slow", SLOW)
-    found.plan("again", SLOW)
-    assert found.affords()
-    found.plan("quick", QUICK)
-    assert not found.affords()
-    found.budget = Budget.of(1e6, None)
-    assert found.affords()
-    assert found.has_time(1e5)
-    assert not found.has_time(2e6)
-    found.end()
-    assert not found.affords()
+def test_a_best_that_another_process_has_planned_takes_time_at_the_end() -> None:
+    search = searched()
+    assert search.seconds_at_end(3.0) == 0.0
+    search.plan("quick", QUICK)
+    assert search.seconds_at_end(3.0) == 0.0
+    assert search._best is not None
+    search._best = (*search._best[:2], None)
+    assert 0.0 < search.seconds_at_end(3.0) < 3.0
 
 
 def test_points_that_are_left_are_counted_by_what_ended() -> None:

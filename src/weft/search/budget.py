@@ -47,12 +47,17 @@ class Budget:
             raise UserError(
                 f"weft.search: seconds takes a number above 0, such as 60, found {shown(seconds)}"
             )
-        now = monotonic()
+        now = Budget.now()
         return Budget(now + seconds, inf, now)
+
+    @staticmethod
+    def now() -> float:
+        """Seconds by the monotonic clock."""
+        return monotonic()
 
     def allows(self, planned: int, next_seconds: float = 0.0) -> bool:
         """True where one more strategy may be planned that takes about so many seconds."""
-        return planned < self.moves and monotonic() + next_seconds < self.ends
+        return planned < self.moves and self.now() + next_seconds < self.ends
 
     def used_up(self) -> Budget:
         """One that allows nothing."""
@@ -60,4 +65,4 @@ class Budget:
 
     def part(self) -> float:
         """The part of the seconds that has gone; 0 of a number of strategies."""
-        return 0.0 if isinf(self.ends) else (monotonic() - self.begins) / (self.ends - self.begins)
+        return 0.0 if isinf(self.ends) else (self.now() - self.begins) / (self.ends - self.begins)

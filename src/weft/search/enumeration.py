@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from math import inf, log
-from time import monotonic
 from typing import final
 
 import numpy as np
@@ -14,6 +13,7 @@ from weft.search.bounds.additive import additive_part
 from weft.search.evaluation.measures import Measures, key_of
 from weft.search.order.frontier import Frontier
 from weft.search.outcome.why_not import kinds_of
+from weft.search.pace import Pace
 from weft.search.space.fixed import fits
 from weft.search.space.point import Point
 from weft.search.space.points import Mask, Points
@@ -48,7 +48,7 @@ class Enumeration:
     """
 
     def __init__(self, state: SearchState) -> None:
-        self._state = state
+        self._state, self._pace = state, Pace(state)
         self._evaluator, self._floors, self._facts = state.evaluator, state.floors, state.facts
         self._estimates, self._learned = state.estimates, state.learned
         # Points with fewer blocks that run again that took another's place: once, also where they are not planned.
@@ -82,7 +82,7 @@ class Enumeration:
         front = hands if by_hand else others
         aside = dict[Point, Seconds]()
         try:
-            while self._has_left(front) and self._goes_on():
+            while self._has_left(front) and self._pace.goes_on():
                 if likely and (self._is_unlikely(front) or self._lacks_room(front)):
                     return
                 point = self._next(front, likely)
@@ -100,32 +100,23 @@ class Enumeration:
     def _plan_next(self, front: Frontier, point: Point) -> None:
         """Plan a point that came out, or the one with fewer blocks recomputed, if there is time and reason to."""
         looked_at = self._estimates.looked_at(point)
-        planned = self._with_room(front, point) if looked_at or self._has_time() else point
+        planned = (
+            self._with_room(front, point)
+            if looked_at or self._pace.may_look_to_the_end()
+            else point
+        )
         # The one with fewer may be no point of the space, and the other went back: only what came out counts.
         came_out = int(planned == point)
-        if not self._must() and not self._in_time(planned):
+        if not self._pace.must_plan() and not self._pace.in_time(planned):
             self._state.skipped[NO_TIME] += came_out
         elif self._was_slower(planned):
             self._state.skipped[SLOWER_BEFORE] += came_out
         else:
             self._plan_point(front, planned)
 
-    def _goes_on(self) -> bool:
-        """True where one more point may be planned; as long as nothing fits, what the last ones took is no matter."""
-        search = self._state
-        return search.affords() or self._must() or (search.best is None and search.has_time())
-
-    def _must(self) -> bool:
-        """True where one point is planned in any case: nothing fits so far, and none was."""
-        return self._state.best is None and not self._state.points
-
-    def _has_time(self) -> bool:
-        """True while small steps may be planned where nothing fits so far."""
-        return self._facts.small is not None and self._state.budget.allows(self._state.planned)
-
     def _seconds(self, point: Point) -> Seconds:
         """Seconds by which a point stands in the order; rough ones where there is no time to look at it."""
-        if self._estimates.looked_at(point) or self._has_time():
+        if self._estimates.looked_at(point) or self._pace.may_look_to_the_end():
             return self._estimates.seconds(point)
         return self._estimates.rough_of(point)
 
@@ -140,9 +131,11 @@ class Enumeration:
 
         None, too, if `likely` and others are the better beginning.
         """
-        point = front.pop(self._may_look, self._in_time, self._state.affords)
+        point = front.pop(self._pace.may_look, self._pace.in_time, self._pace.affords)
         if point is None:
-            if self._state.best is not None or not (self._must() or self._state.has_time()):
+            if self._state.best is not None or not (
+                self._pace.must_plan() or self._pace.may_plan()
+            ):
                 return None
             if likely and self._known_elsewhere(front):
                 return None
@@ -151,9 +144,9 @@ class Enumeration:
         if likely and self._waits(front, point, seconds):
             front.put_back(point, seconds)
             return None
-        if self._must() and not self._in_time(point):
+        if self._pace.must_plan() and not self._pace.in_time(point):
             front.put_back(point, seconds)
-            point = front.pop_known(self._in_time) or point
+            point = front.pop_known(self._pace.in_time) or point
         return point
 
     def _waits(self, front: Frontier, point: Point, seconds: Seconds) -> bool:
@@ -167,13 +160,13 @@ class Enumeration:
             return False
         if not self._estimates.may_have_room(point):
             return self._lacks_room(front)
-        times = _BINDS if self._may_look() else _BINDS_AT_ONCE
+        times = _BINDS if self._pace.may_look() else _BINDS_AT_ONCE
         if front is not by_hand or not self.is_crowded(seconds, times):
             return False
-        fewer = self._with_blocks_again(others) if self._has_time() else None
+        fewer = self._with_blocks_again(others) if self._pace.may_look_to_the_end() else None
         if fewer is not None and self._estimates.seconds(fewer) < seconds:
             return True
-        known = others.known(self._in_time)
+        known = others.known(self._pace.in_time)
         return known is not None and _ABOUT * self._estimates.seconds(known) < seconds
 
     def _with_blocks_again(self, others: Frontier) -> Point | None:
@@ -184,7 +177,7 @@ class Enumeration:
         if self._facts.small is None:
             return None
         again, found = self._again(others.points), dict[Point, Seconds]()
-        while len(again) and (not found or self._may_look()):
+        while len(again) and (not found or self._pace.may_look()):
             point = again.point(int(self._estimates.rough(again).argmin()))
             if point in found:
                 break
@@ -211,8 +204,8 @@ class Enumeration:
 
     def _known_elsewhere(self, front: Frontier) -> bool:
         """True where a point of the other front was looked at that has room and can be planned in time."""
-        point = self._other(front).known(self._in_time)
-        return point is not None and self._in_time(point)
+        point = self._other(front).known(self._pace.in_time)
+        return point is not None and self._pace.in_time(point)
 
     def _other(self, front: Frontier) -> Frontier:
         by_hand, others = self._state.fronts
@@ -235,7 +228,7 @@ class Enumeration:
 
     def _knows_quicker(self) -> bool:
         """True where a point that nobody writes by hand was looked at that should be quicker than the best."""
-        known = self._state.fronts[1].known(self._in_time)
+        known = self._state.fronts[1].known(self._pace.in_time)
         return known is not None and self._estimates.seconds(known) < self._state.quickest
 
     def is_crowded(self, seconds: Seconds, times: float = _BINDS) -> bool:
@@ -249,7 +242,7 @@ class Enumeration:
         Then the one that takes the least memory of those that were looked at.
         """
         point = front.pop_as_it_stands()
-        while self._has_time():
+        while self._pace.may_look_to_the_end():
             if self._estimates.refined(point) is None or self._estimates.has_room(point):
                 return point
             front.put_back(point, self._estimates.seconds(point))
@@ -282,17 +275,15 @@ class Enumeration:
         self.look_at_smallest()
         for point in self._quick_and_cheap(front.points):
             # Time for a plan of the best is not spent on looks.
-            if not self._state.affords() or (
-                plan and not self._state.budget.allows(0, plan + took)
-            ):
+            if not self._pace.affords() or (plan and not self._state.budget.allows(0, plan + took)):
                 return
-            begin = monotonic()
+            begin = self._state.budget.now()
             if self._estimates.refined(point) is None and self._facts.small is None:
                 self._plan_point(front, point)
             elif self._estimates.has_room(point):
                 seconds = self._estimates.seconds_of_plan(point)
                 plan = min(plan, seconds) if plan else seconds
-            took = monotonic() - begin
+            took = self._state.budget.now() - begin
         if self._state.best is None and self._quickest_lacks_room():
             self._with_blocks_again(self._state.fronts[1])
 
@@ -306,11 +297,11 @@ class Enumeration:
         points = self._smallest()
         if self._facts.small is None or self._state.budget.moves < inf:
             point = self._fewest_micro_batches(points)
-            if point is not None and self._state.affords():
+            if point is not None and self._pace.affords():
                 self._plan_point(self._state.fronts[1], point)
             return
         for _ in range(_SMALLEST):
-            if not len(points) or not self._state.affords():
+            if not len(points) or not self._pace.affords():
                 return
             point = points.point(int(self._estimates.rough(points).argmin()))
             self._estimates.seconds(point)
@@ -337,9 +328,9 @@ class Enumeration:
         # What an earlier search has planned led it on from there.
         if key_of(strategy) in self._learned.answers or not self._is_quickly_planned(point):
             return
-        if self._state.affords():
+        if self._pace.affords():
             self._plan_point(self._state.fronts[0], point)
-        if not isinstance(self._state.points.get(point), Measures) or not self._state.affords():
+        if not isinstance(self._state.points.get(point), Measures) or not self._pace.affords():
             return
         whole = self._evaluator.last(strategy) or self._evaluator.whole(strategy)
         added = additive_part(self._facts, strategy, whole.deduced)
@@ -354,7 +345,7 @@ class Enumeration:
         """True where plans of its layouts take a small part of the time, and a step of many blocks may have room."""
         if self._facts.small is not None and self._state.budget.moves == inf:
             room = bool(self._rooms(Points.one(point))[0])
-            if not room or not self._may_look() or self._estimates.refined(point) is None:
+            if not room or not self._pace.may_look() or self._estimates.refined(point) is None:
                 return False
         soon = (2 + ADDED_UP) * self._estimates.seconds_of_plan(point)
         return self._state.budget.allows(0, soon / _CHEAPEST)
@@ -376,7 +367,7 @@ class Enumeration:
 
     def _plan_point(self, front: Frontier, point: Point) -> None:
         following = front.next_point(unseen=self._facts.small is None)
-        if following is not None and self._in_time(following):
+        if following is not None and self._pace.in_time(following):
             self._evaluator.ahead(self._state.strategy(following))
         for each in self._state.fronts:
             each.take(point)
@@ -386,19 +377,6 @@ class Enumeration:
             self._estimates.learn(point, measures)
         self._state.points[point] = measures
         self._state.tell()
-
-    def _may_look(self) -> bool:
-        """True where small steps of one more point may be planned: some of the time is for whole ones."""
-        return self._state.affords() and (
-            self._state.planned > 0 or self._state.budget.part() < self._state.until / 2
-        )
-
-    def _in_time(self, point: Point) -> bool:
-        """True where there should be time to plan a point."""
-        if point in self._learned.points and self._evaluator.knows(self._state.strategy(point)):
-            return True
-        soon = self._estimates.seconds_of_plan(point)
-        return self._state.budget.allows(0, soon + self._state.seconds_at_end(soon))
 
     def _was_slower(self, point: Point) -> bool:
         """True where an earlier search, with something else fixed, found a point far slower than the best is now."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from math import inf
-from time import monotonic
 from typing import TypeAlias, TypeGuard, final
 
 import numpy as np
@@ -90,7 +88,7 @@ class SearchState:
         # Seconds of each plan.
         self._took: list[float] = []
         self._course: list[LookedAt] = []
-        self._begin = monotonic()
+        self._begin = budget.now()
 
     def tell(self) -> None:
         """Tell what is known so far."""
@@ -131,25 +129,15 @@ class SearchState:
         ]
         return min(others, key=lambda each: each[2].seconds, default=None)
 
-    @contextmanager
-    def until_half(self) -> Iterator[None]:
-        """Let the body have half of the seconds that are left until `until`."""
-        before = self.until
-        self.until = (self.budget.part() + before) / 2
-        try:
-            yield
-        finally:
-            self.until = before
-
     @property
     def bound(self) -> Seconds:
         """Seconds that any strategy of the space takes at least."""
         return min(self.least, self.quickest)
 
-    def affords(self) -> bool:
-        """True where one more strategy may be planned: it may take as long as the longest of the last three."""
-        soon = max(self._took[-3:], default=0.0)
-        return self.has_time(soon + self.seconds_at_end(soon))
+    @property
+    def took_lately(self) -> float:
+        """Seconds of the longest of the last three plans; 0 before any."""
+        return max(self._took[-3:], default=0.0)
 
     def seconds_at_end(self, unknown: float) -> float:
         """Seconds in which the best is planned once more at the end: another process, or an earlier search, did it.
@@ -160,10 +148,6 @@ class SearchState:
         if self.best is None or self._best is None or self._best[2] is not None:
             return 0.0
         return self.evaluator.took(self.best[1]) or unknown
-
-    def has_time(self, soon: float = 0.0) -> bool:
-        """True where one more strategy may be planned that takes so many seconds."""
-        return self.budget.allows(self.planned_anew, soon) and self.budget.part() < self.until
 
     def plan(self, name: str, strategy: Strategy, by_hand: bool = False) -> Answer:
         """Plan and simulate a strategy, unless that was done."""
@@ -209,7 +193,7 @@ class SearchState:
     def _note_course(self, found: Answer | Longer) -> None:
         """Note what came of a strategy, in the course of the search."""
         seconds = found.seconds if self.fits(found) else None
-        after, best = Seconds(monotonic() - self._begin), self._best and self._best[0]
+        after, best = Seconds(self.budget.now() - self._begin), self._best and self._best[0]
         self._course.append(LookedAt(after, self.chain, seconds, best, self.bound))
 
     def _note_time(self, key: str, strategy: Strategy, known: bool) -> None:

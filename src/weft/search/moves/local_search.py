@@ -18,6 +18,7 @@ from weft.search.evaluation.measures import Measures
 from weft.search.moves.neighbours import Moves, Neighbours
 from weft.search.moves.starts import starts
 from weft.search.moves.strategy_move import StrategyMove
+from weft.search.pace import Pace
 from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy
 from weft.units import Seconds
@@ -55,7 +56,7 @@ def improve(
     """
     if state.best is None:
         return
-    if not state.affords():
+    if not Pace(state).affords():
         state.locality = state.locality or "none was tried: the budget of the search was used up"
         return
     search = LocalSearch(state, Random(seed), neighbours)
@@ -80,7 +81,7 @@ class LocalSearch:
         random: Random,
         neighbours: Moves | None = None,
     ) -> None:
-        self._state, self._random = state, random
+        self._state, self._pace, self._random = state, Pace(state), random
         self._neighbours = neighbours or Neighbours(state)
         self._begun = 0
         self._reached = Strategy()
@@ -98,7 +99,7 @@ class LocalSearch:
         if other is None or other[2].seconds > (1 + NEAR_KIND) * self.best[1].seconds:
             self.descend(*self.best)
             return
-        with self._state.until_half():
+        with self._pace.until_half():
             self.descend(*self.best)
         name, strategy, measures = other
         self.descend(strategy, measures)
@@ -113,7 +114,7 @@ class LocalSearch:
             return None
         found = []
         for change in islice(self._neighbours.cuts(bare), CUTS):
-            if not self._state.affords():
+            if not self._pace.affords():
                 break
             other = change.on(bare)
             measures = self._tried(change, other, Seconds((1 + NEAR_KIND) * here.seconds))
@@ -136,7 +137,7 @@ class LocalSearch:
             other = change.on(strategy)
             if other == strategy:
                 continue
-            if not self._state.affords():
+            if not self._pace.affords():
                 return False
             self._ahead(changes, place, strategy, here.seconds)
             measures = self._tried(change, other, here.seconds)
@@ -154,11 +155,11 @@ class LocalSearch:
     def chains(self) -> None:
         """A chain from each start, and descents from what they find; once more where something was found."""
         quiet = 0
-        while quiet < ROUNDS and self._state.affords():
+        while quiet < ROUNDS and self._pace.affords():
             before = self.best[1].seconds
             for strategy in starts(self._state, self._neighbours, self._random):
                 self._chain(strategy)
-                if not self._state.affords():
+                if not self._pace.affords():
                     return
             quiet = quiet + 1 if self.best[1].seconds >= before else 0
 
@@ -169,7 +170,7 @@ class LocalSearch:
         if here is None:
             return
         own, since = (strategy, here), 0
-        while since < PATIENCE and self._state.affords():
+        while since < PATIENCE and self._pace.affords():
             since += 1
             change = self._neighbours.drawn(self._random, strategy)
             most = self._kept_up_to(here.seconds, self._random)
@@ -243,7 +244,7 @@ class LocalSearch:
             return f"{said}; pairs were not tried"
         for one, two in combinations(changes, 2):
             other = two.on(one.on(strategy))
-            if not self._state.affords():
+            if not self._pace.affords():
                 return f"{said}; not all of {count} pairs were tried"
             change = StrategyMove(f"{one.name}, {two.name}", _same)
             measures = self._tried(change, other, here.seconds)
