@@ -17,8 +17,10 @@ from weft.planning.machine import machine_of
 from weft.planning.stored_step import StoredStep
 from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
+from weft.search.enumeration.fronts import Fronts
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.measures import Measures
+from weft.search.space.fixed import space_of
 from weft.search.space.point import Point
 from weft.search.space.points import Points
 from weft.search.state import SearchState
@@ -77,6 +79,15 @@ def many_samples() -> StoredStep:
     return step_of(dense(32, 32, 32, 32, 10), 2048, 32)
 
 
+@cache
+def many_classes() -> StoredStep:
+    """Few samples of many classes: the classes are split where layouts are free, which no strategy by hand says."""
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 100_000))
+        batch = {"x": torch.empty(64, 1024), "y": torch.empty(64, dtype=torch.int64)}
+    return weft.Job(model, loss, torch.optim.AdamW(model.parameters()), batch).stored()
+
+
 def begun(
     step: StoredStep,
     topology: str | Topology,
@@ -88,6 +99,25 @@ def begun(
     facts = StepFacts(step, machine, base)
     evaluator = Evaluator(step, machine, facts.ranks)
     return SearchState(evaluator, Floors(facts, limit), Budget.of(1.0, 10**6))
+
+
+def arranged(
+    step: StoredStep,
+    topology: str | Topology,
+    limit: int | None = None,
+    base: Strategy = Strategy(),  # noqa: B008 (frozen)
+    every_rank: bool = False,
+) -> SearchState:
+    """The beginning of a search whose points are in its fronts."""
+    found = begun(step, topology, limit, base)
+    Fronts(found).arrange(space_of(found.facts, every_rank))
+    return found
+
+
+@cache
+def reserve() -> int:
+    """Bytes that each device of "h100x2" reserves."""
+    return begun(layers(), "h100x2").floors.reserve
 
 
 def planned(found: SearchState, point: Point) -> Measures:

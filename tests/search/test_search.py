@@ -13,9 +13,17 @@ import torch
 from torch import nn
 
 import weft
-from search.jobs import begun, decoder, job, layers, least_memory_of, least_of, loss
+from search.jobs import (
+    begun,
+    decoder,
+    job,
+    layers,
+    least_memory_of,
+    least_of,
+    loss,
+    many_classes,
+)
 from weft.errors import StrategyError, UserError
-from weft.search.enumeration import Enumeration
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.measures import Measures, Refused
 from weft.search.space.fixed import space_of
@@ -51,30 +59,11 @@ def test_it_finds_what_trying_everything_finds(topology: str) -> None:
         assert least_memory_of(floors, point) <= measures.memory, str(point)
 
 
-def classes() -> weft.Job:
-    """Many classes and few samples: the classes are split where layouts are free, which no strategy by hand says."""
-    with torch.device("meta"):
-        model = nn.Sequential(nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 100_000))
-        batch = {"x": torch.empty(64, 1024), "y": torch.empty(64, dtype=torch.int64)}
-    return weft.Job(model, loss, torch.optim.AdamW(model.parameters()), batch)
-
-
 def test_the_cheapest_layouts_are_among_the_first_that_are_tried() -> None:
-    found = weft.search(classes(), "flexflow-p100x4", moves=8)
+    found = weft.search(many_classes(), "flexflow-p100x4", moves=8)
     assert found.best.parameters["2.weight"] == weft.split(0)
     hand = min(each.seconds for each in found.tried if each.by_hand and each.seconds is not None)
     assert found.seconds < 0.5 * hand
-
-
-def test_they_are_tried_when_kinds_were_looked_at() -> None:
-    """As a search of some seconds does: data parallel may be planned by then."""
-    found = begun(classes().stored(), "flexflow-p100x4")
-    points = Enumeration(found)
-    points.arrange(space_of(found.facts, every_rank=False))
-    points.look_at_kinds()
-    points.plan_cheapest()
-    assert found.best is not None
-    assert found.best[0] == "data 4; cheapest layouts"
 
 
 def test_no_strategy_by_hand_is_quicker() -> None:

@@ -23,7 +23,10 @@ from weft.planning.simulated import Capturable, as_stored
 from weft.planning.stored_step import StoredStep
 from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
-from weft.search.enumeration import Enumeration
+from weft.search.enumeration.beginnings import Beginnings
+from weft.search.enumeration.enumeration import Enumeration
+from weft.search.enumeration.fronts import Fronts
+from weft.search.enumeration.room import Room
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.planners import Planners
 from weft.search.moves.local_search import improve
@@ -97,7 +100,7 @@ def search(
         _plan_given(state, first, every_rank)
         enumeration = Enumeration(state)
         if not hand_only(base):
-            enumeration.arrange(space_of(facts, every_rank))
+            Fronts(state).arrange(space_of(facts, every_rank))
             _plan_likely(state, enumeration, partial(improve, state, seed))
         improve(state, seed)
         for by_hand in (True, False):
@@ -186,19 +189,20 @@ def _plan_likely(state: SearchState, enumeration: Enumeration, move: Callable[[]
 
     A search of so many moves plans all points before it moves: what it finds hangs on no clock.
     """
+    beginnings = Beginnings(state)
     if state.budget.moves < inf:
-        enumeration.look_at_smallest()
-        enumeration.plan_cheapest()
+        beginnings.look_at_smallest()
+        beginnings.plan_cheapest()
         for by_hand in (True, False):
             enumeration.plan_points(by_hand, likely=False)
         return
     state.until = _BY_HAND
-    enumeration.look_at_kinds()
-    enumeration.plan_cheapest()
+    beginnings.look_at_kinds()
+    beginnings.plan_cheapest()
     enumeration.plan_points(True, likely=True)
     # Others come first where those by hand lack room, or are slower, as small steps say it; else moves.
     others = partial(enumeration.plan_points, False, likely=True)
-    first, second = (others, move) if enumeration.others_are_better() else (move, others)
+    first, second = (others, move) if Room(state).others_are_better() else (move, others)
     state.until = _FIRST
     first()
     state.until = _SECOND

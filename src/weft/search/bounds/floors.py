@@ -7,6 +7,7 @@ gradients and parts of sums that are added up (`exchanges`). Queues run side by 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import inf
 from typing import final
 
 import numpy as np
@@ -18,7 +19,7 @@ from weft.hardware.usual.device import Device
 from weft.search.bounds.exchanges import Exchanges
 from weft.search.bounds.shared_work import SharedWork
 from weft.search.space.point import Point
-from weft.search.space.points import Floats, Points
+from weft.search.space.points import Floats, Mask, Points
 from weft.search.steps.facts import StepFacts
 
 
@@ -121,3 +122,8 @@ class Floors:
     def memory(self, points: Points) -> Floats:
         """Bytes that a rank takes at least, for each point."""
         return np.floor(self.states(points))
+
+    def may_fit(self, points: Points) -> Mask:
+        """True for points that take no more memory at least than the limit."""
+        found: Mask = self.memory(points) <= (inf if self.limit is None else self.limit)
+        return found

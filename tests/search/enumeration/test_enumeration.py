@@ -1,25 +1,26 @@
-"""The order in which points are planned."""
+"""Points planned one after the other: which is next, and which are left for later."""
 
 from __future__ import annotations
 
 import pytest
 
 import weft
-from search.jobs import begun, decoder
-from weft.search.enumeration import Enumeration
+from search.jobs import arranged, begun, decoder, reserve
+from weft.search.enumeration.enumeration import SLOWER_BEFORE, Enumeration
+from weft.search.enumeration.fronts import Fronts
+from weft.search.enumeration.room import Room
 from weft.search.evaluation.measures import Measures
 from weft.search.order.estimates import Estimates
 from weft.search.order.frontier import Frontier
 from weft.search.pace import Pace
+from weft.search.record.learned import Learned
 from weft.search.space.fixed import space_of
 from weft.search.space.point import Point
-from weft.search.state import SearchState
-from weft.units import Seconds
+from weft.search.state import NO_TIME, SearchState
 
 # Above what the device reserves. All points with ZeRO 3 take more than these bytes by small steps, but for those with
 # blocks that run again.
 LIMIT = 310_000
-RESERVE = begun(decoder(8), "h100x2").floors.reserve
 # With that fixed there are few points.
 FEW = weft.Strategy(stages=1, zero=weft.Zero(3))
 
@@ -27,24 +28,24 @@ FEW = weft.Strategy(stages=1, zero=weft.Zero(3))
 @pytest.mark.parametrize("until", [0.0, 1.0])
 def test_the_first_plan_has_room_where_no_strategy_by_hand_has(until: float) -> None:
     """Points that were not looked at for want of time are before they are planned; others come first then."""
-    search = begun(decoder(8), "h100x2", RESERVE + LIMIT, weft.Strategy(zero=weft.Zero(3)))
-    points = Enumeration(search)
-    points.arrange(space_of(search.facts, False))
+    search = arranged(decoder(8), "h100x2", reserve() + LIMIT, weft.Strategy(zero=weft.Zero(3)))
     search.until = until
+    points = Enumeration(search)
     points.plan_points(True, likely=True)
     assert search.planned == 0
     points.plan_points(False, likely=True)
     assert search.planned
     assert search.best is not None
-    assert search.best[2].memory <= RESERVE + LIMIT
+    assert search.best[2].memory <= reserve() + LIMIT
 
 
 @pytest.mark.thorough
 def test_blocks_run_again_or_wait_before_slower_strategies_by_hand() -> None:
     """Without a limit ZeRO 3 is the quickest by hand; under one tensor parallel is, and four times as slow."""
-    search = begun(decoder(8), "h100x2", RESERVE + 330_000, weft.Strategy(stages=1))
+    search = arranged(
+        decoder(8), "h100x2", reserve() + 330_000, weft.Strategy(stages=1), every_rank=True
+    )
     points = Enumeration(search)
-    points.arrange(space_of(search.facts, True))
     points.plan_points(True, likely=True)
     assert search.planned == 0
     points.plan_points(False, likely=True)
@@ -53,43 +54,21 @@ def test_blocks_run_again_or_wait_before_slower_strategies_by_hand() -> None:
     assert strategy.recompute or strategy.offload, name
     points.plan_points(True, likely=False)
     assert search.best[2] == found
-    assert not points.is_crowded(found.seconds, times=9.0)
-    assert points.is_crowded(found.seconds, times=1.0)
+    assert not Room(search).is_crowded(found.seconds, times=9.0)
+    assert Room(search).is_crowded(found.seconds, times=1.0)
 
 
 def test_the_first_plan_is_one_that_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the quickest would take longer than there is, the quickest of those that were looked at and would not."""
-    search = begun(decoder(8), "h100x2")
-    points = Enumeration(search)
-    points.arrange(space_of(search.facts, False))
+    search = arranged(decoder(8), "h100x2")
     others = [Point(2, zero=3), Point(2, micro_batches=2)]
     for point in others:
         search.estimates.refined(point)
     wanted = min(others, key=search.estimates.seconds)
     monkeypatch.setattr(Pace, "in_time", lambda _, point: point in others)
     monkeypatch.setattr(Pace, "affords", lambda _: not search.planned)
-    points.plan_points(True, likely=True)
+    Enumeration(search).plan_points(True, likely=True)
     assert list(search.points) == [wanted]
-
-
-def test_those_by_hand_wait_for_far_quicker_ones_that_were_looked_at(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    search = begun(decoder(8), "h100x2")
-    points = Enumeration(search)
-    points.arrange(space_of(search.facts, False))
-    monkeypatch.setattr(Enumeration, "is_crowded", lambda *_: True)
-    monkeypatch.setattr(Enumeration, "_with_blocks_again", lambda *_: None)
-    hands, others = search.fronts
-    slow, quick = Seconds(1e3), Seconds(1e-9)
-    assert not points._waits(hands, Point(2), slow)
-    search.estimates.refined(Point(1, micro_batches=2))
-    known = others.known(lambda _: True)
-    assert known is not None
-    assert known.stages == 2
-    assert points._waits(hands, Point(2), slow)
-    assert not points._waits(hands, Point(2), quick)
-    assert not points._waits(others, Point(2), slow)
 
 
 @pytest.mark.parametrize("blocks", [4, 8])
@@ -111,9 +90,7 @@ def test_points_that_were_not_looked_at_stand_roughly_where_time_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where nothing has room and time is up, the one that takes the least of those that were looked at is planned."""
-    search = begun(decoder(8), "h100x2", RESERVE + 1000)
-    points = Enumeration(search)
-    points.arrange(space_of(search.facts, False))
+    search = arranged(decoder(8), "h100x2", reserve() + 1000)
     search.fronts = [begun_front(search, each) for each in (True, False)]
     small = Point(2, zero=3)
     search.estimates.refined(small)
@@ -121,7 +98,7 @@ def test_points_that_were_not_looked_at_stand_roughly_where_time_has_ended(
     looks = dict(search.estimates.looks)
     monkeypatch.setattr(Pace, "may_look_to_the_end", lambda _: False)
     monkeypatch.setattr(Pace, "may_plan", lambda *_: False)
-    assert points._first(search.fronts[0]) == small
+    assert Enumeration(search)._first(search.fronts[0]) == small
     assert search.estimates.looks == looks
 
 
@@ -132,28 +109,10 @@ def begun_front(search: SearchState, by_hand: bool) -> Frontier:
     return Frontier(points, search.floors.least(points), search.estimates)
 
 
-def test_points_that_are_planned_are_not_left() -> None:
-    """Whoever plans them: looks at kinds, the cheapest layouts, or their turn. All others are counted, once."""
-    search = begun(decoder(2), "h100x2", base=FEW)
-    points = Enumeration(search)
-    points.arrange(space_of(search.facts, False))
-    count = len(search.by_hand) + len(search.fronts[1]) + sum(search.skipped.values())
-    points.look_at_kinds()
-    assert search.points
-    points.plan_cheapest()
-    for by_hand in (True, False):
-        points.plan_points(by_hand, likely=False)
-    planned = len(search.points)
-    assert planned + sum(search.skipped.values()) + sum(map(len, search.fronts)) == count
-    assert search.estimates.known == planned
-
-
 def test_points_that_were_looked_at_and_are_slower_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before moves those within a tenth of the best are looked at, and none of them hides the next."""
-    search = begun(decoder(8), "h100x2", base=FEW)
-    points = Enumeration(search)
-    points.arrange(space_of(search.facts, False))
-    points._plan_point(search.fronts[0], Point(2))
+    search = arranged(decoder(8), "h100x2", base=FEW)
+    Fronts(search).plan(search.fronts[0], Point(2))
     before = [len(front) for front in search.fronts]
 
     def slower(estimates: Estimates, point: Point) -> float:
@@ -161,26 +120,52 @@ def test_points_that_were_looked_at_and_are_slower_go_back(monkeypatch: pytest.M
         return 1.05 * search.quickest
 
     monkeypatch.setattr(Estimates, "seconds", slower)
-    points.plan_points(False, likely=True)
+    Enumeration(search).plan_points(False, likely=True)
     assert list(search.points) == [Point(2)]
     assert [len(front) for front in search.fronts] == before
     assert len(search.estimates.looks) > 1
 
 
-def test_others_that_were_looked_at_may_be_known_to_be_quicker() -> None:
-    search = begun(decoder(8), "h100x2")
+def test_the_one_with_fewer_blocks_that_run_again_is_planned_where_these_suffice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once: what was asked for goes back behind it, and comes out as it stands after that."""
+    search = arranged(decoder(2), "h100x2", base=FEW)
+    points, front = Enumeration(search), search.fronts[1]
+    every, fewer = Point(2, zero=3, recompute=2), Point(2, zero=3, recompute=1)
+    monkeypatch.setattr(Estimates, "just_enough", lambda *_: fewer)
+    front.take(every)
+    assert points._with_room(front, every) == fewer
+    assert front.points.has(every)
+    assert points._with_room(front, every) == every
+
+
+@pytest.mark.parametrize("slower", [False, True])
+@pytest.mark.parametrize("in_time", [False, True])
+def test_points_that_come_out_are_planned_or_counted(
+    monkeypatch: pytest.MonkeyPatch, slower: bool, in_time: bool
+) -> None:
+    """Those for which there is no time, and those that were far slower in an earlier search, are not planned."""
+    search = arranged(decoder(2), "h100x2", base=FEW)
+    search.plan("data 2", weft.data_parallel())
+    monkeypatch.setattr(Pace, "in_time", lambda *_: in_time)
+    monkeypatch.setattr(Learned, "was_slower", lambda *_: slower)
+    point = Point(2, zero=3)
+    Enumeration(search)._plan_next(search.fronts[0], point)
+    assert search.skipped[NO_TIME] == (not in_time)
+    assert search.skipped[SLOWER_BEFORE] == (in_time and slower)
+    assert list(search.points) == ([point] if in_time and not slower else [])
+
+
+def test_those_that_are_unlikely_wait_for_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By floors those that take twice as long as the best; all where none are left out for moves."""
+    search = arranged(decoder(2), "h100x2", base=FEW)
     points = Enumeration(search)
-    points.arrange(space_of(search.facts, False))
-    assert not points._knows_quicker()
-    search.estimates.refined(Point(1, micro_batches=2))
-    assert points._knows_quicker()
-
-
-def test_others_come_before_moves_where_those_by_hand_lack_room() -> None:
-    """Of a step that is planned whole: ZeRO 3 of two micro-batches has room, and quicker ones have none."""
-    for limit in (None, RESERVE + 170_000):
-        search = begun(decoder(3), "h100x2", limit)
-        points = Enumeration(search)
-        points.arrange(space_of(search.facts, False))
-        points._plan_point(search.fronts[0], Point(2, zero=3, micro_batches=2))
-        assert points.others_are_better() == (limit is not None)
+    Fronts(search).plan(search.fronts[0], Point(2))
+    for times, unlikely in ((1.9, False), (2.1, True)):
+        monkeypatch.setattr(Frontier, "next_seconds", times * search.quickest)
+        assert points._is_unlikely(search.fronts[0]) == unlikely
+    points.plan_points(True, likely=True)
+    assert list(search.points) == [Point(2)]
+    points.plan_points(True, likely=False)
+    assert len(search.points) > 1

@@ -1,0 +1,202 @@
+"""The beginning of a search: looks at kinds, at what takes little memory, and the cheapest layouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from typing import final
+
+import pytest
+
+import weft
+from search.jobs import arranged, decoder, layers, many_classes, reserve
+from weft.search import budget
+from weft.search.budget import Budget
+from weft.search.enumeration.beginnings import Beginnings
+from weft.search.enumeration.room import Room
+from weft.search.evaluation.measures import key_of
+from weft.search.order.estimates import Estimates
+from weft.search.outcome.why_not import kinds_of
+from weft.search.pace import Pace
+from weft.search.record.learned import Learned
+from weft.search.space.point import Point
+from weft.search.space.points import Points
+from weft.search.state import SearchState
+
+# Above what the device reserves: the quickest strategies by hand take more.
+LIMIT = 310_000
+# With that fixed there are few points.
+FEW = weft.Strategy(stages=1, zero=weft.Zero(3))
+
+
+def timed(search: SearchState, seconds: float = 1e6) -> SearchState:
+    """The search, with a budget of seconds."""
+    search.budget = Budget.of(seconds, None)
+    return search
+
+
+def test_one_point_of_each_kind_is_looked_at() -> None:
+    """By small steps, so that none is planned; others are not looked at."""
+    search = timed(arranged(decoder(8), "h100x2", base=FEW))
+    Beginnings(search).look_at_kinds()
+    assert not search.planned
+    points = search.by_hand
+    looked_at = [search.estimates.looked_at(each) for each in points]
+    assert set(kinds_of(points)[looked_at]) == set(kinds_of(points))
+    assert not all(looked_at)
+
+
+def test_of_points_about_as_quick_one_of_few_micro_batches_is_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = arranged(layers(), "h100x2")
+    points = [Point(2, micro_batches=count) for count in (8, 2, 4)]
+    for quickest, wanted in ((1.0, points[1]), (1e-3, points[0])):
+        rough = [quickest, 1.01, 1.02]
+        monkeypatch.setattr(Estimates, "rough", lambda *_, rough=rough: rough)
+        (found,) = Beginnings(search)._quick_and_cheap(Points.of(points))
+        assert found == wanted
+
+
+@final
+@dataclass
+class Looks:
+    """Stands in for looks that take a second each, and say that plans take some.
+
+    Attributes:
+        seconds: of each plan.
+        now: by the clock of budgets.
+        points: that were looked at.
+    """
+
+    seconds: float
+    now: float = 0.0
+    points: list[Point] = field(default_factory=list)
+
+    def patch(self, patched: pytest.MonkeyPatch) -> None:
+        """Put it in the place of looks and of the clock."""
+        patched.setattr(budget, "monotonic", lambda: self.now)
+        patched.setattr(Estimates, "refined", lambda _, point: self._look(point))
+        patched.setattr(Estimates, "has_room", lambda *_: True)
+        patched.setattr(Estimates, "seconds_of_plan", lambda *_: self.seconds)
+
+    def _look(self, point: Point) -> object:
+        self.points.append(point)
+        self.now += 1.0
+        return point
+
+
+@pytest.mark.parametrize(("plan", "looks"), [(0.5, 9), (6.5, 3), (20.0, 1)])
+def test_time_for_a_plan_of_the_best_is_not_spent_on_looks(
+    monkeypatch: pytest.MonkeyPatch, plan: float, looks: int
+) -> None:
+    """Of ten seconds; what comes after looks at all kinds is left out then."""
+    search, stand_in, after = arranged(layers(), "h100x2"), Looks(plan), list[int]()
+    kinds = len(set(kinds_of(search.by_hand).tolist()))
+    stand_in.patch(monkeypatch)
+    timed(search, 10.0)
+    monkeypatch.setattr(Beginnings, "look_at_smallest", lambda _: None)
+    monkeypatch.setattr(Room, "quickest_lacks_room", lambda _: True)
+    monkeypatch.setattr(Room, "with_blocks_again", lambda _: after.append(1))
+    monkeypatch.setattr(Pace, "affords", lambda _: True)
+    Beginnings(search).look_at_kinds()
+    assert len(stand_in.points) == min(looks, kinds)
+    assert bool(after) == (looks >= kinds)
+
+
+@pytest.mark.parametrize("roomy", [False, True])
+def test_where_the_quickest_lacks_room_blocks_that_run_again_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch, roomy: bool
+) -> None:
+    search, after = timed(arranged(layers(), "h100x2")), list[int]()
+    Looks(0.5).patch(monkeypatch)
+    monkeypatch.setattr(Room, "quickest_lacks_room", lambda _: not roomy)
+    monkeypatch.setattr(Room, "with_blocks_again", lambda _: after.append(1))
+    Beginnings(search).look_at_kinds()
+    assert bool(after) == (not roomy)
+
+
+def test_of_a_step_without_small_ones_the_smallest_is_planned() -> None:
+    """All blocks run again under ZeRO 3, in as few micro-batches as have room by estimate."""
+    search = arranged(decoder(3), "h100x2", reserve() + LIMIT // 3)
+    Beginnings(search).look_at_smallest()
+    (point,) = search.points
+    assert (point.recompute, point.zero, point.ranks) == (3, 3, 2)
+    fewer = [each for each in Room(search).blocks_again() if each.zero == 3]
+    roomy = search.estimates.may_have_room
+    assert not any(roomy(each) and each.micro_batches < point.micro_batches for each in fewer)
+
+
+def test_a_search_of_so_many_moves_plans_the_smallest_whole() -> None:
+    search = arranged(decoder(8), "h100x2", reserve() + LIMIT)
+    Beginnings(search).look_at_smallest()
+    assert [(each.recompute, each.zero) for each in search.points] == [(8, 3)]
+
+
+@pytest.mark.parametrize(("roomy", "count"), [(True, 1), (False, 3)])
+def test_by_small_steps_few_of_the_smallest_are_looked_at(
+    monkeypatch: pytest.MonkeyPatch, roomy: bool, count: int
+) -> None:
+    """Until one has room, three at most."""
+    search = timed(arranged(decoder(8), "h100x2", reserve() + LIMIT))
+    small = [Point(2, zero=3, recompute=8, micro_batches=each) for each in (1, 2, 4, 8)]
+    looked_at = list[Point]()
+    monkeypatch.setattr(Beginnings, "_smallest", lambda _: Points.of(small))
+    monkeypatch.setattr(Estimates, "seconds", lambda _, point: looked_at.append(point))
+    monkeypatch.setattr(Estimates, "has_room", lambda *_: roomy)
+    Beginnings(search).look_at_smallest()
+    assert len(set(looked_at)) == len(looked_at) == count
+    assert not search.planned
+
+
+def test_where_the_quickest_has_room_nothing_small_is_looked_at() -> None:
+    search = arranged(decoder(3), "h100x2")
+    Beginnings(search).look_at_smallest()
+    assert not search.planned
+
+
+def test_the_cheapest_are_tried_when_kinds_were_looked_at() -> None:
+    """As a search of some seconds does: data parallel may be planned by then."""
+    found = arranged(many_classes(), "flexflow-p100x4")
+    Beginnings(found).look_at_kinds()
+    Beginnings(found).plan_cheapest()
+    assert found.best is not None
+    assert found.best[0] == "data 4; cheapest layouts"
+
+
+def test_the_cheapest_are_of_data_parallel_and_told_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search, told = arranged(layers(), "h100x2"), list[int]()
+    monkeypatch.setattr(search, "_told", lambda state: told.append(state.planned))
+    Beginnings(search).plan_cheapest()
+    assert list(search.points) == [Point(2)]
+    names = [each.name for each in search.result().tried]
+    assert any("cheapest layouts" in each for each in names)
+    assert len(told) == 2
+    assert told[0] == 1
+
+
+@pytest.mark.parametrize("left", ["no time", "no look", "known before", "no samples"])
+def test_the_cheapest_are_left_out(monkeypatch: pytest.MonkeyPatch, left: str) -> None:
+    """If plans take long, none can be looked at, an earlier search went on from them, or ranks have no sample."""
+    search = timed(arranged(decoder(8), "h100x2", base=FEW), seconds=10.0)
+    monkeypatch.setattr(Estimates, "seconds_of_plan", lambda *_: 20.0 if left == "no time" else 0.0)
+    if left == "no look":
+        monkeypatch.setattr(Pace, "may_look", lambda _: False)
+    elif left == "known before":
+        strategy = search.strategy(Point(2))
+        answer = search.evaluator.of(strategy)
+        search.learned = Learned({key_of(strategy): answer})
+    elif left == "no samples":
+        monkeypatch.setattr(type(search.facts), "samples", 1)
+    Beginnings(search).plan_cheapest()
+    assert not search.points
+
+
+def test_of_what_surely_lacks_room_no_layouts_are_planned() -> None:
+    """By small steps; a search of so many moves plans the whole, which says so."""
+    search = arranged(decoder(8), "h100x2", reserve() + 1000)
+    Beginnings(timed(search)).plan_cheapest()
+    assert not search.points
+    assert search.quickest == inf
