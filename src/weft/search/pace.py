@@ -63,6 +63,10 @@ class Pace:
         state = self.state
         return self.affords() and (state.planned > 0 or state.budget.part() < state.until / 2)
 
+    def looks_in_time(self, point: Point) -> bool:
+        """True where there should be time to look at a point: those of many micro-batches take longer than others."""
+        return self.state.budget.allows(0, self.state.estimates.seconds_of_look(point))
+
     def may_look_to_the_end(self) -> bool:
         """True where small steps may be planned as long as nothing fits: until the whole budget has gone."""
         state = self.state

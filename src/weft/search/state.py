@@ -227,7 +227,7 @@ class SearchState:
         Raises:
             UserError: no strategy that was planned fits.
         """
-        left = sum(map(len, self.fronts))
+        left = sum(len(front) + front.left_out for front in self.fronts)
         skipped = self.skipped + Counter({NO_TIME if self.budget.ends < inf else NO_MOVES: left})
         if self.best is None:
             raise UserError(nothing_fits(self._tried.values(), self.floors.limit, left))

@@ -58,6 +58,8 @@ class Beginnings:
         for point in self._quick_and_cheap(front.points):
             if not self._pace.affords() or (plan and not budget.allows(0, plan + took)):
                 return False
+            if not self._pace.looks_in_time(point):
+                continue
             begin = budget.now()
             if self._estimates.refined(point) is None and self._facts.small is None:
                 self._fronts.plan(front, point)
@@ -93,6 +95,8 @@ class Beginnings:
             if not len(points) or not self._pace.affords():
                 return
             point = points.point(int(self._estimates.rough(points).argmin()))
+            if not self._pace.looks_in_time(point):
+                return
             self._estimates.seconds(point)
             if self._estimates.has_room(point):
                 return

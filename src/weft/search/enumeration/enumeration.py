@@ -75,7 +75,7 @@ class Enumeration:
         None, too, if `likely` and others are the better beginning.
         """
         pace = self._pace
-        point = front.pop(pace.may_look, pace.in_time, pace.affords)
+        point = front.pop(pace.may_look, pace.in_time, pace.affords, pace.looks_in_time)
         if point is None:
             point = self._without_looks(front, likely)
         if point is None:
@@ -87,7 +87,19 @@ class Enumeration:
         if pace.must_plan() and not pace.in_time(point):
             front.put_back(point, seconds)
             point = front.pop_known(pace.in_time) or point
-        return point
+        return self._with_safer(front, point)
+
+    def _with_safer(self, front: Frontier, point: Point) -> Point | None:
+        """The point, or one that has room more surely; None where that is in the other front."""
+        safer = self._room.safer(point)
+        if safer is None:
+            return point
+        front.put_back(point, self._seconds(point))
+        its, other = safer
+        if its is not front:
+            return None
+        front.take(other)
+        return other
 
     def _without_looks(self, front: Frontier, likely: bool) -> Point | None:
         """A point where nothing fits and others cannot be looked at first; None where none may be planned.

@@ -62,7 +62,7 @@ class Fronts:
         by_hand = bool(Points.one(point).by_hand[0])
         measures = state.plan(str(point), state.strategy(point), by_hand)
         if isinstance(measures, Measures) and point not in state.points:
-            state.estimates.learn(point, measures)
+            state.estimates.learn_plan(point, measures)
         state.points[point] = measures
         state.tell()
 

@@ -74,6 +74,22 @@ class Room:
         known = others.known(self._pace.in_time)
         return known is not None and ABOUT * self._estimates.seconds(known) < seconds
 
+    def safer(self, point: Point) -> tuple[Frontier, Point] | None:
+        """Of points that were looked at the quickest with room, in place of one that may lack it.
+
+        Only while nothing fits, and where there is no time for plans of both; with the front that it is in.
+        """
+        estimates, state = self._estimates, self._state
+        if state.best is not None or not estimates.looked_at(point) or estimates.has_room(point):
+            return None
+        known = ((front, front.known(self._pace.in_time)) for front in state.fronts)
+        found = [(front, each) for front, each in known if each is not None]
+        if not found:
+            return None
+        front, quickest = min(found, key=lambda each: estimates.seconds(each[1]))
+        both = map(estimates.seconds_of_plan, (point, quickest))
+        return None if state.budget.allows(0, sum(both)) else (front, quickest)
+
     def with_blocks_again(self) -> Point | None:
         """Of data parallel with blocks that run again the quickest; None where small steps do not say what it takes.
 
@@ -84,7 +100,7 @@ class Room:
         again, found = self.blocks_again(), dict[Point, Seconds]()
         while len(again) and (not found or self._pace.may_look()):
             point = again.point(int(self._estimates.rough(again).argmin()))
-            if point in found:
+            if point in found or not self._pace.looks_in_time(point):
                 break
             found[point] = self._estimates.seconds(point)
         return min(found, key=lambda point: found[point], default=None)

@@ -22,6 +22,7 @@ from weft.search.order.rough import Rough, RoughEstimates, RoughParts
 from weft.search.record.learned import Learned, Look
 from weft.search.space.point import Point
 from weft.search.space.points import Floats, Points
+from weft.search.steps.facts import FEW, MORE
 from weft.strategy.strategy import Strategy
 from weft.units import Seconds
 
@@ -30,8 +31,8 @@ from weft.units import Seconds
 _IN_STAGES = {"": 1.6, "gpipe": 0.95, "1f1b": 0.95, "interleaved": 1.1, "zero_bubble": 1.0}
 # The part of the limit that a point with as few blocks recomputed as fit may take by estimate.
 _ROOM_WITH_FEW = 0.97
-# A point that has no room comes behind all that have, those first that have almost; of pipelines, of which bytes are
-# not as well known, those that take so many times as much may have room after all, and stand behind others by the excess.
+# A point that has no room comes behind all that have, those first that have almost. Bytes of pipelines are not known as
+# well: up to so many times as many as there are, they may have room, and stand behind others by the excess.
 _NO_ROOM, _NEAR_IN_STAGES = 100.0, 1.1
 # Times as many bytes as estimated that pipelines may take; and once one of their kind was planned.
 _LARGER, _LARGER_THAN_ALIKE = 1.1, 1.03
@@ -254,6 +255,21 @@ class Estimates:
         times = _IN_STAGES[point.schedule] if point.stages > 1 else 1.0
         look = self._looks.get(self._looked(point))
         return times * look.seconds if look is not None else 0.0
+
+    def seconds_of_look(self, point: Point) -> float:
+        """Seconds in which a point would be looked at, about; 0 where it was, or where nothing says it.
+
+        By a look at one with as many micro-batches or fewer, layers cut or not: half of it hangs on their number.
+        """
+        if self.looked_at(point) or not self._blocks:
+            return 0.0
+        looks = [
+            (flat.micro_batches, look.seconds)
+            for flat, look in self._looks.items()
+            if (flat.tensor > 1) == (point.tensor > 1) and flat.micro_batches <= point.micro_batches
+        ]
+        many, seconds = max(looks, default=(1, 0.0))
+        return (FEW + MORE) / self._blocks * seconds * (1 + point.micro_batches / many) / 2
 
     def learn_plan(self, point: Point, planned: Measures) -> None:
         """Correct the estimates of points alike by what a plan of this one took."""

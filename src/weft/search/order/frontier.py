@@ -32,6 +32,9 @@ class Frontier:
         points: all.
         least: seconds that each takes at least.
         estimates: of them.
+
+    Attributes:
+        left_out: points that came out, for want of time to look at them.
     """
 
     def __init__(self, points: Points, least: Floats, estimates: Estimates) -> None:
@@ -40,6 +43,7 @@ class Frontier:
         self._seen: Mask = np.zeros(len(points), np.bool_)
         self._order: Floats = np.zeros(len(points))
         self._known = -1
+        self.left_out = 0
         # Points that were looked at, for whatever reason, and stand in the order as that says.
         self._placed = set[Point]()
 
@@ -106,6 +110,7 @@ class Frontier:
         more: Callable[[], bool],
         in_time: Callable[[Point], bool],
         must: Callable[[], bool] = lambda: False,
+        looks_in_time: Callable[[Point], bool] = lambda _: True,
     ) -> Point | None:
         """The point that should be the quickest of all.
 
@@ -114,6 +119,7 @@ class Frontier:
                 looked at and have room.
             in_time: true where there is time to plan a point.
             must: true while further points are looked at where none of those has room.
+            looks_in_time: true where there is time to look at a point; others are left out.
 
         Returns:
             None where none is left, or none of them was looked at and there is no time for it.
@@ -127,10 +133,15 @@ class Frontier:
                 if not self._falls_back(number, point):
                     return self._taken(number)
                 continue
-            if not self._estimates.looked_at(point) and not more():
-                known = self.pop_known(in_time)
-                if known is not None or not must():
-                    return known
+            if not self._estimates.looked_at(point):
+                if not more():
+                    known = self.pop_known(in_time)
+                    if known is not None or not must():
+                        return known
+                if not looks_in_time(point):
+                    self._left[number] = False
+                    self.left_out += 1
+                    continue
             self._look(number)
 
     def _falls_back(self, number: int, point: Point) -> bool:

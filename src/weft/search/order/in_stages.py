@@ -32,8 +32,8 @@ _Kind: TypeAlias = tuple[str, bool, bool, bool, bool]
 class Pipelines:
     """Estimates of pipelines, whose bytes plans of others of their kind correct.
 
-    A plan decides itself how many micro-batches fly where no schedule is named: with blocks that run again far more than
-    there are stages.
+    Where no schedule is named, plans decide how many micro-batches fly: where blocks run again far more than there are
+    stages.
 
     Attributes:
         floors: of points.
