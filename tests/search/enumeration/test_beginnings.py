@@ -46,6 +46,13 @@ def test_one_point_of_each_kind_is_looked_at() -> None:
     assert not all(looked_at)
 
 
+def test_without_small_steps_one_point_of_each_kind_is_planned() -> None:
+    search = timed(arranged(layers(), "h100x2"))
+    Beginnings(search).look_at_kinds()
+    kinds = kinds_of(Points.of(tuple(search.points))).tolist()
+    assert sorted(kinds) == sorted(set(kinds_of(search.by_hand).tolist()))
+
+
 def test_of_points_about_as_quick_one_of_few_micro_batches_is_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -105,15 +112,18 @@ def test_time_for_a_plan_of_the_best_is_not_spent_on_looks(
 
 
 @pytest.mark.parametrize("roomy", [False, True])
-def test_where_the_quickest_lacks_room_blocks_that_run_again_are_looked_at(
+def test_small_ones_come_first_and_blocks_that_run_again_where_the_quickest_lacks_room(
     monkeypatch: pytest.MonkeyPatch, roomy: bool
 ) -> None:
-    search, after = timed(arranged(layers(), "h100x2")), list[int]()
-    Looks(0.5).patch(monkeypatch)
+    search, order = timed(arranged(layers(), "h100x2")), list[str]()
+    looks = Looks(0.5)
+    looks.patch(monkeypatch)
     monkeypatch.setattr(Room, "quickest_lacks_room", lambda _: not roomy)
-    monkeypatch.setattr(Room, "with_blocks_again", lambda _: after.append(1))
+    monkeypatch.setattr(Room, "with_blocks_again", lambda _: order.append("blocks again"))
+    monkeypatch.setattr(Beginnings, "look_at_smallest", lambda _: order.append("smallest"))
     Beginnings(search).look_at_kinds()
-    assert bool(after) == (not roomy)
+    assert looks.points
+    assert order == (["smallest"] if roomy else ["smallest", "blocks again"])
 
 
 def test_of_a_step_without_small_ones_the_smallest_is_planned() -> None:

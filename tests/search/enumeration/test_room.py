@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import weft
@@ -123,6 +124,12 @@ def test_those_by_hand_wait_for_quicker_ones_with_blocks_that_run_again(
     assert not room.waits(search.fronts[0], Point(2), Seconds(0.9))
     monkeypatch.setattr(Pace, "may_look_to_the_end", lambda _: False)
     assert not room.waits(search.fronts[0], Point(2), Seconds(1.1))
+    monkeypatch.setattr(Pace, "may_look_to_the_end", lambda _: True)
+    monkeypatch.setattr(Room, "is_crowded", lambda *_: False)
+    assert not room.waits(search.fronts[0], Point(2), Seconds(1.1))
+    monkeypatch.setattr(Room, "is_crowded", lambda *_: True)
+    Fronts(search).plan(search.fronts[0], Point(2))
+    assert not room.waits(search.fronts[0], Point(2), Seconds(1.1))
 
 
 def test_of_blocks_that_run_again_the_quickest_is_found_by_looks() -> None:
@@ -134,6 +141,29 @@ def test_of_blocks_that_run_again_the_quickest_is_found_by_looks() -> None:
     again = [each for each in Room(search).blocks_again() if search.estimates.looked_at(each)]
     assert found == min(again, key=search.estimates.seconds)
     assert not search.planned
+
+
+@pytest.mark.parametrize("time", [False, True])
+def test_looks_end_where_none_that_was_not_looked_at_should_be_quicker(
+    monkeypatch: pytest.MonkeyPatch, time: bool
+) -> None:
+    """The second turns out to be quicker than all, the third should not be; without time for it the first counts."""
+    search = arranged(decoder(8), "h100x2", reserve() + LIMIT)
+    again = [Point(2, zero=3, recompute=8, micro_batches=count) for count in (1, 2, 4)]
+    rough, found = dict(zip(again, (1.0, 2.0, 3.0), strict=True)), (5.0, 2.5, 0.0)
+    seconds, looked_at = dict(zip(again, found, strict=True)), list[Point]()
+
+    def look(_: Estimates, point: Point) -> Seconds:
+        looked_at.append(point)
+        rough[point] = seconds[point]
+        return Seconds(seconds[point])
+
+    monkeypatch.setattr(Room, "blocks_again", lambda _: Points.of(again))
+    monkeypatch.setattr(Estimates, "rough", lambda *_: np.array([rough[each] for each in again]))
+    monkeypatch.setattr(Estimates, "seconds", look)
+    monkeypatch.setattr(Pace, "may_look", lambda _: time)
+    assert Room(search).with_blocks_again() == again[int(time)]
+    assert looked_at == again[: 1 + time]
 
 
 def test_where_small_steps_say_nothing_no_blocks_run_again() -> None:
