@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from math import inf
 from typing import final
 
 import pytest
 
 import weft
-from search.jobs import arranged, decoder, layers, many_classes, reserve
+from search.jobs import (
+    arranged,
+    begun,
+    decoder,
+    layers,
+    least_memory_of,
+    many_classes,
+    reserve,
+)
 from weft.search import budget
 from weft.search.budget import Budget
 from weft.search.enumeration.beginnings import Beginnings
@@ -143,6 +150,24 @@ def test_a_search_of_so_many_moves_plans_the_smallest_whole() -> None:
     assert [(each.recompute, each.zero) for each in search.points] == [(8, 3)]
 
 
+def test_the_smallest_are_on_all_ranks() -> None:
+    small = Beginnings(arranged(decoder(3), "h100x4", reserve() + LIMIT))._smallest()
+    assert {(each.data, each.zero, each.recompute) for each in small} == {(4, 3, 3)}
+
+
+@pytest.mark.parametrize(("roomy", "wanted"), [((1, 2), 1), ((2,), 2), ((), 2)])
+def test_of_the_smallest_that_have_room_the_one_of_the_fewest_micro_batches_is_planned(
+    monkeypatch: pytest.MonkeyPatch, roomy: tuple[int, ...], wanted: int
+) -> None:
+    search = arranged(decoder(3), "h100x2")
+    small = [Point(2, zero=3, recompute=3, micro_batches=count) for count in (2, 1)]
+    monkeypatch.setattr(Estimates, "may_have_room", lambda _, each: each.micro_batches in roomy)
+    Beginnings(search)._plan_smallest(Points.of(small))
+    assert [each.micro_batches for each in search.points] == [wanted]
+    Beginnings(search)._plan_smallest(Points.of(()))
+    assert len(search.points) == 1
+
+
 @pytest.mark.parametrize(("roomy", "count"), [(True, 1), (False, 3)])
 def test_by_small_steps_few_of_the_smallest_are_looked_at(
     monkeypatch: pytest.MonkeyPatch, roomy: bool, count: int
@@ -171,7 +196,9 @@ def test_the_cheapest_are_tried_when_kinds_were_looked_at() -> None:
     Beginnings(found).look_at_kinds()
     Beginnings(found).plan_cheapest()
     assert found.best is not None
-    assert found.best[0] == "data 4; cheapest layouts"
+    name, strategy, _ = found.best
+    assert name == "data 4; cheapest layouts"
+    assert not strategy.signatures
 
 
 def test_the_cheapest_are_of_data_parallel_and_told_with_it(
@@ -187,26 +214,34 @@ def test_the_cheapest_are_of_data_parallel_and_told_with_it(
     assert told[0] == 1
 
 
-@pytest.mark.parametrize("left", ["no time", "no look", "known before", "no samples"])
-def test_the_cheapest_are_left_out(monkeypatch: pytest.MonkeyPatch, left: str) -> None:
-    """If plans take long, none can be looked at, an earlier search went on from them, or ranks have no sample."""
-    search = timed(arranged(decoder(8), "h100x2", base=FEW), seconds=10.0)
-    monkeypatch.setattr(Estimates, "seconds_of_plan", lambda *_: 20.0 if left == "no time" else 0.0)
-    if left == "no look":
+@pytest.mark.parametrize(
+    "why", ["", "no time", "no look", "known before", "too few samples", "fixed"]
+)
+def test_the_cheapest_are_left_out(monkeypatch: pytest.MonkeyPatch, why: str) -> None:
+    """If plans take long, or are fixed otherwise, none can be looked at, or an earlier search went on from them."""
+    base = FEW if why == "fixed" else weft.Strategy()
+    search = timed(arranged(decoder(8), "h100x2", base=base), seconds=1000.0)
+    monkeypatch.setattr(Estimates, "seconds_of_plan", lambda *_: 900.0 if why == "no time" else 0.0)
+    if why == "no look":
         monkeypatch.setattr(Pace, "may_look", lambda _: False)
-    elif left == "known before":
+    elif why == "known before":
         strategy = search.strategy(Point(2))
-        answer = search.evaluator.of(strategy)
-        search.learned = Learned({key_of(strategy): answer})
-    elif left == "no samples":
-        monkeypatch.setattr(type(search.facts), "samples", 1)
+        search.learned = Learned({key_of(strategy): search.evaluator.of(strategy)})
+    elif why == "too few samples":
+        monkeypatch.setitem(vars(search.facts), "samples", 1)
     Beginnings(search).plan_cheapest()
-    assert not search.points
+    assert bool(search.points) == (not why)
 
 
-def test_of_what_surely_lacks_room_no_layouts_are_planned() -> None:
-    """By small steps; a search of so many moves plans the whole, which says so."""
-    search = arranged(decoder(8), "h100x2", reserve() + 1000)
-    Beginnings(timed(search)).plan_cheapest()
+@pytest.mark.parametrize("more", [-1, 0])
+def test_of_what_surely_lacks_room_no_layouts_are_planned(
+    monkeypatch: pytest.MonkeyPatch, more: int
+) -> None:
+    """By its floor, before small steps are planned."""
+    limit = int(least_memory_of(begun(decoder(8), "h100x2").floors, Point(2))) + more
+    search, looked_at = timed(arranged(decoder(8), "h100x2", limit)), list[Point]()
+    monkeypatch.setattr(Estimates, "refined", lambda _, point: looked_at.append(point))
+    assert all(map(len, search.fronts))
+    Beginnings(search).plan_cheapest()
+    assert looked_at == ([] if more else [Point(2)])
     assert not search.points
-    assert search.quickest == inf

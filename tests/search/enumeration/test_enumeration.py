@@ -169,3 +169,24 @@ def test_those_that_are_unlikely_wait_for_moves(monkeypatch: pytest.MonkeyPatch)
     assert list(search.points) == [Point(2)]
     points.plan_points(True, likely=False)
     assert len(search.points) > 1
+
+
+def test_those_wait_that_lack_room_where_others_may_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = arranged(decoder(2), "h100x2", base=FEW)
+    points = Enumeration(search)
+    monkeypatch.setattr(Room, "lacks_room", lambda *_: True)
+    points.plan_points(True, likely=True)
+    assert not search.points
+    points.plan_points(True, likely=False)
+    assert search.points
+
+
+def test_those_that_wait_for_others_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = arranged(decoder(2), "h100x2", base=FEW)
+    monkeypatch.setattr(Room, "waits", lambda *_: True)
+    count = len(search.fronts[0])
+    Enumeration(search).plan_points(True, likely=True)
+    assert not search.points
+    assert len(search.fronts[0]) == count
