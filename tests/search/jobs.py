@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -47,12 +47,13 @@ def layers() -> StoredStep:
 
 
 @cache
-def decoder(blocks: int = 3) -> StoredStep:
+def decoder(blocks: int = 3, precision: Literal["bf16"] | None = None) -> StoredStep:
     """A decoder of so many blocks."""
     torch.manual_seed(0)
     model = GPT(layers=blocks)
     optimizer = torch.optim.AdamW(model.parameters())
-    return weft.Job(model, token_loss, optimizer, token_batch(n=4)).stored()
+    made = weft.Job(model, token_loss, optimizer, token_batch(n=4))
+    return made.stored(strategy=weft.Strategy(precision=precision))
 
 
 def step_of(model: nn.Module, *shape: int, dtype: torch.dtype = torch.float32) -> StoredStep:

@@ -187,3 +187,20 @@ def test_others_are_better_that_are_quicker_by_small_steps(
         assert Room(search).others_are_better() == (seconds < 1)
     monkeypatch.setattr(Room, "is_crowded", lambda *_: True)
     assert Room(search).others_are_better()
+
+
+def test_what_surely_has_room_comes_first_where_time_is_for_one_plan(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing fits so far: of two points that were looked at the quicker one may lack room."""
+    search = arranged(decoder(8), "h100x2")
+    quick, sure = Point(2, micro_batches=2), Point(2)
+    for point in (quick, sure):
+        search.estimates.refined(point)
+    monkeypatch.setattr(Estimates, "has_room", lambda _, point: point == sure)
+    monkeypatch.setattr(type(search.budget), "allows", lambda *_: False)
+    assert Room(search).safer(quick) == (search.fronts[0], sure)
+    assert Room(search).safer(sure) is None
+    assert Room(search).safer(Point(2, zero=1)) is None
+    monkeypatch.setattr(type(search.budget), "allows", lambda *_: True)
+    assert Room(search).safer(quick) is None

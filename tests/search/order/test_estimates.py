@@ -101,3 +101,47 @@ def test_a_pipeline_that_was_looked_at_corrects_others_alike() -> None:
     assert estimates.rough_of(other) != before
     assert estimates.rough_of(one) == pytest.approx(estimates.seconds(one))
     assert estimates.rough_of(flat) != plain
+
+
+def test_pipelines_have_room_only_with_some_to_spare() -> None:
+    """Their bytes are not known as well; of those that lack little none stands behind all others."""
+    point, free = Point(1, stages=2, micro_batches=4, schedule="1f1b"), begun(decoder(8), "h100x2")
+    found = free.estimates.refined(point)
+    assert found is not None
+    for part, room, near in (
+        (1.2, True, True),
+        (1.05, False, True),
+        (0.95, False, True),
+        (0.8, False, False),
+    ):
+        estimates = begun(decoder(8), "h100x2", int(part * found.memory)).estimates
+        seconds = estimates.seconds(point)
+        assert estimates.has_room(point) == room
+        assert (seconds < 1.2 * found.seconds) == near
+        assert (seconds == found.seconds) == (part > 1)
+
+
+def test_a_pipeline_that_was_planned_says_the_bytes_of_its_kind() -> None:
+    estimates = begun(decoder(8), "h100x2").estimates
+    one = Point(1, stages=2, micro_batches=4, schedule="1f1b")
+    other = replace(one, micro_batches=2)
+    before = estimates.refined(other)
+    about = estimates.refined(one)
+    assert before is not None
+    assert about is not None
+    estimates.learn_plan(one, replace(about, memory=Bytes(2 * about.memory)))
+    after = estimates.refined(other)
+    assert after is not None
+    assert after.memory > before.memory
+
+
+def test_looks_at_many_micro_batches_take_longer() -> None:
+    """Half of the time hangs on their number; nothing is known of layers that are cut."""
+    estimates, many = begun(decoder(8), "h100x2").estimates, Point(2, micro_batches=4)
+    assert estimates.seconds_of_look(many) == 0.0
+    estimates.refined(Point(2))
+    one = estimates.seconds_of_look(replace(Point(2), zero=1))
+    assert one > 0
+    assert estimates.seconds_of_look(many) == pytest.approx(2.5 * one)
+    assert estimates.seconds_of_look(Point(2)) == 0.0
+    assert estimates.seconds_of_look(Point(1, tensor=2, layouts="columns")) == 0.0

@@ -153,3 +153,21 @@ def test_the_smallest_that_was_looked_at_comes_where_none_has_room() -> None:
     assert points.pop_smallest() is None
     estimates.looks = tuple(memory)
     assert [points.pop_smallest() for _ in range(4)] == [MIDDLE, SLOW, LARGE, None]
+
+
+def test_a_point_that_cannot_be_looked_at_in_time_is_left_out() -> None:
+    points = front()
+    estimates: Any = points._estimates
+    estimates.looked_at = lambda point: point == SLOW
+    assert points.pop(always, always, looks_in_time=lambda point: point != QUICK) == MIDDLE
+    assert (points.left_out, len(points)) == (1, 2)
+
+
+def test_a_point_that_plans_of_others_show_to_take_more_goes_back() -> None:
+    points = front()
+    estimates: Any = points._estimates
+    points.put_back(points.pop_as_it_stands(), Seconds(0.1))
+    assert points.next_point(unseen=False) == QUICK
+    estimates.seconds = lambda point: 50.0 if point == QUICK else 100.0 * (point == LARGE) + 1.0
+    assert {points.pop(always, always) for _ in range(2)} == {MIDDLE, SLOW}
+    assert points.pop(always, always) == QUICK

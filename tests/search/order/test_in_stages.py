@@ -10,7 +10,7 @@ import pytest
 from search.jobs import begun, decoder, planned
 from weft.search.bounds.floors import Floors
 from weft.search.evaluation.measures import Measures
-from weft.search.order.in_stages import in_stages
+from weft.search.order.in_stages import Pipelines, in_stages
 from weft.search.space.point import Point
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
@@ -99,3 +99,36 @@ def test_an_estimate_is_near_the_plan() -> None:
     point = replace(flat, stages=2, schedule="1f1b")
     found = in_stages(point, flat, planned(search, flat), search.floors)
     assert found.seconds == pytest.approx(planned(search, point).seconds, rel=0.2)
+
+
+def test_bytes_of_a_plan_correct_others_of_its_kind() -> None:
+    """Of the same schedule and ways to save memory, with other stages; beside parameters and states."""
+    point, found = staged(2, 8), Pipelines(floors())
+    flat = replace(point, stages=1, schedule="")
+    about = found.measures(point, flat, FLAT)
+    assert about == estimated(point)
+    assert not found.is_planned(point)
+    states = floors().states_of(point)
+    twice = replace(about, memory=Bytes(int(2 * about.memory - states)))
+    found.learn(point, flat, FLAT, twice)
+    assert found.is_planned(staged(4, 8))
+    assert found.measures(point, flat, FLAT).memory == pytest.approx(twice.memory, abs=2)
+    more, again = staged(4, 8), replace(point, recompute=8)
+    beside = estimated(more).memory - floors().states_of(more)
+    four = found.measures(more, replace(more, stages=1, schedule=""), FLAT)
+    assert four.memory == pytest.approx(floors().states_of(more) + 2 * beside, abs=2)
+    assert not found.is_planned(again)
+    assert found.measures(again, replace(again, stages=1, schedule=""), FLAT) == estimated(again)
+
+
+def test_parameters_in_shards_are_narrowed_in_shards() -> None:
+    """With ZeRO 3 casts of what a rank has are gathered; with ZeRO 2 they are whole."""
+    narrow = begun(decoder(8, "bf16"), "h100x4", base=Strategy(precision="bf16")).floors
+    point = Point(2, stages=2, micro_batches=8, schedule="1f1b")
+    small = replace(FLAT, memory=Bytes(int(narrow.states_of(Point(2)) + 10**6)))
+    memory = [
+        estimated(replace(point, zero=zero), small, narrow).memory
+        - narrow.states_of(replace(point, zero=zero))
+        for zero in (2, 3)
+    ]
+    assert memory[0] < memory[1]
