@@ -140,6 +140,22 @@ def test_the_one_with_fewer_blocks_that_run_again_is_planned_where_these_suffice
     assert points._with_room(front, every) == every
 
 
+def test_one_with_fewer_blocks_that_is_not_planned_is_not_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What it stands for went back, and is counted itself."""
+    search = arranged(decoder(2), "h100x2", base=FEW)
+    search.plan("data 2", weft.data_parallel())
+    monkeypatch.setattr(Estimates, "just_enough", lambda *_: Point(2, zero=3, recompute=1))
+    monkeypatch.setattr(Estimates, "looked_at", lambda *_: True)
+    monkeypatch.setattr(Pace, "in_time", lambda *_: False)
+    points, front, every = Enumeration(search), search.fronts[1], Point(2, zero=3, recompute=2)
+    for counted in (0, 1):
+        front.take(every)
+        points._plan_next(front, every)
+        assert search.skipped[NO_TIME] == counted
+
+
 @pytest.mark.parametrize("slower", [False, True])
 @pytest.mark.parametrize("in_time", [False, True])
 def test_points_that_come_out_are_planned_or_counted(
@@ -190,3 +206,31 @@ def test_those_that_wait_for_others_go_back(monkeypatch: pytest.MonkeyPatch) -> 
     Enumeration(search).plan_points(True, likely=True)
     assert not search.points
     assert len(search.fronts[0]) == count
+
+
+def test_without_looks_a_point_is_planned_only_where_nothing_fits_or_is_known_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = arranged(decoder(2), "h100x2", base=FEW)
+    points, front = Enumeration(search), search.fronts[0]
+    count = len(front)
+    monkeypatch.setattr(Room, "known_elsewhere", lambda *_: True)
+    assert points._without_looks(front, likely=True) is None
+    assert len(front) == count
+    assert points._without_looks(front, likely=False) is not None
+    monkeypatch.setattr(Room, "known_elsewhere", lambda *_: False)
+    assert points._without_looks(front, likely=True) is not None
+    Fronts(search).plan(front, Point(2))
+    assert points._without_looks(front, likely=False) is None
+
+
+@pytest.mark.parametrize(("looked_at", "time"), [(True, False), (False, True), (False, False)])
+def test_points_stand_roughly_where_there_is_no_time_for_small_steps(
+    monkeypatch: pytest.MonkeyPatch, looked_at: bool, time: bool
+) -> None:
+    search = arranged(decoder(2), "h100x2", base=FEW)
+    monkeypatch.setattr(Estimates, "looked_at", lambda *_: looked_at)
+    monkeypatch.setattr(Estimates, "seconds", lambda *_: 1.0)
+    monkeypatch.setattr(Estimates, "rough_of", lambda *_: 2.0)
+    monkeypatch.setattr(Pace, "may_look_to_the_end", lambda _: time)
+    assert Enumeration(search)._seconds(Point(2)) == (1.0 if looked_at or time else 2.0)
