@@ -193,6 +193,7 @@ def test_those_wait_that_lack_room_where_others_may_have_it(
     search = arranged(decoder(2), "h100x2", base=FEW)
     points = Enumeration(search)
     monkeypatch.setattr(Room, "lacks_room", lambda *_: True)
+    monkeypatch.setattr(Room, "waits", lambda *_: False)
     points.plan_points(True, likely=True)
     assert not search.points
     points.plan_points(True, likely=False)
