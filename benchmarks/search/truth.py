@@ -132,7 +132,7 @@ def found_by(evaluator: Evaluator, seed: int, moves: int, within: Space | None) 
     facts = StepFacts(evaluator.step, evaluator.machine, Strategy())
     found = SearchState(evaluator, Floors(facts, None), Budget.of(1.0, moves))
     found.plan("data parallel", plain())
-    improve(found, seed, lambda _: None, within)
+    improve(found, seed, within)
     assert found.best is not None
     return found.best[2].seconds
 
