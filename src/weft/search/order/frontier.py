@@ -149,7 +149,7 @@ class Frontier:
         if not self._estimates.looked_at(point):
             return False
         seconds = self._estimates.seconds(point)
-        back = seconds > self._order[number] * _BACK
+        back = bool(seconds > self._order[number] * _BACK)
         if back:
             self._order[number] = seconds
         return back
