@@ -13,20 +13,21 @@ from weft.planning.grid import placement_on
 from weft.planning.plans import plan_stored
 from weft.strategy.parts import Schedule
 
-STAGES = 2
 
-
-def plans(schedule: Schedule | None, stages: int = STAGES) -> tuple[RankPlan, ...]:
-    """Of a decoder of four blocks with ZeRO 3 on two ranks a stage, and four micro-batches."""
+def plans(
+    schedule: Schedule | None, in_flight: tuple[int, ...] | None = None
+) -> tuple[RankPlan, ...]:
+    """Of a decoder of four blocks with ZeRO 3 in two stages of two ranks, and two micro-batches."""
     strategy = replace(
         weft.data_parallel(),
         zero=weft.Zero(3),
-        stages=stages if stages > 1 else (),
+        stages=2,
         micro_batches=2,
         schedule=schedule,
-        grid=(2 * stages,),
+        in_flight=in_flight,
+        grid=(4,),
     )
-    placement = placement_on("cpu", 2 * stages, strategy)
+    placement = placement_on("cpu", 4, strategy)
     return plan_stored(decoder(4), strategy, placement).plan.ranks
 
 
@@ -58,3 +59,8 @@ def test_only_the_last_stage_keeps_what_it_gathered_for_the_backward(
     first, *_, last = plans(schedule)
     assert not shares(first)
     assert shares(last) == (schedule != "gpipe")
+
+
+def test_the_last_stage_gathers_twice_where_several_are_in_flight_there() -> None:
+    _, *_, last = plans("1f1b", in_flight=(2, 2))
+    assert not shares(last)

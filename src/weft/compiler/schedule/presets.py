@@ -114,9 +114,12 @@ PRESETS: Mapping[Schedule, NamedSchedule] = {
 
 def turning_stage(context: Context) -> int | None:
     """The stage in which the backward of a micro-batch follows its forward at once: the last; None without one."""
-    name, last = context.options.schedule, len(context.stages.placements) - 1
-    forwards_first = name is not None and PRESETS[name].order[0] == "forward"
-    return None if last and forwards_first else max(last, 0)
+    options, last = context.options, len(context.stages.placements) - 1
+    if last < 1:
+        return 0
+    forwards_first = options.schedule and PRESETS[options.schedule].order[0] == "forward"
+    several = options.in_flight is not None and options.in_flight[-1] > 1
+    return None if forwards_first or several else last
 
 
 def preset(
