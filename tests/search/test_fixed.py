@@ -173,7 +173,12 @@ def test_what_no_grid_has_is_named() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    for fixed in (Strategy(micro_batches=5), Strategy(grid=(8,)), Strategy(stages=5)):
+    for fixed in (
+        Strategy(micro_batches=5),
+        Strategy(grid=(8,)),
+        Strategy(stages=5),
+        Strategy(micro_batches=5, grid=(4,)),
+    ):
         with pytest.raises(UserError, match="no strategy on 4 or 2 or 1 ranks has all that is"):
             weft.search(layers(), "h100x4", moves=1, fixed=fixed)
     with pytest.raises(UserError, match="no strategy on 1 rank has"):

@@ -206,6 +206,6 @@ def test_where_nothing_fits_small_steps_are_planned_to_the_end(clock: Clock) -> 
     clock.now = 0.0
     pace.state.budget = Budget.of(1.0, 1)
     assert pace.may_look_to_the_end()
-    pace.state._moves.add("another")
+    pace.state._keys.add("another")
     assert not pace.may_look_to_the_end()
     assert not timed().may_look_to_the_end()

@@ -42,7 +42,7 @@ def measured(answer: object) -> Measures:
 
 def test_before_any_plan_nothing_is_known() -> None:
     found = searched()
-    assert (found.planned, found.best, found.quickest, found.bound) == (0, None, inf, inf)
+    assert (found.planned, found.best, found.quickest, found.bound) == (0, None, inf, 0.0)
 
 
 def test_the_quickest_is_the_best_whatever_the_order() -> None:
@@ -78,12 +78,16 @@ def test_what_lacks_room_is_never_the_best() -> None:
 def test_no_result_without_one_that_fits() -> None:
     with pytest.raises(UserError, match="no strategy fits"):
         searched(1000, **EVERY).result()
-    with pytest.raises(UserError, match="no strategy can be planned"):
+    with pytest.raises(UserError, match="no strategy that was tried can be planned"):
         searched(refused=REFUSED).result()
 
 
 def test_nothing_is_below_the_bound() -> None:
+    """Before points were looked at there is none."""
     found = searched(quick=QUICK)
+    assert found.bound == 0.0
+    assert "bound: none is known" in str(found.result())
+    found.least = Seconds(2 * found.quickest)
     assert found.bound == found.quickest
     found.least = Seconds(found.quickest / 4)
     assert found.bound == found.least
@@ -167,3 +171,32 @@ def test_a_record_holds_all_answers() -> None:
     record = found.record()
     assert record.best == QUICK
     assert len(record.learned.answers) == 3
+
+
+def test_what_is_known_of_moves_is_of_the_best() -> None:
+    found = searched(staged=STAGED)
+    found.locality = "none of 3 single moves from the best is quicker"
+    found.plan("slow", SLOW)
+    assert found.locality
+    found.plan("quick", QUICK)
+    assert not found.locality
+    assert "none was tried from the best" in found.result().locality
+
+
+def test_each_chain_of_moves_has_a_name_of_its_own_in_the_course() -> None:
+    found = searched()
+    with found.in_chain("descent"):
+        found.plan("slow", SLOW)
+    found.plan("staged", STAGED)
+    with found.in_chain("descent"):
+        found.plan("quick", QUICK)
+    assert [each.chain for each in found.result().course] == ["descent 1", "points", "descent 2"]
+
+
+def test_with_time_or_moves_left_out_a_refused_one_stands_for_itself() -> None:
+    found = searched(refused=REFUSED)
+    found.fronts[0].left_out = 7
+    with pytest.raises(
+        UserError, match="is refused so: .*; give more time or moves for the 7 that"
+    ):
+        found.result()

@@ -248,8 +248,8 @@ def _table(found: SearchState, seconds: float) -> Table:
     table.add_row(
         name,
         f"{1e3 * measures.seconds:.3f} ms",
-        f"{1e3 * found.bound:.3f} ms",
-        f"{1 - found.bound / measures.seconds:.1%}",
+        f"{1e3 * found.bound:.3f} ms" if found.bound else "",
+        f"{1 - found.bound / measures.seconds:.1%}" if found.bound else "",
         str(found.planned),
         f"{found.planned / max(seconds, 1e-9):.1f}",
     )

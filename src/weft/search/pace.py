@@ -24,7 +24,7 @@ class Pace:
 
     @contextmanager
     def until_half(self) -> Iterator[None]:
-        """Let the body have half of the seconds that are left until `state.until`."""
+        """Let the body have half of the seconds that are left until `state.until`; all of so many moves."""
         before = self.state.until
         self.state.until = (self.state.budget.part() + before) / 2
         try:

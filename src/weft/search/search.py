@@ -105,6 +105,8 @@ def search(
         improve(state, seed)
         for by_hand in (True, False):
             enumeration.plan_points(by_hand, likely=False)
+        if not state.locality:
+            improve(state, seed)
         return state.result()
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from math import inf
 from typing import TypeAlias, TypeGuard, final
 
@@ -31,6 +32,13 @@ from weft.strategy.strategy import Strategy
 from weft.units import Seconds
 
 NO_TIME, NO_MOVES = "not reached in time", "not reached with so many moves"
+# What goes on where no moves are tried, and what is known of moves then.
+POINTS, NO_MOVE = (
+    "points",
+    "none was tried from the best: time, or the number of moves, was used up",
+)
+# Where no point of a space was looked at, such as with stages that are fixed by hand.
+NOTHING_KNOWN = Seconds(0.0)
 # Summing up layouts takes this part of a plan's seconds, about; less in stages, whose plans take longer.
 ADDED_UP, _ADDED_UP_IN_STAGES = 0.5, 0.25
 # So many of the reasons for which moves were refused stand in the result, the most frequent ones.
@@ -54,7 +62,7 @@ class SearchState:
         fronts: points that were not planned yet: those that people write by hand, and all others.
         by_hand: all points that people write by hand, planned or not.
         points: the answers of those that were planned.
-        least: seconds that any point takes at least.
+        least: seconds that any point takes at least; None before points were arranged.
         skipped: how many points were not planned, by the reason.
         until: the part of the seconds at which what goes on now ends.
         chain: what goes on now, in words; the course of the search has it.
@@ -76,14 +84,18 @@ class SearchState:
         self.estimates = Estimates(floors, Lines(self.facts, evaluator), self.strategy, learned)
         self.fronts = [Frontier(Points.of(()), np.zeros(0), self.estimates) for _ in range(2)]
         self.by_hand, self.points = Points.of(()), dict[Point, Answer]()
-        self.least, self.skipped = Seconds(inf), Counter[str]()
-        self.until, self.chain, self.locality = 1.0, "points", ""
+        self.least: Seconds | None = None
+        self.skipped = Counter[str]()
+        self.until, self.chain, self.locality = 1.0, POINTS, ""
+        self._begun = 0
         self._refused = Counter[str]()
         self._tried: dict[str, Planned] = {}
         # With all that its plan says, where it was made here. One tuple: Ctrl-C may come between two assignments.
         self._best: tuple[Seconds, str, Whole | None] | None = None
         # Strategies that moves led to, and those that an earlier search knew, as text.
         self._moves, self._given = set[str](), set[str]()
+        # Of all strategies that were tried, or that moves led to.
+        self._keys = set[str]()
         self._additive: dict[str, AdditivePart | None] = {}
         # Seconds of each plan.
         self._took: list[float] = []
@@ -97,7 +109,7 @@ class SearchState:
     @property
     def planned(self) -> int:
         """The number of strategies that were tried."""
-        return len(self._tried) + len(self._moves - self._tried.keys())
+        return len(self._keys)
 
     @property
     def planned_anew(self) -> int:
@@ -131,8 +143,8 @@ class SearchState:
 
     @property
     def bound(self) -> Seconds:
-        """Seconds that any strategy of the space takes at least."""
-        return min(self.least, self.quickest)
+        """Seconds that any strategy of the space takes at least; 0 where nothing is known."""
+        return NOTHING_KNOWN if self.least is None else min(self.least, self.quickest)
 
     @property
     def took_lately(self) -> float:
@@ -157,11 +169,22 @@ class SearchState:
         known = self.evaluator.knows(strategy)
         found = self.evaluator.of(strategy)
         self._note_time(key, strategy, known)
+        self._keys.add(key)
         self._tried[key] = name, strategy, found, by_hand
         if self.fits(found) and found.seconds < self.quickest:
             self._take(found, key, strategy)
         self._note_course(found)
         return found
+
+    @contextmanager
+    def in_chain(self, kind: str) -> Iterator[None]:
+        """Have the body stand in the course of the search under a name of its own, such as "descent 2"."""
+        before, self._begun = self.chain, self._begun + 1
+        self.chain = f"{kind} {self._begun}"
+        try:
+            yield
+        finally:
+            self.chain = before
 
     def forget_refused(self, start: Strategy) -> None:
         """Take a start that is refused for none: a search has its moves, and plans a strategy, as without it."""
@@ -170,6 +193,7 @@ class SearchState:
         if isinstance(found, Refused):
             self.skipped[f"the start is refused: {found.why.splitlines()[0]}"] += 1
             del self._tried[key]
+            self._keys.discard(key)
             self._given.discard(key)
 
     def move(self, name: str, strategy: Strategy, most: Seconds) -> Answer | Longer:
@@ -184,6 +208,7 @@ class SearchState:
         if isinstance(found, Refused) and key not in self._moves:
             self._refused[f"refused: {found.why}"] += 1
         self._moves.add(key)
+        self._keys.add(key)
         if self.fits(found) and found.seconds < self.quickest:
             self._tried.setdefault(key, (name, strategy, found, False))
             self._take(found, key, strategy)
@@ -204,7 +229,8 @@ class SearchState:
             self._given.add(key)
 
     def _take(self, found: Measures, key: str, strategy: Strategy) -> None:
-        """Take a strategy for the best."""
+        """Take a strategy for the best; of moves from it nothing is known."""
+        self.locality = ""
         self._best = found.seconds, key, self.evaluator.last(strategy)
 
     def fits(self, found: Answer | Longer) -> TypeGuard[Measures]:
@@ -241,7 +267,7 @@ class SearchState:
             tried,
             {**skipped, **dict(self._refused.most_common(_REASONS))},
             not_searched(self.facts.statistics),
-            self.locality,
+            self.locality or NO_MOVE,
             why_not(self.by_hand, best, self._sources()),
             additive,
             tuple(self._course),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import final
 
+import numpy as np
 import pytest
 
 import weft
@@ -66,7 +67,7 @@ def test_of_points_about_as_quick_one_of_few_micro_batches_is_looked_at(
     search = arranged(layers(), "h100x2")
     points = [Point(2, micro_batches=count) for count in (8, 2, 4)]
     for quickest, wanted in ((1.0, points[1]), (1e-3, points[0])):
-        rough = [quickest, 1.01, 1.02]
+        rough = np.array([quickest, 1.01, 1.02])
         monkeypatch.setattr(Estimates, "rough", lambda *_, rough=rough: rough)
         (found,) = Beginnings(search)._quick_and_cheap(Points.of(points))
         assert found == wanted

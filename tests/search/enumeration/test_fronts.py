@@ -106,3 +106,15 @@ def test_the_next_point_is_planned_ahead_if_there_is_time(
     monkeypatch.setattr(Evaluator, "ahead", lambda _, strategy: ahead.append(strategy))
     Fronts(search).plan(search.fronts[1], Point(2))
     assert ahead == ([search.strategy(following)] if in_time else [])
+
+
+def test_the_point_that_is_planned_is_not_planned_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It still stands in its front where looks at kinds come to it."""
+    search = arranged(layers(), "h100x2")
+    first = search.fronts[0].next_point(unseen=True)
+    assert first is not None
+    asked = list[str]()
+    monkeypatch.setattr(Evaluator, "ahead", lambda _, strategy, *__: asked.append(str(strategy)))
+    Fronts(search).plan(search.fronts[0], first)
+    assert asked
+    assert str(search.strategy(first)) not in asked

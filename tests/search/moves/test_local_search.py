@@ -14,7 +14,7 @@ from search.jobs import begun, layers
 from weft.search.budget import Budget
 from weft.search.evaluation.measures import Longer, Measures
 from weft.search.moves import local_search as module
-from weft.search.moves.local_search import improve
+from weft.search.moves.local_search import LocalSearch, improve
 from weft.search.moves.strategy_move import StrategyMove
 from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy, data_parallel
@@ -104,6 +104,17 @@ def test_the_quickest_pipeline_is_improved_beside_a_best_that_is_none(
     improve(found, 0, Few())
     tried = [each.strategy for each in found.result().tried]
     assert any(each.stages == 2 and each.micro_batches == 1 for each in tried)
+
+
+def test_moves_are_named_by_what_they_go_on_from() -> None:
+    """Not by the best so far, from which they may be far."""
+    found = begun(layers(), "flexflow-k80x2")
+    strategy = _cut(8, replace(data_parallel(), grid=(2,)))
+    found.plan("best", strategy)
+    assert found.best is not None
+    search = LocalSearch(found, Random(0), Few())
+    search.descend("far away; 3 stages", strategy, found.best[2])
+    assert found.best[0].startswith("far away; ")
 
 
 def test_what_takes_longer_is_not_measured() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import inf, log
+from math import inf
 from typing import final
 
 import numpy as np
@@ -74,11 +74,11 @@ class Beginnings:
 
         Of points about as quick, one of few micro-batches: it is planned quickly.
         """
-        kinds, rough = kinds_of(points), np.maximum(self._estimates.rough(points), 1e-12)
-        about = np.trunc(np.log(rough) / log(ABOUT)).astype(np.int64)
-        order = np.lexsort((points.micro_batches, about))
+        kinds, rough = kinds_of(points), self._estimates.rough(points)
+        order = np.lexsort((rough, points.micro_batches))
         for kind in sorted(set(kinds.tolist())):
-            yield points.point(int(order[kinds[order] == kind][0]))
+            quick = rough <= ABOUT * rough[kinds == kind].min()
+            yield points.point(int(order[((kinds == kind) & quick)[order]][0]))
 
     def look_at_smallest(self) -> None:
         """Look at points that take the least memory of data parallel, where the quickest by hand lacks room.
@@ -157,5 +157,6 @@ class Beginnings:
             room = bool(self._state.floors.may_fit(Points.one(point))[0])
             if not room or not self._pace.may_look() or self._estimates.refined(point) is None:
                 return False
-        soon = (2 + ADDED_UP) * self._estimates.seconds_of_plan(point)
+        plans = 2 + (point not in self._state.points)
+        soon = (plans + ADDED_UP) * self._estimates.seconds_of_plan(point)
         return self._state.budget.allows(0, soon / _CHEAPEST)

@@ -14,7 +14,7 @@ from weft.units import Seconds
 
 SLOWER_BEFORE = "far slower in the search that this one starts from, with something else fixed"
 # Before moves from the best, points are planned that should take so many times as long as it at most: by small steps;
-# before these were planned, by floors; and by floors where the step has none.
+# before these were planned, by rough estimate; and by that where the step has none.
 _UNLIKELY, _UNLIKELY_UNSEEN, _UNLIKELY_ROUGH = 1.02, 1.1, 2.0
 # So many times as long as the best: far slower.
 _FAR = 1.1
@@ -117,7 +117,7 @@ class Enumeration:
         """
         point = front.pop_as_it_stands()
         while self._pace.may_look_to_the_end():
-            if self._estimates.refined(point) is None or self._estimates.has_room(point):
+            if self._estimates.has_room(point):
                 return point
             front.put_back(point, self._estimates.seconds(point))
             if not front.has_room():

@@ -36,7 +36,7 @@ class Fronts:
         state.skipped[NO_ROOM] += int((~room).sum())
         points = points.where(room)
         least = floors.least(points)
-        state.least = Seconds(min(state.least, float(least.min(initial=inf))))
+        state.least = Seconds(float(least.min(initial=inf)))
         state.fronts = [
             Frontier(points.where(mask), least[mask], state.estimates)
             for mask in (points.by_hand, ~points.by_hand)
@@ -56,9 +56,9 @@ class Fronts:
     def plan(self, front: Frontier, point: Point) -> None:
         """Plan a point, which is in no front then; other processes plan the next one of a front meanwhile."""
         state = self._state
-        self._plan_ahead(front)
         for each in state.fronts:
             each.take(point)
+        self._plan_ahead(front)
         by_hand = bool(Points.one(point).by_hand[0])
         measures = state.plan(str(point), state.strategy(point), by_hand)
         if isinstance(measures, Measures) and point not in state.points:

@@ -57,7 +57,6 @@ def improve(
     if state.best is None:
         return
     if not Pace(state).affords():
-        state.locality = state.locality or "none was tried: the budget of the search was used up"
         return
     search = LocalSearch(state, Random(seed), neighbours)
     search.descend_from_both_kinds()
@@ -83,8 +82,9 @@ class LocalSearch:
     ) -> None:
         self._state, self._pace, self._random = state, Pace(state), random
         self._neighbours = neighbours or Neighbours(state)
-        self._begun = 0
         self._reached = Strategy()
+        # Of what moves go on from.
+        self._name = ""
 
     @property
     def best(self) -> tuple[Strategy, Measures]:
@@ -93,16 +93,21 @@ class LocalSearch:
         _, strategy, measures = self._state.best
         return strategy, measures
 
+    @property
+    def _best_name(self) -> str:
+        assert self._state.best is not None
+        return self._state.best[0]
+
     def descend_from_both_kinds(self) -> None:
         """Descend from the best, and in half of the time from the quickest with stages, or without, as it has not."""
         other = self._state.of_other_kind() or self._quickest_cut()
         if other is None or other[2].seconds > (1 + NEAR_KIND) * self.best[1].seconds:
-            self.descend(*self.best)
+            self.descend(self._best_name, *self.best)
             return
         with self._pace.until_half():
-            self.descend(*self.best)
+            self.descend(self._best_name, *self.best)
         name, strategy, measures = other
-        self.descend(strategy, measures)
+        self.descend(name, strategy, measures)
         # A move stands among what was tried where it is the best of all only.
         self._state.plan(f"{name}; improved", self._reached)
 
@@ -112,23 +117,32 @@ class LocalSearch:
         bare = replace(strategy, signatures=self._state.facts.base.signatures)
         if strategy.stages:
             return None
-        found = []
+        found, self._name = [], self._best_name
         for change in islice(self._neighbours.cuts(bare), CUTS):
             if not self._pace.affords():
                 break
             other = change.on(bare)
             measures = self._tried(change, other, Seconds((1 + NEAR_KIND) * here.seconds))
             if measures is not None:
-                found.append((change.name, other, measures))
+                found.append((self._named(change), other, measures))
         return min(found, key=lambda each: each[2].seconds, default=None)
 
-    def descend(self, strategy: Strategy, here: Measures) -> bool:
+    def descend(self, name: str, strategy: Strategy, here: Measures) -> bool:
         """Take moves that make a step quicker, until none of all does.
+
+        Args:
+            name: of the strategy.
+            strategy: that is moved from.
+            here: what it takes.
 
         Returns:
             False where the budget ended before.
         """
-        self._begin("descent")
+        self._name = name
+        with self._state.in_chain("descent"):
+            return self._descended(strategy, here)
+
+    def _descended(self, strategy: Strategy, here: Measures) -> bool:
         changes, place, failed = self._neighbours.every(strategy), 0, 0
         self._reached = strategy
         while failed < len(changes):
@@ -147,28 +161,30 @@ class LocalSearch:
                 changes, failed = self._neighbours.every(strategy), 0
         return True
 
-    def _begin(self, kind: str) -> None:
-        """Begin a descent or a chain, under a name of its own in the course of the search."""
-        self._begun += 1
-        self._state.chain = f"{kind} {self._begun}"
-
     def chains(self) -> None:
         """A chain from each start, and descents from what they find; once more where something was found."""
         quiet = 0
         while quiet < ROUNDS and self._pace.affords():
             before = self.best[1].seconds
-            for strategy in starts(self._state, self._neighbours, self._random):
-                self._chain(strategy)
+            for name, strategy in starts(self._state, self._neighbours, self._random):
+                self._chain(name, strategy)
                 if not self._pace.affords():
                     return
             quiet = quiet + 1 if self.best[1].seconds >= before else 0
 
-    def _chain(self, strategy: Strategy) -> None:
+    def _chain(self, name: str, strategy: Strategy) -> None:
         """Metropolis from a strategy; then a descent from the best of the chain, where that is near the best of all."""
-        self._begin("chain")
+        self._name = name
+        with self._state.in_chain("chain"):
+            own = self._drawn(strategy)
+        if own is not None and own[1].seconds <= (1 + NEAR) * self.best[1].seconds:
+            self.descend(name, *own)
+
+    def _drawn(self, strategy: Strategy) -> tuple[Strategy, Measures] | None:
+        """The best of a chain; None where its start has no room."""
         here = self._tried(StrategyMove("start of a chain", _same), strategy, Seconds(float("inf")))
         if here is None:
-            return
+            return None
         own, since = (strategy, here), 0
         while since < PATIENCE and self._pace.affords():
             since += 1
@@ -184,8 +200,7 @@ class LocalSearch:
             strategy, here = other, measures
             if here.seconds < own[1].seconds:
                 own, since = (strategy, here), 0
-        if own[1].seconds <= (1 + NEAR) * self.best[1].seconds:
-            self.descend(*own)
+        return own
 
     def _ahead(
         self, changes: Sequence[StrategyMove], place: int, strategy: Strategy, most: Seconds
@@ -214,17 +229,19 @@ class LocalSearch:
 
     def _tried(self, change: StrategyMove, strategy: Strategy, most: Seconds) -> Measures | None:
         """The measures of a strategy; None where it is refused, takes longer than it may, or has no room."""
-        assert self._state.best is not None
-        name = f"{self._state.best[0].partition('; ')[0]}; {change.name}"
-        found = self._state.move(name, strategy, most)
+        found = self._state.move(self._named(change), strategy, most)
         self._state.tell()
         return found if self._state.fits(found) and found.seconds <= most else None
+
+    def _named(self, change: StrategyMove) -> str:
+        """The name of what a change leads to from where moves go on: the last change stands for all."""
+        return f"{self._name.partition('; ')[0]}; {change.name}"
 
     def proven(self) -> str:
         """Knowledge of moves from the best, in words; descends where one is quicker after all."""
         while True:
             before = str(self.best[0])
-            if not self.descend(*self.best):
+            if not self.descend(self._best_name, *self.best):
                 return f"not all of {len(self._neighbours.every(self.best[0]))} single moves from the best were tried"
             if str(self.best[0]) != before:
                 continue

@@ -15,8 +15,8 @@ from weft.strategy.strategy import Strategy
 FAR = 6
 
 
-def starts(state: SearchState, neighbours: Moves, random: Random) -> Iterator[Strategy]:
-    """A strategy for each chain of a round, those that keep what is fixed.
+def starts(state: SearchState, neighbours: Moves, random: Random) -> Iterator[tuple[str, Strategy]]:
+    """A strategy for each chain of a round, and its name: those that keep what is fixed.
 
     Args:
         state: of the search.
@@ -24,18 +24,19 @@ def starts(state: SearchState, neighbours: Moves, random: Random) -> Iterator[St
         random: draws those away from the best.
     """
     assert state.best is not None
-    yield state.best[1]
+    name, strategy, _ = state.best
+    yield name, strategy
     additive = state.additive()
     if additive is not None:
-        yield additive.cheapest
+        yield name, additive.cheapest
     yield from _by_hand(state)
-    strategy = state.best[1]
+    name, strategy, _ = state.best
     for _ in range(FAR):
         strategy = neighbours.drawn(random, strategy).on(strategy)
-    yield strategy
+    yield name, strategy
 
 
-def _by_hand(state: SearchState) -> Iterator[Strategy]:
+def _by_hand(state: SearchState) -> Iterator[tuple[str, Strategy]]:
     """On all ranks: data parallel, layers split, fully sharded."""
     facts, ranks = state.facts, len(state.evaluator.ranks)
     if hand_only(facts.base) or ranks == 1:
@@ -46,4 +47,4 @@ def _by_hand(state: SearchState) -> Iterator[Strategy]:
     points += [Point(ranks, zero=3)] if points and points[0].data == ranks else []
     for point in points:
         if fits(point, facts.base):
-            yield state.strategy(point)
+            yield str(point), state.strategy(point)

@@ -78,16 +78,17 @@ def nothing_fits(planned: Collection[Planned], most: int | None, left: int) -> s
     """
     held = [(found.memory, name) for name, _, found, _ in planned if isinstance(found, Measures)]
     limit = _bytes(most or 0)
+    time = f", more time or moves for the {left} that were not reached" if left else ""
     if held:
         memory, name = min(held)
-        time = f", more time or moves for the {left} that were not reached" if left else ""
         return (
             f"weft.search: no strategy fits {limit} of memory; the least that was found is {_bytes(memory)} "
             f"({name}): give a larger limit, more devices, or a smaller batch{time}"
         )
     refused = [found.why for _, _, found, _ in planned if isinstance(found, Refused)]
     if refused:
-        return f"weft.search: no strategy can be planned; the first is refused so: {refused[0]}"
+        rest = f"; give{time.removeprefix(',')}" if left else ""
+        return f"weft.search: no strategy that was tried can be planned; the first is refused so: {refused[0]}{rest}"
     return (
         f"weft.search: no strategy fits {limit} of memory: parameters and states alone take more, sharded over "
         "all devices, with what these reserve; give a larger limit or more devices"

@@ -59,7 +59,7 @@ class SearchResult:
     Attributes:
         best: the strategy; `grid` says on how many ranks along each axis.
         simulation: of it, as `weft.simulate` gives it.
-        bound: seconds that each strategy of the space takes at least.
+        bound: seconds that each strategy of the space takes at least; 0 where that is not known.
         tried: the strategies that were planned, the quickest that fit first.
         skipped: numbers of strategies that were not planned, by reason; and of moves that were refused, by the most
             frequent reasons.
@@ -99,7 +99,7 @@ class SearchResult:
         best = next(each for each in self.tried if each.outcome == "best")
         lines = [
             f"best: {best.name}: {1e3 * self.seconds:.3f} ms a step",
-            f"bound: no strategy of the space takes less than {1e3 * self.bound:.3f} ms, {self.gap:.1%} below the best",
+            self._bound_text,
             *([f"layouts: {self.additive}"] if self.additive is not None else []),
             "",
             *map(str, self.tried[:_ROWS]),
@@ -112,6 +112,13 @@ class SearchResult:
         lines += [f"not planned: {count}, {why}" for why, count in self.skipped.items() if count]
         lines += [f"not searched: {each}" for each in self.not_searched]
         return "\n".join(lines)
+
+    @property
+    def _bound_text(self) -> str:
+        if not self.bound:
+            return "bound: none is known where stages are fixed with their ranks"
+        least = f"{1e3 * self.bound:.3f} ms"
+        return f"bound: no strategy of the space takes less than {least}, {self.gap:.1%} below the best"
 
     def to_json(self) -> dict[str, Any]:
         """All but the strategies' entries, as dicts, lists, numbers and texts; seconds and bytes."""

@@ -63,7 +63,7 @@ def fitting(found: Points, base: Strategy) -> Mask:
             mask &= blocks == 0
     if base.grid:
         grid = tuple(base.grid)
-        mask &= np.array([point.grid == grid for point in found])
+        mask &= np.fromiter((point.grid == grid for point in found), np.bool_, len(found))
     return mask
 
 
