@@ -103,7 +103,8 @@ def search(
             Fronts(state).arrange(space_of(facts, every_rank))
             _plan_likely(state, enumeration, partial(improve, state, seed))
         improve(state, seed)
-        for by_hand in (True, False):
+        # Those by hand may leave the first plan to others.
+        for by_hand in (True, False, True):
             enumeration.plan_points(by_hand, likely=False)
         if not state.locality:
             improve(state, seed)

@@ -189,18 +189,22 @@ def test_others_are_better_that_are_quicker_by_small_steps(
     assert Room(search).others_are_better()
 
 
-def test_what_surely_has_room_comes_first_where_time_is_for_one_plan(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Nothing fits so far: of two points that were looked at the quicker one may lack room."""
+def test_what_surely_has_room_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing fits so far: of two points that were looked at the quicker one may lack room, or one is far slower."""
     search = arranged(decoder(8), "h100x2")
     quick, sure = Point(2, micro_batches=2), Point(2)
     for point in (quick, sure):
         search.estimates.refined(point)
     monkeypatch.setattr(Estimates, "has_room", lambda _, point: point == sure)
-    monkeypatch.setattr(type(search.budget), "allows", lambda *_: False)
     assert Room(search).safer(quick) == (search.fronts[0], sure)
     assert Room(search).safer(sure) is None
     assert Room(search).safer(Point(2, zero=1)) is None
-    monkeypatch.setattr(type(search.budget), "allows", lambda *_: True)
+    monkeypatch.setattr(Estimates, "has_room", lambda *_: True)
+    took = {quick: 1.3, sure: 1.0}
+    monkeypatch.setattr(Estimates, "seconds", lambda _, point: took.get(point, 9.0))
+    assert Room(search).safer(quick) == (search.fronts[0], sure)
+    took[quick] = 1.2
+    assert Room(search).safer(quick) is None
+    monkeypatch.setattr(Estimates, "has_room", lambda _, point: point == sure)
+    monkeypatch.setattr(Pace, "in_time", lambda *_: False)
     assert Room(search).safer(quick) is None

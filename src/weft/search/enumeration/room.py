@@ -75,20 +75,20 @@ class Room:
         return known is not None and ABOUT * self._estimates.seconds(known) < seconds
 
     def safer(self, point: Point) -> tuple[Frontier, Point] | None:
-        """Of points that were looked at the quickest with room, in place of one that may lack it.
+        """Of points that were looked at the quickest with room, in place of one that may lack it, or is far slower.
 
-        Only while nothing fits, and where there is no time for plans of both; with the front that it is in.
+        Only while nothing fits; with the front that it is in.
         """
-        estimates, state = self._estimates, self._state
-        if state.best is not None or not estimates.looked_at(point) or estimates.has_room(point):
+        estimates, in_time = self._estimates, self._pace.in_time
+        if self._state.best is not None or not estimates.looked_at(point):
             return None
-        known = ((front, front.known(self._pace.in_time)) for front in state.fronts)
-        found = [(front, each) for front, each in known if each is not None]
+        known = ((front, front.known(in_time)) for front in self._state.fronts)
+        found = [(front, each) for front, each in known if each is not None and in_time(each)]
         if not found:
             return None
         front, quickest = min(found, key=lambda each: estimates.seconds(each[1]))
-        both = map(estimates.seconds_of_plan, (point, quickest))
-        return None if state.budget.allows(0, sum(both)) else (front, quickest)
+        is_far_quicker = ABOUT * estimates.seconds(quickest) < estimates.seconds(point)
+        return (front, quickest) if is_far_quicker or not estimates.has_room(point) else None
 
     def with_blocks_again(self) -> Point | None:
         """Of data parallel with blocks that run again the quickest; None where small steps do not say what it takes.

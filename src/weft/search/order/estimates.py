@@ -177,9 +177,9 @@ class Estimates:
         if limit is None or count < self._blocks or not count:
             return None
         none, every = self.refined(_with_blocks(point, 0)), self.refined(point)
-        if none is None or every is None or not every.memory <= limit < none.memory:
+        if none is None or every is None or not self.has_room(point) or none.memory <= limit:
             return None
-        more = none.memory - self.floors.reserve - self._room
+        more = none.memory - self.floors.reserve - self._room / self._larger(point)
         part = more / (none.memory - every.memory)
         parts = point.stages * point.turns
         fewest = ceil(max(part, 0.0) * self._blocks / parts) * parts
@@ -233,10 +233,16 @@ class Estimates:
 
     def has_room(self, point: Point) -> bool:
         """True for a point that was looked at and should fit: a pipeline also where it takes more than that says."""
-        found, times = self.refined(point), 1.0
-        if point.stages > 1 and point not in self.learned.points:
-            times = _LARGER_THAN_ALIKE if self._pipelines.is_planned(point) else _LARGER
-        return found is not None and times * found.memory <= (self.floors.limit or inf)
+        found = self.refined(point)
+        return found is not None and self._larger(point) * found.memory <= (
+            self.floors.limit or inf
+        )
+
+    def _larger(self, point: Point) -> float:
+        """Times as many bytes as estimated that a point may take."""
+        if point.stages == 1 or point in self.learned.points:
+            return 1.0
+        return _LARGER_THAN_ALIKE if self._pipelines.is_planned(point) else _LARGER
 
     def looked_at(self, point: Point) -> bool:
         """True where nothing has to be planned for a point's estimates."""
