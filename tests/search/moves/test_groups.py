@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from search.jobs import decoder
 from weft.search.moves.groups import edges_of, groups_of, legal_signatures_of
 from weft.search.steps.repeated import repeated_blocks
+from weft.units import ITEM_SIZE
 
 
 def test_a_group_is_one_op_of_every_block() -> None:
@@ -22,7 +25,7 @@ def test_an_edge_is_a_value_from_one_group_to_another() -> None:
     graph, blocks = decoder().graph, repeated_blocks(decoder().modules)
     groups = groups_of(graph, blocks)
     made = {value.name: value for value in graph.values.values()}
-    of = {name: group.calls for group in groups for name in (group.name,)}
+    of = {group.name: group.calls for group in groups}
     for edge in edges_of(graph, groups):
         assert edge.source != edge.target
         readers = [
@@ -32,8 +35,9 @@ def test_an_edge_is_a_value_from_one_group_to_another() -> None:
             node for node in graph.nodes if node.makes and node.makes[0].name in of[edge.source]
         ]
         values = {node.makes[edge.result].name for node in sources}
-        assert any(reader.uses[edge.operand] in values for reader in readers)
-        assert any(made[name].shape for name in values) or edge.size <= 8
+        read = {reader.uses[edge.operand] for reader in readers} & values
+        sizes = {prod(made[name].shape) * ITEM_SIZE[made[name].dtype] for name in read}
+        assert sizes == {edge.size}
 
 
 def test_signatures_are_those_of_the_rule_for_so_many_ranks() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from random import Random
 
 import weft
 from search.jobs import decoder, layers
+from weft.search.moves.groups import GroupEdge
 from weft.search.moves.layouts import LayoutMoves
 from weft.search.steps.repeated import repeated_blocks
 from weft.strategy.strategy import Strategy, data_parallel
@@ -51,13 +53,27 @@ def test_every_single_call_has_its_signatures_in_the_order_of_the_group() -> Non
 
 
 def test_both_ends_of_an_edge_agree_on_what_goes_along_it() -> None:
-    found, random, drawn = moves(), Random(0), 0
-    for _ in range(20):
-        move = found.drawn_along_edge(random)
-        if move is not None:
-            drawn += 1
-            assert len(set(move.on(data_parallel()).signatures.values())) in (1, 2)
-    assert drawn > 10
+    found, random = moves(), Random(0)
+    calls = {group.name: group.calls for group in found.groups}
+    drawn = [move for _ in range(20) if (move := found.drawn_along_edge(random)) is not None]
+    assert len(drawn) > 10
+    for move in drawn:
+        signed = move.on(data_parallel()).signatures
+        ends = [each for each in found.edges if signed.keys() == ends_of(each, calls)]
+        # Of two edges, there and back, one was drawn.
+        assert any(made_and_read(edge, signed) for edge in ends)
+
+
+def ends_of(edge: GroupEdge, calls: Mapping[str, Sequence[str]]) -> set[str]:
+    """The calls of both ends of an edge."""
+    return {*calls[edge.source], *calls[edge.target]}
+
+
+def made_and_read(edge: GroupEdge, signed: Mapping[str, object]) -> bool:
+    """True where what goes along an edge is made as it is read."""
+    _, results = str(signed[edge.source]).split(" -> ")
+    operands, _ = str(signed[edge.target]).split(" -> ")
+    return results.split(", ")[edge.result] == operands.split(", ")[edge.operand]
 
 
 def test_tensors_of_all_blocks_and_single_ones() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +58,6 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
         ("longer", {"a": float("inf")}),
         ("answers", {"a": [10**400, 2, 3, 4]}),
         ("longer", {"a": 10**400}),
-        ("points", [[2, 1, 1, "data", 1, "", 0, False, [1, 2, 3, 4]]]),
-        ("points", [[0, 1, 1, "data", 1, "", 0, False, False, [1, 2, 3, 4]]]),
-        ("points", [[2, 1, 1, "rows", 1, "", 0, False, False, [1, 2, 3, 4]]]),
-        ("points", [[2, 1, 1, "data", 1, "", True, False, False, [1, 2, 3, 4]]]),
-        ("points", [[2, 1, 1, ["data"], 1, "", 0, False, False, [1, 2, 3, 4]]]),
-        ("looks", [[2, 1, 1, "data", 1, "", 0, False, False, None, "soon"]]),
         ("weft search", 0),
         ("weft", "0.0.1"),
     ],
@@ -73,6 +67,36 @@ def test_what_is_none_is_told(tmp_path: Path, entry: str, wrong: Any) -> None:
     RECORD.save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), entry: wrong}))
     with pytest.raises(UserError, match=r"a\.search\.json"):
+        SearchRecord.load(path)
+
+
+def row_of(**changed: object) -> list[object]:
+    """The row of a point, with coordinates that it cannot have."""
+    return [*{**asdict(Point(2)), **changed}.values()]
+
+
+@pytest.mark.parametrize(
+    ("entry", "row", "said"),
+    [
+        ("points", [*row_of()[:-1], [1, 2, 3, 4]], "expected the 12 coordinates of a point"),
+        ("points", [*row_of(data=0), [1, 2, 3, 4]], "expected a point's data, found 0"),
+        ("points", [*row_of(data=True), [1, 2, 3, 4]], "expected a point's data, found True"),
+        ("points", [*row_of(layouts="rows"), [1, 2, 3, 4]], "point's layouts, found 'rows'"),
+        ("points", [*row_of(layouts=["data"]), [1, 2, 3, 4]], r"point's layouts, found \['data'\]"),
+        ("points", [*row_of(schedule="soon"), [1, 2, 3, 4]], "point's schedule, found 'soon'"),
+        ("points", [*row_of(zero=True), [1, 2, 3, 4]], "expected a point's zero, found True"),
+        ("points", [*row_of(outer=0), [1, 2, 3, 4]], "expected a point's outer, found 0"),
+        ("points", [*row_of(recompute=-1), [1, 2, 3, 4]], "a point's recompute, found -1"),
+        ("looks", [*row_of(), None, "soon"], "a number that is not below 0, found 'soon'"),
+    ],
+)
+def test_a_coordinate_that_is_none_is_told(
+    tmp_path: Path, entry: str, row: list[object], said: str
+) -> None:
+    path = tmp_path / "a.search.json"
+    RECORD.save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), entry: [row]}))
+    with pytest.raises(UserError, match=said):
         SearchRecord.load(path)
 
 

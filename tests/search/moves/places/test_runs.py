@@ -46,4 +46,4 @@ def test_runs_of_a_step_are_along_its_units() -> None:
     saved = [each.saved for each in runs]
     assert runs
     assert saved == sorted(saved, reverse=True)
-    assert all(len({each.unit for each in run.weights}) >= 1 for run in runs)
+    assert any(len({each.unit for each in run.weights}) > 1 for run in runs)
