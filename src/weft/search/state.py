@@ -23,11 +23,11 @@ from weft.search.outcome.course import LookedAt
 from weft.search.outcome.outcomes import Planned, not_searched, nothing_fits, rows
 from weft.search.outcome.result import SearchResult
 from weft.search.outcome.why_not import Sources, why_not
-from weft.search.outcome.worth_running import stage_count
 from weft.search.record.learned import Learned
 from weft.search.record.record import SearchRecord
 from weft.search.space.point import Point
 from weft.search.space.points import Points
+from weft.strategy.stages import stage_count
 from weft.strategy.strategy import Strategy
 from weft.units import Seconds
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -77,6 +78,8 @@ def test_micro_batches_in_flight_are_fixed_with_as_many_stages() -> None:
     assert with_fixed(start, Strategy(stages=2)).in_flight is None
     assert with_fixed(start, Strategy(micro_batches=2)).in_flight == (4, 3, 2, 1)
     assert with_fixed(start, base).in_flight == (2, 1)
+    # One stage has none: a plan of it would be refused.
+    assert with_fixed(replace(start, stages=1, in_flight=(2,)), Strategy()).in_flight is None
 
 
 def test_one_stage_is_fixed_too() -> None:

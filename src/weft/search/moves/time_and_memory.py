@@ -9,8 +9,10 @@ from typing import Any
 
 from weft.search.moves.strategy_move import StrategyMove
 from weft.search.space.fixed import with_fitting_in_flight
+from weft.search.space.space import divisors
 from weft.search.steps.repeated import Blocks
 from weft.strategy.parts import SCHEDULES, Zero
+from weft.strategy.stages import stage_count
 from weft.strategy.strategy import Strategy
 
 
@@ -23,21 +25,19 @@ def time_moves(strategy: Strategy, base: Strategy, samples: int) -> Iterator[Str
         samples: of the batch; 0 where it cannot be cut.
     """
     if base.micro_batches == 1:
-        for count in range(1, samples + 1):
-            if samples % count == 0 and count != strategy.micro_batches:
+        for count in divisors(samples):
+            if count != strategy.micro_batches:
                 yield _entry(f"{count} micro-batches", "micro_batches", count)
-    stages = strategy.stages if isinstance(strategy.stages, int) else len(strategy.stages)
-    if base.schedule is None and stages > 1:
+    if base.schedule is None and stage_count(strategy) > 1:
         # With the micro-batches in flight that it gives.
         own = {} if base.in_flight is not None else {"in_flight": None}
         yield _entry("computed schedule", "schedule", None, **own)
         for schedule in SCHEDULES:
             yield _entry(f"schedule {schedule}", "schedule", schedule, **own)
     if strategy.grid and not base.stages and isinstance(strategy.stages or 1, int):
-        for count in range(1, strategy.grid[0] + 1):
-            if strategy.grid[0] % count == 0:
-                found = {"stages": count if count > 1 else ()}
-                yield StrategyMove(f"{count} stages", partial(_staged, found, base))
+        for count in divisors(strategy.grid[0]):
+            found = {"stages": count if count > 1 else ()}
+            yield StrategyMove(f"{count} stages", partial(_staged, found, base))
 
 
 def in_flight_moves(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from weft.search.outcome.result import Tried
+from weft.strategy.stages import stage_count
 from weft.strategy.strategy import Strategy
 
 # What decides which costs a step's time hangs on: its stages, micro-batches, their order, and the axes of its grid.
@@ -98,9 +99,3 @@ def _others(fit: Sequence[Tried], taken: Sequence[Tried], bare: Tried | None) ->
 def _kind(strategy: Strategy) -> _Kind:
     axes = sum(size > 1 for size in strategy.grid)
     return stage_count(strategy), strategy.micro_batches, strategy.schedule, axes
-
-
-def stage_count(strategy: Strategy) -> int:
-    """The number of stages; 1 where nothing says any."""
-    stages = strategy.stages
-    return stages if isinstance(stages, int) else max(len(stages), 1)

@@ -15,6 +15,7 @@ from weft.search.space.points import Mask, Points
 from weft.search.space.space import Sizes, points, ranks_used
 from weft.search.steps.facts import StepFacts
 from weft.strategy.sharding import highest_level, zero_axis
+from weft.strategy.stages import stage_count
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import LAYOUTS
 from weft.units import counted
@@ -162,7 +163,6 @@ def with_fixed(start: Strategy, base: Strategy) -> Strategy:
 
 def with_fitting_in_flight(strategy: Strategy, base: Strategy) -> Strategy:
     """A strategy whose micro-batches in flight are fixed, or of as many stages as it has."""
-    count = strategy.stages if isinstance(strategy.stages, int) else len(strategy.stages)
-    given = strategy.in_flight
-    fits = given is None or base.in_flight is not None or len(given) == count
+    count, given = stage_count(strategy), strategy.in_flight
+    fits = given is None or base.in_flight is not None or len(given) == count > 1
     return strategy if fits else replace(strategy, in_flight=None)

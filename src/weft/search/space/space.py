@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
@@ -66,10 +66,10 @@ def points(sizes: Sizes) -> Points:
 
 
 def _of_ranks(sizes: Sizes, ranks: int) -> Iterator[Ints]:
-    for stages in _divisors(ranks):
+    for stages in divisors(ranks):
         if stages > max(sizes.blocks, 1) and stages != sizes.stages:
             continue
-        for tensor in _divisors(ranks // stages):
+        for tensor in divisors(ranks // stages):
             data = ranks // stages // tensor
             fits = _in_time(sizes, data)
             for turns in _turns(sizes.blocks, stages):
@@ -93,12 +93,12 @@ def _in_time(sizes: Sizes, data: int) -> tuple[int, ...]:
     )
 
 
-def _turns(blocks: int, stages: int) -> list[int]:
+def _turns(blocks: int, stages: int) -> Sequence[int]:
     """Numbers of parts of a pipeline that each group of ranks may run: of equally many blocks, where these can be."""
     if stages == 1:
         return [1]
     most = blocks // stages
-    return _divisors(most) if blocks % stages == 0 else [1, *_powers(most)]
+    return divisors(most) if blocks % stages == 0 else [1, *_powers(most)]
 
 
 def _schedules(stages: int, turns: int) -> tuple[str, ...]:
@@ -145,8 +145,10 @@ def _ways(sizes: Sizes, data: int, tensor: int, stages: int) -> Iterator[tuple[L
             yield "sequence", outer
 
 
-def _divisors(number: int) -> list[int]:
-    return [each for each in range(1, number + 1) if number % each == 0]
+@cache
+def divisors(number: int) -> Sequence[int]:
+    """The divisors of a number, the least first; none of 0."""
+    return tuple(each for each in range(1, number + 1) if number % each == 0)
 
 
 def _powers(most: int) -> list[int]:
@@ -159,7 +161,7 @@ def ranks_used(devices: int, stages: int = 1) -> tuple[int, ...]:
 
     Where none of them can be so many stages, also the most that can.
     """
-    found = _divisors(devices)
+    found = divisors(devices)
     if all(each % stages for each in found) and devices >= stages:
-        found = sorted([*found, devices - devices % stages])
+        found = sorted((*found, devices - devices % stages))
     return tuple(reversed(found))
