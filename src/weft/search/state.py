@@ -170,7 +170,7 @@ class SearchState:
         found = self.evaluator.of(strategy)
         self._note_time(key, strategy, known)
         self._keys.add(key)
-        self._tried[key] = name, strategy, found, by_hand
+        self._tried[key] = Planned(name, strategy, found, by_hand)
         if self.fits(found) and found.seconds < self.quickest:
             self._take(found, key, strategy)
         self._note_course(found)
@@ -210,7 +210,7 @@ class SearchState:
         self._moves.add(key)
         self._keys.add(key)
         if self.fits(found) and found.seconds < self.quickest:
-            self._tried.setdefault(key, (name, strategy, found, False))
+            self._tried.setdefault(key, Planned(name, strategy, found, by_hand=False))
             self._take(found, key, strategy)
         self._note_course(found)
         return found

@@ -24,9 +24,9 @@ from weft.search.enumeration.beginnings import Beginnings
 from weft.search.enumeration.room import Room
 from weft.search.evaluation.measures import key_of
 from weft.search.order.estimates import Estimates
-from weft.search.outcome.why_not import kinds_of
 from weft.search.pace import Pace
 from weft.search.record.learned import Learned
+from weft.search.space.kinds import kinds_of
 from weft.search.space.point import Point
 from weft.search.space.points import Points
 from weft.search.state import SearchState

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from weft.search.evaluation.measures import Measures, Refused
-from weft.search.outcome.why_not import KINDS, Sources, kinds_of, why_not
+from weft.search.outcome.why_not import Sources, why_not
 from weft.search.space.point import Point
 from weft.search.space.points import Points
 from weft.units import Bytes, Seconds
@@ -68,16 +68,3 @@ def test_the_quickest_that_may_have_room_stands_for_what_is_not_known() -> None:
     ]
     two = Points.of([Point(8, 2, layouts="columns", zero=1), Point(4, 4, layouts="columns")])
     assert [each.name for each in why_not(two, BEST, known)] == ["data 4, tensor 4"]
-
-
-def test_all_points_by_hand_have_a_kind() -> None:
-    schedules = {
-        "gpipe": "GPipe",
-        "1f1b": "1F1B",
-        "interleaved": "interleaved",
-        "zero_bubble": "zero bubble",
-    }
-    piped = [Point(1, stages=2, micro_batches=4, schedule=schedule) for schedule in schedules]
-    points = Points.of([*piped, Point(1, 2, layouts="sequence"), Point(2, zero=2)])
-    found = [KINDS[number] for number in kinds_of(points)]
-    assert found == [*schedules.values(), "Megatron grid", "ZeRO 2"]

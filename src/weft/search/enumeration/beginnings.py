@@ -13,9 +13,9 @@ from weft.search.bounds.additive import additive_part
 from weft.search.enumeration.fronts import Fronts
 from weft.search.enumeration.room import ABOUT, Room
 from weft.search.evaluation.measures import Measures, key_of
-from weft.search.outcome.why_not import kinds_of
 from weft.search.pace import Pace
 from weft.search.space.fixed import fits
+from weft.search.space.kinds import kinds_of
 from weft.search.space.point import Point
 from weft.search.space.points import Points
 from weft.search.state import ADDED_UP, SearchState

@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TypeAlias
+from typing import NamedTuple, final
 
-from weft.search.evaluation.measures import Measures, Refused
+from weft.search.evaluation.measures import Answer, Measures, Refused
 from weft.search.outcome.result import Outcome, Tried
 from weft.search.outcome.terms import loses_by, too_much
 from weft.strategy.strategy import Strategy
 from weft.units import bytes_text
 
-# The name of a strategy, the strategy, what it takes, and whether people write such by hand.
-Planned: TypeAlias = tuple[str, Strategy, Measures | Refused, bool]
+
+@final
+class Planned(NamedTuple):
+    """A strategy that a search planned.
+
+    Attributes:
+        name: of it, in words.
+        strategy: as it was planned.
+        answer: its measures, or why it was refused.
+        by_hand: true where people write such strategies without a search.
+    """
+
+    name: str
+    strategy: Strategy
+    answer: Answer
+    by_hand: bool
 
 
 _NOT_SEARCHED = (
@@ -33,26 +47,26 @@ def not_searched(statistics: bool) -> tuple[str, ...]:
     return (*_NOT_SEARCHED, _OF_EACH) if statistics else _NOT_SEARCHED
 
 
-def rows(planned: Collection[Planned], best: str, limit: int | None) -> tuple[Tried, ...]:
+def rows(planned: Collection[Planned], best_text: str, limit: int | None) -> tuple[Tried, ...]:
     """The rows of strategies that were planned, the quickest that fit first.
 
     Args:
         planned: all.
-        best: the best of them, as text.
+        best_text: the best of them, as text.
         limit: bytes of memory.
     """
-    (least,) = (each[2] for each in planned if str(each[1]) == best)
-    assert isinstance(least, Measures)
-    return tuple(sorted((_row(each, best, least, limit) for each in planned), key=_place))
+    (best,) = (each.answer for each in planned if str(each.strategy) == best_text)
+    assert isinstance(best, Measures)
+    return tuple(sorted((_row(each, best_text, best, limit) for each in planned), key=_place))
 
 
-def _row(each: Planned, best: str, least: Measures, limit: int | None) -> Tried:
+def _row(each: Planned, best_text: str, best: Measures, limit: int | None) -> Tried:
     name, strategy, found, by_hand = each
     if isinstance(found, Refused):
         return Tried(name, strategy, "refused", None, None, found.why, by_hand)
     outcome: Outcome = "slower" if limit is None or found.memory <= limit else "does not fit"
-    outcome = "best" if str(strategy) == best else outcome
-    why = _why(outcome, found, least, limit or 0)
+    outcome = "best" if str(strategy) == best_text else outcome
+    why = _why(outcome, found, best, limit or 0)
     return Tried(name, strategy, outcome, found.seconds, found.memory, why, by_hand)
 
 
@@ -76,7 +90,9 @@ def nothing_fits(planned: Collection[Planned], most: int | None, left: int) -> s
         most: bytes of memory.
         left: how many others were not reached.
     """
-    held = [(found.memory, name) for name, _, found, _ in planned if isinstance(found, Measures)]
+    held = [
+        (each.answer.memory, each.name) for each in planned if isinstance(each.answer, Measures)
+    ]
     limit = _bytes(most or 0)
     time = f", more time or moves for the {left} that were not reached" if left else ""
     if held:
@@ -85,7 +101,7 @@ def nothing_fits(planned: Collection[Planned], most: int | None, left: int) -> s
             f"weft.search: no strategy fits {limit} of memory; the least that was found is {_bytes(memory)} "
             f"({name}): give a larger limit, more devices, or a smaller batch{time}"
         )
-    refused = [found.why for _, _, found, _ in planned if isinstance(found, Refused)]
+    refused = [each.answer.why for each in planned if isinstance(each.answer, Refused)]
     if refused:
         rest = f"; give{time.removeprefix(',')}" if left else ""
         return f"weft.search: no strategy that was tried can be planned; the first is refused so: {refused[0]}{rest}"

@@ -11,8 +11,9 @@ import numpy as np
 
 from weft.search.evaluation.measures import Measures, Refused
 from weft.search.outcome.terms import loses_by, too_much
+from weft.search.space.kinds import KINDS, kinds_of
 from weft.search.space.point import Point
-from weft.search.space.points import SCHEDULES, Floats, Ints, Points
+from weft.search.space.points import Floats, Points
 from weft.units import Bytes, Seconds
 
 # How well the figures are known: of the whole plan; on a line through plans of few blocks; no plan takes less.
@@ -80,26 +81,6 @@ def why_not(points: Points, best: Measures, sources: Sources) -> tuple[WhyNot, .
     kinds = kinds_of(points)
     every = ((kind, points.where(kinds == number)) for number, kind in enumerate(KINDS))
     return tuple(_of_kind(kind, own, best, sources) for kind, own in every if len(own))
-
-
-# The kinds of strategies that people write by hand.
-_SCHEDULES = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved": "interleaved",
-    "zero_bubble": "zero bubble",
-}
-KINDS = (
-    *("data parallel", "ZeRO 1", "ZeRO 2", "ZeRO 3"),
-    *("Megatron grid", *_SCHEDULES.values()),
-)
-
-
-def kinds_of(points: Points) -> Ints:
-    """The kinds of strategies that people write by hand, by their numbers in `KINDS`."""
-    staged = [KINDS.index(_SCHEDULES.get(name, "Megatron grid")) for name in SCHEDULES]
-    alone = np.where(points.laid("data"), points.zero, KINDS.index("Megatron grid"))
-    return np.where(points.stages > 1, np.array(staged)[points.schedule], alone)
 
 
 def _of_kind(kind: str, points: Points, best: Measures, sources: Sources) -> WhyNot:
