@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from weft.errors import InternalError, WeftError
+from weft.errors import InternalError
 from weft.ir import LogicalGraph, verify
 from weft.ir.logical import Call, Input, Node, Output, Ref, Update
 from weft.planning.stored_step import StoredStep
@@ -32,9 +32,12 @@ def with_fewer_blocks(step: StoredStep, count: int) -> StoredStep | None:
     renamed = _renamed(step.graph, spans, gone)
     if renamed is None:
         return None
+    graph = _without(step.graph, blocks, spans, gone, renamed)
+    if graph is None:
+        return None
     try:
-        graph = verify(_without(step.graph, blocks, spans, gone, renamed))
-    except (WeftError, InternalError, KeyError):
+        verify(graph)
+    except InternalError:  # something reads of a block that is left out what nothing stands for
         return None
     modules = tuple(path for path in step.modules if blocks.of(path) not in gone)
     return replace(step, graph=graph, modules=modules)
@@ -58,7 +61,8 @@ def _renamed(graph: LogicalGraph, spans: Spans, gone: range) -> dict[str, str] |
 
 def _without(
     graph: LogicalGraph, blocks: Blocks, spans: Spans, gone: range, renamed: dict[str, str]
-) -> LogicalGraph:
+) -> LogicalGraph | None:
+    """The graph without the calls and variables of some blocks; None where an update reads what they made."""
     left_out = {number for block in gone for number in spans.forward[block]}
     if spans.backward:
         left_out |= {number for block in gone for number in spans.backward[block]}
@@ -74,11 +78,13 @@ def _without(
     nodes = [node for number, node in enumerate(graph.nodes) if stays(number, node)]
     made = {value.name for node in nodes for value in node.makes}
     names = {name: other for name, other in renamed.items() if name not in made}
-    return graph.with_nodes(_reading(node, names) for node in nodes)
+    read = [_reading(node, names) for node in nodes]
+    whole = [node for node in read if node is not None]
+    return graph.with_nodes(whole) if len(whole) == len(read) else None
 
 
-def _reading(node: Node, names: dict[str, str]) -> Node:
-    """A node that reads other values."""
+def _reading(node: Node, names: dict[str, str]) -> Node | None:
+    """A node that reads other values; None for one that is no call or output."""
     if names.keys().isdisjoint(node.uses):
         return node
     if isinstance(node, Call):
@@ -86,7 +92,7 @@ def _reading(node: Node, names: dict[str, str]) -> Node:
         return replace(node, args=_argument(node.args, names), kwargs=kwargs)
     if isinstance(node, Output):
         return replace(node, value=_argument(node.value, names))
-    raise KeyError(f"{node} reads a value of a block that is left out")
+    return None
 
 
 def _argument(arg: Any, names: dict[str, str]) -> Any:
