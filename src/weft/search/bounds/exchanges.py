@@ -37,6 +37,7 @@ class Exchanges:
 
     facts: StepFacts
     _seconds: dict[object, float] = field(default_factory=dict, repr=False)
+    _bytes: dict[object, float] = field(default_factory=dict, repr=False)
     _grouped: dict[object, list[tuple[int, ...]]] = field(default_factory=dict, repr=False)
 
     def reduction(self, points: Points, least: bool = False) -> Floats:
@@ -58,7 +59,7 @@ class Exchanges:
     def _reduced(self, point: Point, least: bool) -> float:
         kind: CollectiveKind = "reduce_scatter" if point.zero else "all_reduce"
         key = point.layouts == "data", kind, least
-        size = once(self._seconds, ("bytes", *key), lambda: self._gradients(*key))
+        size = once(self._bytes, key, lambda: self._gradients(*key))
         size /= point.tensor * point.stages
         return self._collective(kind, Bytes(int(size)), point, along_data=True)
 

@@ -22,6 +22,8 @@ from weft.strategy.strategy import Strategy
 
 # The part of a step that ranks wait, from which on places come first.
 _WORTH = 0.01
+# The part of drawn moves that sign both ends of an edge: two single moves seldom meet on what goes along it.
+_ALONG_EDGE = 0.25
 
 
 class Moves(Protocol):
@@ -102,7 +104,8 @@ class Neighbours:
 
     def drawn(self, random: Random, strategy: Strategy) -> StrategyMove:
         """A move: of one family like of the others, or along an edge."""
-        along = self._layouts(strategy).drawn_along_edge(random) if random.random() < 0.25 else None
+        draws = random.random() < _ALONG_EDGE
+        along = self._layouts(strategy).drawn_along_edge(random) if draws else None
         families = [family for family in self.families(strategy) if family]
         return along or random.choice(random.choice(families))
 
@@ -135,7 +138,10 @@ class Neighbours:
     def _planned_in_flight(self, strategy: Strategy) -> tuple[int, ...]:
         try:
             compiled = self._evaluator.compiled(strategy)
-        except (UserError, InternalError):
+        except (
+            UserError,
+            InternalError,
+        ):  # it has no plan, and so no such moves; planned itself, it is refused
             return ()
         plans = compiled.schedule.plans
         return tuple(

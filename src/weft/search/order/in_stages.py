@@ -16,12 +16,14 @@ from weft.search.space.point import Point
 from weft.search.space.points import Points
 from weft.units import Bytes, Seconds
 
-# The part of a pipeline's bubble that is left where other orders, or gradients of weights apart, fill it (on paper they
-# fill it whole); parts in turn exchange more in it.
+# Times a pipeline's bubble that counts: other orders, and gradients of weights apart, fill a part of it (on paper all);
+# parts in turn exchange more in it.
 _BUBBLE = {"": 0.7, "zero_bubble": 0.7, "interleaved": 2.0}
 # Times as long as without tensor parallelism that steps of pipelines take beside their small steps, which overlap sums
 # of one micro-batch with work of others; and once more where gradients of weights are apart.
 _TENSOR, _TENSOR_APART = 1.07, 1.1
+# The part of a step by which each further part of a rank makes it longer, since it is one more exchange.
+_TURN = 0.005
 # The schedule, whether layers are cut, blocks run again or wait, parameters are gathered for each use, and ranks have
 # several parts.
 _Kind: TypeAlias = tuple[str, bool, bool, bool, bool]
@@ -122,4 +124,4 @@ def _longer(point: Point) -> float:
     """Times as long in stages as small steps say: parts in turn exchange more."""
     apart = _TENSOR_APART if point.schedule == "zero_bubble" else 1.0
     sums = _TENSOR * apart if point.tensor > 1 else 1.0
-    return sums * (1 + 0.005 * (point.turns - 1))
+    return sums * (1 + _TURN * (point.turns - 1))

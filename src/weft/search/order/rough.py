@@ -30,6 +30,14 @@ _FREE = 1.1
 # Times as long as by these terms that uneven samples are thought to take: where a step joins them with another
 # dimension, such as tokens, their shards cannot stay as they are.
 _UNEVEN = 2.0
+# The part of the seconds of sums that counts where positions are split between layers: other calls hide some of what
+# each becomes, a reduction to shards and a gather.
+_SEQUENCE = 0.7
+# The part of its work behind which a rank hides the exchange of gradients: about that of the backward that follows the
+# first of them.
+_HIDING = 0.5
+# The part of that exchange that nothing hides, at least: the last gradients come when the backward has ended.
+_EXPOSED = 0.05
 
 
 @final
@@ -111,14 +119,14 @@ class RoughEstimates:
 
         Layouts that deduction finds are seldom better than the batch split over all ranks.
         """
-        times, points = np.where(_is_wide(points), _FREE, 1.0), _by_hand(points)
+        times, points = np.where(_is_wide(points), _FREE, 1.0), _as_data_parallel(points)
         work, exchanges = self.floors.work, self.floors.exchanges
-        waiting = exchanges.sums(points) * np.where(points.laid("sequence"), 0.7, 1.0)
+        waiting = exchanges.sums(points) * np.where(points.laid("sequence"), _SEQUENCE, 1.0)
         reduced = exchanges.reduction(points) * _times_reduced(points)
         busy = work.busy(points) * points.unevenness(self.floors.facts.samples) + self._sent(points)
         late = (points.stages - 1) / (points.micro_batches * points.turns)
         even = busy * (work.unevenness(points) + late)
-        exposed = np.maximum(reduced - busy / 2, 0.05 * reduced)
+        exposed = np.maximum(reduced - _HIDING * busy, _EXPOSED * reduced)
         found: Floats = times * (even + waiting + exposed + work.updates_again(points))
         return found
 
@@ -132,7 +140,7 @@ class RoughEstimates:
 
     def memory(self, points: Points) -> Floats:
         """Bytes that a rank takes about, beside what its device reserves."""
-        points = _by_hand(points)
+        points = _as_data_parallel(points)
         m, s, facts = points.micro_batches, points.stages, self.floors.facts
         flying = np.where(points.scheduled("gpipe"), m, np.minimum(s, m))
         count = facts.blocks.count if facts.blocks is not None else 1
@@ -159,7 +167,7 @@ class RoughEstimates:
         return 1 - facts.kept_again / max(facts.kept, 1)
 
 
-def _by_hand(points: Points) -> Points:
+def _as_data_parallel(points: Points) -> Points:
     """With the batch split over all ranks in place of layouts that deduction finds."""
     wide = _is_wide(points)
     rows = points.laid_as("free", "data").rows

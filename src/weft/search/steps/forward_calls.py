@@ -45,9 +45,10 @@ class ForwardCalls:
 
     def parameters(self, calls: Collection[int]) -> Bytes:
         """Bytes of the parameters that only these calls read."""
+        own = frozenset(calls)
         read = {name for call in calls for name in self.uses[call] & self.held}
-        own = (name for name in read if self.readers[name] <= frozenset(calls))
-        return Bytes(sum(self.sizes[name] for name in own))
+        alone = (name for name in read if self.readers[name] <= own)
+        return Bytes(sum(self.sizes[name] for name in alone))
 
     def moved(self, calls: Collection[int]) -> Bytes:
         """Bytes that these calls read of others and modules of them, in the forward.

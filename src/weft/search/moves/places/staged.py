@@ -104,7 +104,10 @@ class StageMoves:
     def _named_anew(self, strategy: Strategy) -> Strategy | None:
         try:
             compiled = self.evaluator.compiled(strategy)
-        except (UserError, InternalError):
+        except (
+            UserError,
+            InternalError,
+        ):  # it has no plan, and so no such moves; planned itself, it is refused
             return None
         return with_named_stages(strategy, compiled, self.facts.blocks)
 
