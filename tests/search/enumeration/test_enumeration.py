@@ -174,7 +174,7 @@ def test_points_that_come_out_are_planned_or_counted(
 
 
 def test_those_that_are_unlikely_wait_for_moves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By floors those that take twice as long as the best; all where none are left out for moves."""
+    """By rough estimates those that take twice as long as the best; all where none are left out for moves."""
     search = arranged(decoder(2), "h100x2", base=FEW)
     points = Enumeration(search)
     Fronts(search).plan(search.fronts[0], Point(2))

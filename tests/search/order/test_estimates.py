@@ -17,7 +17,7 @@ from weft.search.space.points import Points
 from weft.units import Bytes, Seconds
 
 # Above what the device reserves. Of all points with ZeRO 3 those of `MICRO` should take the least without recompute:
-# 291 kB by floors, 315 by small steps.
+# 291 kB by rough estimates, 315 by small steps.
 LIMIT = 310_000
 RESERVE = begun(decoder(8), "h100x2").floors.reserve
 NOTHING = Seconds(0.0), Seconds(0.0)
@@ -37,7 +37,7 @@ def test_points_that_take_more_by_small_steps_have_no_room() -> None:
 
 
 def test_points_alike_are_corrected_by_the_bytes_of_one() -> None:
-    """One that takes more than floors say: one of the same layouts and ZeRO has no room either, another has."""
+    """One that takes more than rough estimates: one of the same layouts and ZeRO has no room either, another has."""
     estimates = crowded(400_000)
     alike, other = Point(2, zero=3), Point(1, tensor=2, layouts="columns")
     assert estimates.may_have_room(alike)
@@ -48,7 +48,7 @@ def test_points_alike_are_corrected_by_the_bytes_of_one() -> None:
 
 
 def test_points_with_all_blocks_again_stand_for_those_with_as_few_as_give_room() -> None:
-    """In order, not in the plan: by floors and, once they were looked at, by small steps."""
+    """In order, not in the plan: by rough estimates and, once they were looked at, by small steps."""
     estimates, every = crowded(LIMIT), replace(MICRO, recompute=8)
     alone = begun(decoder(8), "h100x2").estimates
     none, least = alone.rough_of(MICRO), alone.rough_of(every)

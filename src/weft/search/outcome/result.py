@@ -121,7 +121,11 @@ class SearchResult:
         return f"bound: no strategy of the space takes less than {least}, {self.gap:.1%} below the best"
 
     def to_json(self) -> dict[str, Any]:
-        """All but the strategies' entries, as dicts, lists, numbers and texts; seconds and bytes."""
+        """As dicts, lists, numbers and texts; seconds and bytes.
+
+        Left out are the strategies themselves, the best among them, the course and the record; of the additive part
+        there is its gap.
+        """
         return {
             "simulation": self.simulation.to_json(),
             "bound": self.bound,
