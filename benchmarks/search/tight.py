@@ -17,18 +17,20 @@ from weft.planning.stored_step import StoredStep
 
 # A limit is so many times what a strategy takes.
 _ABOVE = 1.001
+# Of strategies whose bytes differ by less than so many times, the slower one is no smaller.
+_SMALLER = 1.001
 
 
 @final
 class Work(NamedTuple):
-    """A step on a machine, and what its strategies by hand are written with."""
+    """A step on a machine, and what its strategies by hand are written with; `base` has the step's precision."""
 
     make: Callable[[], weft.Job]
     topology: str
     shape: Shape
     blocks: int
     samples: int
-    precision: weft.Strategy | None = None
+    base: weft.Strategy | None = None
 
 
 WORKS = {
@@ -56,7 +58,7 @@ def trials() -> list[Trial]:
 
 def _tight(name: str, seconds: float) -> Sequence[Finding]:
     work = WORKS[name]
-    step = stored(work.make(), work.precision)
+    step = stored(work.make(), work.base)
     hands = _fastest(step, work)
     return [_one(name, step, work.topology, hands, hand, seconds) for hand in hands]
 
@@ -89,7 +91,7 @@ def _fastest(step: StoredStep, work: Work) -> list[Hand]:
             found.append(one)
     best = list[Hand]()
     for one in sorted(found, key=lambda each: (each.seconds, each.memory)):
-        if not best or one.memory < best[-1].memory / _ABOVE:
+        if not best or one.memory < best[-1].memory / _SMALLER:
             best.append(one)
     return best
 
