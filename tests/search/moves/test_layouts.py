@@ -11,6 +11,7 @@ from weft.search.moves.groups import GroupEdge
 from weft.search.moves.layouts import LayoutMoves
 from weft.search.steps.repeated import repeated_blocks
 from weft.strategy.strategy import Strategy, data_parallel
+from weft.strategy.text import signature_sides
 
 
 def moves(base: Strategy = Strategy(), grid: tuple[int, ...] = (2,)) -> LayoutMoves:  # noqa: B008 (frozen)
@@ -71,9 +72,9 @@ def ends_of(edge: GroupEdge, calls: Mapping[str, Sequence[str]]) -> set[str]:
 
 def made_and_read(edge: GroupEdge, signed: Mapping[str, object]) -> bool:
     """True where what goes along an edge is made as it is read."""
-    _, results = str(signed[edge.source]).split(" -> ")
-    operands, _ = str(signed[edge.target]).split(" -> ")
-    return results.split(", ")[edge.result] == operands.split(", ")[edge.operand]
+    _, results = signature_sides(str(signed[edge.source]))
+    operands, _ = signature_sides(str(signed[edge.target]))
+    return results[edge.result] == operands[edge.operand]
 
 
 def test_tensors_of_all_blocks_and_single_ones() -> None:
