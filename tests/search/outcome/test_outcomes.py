@@ -59,7 +59,11 @@ def test_where_nothing_fits_the_least_is_named() -> None:
 
 def test_where_all_are_refused_the_first_reason_is_said() -> None:
     two = planned("one", 1, Refused("no such axis")), planned("two", 2, Refused("no rule"))
-    assert nothing_fits(two, None, 3).endswith("the first is refused so: no such axis")
+    said = "the first is refused so: no such axis"
+    assert nothing_fits(two, None, 0).endswith(said)
+    assert nothing_fits(two, None, 3).endswith(
+        f"{said}; give more time or moves for the 3 that were not reached"
+    )
     assert "parameters and states alone take more" in nothing_fits((), 2**20, 3)
 
 
