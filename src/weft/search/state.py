@@ -20,7 +20,7 @@ from weft.search.order.estimates import Estimates
 from weft.search.order.frontier import Frontier
 from weft.search.order.lines import Lines
 from weft.search.outcome.course import LookedAt
-from weft.search.outcome.outcomes import Planned, not_searched, nothing_fits, rows
+from weft.search.outcome.outcomes import PlannedStrategy, not_searched, nothing_fits, rows
 from weft.search.outcome.result import SearchResult
 from weft.search.outcome.why_not import Sources, why_not
 from weft.search.record.learned import Learned
@@ -89,7 +89,7 @@ class SearchState:
         self.until, self.chain, self.locality = 1.0, POINTS, ""
         self._begun = 0
         self._refused = Counter[str]()
-        self._tried: dict[str, Planned] = {}
+        self._tried: dict[str, PlannedStrategy] = {}
         # With all that its plan says, where it was made here. One tuple: Ctrl-C may come between two assignments.
         self._best: tuple[Seconds, str, Whole | None] | None = None
         # Strategies that moves led to, and those that an earlier search knew, as text.
@@ -170,7 +170,7 @@ class SearchState:
         found = self.evaluator.of(strategy)
         self._note_time(key, strategy, known)
         self._keys.add(key)
-        self._tried[key] = Planned(name, strategy, found, by_hand)
+        self._tried[key] = PlannedStrategy(name, strategy, found, by_hand)
         if self.fits(found) and found.seconds < self.quickest:
             self._take(found, key, strategy)
         self._note_course(found)
@@ -210,7 +210,7 @@ class SearchState:
         self._moves.add(key)
         self._keys.add(key)
         if self.fits(found) and found.seconds < self.quickest:
-            self._tried.setdefault(key, Planned(name, strategy, found, by_hand=False))
+            self._tried.setdefault(key, PlannedStrategy(name, strategy, found, by_hand=False))
             self._take(found, key, strategy)
         self._note_course(found)
         return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.search.evaluation.measures import Answer, Measures, Refused
-from weft.search.outcome.outcomes import Planned, not_searched, nothing_fits, rows
+from weft.search.outcome.outcomes import PlannedStrategy, not_searched, nothing_fits, rows
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
 
@@ -12,8 +12,10 @@ def measures(seconds: float, memory: int, exposed: float = 0.0, idle: float = 0.
     return Measures(Seconds(seconds), Bytes(memory), Seconds(exposed), Seconds(idle))
 
 
-def planned(name: str, micro_batches: int, answer: Answer, by_hand: bool = False) -> Planned:
-    return Planned(name, Strategy(micro_batches=micro_batches), answer, by_hand)
+def planned(
+    name: str, micro_batches: int, answer: Answer, by_hand: bool = False
+) -> PlannedStrategy:
+    return PlannedStrategy(name, Strategy(micro_batches=micro_batches), answer, by_hand)
 
 
 BEST = planned("best", 1, measures(1.0, 10**9))

@@ -13,7 +13,7 @@ from weft.units import bytes_text
 
 
 @final
-class Planned(NamedTuple):
+class PlannedStrategy(NamedTuple):
     """A strategy that a search planned.
 
     Attributes:
@@ -47,7 +47,9 @@ def not_searched(statistics: bool) -> tuple[str, ...]:
     return (*_NOT_SEARCHED, _OF_EACH) if statistics else _NOT_SEARCHED
 
 
-def rows(planned: Collection[Planned], best_text: str, limit: int | None) -> tuple[Tried, ...]:
+def rows(
+    planned: Collection[PlannedStrategy], best_text: str, limit: int | None
+) -> tuple[Tried, ...]:
     """The rows of strategies that were planned, the quickest that fit first.
 
     Args:
@@ -60,7 +62,7 @@ def rows(planned: Collection[Planned], best_text: str, limit: int | None) -> tup
     return tuple(sorted((_row(each, best_text, best, limit) for each in planned), key=_place))
 
 
-def _row(each: Planned, best_text: str, best: Measures, limit: int | None) -> Tried:
+def _row(each: PlannedStrategy, best_text: str, best: Measures, limit: int | None) -> Tried:
     name, strategy, found, by_hand = each
     if isinstance(found, Refused):
         return Tried(name, strategy, "refused", None, None, found.why, by_hand)
@@ -82,7 +84,7 @@ def _place(tried: Tried) -> tuple[int, float, str]:
     return order[tried.outcome], tried.seconds or 0.0, tried.name
 
 
-def nothing_fits(planned: Collection[Planned], most: int | None, left: int) -> str:
+def nothing_fits(planned: Collection[PlannedStrategy], most: int | None, left: int) -> str:
     """The message where no strategy that was planned has room.
 
     Args:
