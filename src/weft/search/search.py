@@ -205,11 +205,14 @@ def _plan_likely(state: SearchState, enumeration: Enumeration, move: Callable[[]
     enumeration.plan_points(True, likely=True)
     # Others come first where those by hand lack room, or are slower, as small steps say it; else moves.
     others = partial(enumeration.plan_points, False, likely=True)
-    first, second = (others, move) if Room(state).others_are_better() else (move, others)
+    room = Room(state)
+    others_first = room.others_are_better()
     state.until = _FIRST
-    first()
+    (others if others_first else move)()
     state.until = _SECOND
-    second()
+    if others_first and room.others_are_far_quicker():
+        others()
+    (move if others_first else others)()
     state.until = 1.0
     # What was not reached in its part of the time: nothing by hand that should be quicker is left out for moves.
     enumeration.plan_points(True, likely=True)

@@ -208,3 +208,18 @@ def test_what_surely_has_room_comes_first(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(Estimates, "has_room", lambda _, point: point == sure)
     monkeypatch.setattr(Pace, "in_time", lambda *_: False)
     assert Room(search).safer(quick) is None
+
+
+def test_far_quicker_others_that_may_have_room_come_before_moves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search = arranged(decoder(8), "h100x2")
+    room, known = Room(search), Point(1, micro_batches=2)
+    Fronts(search).plan(search.fronts[0], Point(2))
+    assert not room.others_are_far_quicker()
+    search.estimates.refined(known)
+    monkeypatch.setattr(Estimates, "has_room", lambda *_: False)
+    monkeypatch.setattr(Estimates, "seconds", lambda *_: search.quickest / 1.3)
+    assert room.others_are_far_quicker()
+    monkeypatch.setattr(Estimates, "seconds", lambda *_: search.quickest / 1.2)
+    assert not room.others_are_far_quicker()

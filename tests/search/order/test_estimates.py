@@ -112,12 +112,12 @@ def test_pipelines_have_room_only_with_some_to_spare() -> None:
         (1.2, True, True),
         (1.05, False, True),
         (0.95, False, True),
-        (0.8, False, False),
+        (0.75, False, False),
     ):
         estimates = begun(decoder(8), "h100x2", int(part * found.memory)).estimates
         seconds = estimates.seconds(point)
         assert estimates.has_room(point) == room
-        assert (seconds < 1.2 * found.seconds) == near
+        assert (seconds < 1.25 * found.seconds) == near
         assert (seconds == found.seconds) == (part > 1)
 
 
@@ -136,7 +136,7 @@ def test_a_pipeline_that_was_planned_says_the_bytes_of_its_kind() -> None:
 
 
 def test_looks_at_many_micro_batches_take_longer() -> None:
-    """Half of the time hangs on their number; nothing is known of layers that are cut."""
+    """Half of the time hangs on their number; of layers that are cut, as of others where none was looked at."""
     estimates, many = begun(decoder(8), "h100x2").estimates, Point(2, micro_batches=4)
     assert estimates.seconds_of_look(many) == 0.0
     estimates.refined(Point(2))
@@ -144,4 +144,6 @@ def test_looks_at_many_micro_batches_take_longer() -> None:
     assert one > 0
     assert estimates.seconds_of_look(many) == pytest.approx(2.5 * one)
     assert estimates.seconds_of_look(Point(2)) == 0.0
-    assert estimates.seconds_of_look(Point(1, tensor=2, layouts="columns")) == 0.0
+    cut = Point(1, tensor=2, layouts="columns")
+    assert estimates.seconds_of_look(cut) == one
+    assert estimates.seconds_of_plan(cut) == estimates.seconds_of_plan(Point(2)) > 0

@@ -46,6 +46,9 @@ class Known:
     def has_room(self, point: Point) -> bool:
         return point != LARGE
 
+    def is_near(self, point: Point) -> bool:
+        return True
+
     def may_have_room(self, point: Point) -> bool:
         return self.has_room(point)
 
@@ -134,6 +137,7 @@ def test_the_quickest_known_one_stays_until_it_is_taken() -> None:
     assert points.known(lambda _: False) == MIDDLE
     came = [points.pop_known(always) for _ in range(3)]
     assert came == [MIDDLE, SLOW, None]
+    assert points.pop_known(always, surely=False) == LARGE
 
 
 def test_a_point_that_was_planned_is_taken_out_wherever_it_stands() -> None:

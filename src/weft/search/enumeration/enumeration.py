@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import final
 
 from weft.search.enumeration.fronts import Fronts
 from weft.search.enumeration.room import Room
+from weft.search.evaluation.measures import Measures
 from weft.search.order.frontier import Frontier
 from weft.search.pace import Pace
 from weft.search.space.point import Point
@@ -16,6 +18,10 @@ SLOWER_BEFORE = "far slower in the search that this one starts from, with someth
 # Before moves from the best, points are planned that should take so many times as long as it at most: by small steps;
 # before these were planned, by rough estimate; and by that where the step has none.
 _UNLIKELY, _UNLIKELY_UNSEEN, _UNLIKELY_ROUGH = 1.02, 1.1, 2.0
+# So many points that lacked room are planned in the order of seconds; then the one that takes the least memory.
+_FAILED = 3
+# A point lacks little room that takes so many times the limit at most.
+_LITTLE = 1.1
 # So many times as long as the best: far slower.
 _FAR = 1.1
 
@@ -75,7 +81,8 @@ class Enumeration:
         None, too, if `likely` and others are the better beginning.
         """
         pace = self._pace
-        point = front.pop(pace.may_look, pace.in_time, pace.affords, pace.looks_in_time)
+        surely = self._state.best is None
+        point = front.pop(pace.may_look, pace.in_time, pace.affords, pace.looks_in_time, surely)
         if point is None:
             point = self._without_looks(front, likely)
         if point is None:
@@ -86,8 +93,16 @@ class Enumeration:
             return None
         if pace.must_plan() and not pace.in_time(point):
             front.put_back(point, seconds)
-            point = front.pop_known(pace.in_time) or point
+            point = front.pop_known(pace.in_time) or front.pop_quickly_planned() or point
+        if self._fails():
+            front.put_back(point, self._seconds(point))
+            return front.pop_of_least_memory()
         return self._with_safer(front, point)
+
+    def _fails(self) -> bool:
+        """True where several points were planned that lack room, and no small steps say which one has it."""
+        state = self._state
+        return state.best is None and state.facts.small is None and len(state.points) >= _FAILED
 
     def _with_safer(self, front: Frontier, point: Point) -> Point | None:
         """The point, or one that has room more surely, or is far quicker; None where that is in the other front."""
@@ -150,6 +165,18 @@ class Enumeration:
             self._state.skipped[SLOWER_BEFORE] += came_out
         else:
             self._fronts.plan(front, planned)
+            self._look_at_less(planned)
+
+    def _look_at_less(self, point: Point) -> None:
+        """Look at a point with blocks that run again, of one that is quicker than the best and lacks little room."""
+        state, facts = self._state, self._state.facts
+        found, limit = state.points.get(point), state.floors.limit
+        if not isinstance(found, Measures) or facts.blocks is None or limit is None:
+            return
+        lacks_little = limit < found.memory <= _LITTLE * limit and found.seconds < state.quickest
+        again = replace(point, recompute=facts.blocks.count)
+        if lacks_little and not point.recompute + point.offload and self._pace.looks_in_time(again):
+            self._fronts.of(by_hand=False).look_at(again)
 
     def _with_room(self, front: Frontier, point: Point) -> Point:
         """The point, or the one with fewer blocks recomputed where these suffice; the other goes back behind it."""

@@ -122,6 +122,11 @@ class Room:
             return crowded and self.quickest_lacks_room()
         return crowded or self._knows_quicker()
 
+    def others_are_far_quicker(self) -> bool:
+        """True where one of these was looked at that may have room and should be far quicker than the best."""
+        known = self._state.fronts[1].known(self._pace.in_time, surely=False)
+        return known is not None and ABOUT * self._estimates.seconds(known) < self._state.quickest
+
     def _knows_quicker(self) -> bool:
         """True where a point that nobody writes by hand was looked at that should be quicker than the best."""
         known = self._state.fronts[1].known(self._pace.in_time)

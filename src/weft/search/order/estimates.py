@@ -33,7 +33,7 @@ _IN_STAGES = {"": 1.6, "gpipe": 0.95, "1f1b": 0.95, "interleaved": 1.1, "zero_bu
 _ROOM_WITH_FEW = 0.97
 # A point that has no room comes behind all that have, those first that have almost. Bytes of pipelines are not known as
 # well: up to so many times as many as there are, they may have room, and stand behind others by the excess.
-_NO_ROOM, _NEAR_IN_STAGES = 100.0, 1.1
+_NO_ROOM, _NEAR_IN_STAGES = 100.0, 1.25
 # Times as many bytes as estimated that pipelines may take; and once one of their kind was planned.
 _LARGER, _LARGER_THAN_ALIKE = 1.1, 1.03
 
@@ -128,6 +128,10 @@ class Estimates:
     def _pipelines(self) -> Pipelines:
         return Pipelines(self.floors)
 
+    def rough_memory(self, points: Points) -> Floats:
+        """Bytes of points beside what devices reserve, by rough estimate as what points alike took says it."""
+        return self._corrected(self._rough.of(points))[1]
+
     def rough_of(self, point: Point) -> Seconds:
         """Seconds of a step, as `rough` says them."""
         return Seconds(float(self.rough(Points.one(point))[0]))
@@ -221,8 +225,13 @@ class Estimates:
             small = look is not None and look.answer is None
             return self.rough_of(point) if small else Seconds(inf)
         over = found.memory / (self.floors.limit or inf)
-        near = over <= (_NEAR_IN_STAGES if point.stages > 1 else 1.0)
-        return Seconds(found.seconds * (max(over, 1.0) if near else _NO_ROOM * over))
+        return Seconds(found.seconds * (max(over, 1.0) if self.is_near(point) else _NO_ROOM * over))
+
+    def is_near(self, point: Point) -> bool:
+        """True for a point that was looked at and should fit, or may fit after all."""
+        found = self.refined(point)
+        near = _NEAR_IN_STAGES if point.stages > 1 else 1.0
+        return found is not None and found.memory <= near * (self.floors.limit or inf)
 
     def may_have_room(self, point: Point) -> bool:
         """True for a point that should fit, as far as is known."""
@@ -257,10 +266,14 @@ class Estimates:
         return (self._looked(point),)
 
     def seconds_of_plan(self, point: Point) -> float:
-        """Seconds in which a point would be planned and simulated, about; 0 where it was not looked at."""
+        """Seconds in which a point would be planned and simulated, about; 0 where no look says it.
+
+        By its own look, else by one at a point with as many micro-batches or fewer, as `seconds_of_look`.
+        """
         times = _IN_STAGES[point.schedule] if point.stages > 1 else 1.0
         look = self._looks.get(self._looked(point))
-        return times * look.seconds if look is not None else 0.0
+        known = look is not None and not isinstance(look.answer, Refused)
+        return times * (look.seconds if look is not None and known else self._seconds_alike(point))
 
     def seconds_of_look(self, point: Point) -> float:
         """Seconds in which a point would be looked at, about; 0 where it was, or where nothing says it.
@@ -269,13 +282,17 @@ class Estimates:
         """
         if self.looked_at(point) or not self._blocks:
             return 0.0
+        return (FEW + MORE) / self._blocks * self._seconds_alike(point)
+
+    def _seconds_alike(self, point: Point) -> float:
+        """Seconds in which a point without stages would be planned, by the look at the one most alike; 0 without."""
         looks = [
-            (flat.micro_batches, look.seconds)
+            ((flat.tensor > 1) == (point.tensor > 1), flat.micro_batches, look.seconds)
             for flat, look in self._looks.items()
-            if (flat.tensor > 1) == (point.tensor > 1) and flat.micro_batches <= point.micro_batches
+            if flat.micro_batches <= point.micro_batches and not isinstance(look.answer, Refused)
         ]
-        many, seconds = max(looks, default=(1, 0.0))
-        return (FEW + MORE) / self._blocks * seconds * (1 + point.micro_batches / many) / 2
+        _, many, seconds = max(looks, default=(False, 1, 0.0))
+        return seconds * (1 + point.micro_batches / many) / 2
 
     def learn_plan(self, point: Point, planned: Measures) -> None:
         """Correct the estimates of points alike by what a plan of this one took."""

@@ -20,6 +20,8 @@ from weft.units import Seconds
 _AHEAD, _NEXT = 8, 512
 # So many times as long as it stood in the order, or more: a point that was looked at goes back.
 _BACK = 1.01
+# Points that take up to so many times the least memory take as little.
+_AS_LITTLE = 1.02
 
 
 @final
@@ -95,6 +97,33 @@ class Frontier:
             raise IndexError("no point is left")
         return self._taken(next(self._with_room(), number))
 
+    def pop_quickly_planned(self) -> Point | None:
+        """Of the next points the one that is planned the quickest, which comes out; with room if one should have it."""
+        numbers = list(self._with_room()) or [n for n in self._next(_NEXT) if self._left[n]]
+        points = [self._points.point(number) for number in numbers]
+        took = [self._estimates.seconds_of_plan(point) for point in points]
+        return self._taken(numbers[took.index(min(took))]) if took else None
+
+    def pop_of_least_memory(self) -> Point | None:
+        """The point that takes the least memory by rough estimate, of these the quickest; it comes out.
+
+        Of data parallel, whose bytes are known the best; any where there is none left.
+        """
+        points = self._points
+        plain = self._left & (points.stages == 1) & (points.tensor == 1)
+        mask = plain if plain.any() else self._left
+        if not mask.any():
+            return None
+        memory = self._estimates.rough_memory(points.where(mask))
+        least = np.flatnonzero(mask)[memory <= _AS_LITTLE * memory.min()]
+        return self._taken(int(least[self._now()[least].argmin()]))
+
+    def look_at(self, point: Point) -> None:
+        """Look at a point, if it is left and was not looked at: it takes its place in the order."""
+        number = self._points.number(point)
+        if number is not None and self._left[number] and not self._seen[number]:
+            self._look(number)
+
     def has_room(self) -> bool:
         """True where one of the next points should have room, as far as is known."""
         return next(self._with_room(), None) is not None
@@ -111,6 +140,7 @@ class Frontier:
         in_time: Callable[[Point], bool],
         must: Callable[[], bool] = lambda: False,
         looks_in_time: Callable[[Point], bool] = lambda _: True,
+        surely: bool = True,
     ) -> Point | None:
         """The point that should be the quickest of all.
 
@@ -120,6 +150,7 @@ class Frontier:
             in_time: true where there is time to plan a point.
             must: true while further points are looked at where none of those has room.
             looks_in_time: true where there is time to look at a point; others are left out.
+            surely: true where points that were looked at and may lack room wait for further looks.
 
         Returns:
             None where none is left, or none of them was looked at and there is no time for it.
@@ -135,7 +166,7 @@ class Frontier:
                 continue
             if not self._estimates.looked_at(point):
                 if not more():
-                    known = self.pop_known(in_time)
+                    known = self.pop_known(in_time, surely)
                     if known is not None or not must():
                         return known
                 if not looks_in_time(point):
@@ -154,15 +185,16 @@ class Frontier:
             self._order[number] = seconds
         return back
 
-    def known(self, in_time: Callable[[Point], bool]) -> Point | None:
+    def known(self, in_time: Callable[[Point], bool], surely: bool = True) -> Point | None:
         """The quickest point that was looked at, has room and can be planned in time; None where there is none.
 
-        Where none can be, the one that is planned the quickest.
+        Where none can be, the one that is planned the quickest. With `surely` false also one that may have room.
         """
         estimates, points = self._estimates, self._points
         numbers = np.flatnonzero(self._left & self._looked_at())
         known = [points.point(int(each)) for each in numbers]
-        known = [each for each in known if estimates.looked_at(each) and estimates.has_room(each)]
+        has_room = estimates.has_room if surely else estimates.is_near
+        known = [each for each in known if estimates.looked_at(each) and has_room(each)]
 
         def order(point: Point) -> tuple[bool, float]:
             if in_time(point):
@@ -187,9 +219,9 @@ class Frontier:
             self.take(smallest)
         return smallest
 
-    def pop_known(self, in_time: Callable[[Point], bool]) -> Point | None:
+    def pop_known(self, in_time: Callable[[Point], bool], surely: bool = True) -> Point | None:
         """The point that `known` gives, which comes out."""
-        point = self.known(in_time)
+        point = self.known(in_time, surely)
         if point is not None:
             self.take(point)
         return point
