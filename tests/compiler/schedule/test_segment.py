@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from local_programs import all_reduce, call, program, training_step, update
 from weft.compiler.schedule.bucket import bucket
-from weft.compiler.schedule.segment import segment
+from weft.compiler.schedule.segment import UNDER_WAY, segment
 from weft.ir.plan import Communicate, Communicator, Compute, Feed, Fetch, Hold, LocalProgram
 
 GROUP = Communicator(0, (0, 1))
@@ -72,3 +73,45 @@ def test_a_reader_of_a_view_reads_the_variable() -> None:
     ]
     _, reader = (actor for actor in actors_of(program(nodes)) if isinstance(actor, Compute))
     assert {"t", "v"} <= set(reader.consumes)
+
+
+def reduced_per_micro_batch(gradients: int) -> LocalProgram:
+    """A backward with gradients that are reduced and added up over two micro-batches."""
+    nodes, last, loop = [], "x", {"x", "loss"}
+    for number in range(gradients):
+        made, reduced = f"a{number}", f"g{number}"
+        nodes += [call(made, last), all_reduce(reduced, made)]
+        nodes.append(call(f"total{number}", reduced, op="weft.accumulate"))
+        last, loop = made, loop | {made, reduced}
+    nodes += [call("loss", last), update("v", "total0")]
+    return replace(program(nodes), loop=frozenset(loop), micro_batches=2)
+
+
+def test_a_backward_goes_on_while_a_few_of_its_gradients_are_reduced() -> None:
+    """Otherwise the stage before waits, and the backward of the next micro-batch goes first meanwhile."""
+    work = [a for a in actors_of(reduced_per_micro_batch(5)) if isinstance(a, Compute)]
+    names = [[value.name for node in actor.nodes for value in node.makes] for actor in work]
+    assert UNDER_WAY == 3
+    assert names == [
+        ["a0"],
+        ["a1"],
+        ["a2"],
+        ["a3"],
+        ["total0", "a4"],
+        ["total1", "loss"],
+        ["total2"],
+        ["total3"],
+        ["total4"],
+        [],
+    ]
+
+
+def test_what_is_reduced_again_once_a_step_is_added_up_before() -> None:
+    *nodes, step = reduced_per_micro_batch(1).nodes
+    local = reduced_per_micro_batch(1)
+    again = [*nodes, all_reduce("whole", "total0"), replace(step, source="whole")]
+    actors = actors_of(local.with_nodes(again))
+    assert [actor.produces for actor in actors if "total0" in actor.produces] == [("total0",)]
+    made = next(actor.id for actor in actors if "total0" in actor.produces)
+    read = next(actor.id for actor in actors if "total0" in actor.consumes)
+    assert made < read
