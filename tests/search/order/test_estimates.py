@@ -105,7 +105,7 @@ def test_a_pipeline_that_was_looked_at_corrects_others_alike() -> None:
 
 def test_pipelines_have_room_only_with_some_to_spare() -> None:
     """Their bytes are not known as well; of those that lack little none stands behind all others."""
-    point, free = Point(1, stages=2, micro_batches=4, schedule="1f1b"), begun(decoder(8), "h100x2")
+    point, free = Point(1, stages=2, micro_batches=4), begun(decoder(8), "h100x2")
     found = free.estimates.refined(point)
     assert found is not None
     for part, room, near in (

@@ -93,11 +93,16 @@ class Enumeration:
             return None
         if pace.must_plan() and not pace.in_time(point):
             front.put_back(point, seconds)
-            point = front.pop_known(pace.in_time) or front.pop_quickly_planned() or point
+            point = front.pop_known(pace.in_time) or self._soon_planned(front) or point
         if self._fails():
             front.put_back(point, self._seconds(point))
             return front.pop_of_least_memory()
         return self._with_safer(front, point)
+
+    def _soon_planned(self, front: Frontier) -> Point | None:
+        """A point whose plan ends soon: with room if one of the next should have it, else what takes least memory."""
+        smallest = None if front.has_room() else front.pop_smallest()
+        return smallest or front.pop_quickly_planned()
 
     def _fails(self) -> bool:
         """True where several points were planned that lack room, and no small steps say which one has it."""

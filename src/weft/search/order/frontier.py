@@ -20,6 +20,8 @@ from weft.units import Seconds
 _AHEAD, _NEXT = 8, 512
 # So many times as long as it stood in the order, or more: a point that was looked at goes back.
 _BACK = 1.01
+# Points whose plans take up to so many times as long as the quickest are planned soon.
+_SOON = 2.0
 # Points that take up to so many times the least memory take as little.
 _AS_LITTLE = 1.02
 
@@ -206,13 +208,15 @@ class Frontier:
     def pop_smallest(self) -> Point | None:
         """The point that takes the least memory of those that were looked at, with room or without; it comes out.
 
-        None of a pipeline, whose plan would take longer.
+        None of a pipeline, nor one that is planned twice as long as others, or longer: its plan would take too long.
         """
         estimates, left = self._estimates, self.points
+        took = {each: estimates.seconds_of_plan(each) for each in estimates.looks if left.has(each)}
+        soon = _SOON * min(took.values(), default=0.0)
         memory = {
             each: found.memory
-            for each in estimates.looks
-            if left.has(each) and (found := estimates.refined(each)) is not None
+            for each, seconds in took.items()
+            if seconds <= soon and (found := estimates.refined(each)) is not None
         }
         smallest = min(memory, key=lambda point: memory[point], default=None)
         if smallest is not None:
