@@ -133,7 +133,7 @@ class Enumeration:
     def _first(self, front: Frontier) -> Point:
         """The next point, before all others were looked at; while time lasts one that has room by small steps.
 
-        Then the one that takes the least memory of those that were looked at.
+        Then the one that takes the least memory of those that were looked at and are planned soon.
         """
         point = front.pop_as_it_stands()
         while self._pace.may_look_to_the_end():
