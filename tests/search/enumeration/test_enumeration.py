@@ -5,18 +5,20 @@ from __future__ import annotations
 import pytest
 
 import weft
-from search.jobs import arranged, begun, decoder, reserve
+from search.jobs import arranged, begun, decoder, dense, reserve, step_of
 from weft.search.enumeration.enumeration import SLOWER_BEFORE, Enumeration
 from weft.search.enumeration.fronts import Fronts
 from weft.search.enumeration.room import Room
-from weft.search.evaluation.measures import Measures
+from weft.search.evaluation.measures import Answer, Measures, Refused
 from weft.search.order.estimates import Estimates
 from weft.search.order.frontier import Frontier
 from weft.search.pace import Pace
 from weft.search.record.learned import Learned
 from weft.search.space.fixed import space_of
 from weft.search.space.point import Point
+from weft.search.space.points import Points
 from weft.search.state import NO_TIME, SearchState
+from weft.units import Bytes, Seconds
 
 # Above what the device reserves. All points with ZeRO 3 take more than these bytes by small steps, but for those with
 # blocks that run again.
@@ -235,3 +237,119 @@ def test_points_stand_roughly_where_there_is_no_time_for_small_steps(
     monkeypatch.setattr(Estimates, "rough_of", lambda *_: 2.0)
     monkeypatch.setattr(Pace, "may_look_to_the_end", lambda _: time)
     assert Enumeration(search)._seconds(Point(2)) == (1.0 if looked_at or time else 2.0)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "planned", "fits", "fails"),
+    [(2, 2, False, False), (2, 3, False, True), (2, 3, True, False), (8, 3, False, False)],
+)
+def test_three_plans_without_room_are_enough_where_no_small_steps_say_more(
+    blocks: int, planned: int, fits: bool, fails: bool
+) -> None:
+    """Of a step with small steps these say which point has room; once something fits, seconds count."""
+    search = arranged(decoder(blocks), "h100x2", base=FEW)
+    search.points.update(dict.fromkeys(list(search.fronts[1].points)[:planned], Refused("")))
+    if fits:
+        search.plan("data 2", weft.data_parallel())
+    assert Enumeration(search)._fails() == fails
+
+
+def test_then_the_one_of_data_parallel_that_takes_the_least_memory_is_next() -> None:
+    """What came out goes back."""
+    search = arranged(decoder(2), "h100x2", base=weft.Strategy(stages=1))
+    front = search.fronts[0]
+    search.points.update(dict.fromkeys(list(search.fronts[1].points)[:3], Refused("")))
+    first, before = front.next_point(unseen=True), len(front)
+    memory = search.estimates.rough_memory(front.points.where(front.points.tensor == 1))
+    found = Enumeration(search)._next(front, likely=False)
+    assert found is not None
+    assert search.estimates.rough_memory(Points.one(found)) == memory.min()
+    assert first is not None
+    assert front.points.has(first)
+    assert first != found
+    assert len(front) == before - 1
+
+
+@pytest.mark.parametrize(
+    ("room", "looked_at", "smallest"),
+    [(True, True, False), (False, True, True), (False, False, False)],
+)
+def test_where_none_is_known_to_end_in_time_the_first_plan_is_a_small_or_a_quick_one(
+    monkeypatch: pytest.MonkeyPatch, room: bool, looked_at: bool, smallest: bool
+) -> None:
+    """The least memory counts of those that were looked at, where none has room; else how soon a plan ends."""
+    search = arranged(decoder(8), "h100x2")
+    front, small, quick = search.fronts[0], Point(2, zero=3), Point(2, micro_batches=2)
+    if looked_at:
+        search.estimates.refined(small)
+        search.estimates.refined(Point(2))
+    monkeypatch.setattr(Estimates, "seconds_of_plan", lambda _, point: 2.0 - (point == quick))
+    monkeypatch.setattr(Estimates, "may_have_room", lambda *_: room)
+    monkeypatch.setattr(Estimates, "has_room", lambda *_: False)
+    monkeypatch.setattr(Pace, "in_time", lambda *_: False)
+    monkeypatch.setattr(Pace, "may_look_to_the_end", lambda _: False)
+    monkeypatch.setattr(Pace, "affords", lambda _: False)
+    before = len(front)
+    assert Enumeration(search)._next(front, likely=False) == (small if smallest else quick)
+    assert len(front) == before - 1
+
+
+# Bytes of a device, above what it reserves and such a step takes.
+_LIMIT = 10**10
+_AGAIN = Point(2, zero=3, recompute=8)
+
+
+def taken(times: float, seconds: float = 0.9) -> Measures:
+    """The measures of a step of so many seconds that takes so many times the limit."""
+    return Measures(Seconds(seconds), Bytes(int(times * _LIMIT)), Seconds(0.0), Seconds(0.0))
+
+
+def looked_at_after(
+    monkeypatch: pytest.MonkeyPatch, search: SearchState, point: Point, answer: Answer
+) -> list[tuple[Frontier, Point]]:
+    """The looks that follow a plan of a point, where the best takes a second."""
+    seen = list[tuple[Frontier, Point]]()
+    monkeypatch.setattr(SearchState, "plan", lambda *_: answer)
+    monkeypatch.setattr(SearchState, "quickest", 1.0)
+    monkeypatch.setattr(Frontier, "look_at", lambda front, point: seen.append((front, point)))
+    Enumeration(search)._plan_next(search.fronts[0], point)
+    assert search.points == {point: answer}
+    return seen
+
+
+@pytest.mark.parametrize("times", [1.001, 1.099])
+def test_a_quick_one_that_lacks_little_room_has_the_one_with_blocks_that_run_again_looked_at(
+    monkeypatch: pytest.MonkeyPatch, times: float
+) -> None:
+    search = arranged(decoder(8), "h100x2", _LIMIT, FEW)
+    seen = looked_at_after(monkeypatch, search, Point(2, zero=3), taken(times))
+    assert seen == [(search.fronts[1], _AGAIN)]
+    assert search.fronts[1].points.has(_AGAIN)
+
+
+@pytest.mark.parametrize(
+    ("point", "answer", "limit"),
+    [
+        (Point(2, zero=3), taken(1.0), _LIMIT),
+        (Point(2, zero=3), taken(1.101), _LIMIT),
+        (Point(2, zero=3), taken(1.05, seconds=1.0), _LIMIT),
+        (Point(2, zero=3), Refused(""), _LIMIT),
+        (Point(2, zero=3), taken(1.05), None),
+        (Point(2, zero=3, recompute=4), taken(1.05), _LIMIT),
+        (Point(2, zero=3, offload=4), taken(1.05), _LIMIT),
+    ],
+)
+def test_no_other_one_has(
+    monkeypatch: pytest.MonkeyPatch, point: Point, answer: Answer, limit: int | None
+) -> None:
+    """With room, or with far too little; no quicker than the best; refused; without a limit; or so already."""
+    search = arranged(decoder(8), "h100x2", limit, FEW)
+    assert not looked_at_after(monkeypatch, search, point, answer)
+
+
+def test_nor_one_without_blocks_or_without_time_for_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    search = arranged(step_of(dense(32, 32, 10), 8, 32), "h100x2", _LIMIT, FEW)
+    assert not looked_at_after(monkeypatch, search, Point(2, zero=3), taken(1.05))
+    search = arranged(decoder(8), "h100x2", _LIMIT, FEW)
+    monkeypatch.setattr(Pace, "looks_in_time", lambda _, point: point != _AGAIN)
+    assert not looked_at_after(monkeypatch, search, Point(2, zero=3), taken(1.05))
