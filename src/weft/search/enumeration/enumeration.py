@@ -9,6 +9,7 @@ from weft.search.enumeration.fronts import Fronts
 from weft.search.enumeration.room import Room
 from weft.search.evaluation.measures import Measures
 from weft.search.order.frontier import Frontier
+from weft.search.order.little_room import BY_ITS_PLAN
 from weft.search.pace import Pace
 from weft.search.space.point import Point
 from weft.search.state import NO_TIME, SearchState
@@ -20,8 +21,6 @@ SLOWER_BEFORE = "far slower in the search that this one starts from, with someth
 _UNLIKELY, _UNLIKELY_UNSEEN, _UNLIKELY_ROUGH = 1.02, 1.1, 2.0
 # So many points that lacked room are planned in the order of seconds; then the one that takes the least memory.
 _FAILED = 3
-# A point lacks little room that takes so many times the limit at most.
-_LITTLE = 1.1
 # So many times as long as the best: far slower.
 _FAR = 1.1
 
@@ -178,7 +177,9 @@ class Enumeration:
         found, limit = state.points.get(point), state.floors.limit
         if not isinstance(found, Measures) or facts.blocks is None or limit is None:
             return
-        lacks_little = limit < found.memory <= _LITTLE * limit and found.seconds < state.quickest
+        lacks_little = (
+            limit < found.memory <= BY_ITS_PLAN * limit and found.seconds < state.quickest
+        )
         again = replace(point, recompute=facts.blocks.count)
         if lacks_little and not point.recompute + point.offload and self._pace.looks_in_time(again):
             self._fronts.of(by_hand=False).look_at(again)

@@ -18,6 +18,7 @@ from weft.search.evaluation.measures import Answer, Measures, Refused
 from weft.search.order.alike import Alike, columns_of
 from weft.search.order.in_stages import Pipelines
 from weft.search.order.lines import Lines, along
+from weft.search.order.little_room import BY_SMALL_STEPS, IN_STAGES
 from weft.search.order.rough import Rough, RoughEstimates, RoughParts
 from weft.search.record.learned import Learned, Look
 from weft.search.space.point import Point
@@ -31,9 +32,9 @@ from weft.units import Seconds
 _IN_STAGES = {"": 1.6, "gpipe": 0.95, "1f1b": 0.95, "interleaved": 1.1, "zero_bubble": 1.0}
 # The part of the limit that a point with as few blocks recomputed as fit may take by estimate.
 _ROOM_WITH_FEW = 0.97
-# A point that has no room comes behind all that have, those first that have almost. Bytes of pipelines are not known as
-# well: up to so many times as many as there are, they may have room, and stand behind others by the excess.
-_NO_ROOM, _NEAR_IN_STAGES = 100.0, 1.25
+# A point that has no room comes behind all that have, those first that have almost; chosen by hand, far above what
+# points differ by.
+_NO_ROOM = 100.0
 # Times as many bytes as estimated that pipelines may take, by the schedule; and once one of their kind was planned. Of
 # 50 that were planned those with a stage a rank and a named schedule took 1.02 at most, a computed one ("") mostly 1.1.
 _LARGER = {"": 1.1, "gpipe": 1.03, "1f1b": 1.03, "interleaved": 1.1, "zero_bubble": 1.05}
@@ -232,7 +233,7 @@ class Estimates:
     def is_near(self, point: Point) -> bool:
         """True for a point that was looked at and should fit, or may fit after all."""
         found = self.refined(point)
-        near = _NEAR_IN_STAGES if point.stages > 1 else 1.0
+        near = IN_STAGES if point.stages > 1 else BY_SMALL_STEPS
         return found is not None and found.memory <= near * (self.floors.limit or inf)
 
     def may_have_room(self, point: Point) -> bool:

@@ -14,15 +14,15 @@ import numpy as np
 from weft.cached import cached_property
 from weft.search.bounds.floors import Floors
 from weft.search.order.alike import Columns, columns_of
+from weft.search.order.little_room import ROUGHLY
 from weft.search.space.point import Point
 from weft.search.space.points import Floats, Mask, Points
 from weft.units import Bytes
 
 # The part of the limit that a point which was not looked at may take by estimate.
 _ROOM = 0.95
-# Of more bytes than that, up to so many times, points may have room after all, and stand behind others by the excess;
-# of still more, they stand behind all that take so many times as long.
-_NEAR, _CROWDED = 1.25, 10.0
+# Points that lack more than a little room stand behind all that take so many times as long; chosen by hand.
+_CROWDED = 10.0
 # The part of what is kept that is not where all blocks run again, about.
 _AWAY = 0.85
 # Times as long as with the batch split over all ranks that other layouts take, about.
@@ -101,7 +101,7 @@ class RoughEstimates:
             memory: bytes that each takes about, beside what devices reserve.
         """
         over = self._over(memory)
-        return np.where(over > _NEAR, _CROWDED * over, np.maximum(over, 1.0))
+        return np.where(over > ROUGHLY, _CROWDED * over, np.maximum(over, 1.0))
 
     def roomy(self, memory: Floats) -> Mask:
         """True for points that should have room, of bytes as `crowding` takes them."""
