@@ -87,10 +87,11 @@ def test_nothing_is_below_the_bound() -> None:
     found = searched(quick=QUICK)
     assert found.bound == 0.0
     assert "bound: none is known" in str(found.result())
-    found.least = Seconds(2 * found.quickest)
+    found.arrange(found.by_hand, Seconds(2 * found.quickest), found.fronts)
     assert found.bound == found.quickest
-    found.least = Seconds(found.quickest / 4)
-    assert found.bound == found.least
+    least = Seconds(found.quickest / 4)
+    found.arrange(found.by_hand, least, found.fronts)
+    assert found.bound == least
     assert found.result().gap == pytest.approx(0.75)
 
 
@@ -142,7 +143,8 @@ def test_a_best_that_another_process_has_planned_takes_time_at_the_end() -> None
 def test_points_that_are_left_are_counted_by_what_ended() -> None:
     found = searched(quick=QUICK)
     points = space_of(found.facts, every_rank=False)
-    found.fronts[0] = Frontier(points, found.floors.least(points), found.estimates)
+    front = Frontier(points, found.floors.least(points), found.estimates)
+    found.arrange(found.by_hand, Seconds(0.0), (front, found.fronts[1]))
     assert found.result().skipped == {NO_MOVES: len(points)}
     found.budget = Budget.of(1e6, None)
     assert found.result().skipped == {NO_TIME: len(points)}
@@ -175,7 +177,7 @@ def test_a_record_holds_all_answers() -> None:
 
 def test_what_is_known_of_moves_is_of_the_best() -> None:
     found = searched(staged=STAGED)
-    found.locality = "none of 3 single moves from the best is quicker"
+    found.note_locality("none of 3 single moves from the best is quicker")
     found.plan("slow", SLOW)
     assert found.locality
     found.plan("quick", QUICK)

@@ -26,11 +26,11 @@ class Pace:
     def until_half(self) -> Iterator[None]:
         """Let the body have half of the seconds that are left until `state.until`; all of so many moves."""
         before = self.state.until
-        self.state.until = (self.state.budget.part() + before) / 2
+        self.state.go_on_until((self.state.budget.part() + before) / 2)
         try:
             yield
         finally:
-            self.state.until = before
+            self.state.go_on_until(before)
 
     def affords(self) -> bool:
         """True where one more strategy may be planned: it may take as long as the longest of the last three."""

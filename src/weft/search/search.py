@@ -129,7 +129,7 @@ def _plan_given(state: SearchState, start: Strategy | None, every_rank: bool) ->
                     "must take part; name each rank in the placement of a stage, or leave it out of the machine or "
                     "placement"
                 )
-            state.skipped[IDLE] += 1
+            state.leave_out(IDLE)
             continue
         state.plan(name, strategy)
         if name == "start":
@@ -199,7 +199,7 @@ def _plan_likely(state: SearchState, enumeration: Enumeration, move: Callable[[]
         for by_hand in (True, False):
             enumeration.plan_points(by_hand, likely=False)
         return
-    state.until = _BY_HAND
+    state.go_on_until(_BY_HAND)
     beginnings.look_at_kinds()
     beginnings.plan_cheapest()
     enumeration.plan_points(True, likely=True)
@@ -207,13 +207,13 @@ def _plan_likely(state: SearchState, enumeration: Enumeration, move: Callable[[]
     others = partial(enumeration.plan_points, False, likely=True)
     room = Room(state)
     others_first = room.others_are_better()
-    state.until = _FIRST
+    state.go_on_until(_FIRST)
     (others if others_first else move)()
-    state.until = _SECOND
+    state.go_on_until(_SECOND)
     if others_first and room.others_are_far_quicker():
         others()
     (move if others_first else others)()
-    state.until = 1.0
+    state.go_on_until(1.0)
     # What was not reached in its part of the time: nothing by hand that should be quicker is left out for moves.
     enumeration.plan_points(True, likely=True)
 

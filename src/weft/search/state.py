@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import inf
 from typing import TypeAlias, TypeGuard, final
@@ -41,6 +41,8 @@ POINTS, NO_MOVE = (
 NOTHING_KNOWN = Seconds(0.0)
 # Summing up layouts takes this part of a plan's seconds, about; less in stages, whose plans take longer.
 ADDED_UP, _ADDED_UP_IN_STAGES = 0.5, 0.25
+# Those that people write by hand, and all others.
+_Fronts: TypeAlias = tuple[Frontier, Frontier]
 # So many of the reasons for which moves were refused stand in the result, the most frequent ones.
 _REASONS = 3
 
@@ -59,14 +61,6 @@ class SearchState:
     Attributes:
         facts: of the step.
         estimates: of points.
-        fronts: points that were not planned yet: those that people write by hand, and all others.
-        by_hand: all points that people write by hand, planned or not.
-        points: the answers of those that were planned.
-        least: seconds that any point takes at least; None before points were arranged.
-        skipped: how many points were not planned, by the reason.
-        until: the part of the seconds at which what goes on now ends.
-        chain: what goes on now, in words; the course of the search has it.
-        locality: what is known of moves from the best, in words.
     """
 
     def __init__(
@@ -82,11 +76,12 @@ class SearchState:
         self._told = told
         evaluator.learn(learned.answers, learned.longer)
         self.estimates = Estimates(floors, Lines(self.facts, evaluator), self.strategy, learned)
-        self.fronts = [Frontier(Points.of(()), np.zeros(0), self.estimates) for _ in range(2)]
-        self.by_hand, self.points = Points.of(()), dict[Point, Answer]()
-        self.least: Seconds | None = None
-        self.skipped = Counter[str]()
-        self.until, self.chain, self.locality = 1.0, POINTS, ""
+        self._fronts: _Fronts = _empty(self.estimates), _empty(self.estimates)
+        self._by_hand, self._points = Points.of(()), dict[Point, Answer]()
+        self._least: Seconds | None = None
+        self._skipped = Counter[str]()
+        # The part of the seconds at which what goes on now ends, its name, and what is known of moves from the best.
+        self._until, self._chain, self._locality = 1.0, POINTS, ""
         self._begun = 0
         self._refused = Counter[str]()
         self._tried: dict[str, PlannedStrategy] = {}
@@ -101,6 +96,62 @@ class SearchState:
         self._took: list[float] = []
         self._course: list[LookedAt] = []
         self._begin = budget.now()
+
+    @property
+    def fronts(self) -> _Fronts:
+        """Points that were not planned yet: those that people write by hand, and all others."""
+        return self._fronts
+
+    @property
+    def by_hand(self) -> Points:
+        """All points that people write by hand, planned or not."""
+        return self._by_hand
+
+    @property
+    def points(self) -> Mapping[Point, Answer]:
+        """The answers of points that were planned."""
+        return self._points
+
+    @property
+    def skipped(self) -> Counter[str]:
+        """Numbers of points that were not planned, by the reason."""
+        return Counter(self._skipped)
+
+    @property
+    def until(self) -> float:
+        """The part of the seconds at which what goes on now ends."""
+        return self._until
+
+    @property
+    def locality(self) -> str:
+        """Knowledge of moves from the best, in words; "" where there is none."""
+        return self._locality
+
+    def arrange(self, by_hand: Points, least: Seconds, fronts: _Fronts) -> None:
+        """Take the points of a space.
+
+        Args:
+            by_hand: those that people write by hand, with room or without.
+            least: seconds that any of them takes at least.
+            fronts: those that may have room.
+        """
+        self._by_hand, self._least, self._fronts = by_hand, least, fronts
+
+    def leave_out(self, why: str, count: int = 1) -> None:
+        """Count points that are not planned, by the reason."""
+        self._skipped[why] += count
+
+    def note_point(self, point: Point, answer: Answer) -> None:
+        """Note what came of a point that was planned."""
+        self._points[point] = answer
+
+    def go_on_until(self, part: float) -> None:
+        """Have what goes on from now end at that part of the seconds."""
+        self._until = part
+
+    def note_locality(self, said: str) -> None:
+        """Note what is known of moves from the best; it counts until another one is the best."""
+        self._locality = said
 
     def tell(self) -> None:
         """Tell what is known so far."""
@@ -144,7 +195,7 @@ class SearchState:
     @property
     def bound(self) -> Seconds:
         """Seconds that any strategy of the space takes at least; 0 where nothing is known."""
-        return NOTHING_KNOWN if self.least is None else min(self.least, self.quickest)
+        return NOTHING_KNOWN if self._least is None else min(self._least, self.quickest)
 
     @property
     def took_lately(self) -> float:
@@ -179,19 +230,19 @@ class SearchState:
     @contextmanager
     def in_chain(self, kind: str) -> Iterator[None]:
         """Have the body stand in the course of the search under a name of its own, such as "descent 2"."""
-        before, self._begun = self.chain, self._begun + 1
-        self.chain = f"{kind} {self._begun}"
+        before, self._begun = self._chain, self._begun + 1
+        self._chain = f"{kind} {self._begun}"
         try:
             yield
         finally:
-            self.chain = before
+            self._chain = before
 
     def forget_refused(self, start: Strategy) -> None:
         """Take a start that is refused for none: a search has its moves, and plans a strategy, as without it."""
         key = str(start)
         found = self._tried[key][2]
         if isinstance(found, Refused):
-            self.skipped[f"the start is refused: {found.why.splitlines()[0]}"] += 1
+            self.leave_out(f"the start is refused: {found.why.splitlines()[0]}")
             del self._tried[key]
             self._keys.discard(key)
             self._given.discard(key)
@@ -219,7 +270,7 @@ class SearchState:
         """Note what came of a strategy, in the course of the search."""
         seconds = found.seconds if self.fits(found) else None
         after, best = Seconds(self.budget.now() - self._begin), self._best and self._best[0]
-        self._course.append(LookedAt(after, self.chain, seconds, best, self.bound))
+        self._course.append(LookedAt(after, self._chain, seconds, best, self.bound))
 
     def _note_time(self, key: str, strategy: Strategy, known: bool) -> None:
         """Note how long a plan took, or that an earlier search made it."""
@@ -230,7 +281,7 @@ class SearchState:
 
     def _take(self, found: Measures, key: str, strategy: Strategy) -> None:
         """Take a strategy for the best; of moves from it nothing is known."""
-        self.locality = ""
+        self._locality = ""
         self._best = found.seconds, key, self.evaluator.last(strategy)
 
     def fits(self, found: Answer | Longer) -> TypeGuard[Measures]:
@@ -253,8 +304,8 @@ class SearchState:
         Raises:
             UserError: no strategy that was planned fits.
         """
-        left = sum(len(front) + front.left_out for front in self.fronts)
-        skipped = self.skipped + Counter({NO_TIME if self.budget.ends < inf else NO_MOVES: left})
+        left = sum(len(front) + front.left_out for front in self._fronts)
+        skipped = self._skipped + Counter({NO_TIME if self.budget.ends < inf else NO_MOVES: left})
         if self.best is None:
             raise UserError(nothing_fits(self._tried.values(), self.floors.limit, left))
         _, strategy, best = self.best
@@ -267,8 +318,8 @@ class SearchState:
             tried,
             {**skipped, **dict(self._refused.most_common(_REASONS))},
             not_searched(self.facts.statistics),
-            self.locality or NO_MOVE,
-            why_not(self.by_hand, best, self._sources()),
+            self._locality or NO_MOVE,
+            why_not(self._by_hand, best, self._sources()),
             additive,
             tuple(self._course),
             record=self.record(),
@@ -301,7 +352,7 @@ class SearchState:
         """The best so far, and all that was learned; once something fits."""
         assert self.best is not None
         evaluator, facts, best = self.evaluator, self.facts, self.best[1]
-        points = {**self.learned.points, **self.points}
+        points = {**self.learned.points, **self._points}
         looks = dict(self.estimates.looks)
         learned = Learned(dict(evaluator.answers), evaluator.longer, points, looks)
         step, machine = facts.step.fingerprint, facts.machine.fingerprint
@@ -315,8 +366,12 @@ class SearchState:
 
         looked_at = [flat for flat, look in estimates.looks.items() if look.answer is not None]
         return Sources(
-            *(self.points, looked_at, estimated, floors.least, floors.memory, floors.limit)
+            *(self._points, looked_at, estimated, floors.least, floors.memory, floors.limit)
         )
+
+
+def _empty(estimates: Estimates) -> Frontier:
+    return Frontier(Points.of(()), np.zeros(0), estimates)
 
 
 # Is given the search so far, after each strategy.

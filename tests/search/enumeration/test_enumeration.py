@@ -31,7 +31,7 @@ FEW = weft.Strategy(stages=1, zero=weft.Zero(3))
 def test_the_first_plan_has_room_where_no_strategy_by_hand_has(until: float) -> None:
     """Points that were not looked at for want of time are before they are planned; others come first then."""
     search = arranged(decoder(8), "h100x2", reserve() + LIMIT, weft.Strategy(zero=weft.Zero(3)))
-    search.until = until
+    search.go_on_until(until)
     points = Enumeration(search)
     points.plan_points(True, likely=True)
     assert search.planned == 0
@@ -93,7 +93,9 @@ def test_points_that_were_not_looked_at_stand_roughly_where_time_has_ended(
 ) -> None:
     """Where nothing has room and time is up, the one that takes the least of those that were looked at is planned."""
     search = arranged(decoder(8), "h100x2", reserve() + 1000)
-    search.fronts = [begun_front(search, each) for each in (True, False)]
+    search.arrange(
+        search.by_hand, Seconds(0.0), (begun_front(search, True), begun_front(search, False))
+    )
     small = Point(2, zero=3)
     search.estimates.refined(small)
     search.estimates.refined(Point(2))
@@ -239,6 +241,12 @@ def test_points_stand_roughly_where_there_is_no_time_for_small_steps(
     assert Enumeration(search)._seconds(Point(2)) == (1.0 if looked_at or time else 2.0)
 
 
+def refuse(search: SearchState, count: int) -> None:
+    """Have so many points refused."""
+    for point in list(search.fronts[1].points)[:count]:
+        search.note_point(point, Refused(""))
+
+
 @pytest.mark.parametrize(
     ("blocks", "planned", "fits", "fails"),
     [(2, 2, False, False), (2, 3, False, True), (2, 3, True, False), (8, 3, False, False)],
@@ -248,7 +256,7 @@ def test_three_plans_without_room_are_enough_where_no_small_steps_say_more(
 ) -> None:
     """Of a step with small steps these say which point has room; once something fits, seconds count."""
     search = arranged(decoder(blocks), "h100x2", base=FEW)
-    search.points.update(dict.fromkeys(list(search.fronts[1].points)[:planned], Refused("")))
+    refuse(search, planned)
     if fits:
         search.plan("data 2", weft.data_parallel())
     assert Enumeration(search)._fails() == fails
@@ -258,7 +266,7 @@ def test_then_the_one_of_data_parallel_that_takes_the_least_memory_is_next() -> 
     """What came out goes back."""
     search = arranged(decoder(2), "h100x2", base=weft.Strategy(stages=1))
     front = search.fronts[0]
-    search.points.update(dict.fromkeys(list(search.fronts[1].points)[:3], Refused("")))
+    refuse(search, 3)
     first, before = front.next_point(unseen=True), len(front)
     memory = search.estimates.rough_memory(front.points.where(front.points.tensor == 1))
     found = Enumeration(search)._next(front, likely=False)

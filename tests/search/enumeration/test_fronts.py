@@ -49,8 +49,8 @@ def test_each_point_that_may_have_room_is_in_one_front() -> None:
     assert set(search.by_hand) == set(points.where(points.by_hand))
     assert 0 < search.skipped[NO_ROOM] == len(points) - len(hands) - len(others)
     assert all((floors.memory(each) <= limit).all() for each in (hands, others))
-    assert search.least == min(float(floors.least(each).min()) for each in (hands, others))
-    assert [Fronts(search).of(each) for each in (True, False)] == search.fronts
+    assert search.bound == min(float(floors.least(each).min()) for each in (hands, others))
+    assert tuple(Fronts(search).of(each) for each in (True, False)) == search.fronts
 
 
 def test_without_a_limit_all_have_room() -> None:

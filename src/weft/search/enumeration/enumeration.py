@@ -164,9 +164,9 @@ class Enumeration:
         # The one with fewer may be no point of the space, and the other went back: only what came out counts.
         came_out = int(planned == point)
         if not self._pace.must_plan() and not self._pace.in_time(planned):
-            self._state.skipped[NO_TIME] += came_out
+            self._state.leave_out(NO_TIME, came_out)
         elif self._was_slower(planned):
-            self._state.skipped[SLOWER_BEFORE] += came_out
+            self._state.leave_out(SLOWER_BEFORE, came_out)
         else:
             self._fronts.plan(front, planned)
             self._look_at_less(planned)

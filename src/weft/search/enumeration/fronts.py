@@ -31,16 +31,15 @@ class Fronts:
     def arrange(self, points: Points) -> None:
         """Take the points that may have room: those that people write by hand, and all others."""
         state, floors = self._state, self._state.floors
-        state.by_hand = points.where(points.by_hand)
-        room = floors.may_fit(points)
-        state.skipped[NO_ROOM] += int((~room).sum())
+        by_hand, room = points.where(points.by_hand), floors.may_fit(points)
+        state.leave_out(NO_ROOM, int((~room).sum()))
         points = points.where(room)
         least = floors.least(points)
-        state.least = Seconds(float(least.min(initial=inf)))
-        state.fronts = [
+        hands, others = (
             Frontier(points.where(mask), least[mask], state.estimates)
             for mask in (points.by_hand, ~points.by_hand)
-        ]
+        )
+        state.arrange(by_hand, Seconds(float(least.min(initial=inf))), (hands, others))
 
     def of(self, by_hand: bool) -> Frontier:
         """The front of those that people write by hand, or of the others."""
@@ -50,7 +49,7 @@ class Fronts:
     def has_left(self, front: Frontier) -> bool:
         """True where some point may still be quicker than the best; others are counted."""
         if self._state.best is not None:
-            self._state.skipped[SLOWER] += front.drop(self._state.quickest)
+            self._state.leave_out(SLOWER, front.drop(self._state.quickest))
         return len(front) > 0
 
     def plan(self, front: Frontier, point: Point) -> None:
@@ -63,7 +62,7 @@ class Fronts:
         measures = state.plan(str(point), state.strategy(point), by_hand)
         if isinstance(measures, Measures) and point not in state.points:
             state.estimates.learn_plan(point, measures)
-        state.points[point] = measures
+        state.note_point(point, measures)
         state.tell()
 
     def _plan_ahead(self, front: Frontier) -> None:

@@ -61,7 +61,7 @@ def improve(
     search = LocalSearch(state, Random(seed), neighbours)
     search.descend_from_both_kinds()
     search.chains()
-    state.locality = search.proven()
+    state.note_locality(search.proven())
 
 
 @final
