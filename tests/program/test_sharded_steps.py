@@ -16,6 +16,7 @@ from torch import nn
 import weft
 from models import GPT, ResNet, classification_loss, image_batch, token_batch, token_loss
 from single_device import assert_same_training, compiled, plain_training
+from weft.compiler.context import Context
 from weft.ir.logical import Box, Input
 from weft.units import ITEM_SIZE
 
@@ -84,8 +85,14 @@ def test_bytes_of_each_level() -> None:
         assert moved["S-B"] == size if level < 3 else 1.5 * size < moved["S-B"] < 2 * size
 
 
-def test_when_gradients_are_reduced_and_parameters_gathered() -> None:
-    """Level 1 reduces sums over the micro-batches, 2 each of them; 3 gathers in each of them."""
+def test_when_gradients_are_reduced_and_parameters_gathered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Level 1 reduces sums over the micro-batches, 2 each of them; 3 gathers in each of them.
+
+    In buckets that are small beside the model, as those of large models are.
+    """
+    monkeypatch.setattr(Context, "bucket_bytes", 1024)
     peaks = []
     for level, reduced_in_loop, gathered_in_loop in ((1, 0, 0), (2, 1, 0), (3, 1, 1)):
         strategy = replace(DATA, micro_batches=2, zero=weft.Zero(level))  # type: ignore[arg-type]

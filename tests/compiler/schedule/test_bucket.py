@@ -17,7 +17,8 @@ from local_programs import (
     update,
 )
 from weft.compiler.schedule.bucket import CUTS, GATHERED, Bucket, Schedule, bucket
-from weft.ir.plan import Collective, LocalInput, LocalOutput, LocalProgram
+from weft.ir.plan import Collective, LocalInput, LocalNode, LocalOutput, LocalProgram
+from weft.ops.localize import BLANK
 
 LARGE = 2**20
 
@@ -99,6 +100,49 @@ def test_sums_over_micro_batches_are_reduced_in_few_buckets() -> None:
     local = program(nodes, outputs=())
     assert len(bucket(local, 1)) == 4 * CUTS
     assert len(bucket(replace(local, micro_batches=2, loop=frozenset("h")), 1)) == CUTS
+
+
+def of_micro_batches(gradients: int, op: str = "weft.accumulate") -> LocalProgram:
+    """Gradients that are reduced and added up in each of two micro-batches, with a cast before the sum."""
+    nodes: list[LocalNode] = []
+    for number in range(gradients):
+        nodes += [call(f"g{number}", "x"), reduce_scatter(f"own{number}", f"g{number}")]
+        nodes += [call(f"wide{number}", f"own{number}")]
+        total = call(f"total{number}", f"wide{number}", op=op)
+        nodes += [
+            replace(total, args=(*total.args, (), "weft.accumulate")) if op == BLANK else total
+        ]
+    nodes += [update("v", "total0"), update("w", f"total{gradients - 1}")]
+    each = frozenset(
+        f"{name}{number}" for name in ("g", "own", "wide") for number in range(gradients)
+    )
+    return replace(program(nodes, outputs=()), micro_batches=2, loop=each | {"x"})
+
+
+@pytest.mark.parametrize("op", ["weft.accumulate", BLANK])
+def test_gradients_of_each_micro_batch_are_joined_and_then_added_up(op: str) -> None:
+    """Also on a rank without elements, where `weft.blank` stands in place of the sum."""
+    large = LARGE**2  # so that the bucket of an act is larger than all of it
+    found = shown(bucket(of_micro_batches(3, op), large))
+    calls, updates = ["LocalCall"] * 3, ["LocalUpdate"] * 2
+    assert found == [*calls, ["own0", "own1", "own2"], *(2 * calls), *updates]
+
+
+def test_a_value_that_is_not_only_added_up_closes_its_bucket() -> None:
+    local = of_micro_batches(2)
+    norm = call("norm", "wide0")
+    first = local.nodes.index(next(node for node in local.nodes if node.makes[0].name == "wide0"))
+    nodes = (*local.nodes[: first + 1], norm, *local.nodes[first + 1 :])
+    found = shown(bucket(replace(local, nodes=nodes), LARGE**2))
+    assert found.index(["own0"]) == 1
+    assert ["own1"] in found
+
+
+def test_buckets_of_each_micro_batch_leave_little_for_its_end() -> None:
+    """16 gradients of 32 bytes: with a limit of 640 a latency takes as long as 32, and the mean of both is 128."""
+    found = shown(bucket(of_micro_batches(16), 640))
+    buckets = [each for each in found if isinstance(each, list)]
+    assert [len(each) for each in buckets] == [4, 4, 4, 4]
 
 
 def test_sums_of_a_batch_norm_go_at_once_and_alone() -> None:

@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from math import isqrt
 from typing import TypeAlias, final
 
 from weft.cached import cached_property
+from weft.compiler.schedule.sums import op_on_all_ranks, sums_of_communicated
 from weft.ir.nodes import FORWARD, Phase
 from weft.ir.plan import (
     Collective,
@@ -25,7 +27,6 @@ from weft.ir.plan import (
     LocalValue,
 )
 from weft.ir.queries.memory import value_bytes
-from weft.ops.localize import BLANK
 from weft.ops.weft_ops import ops_that
 from weft.units import Bytes
 
@@ -35,6 +36,8 @@ GATHERED = 8
 # In how many buckets at most a communicator reduces once a step what micro-batches add up: each cuts
 # the loop, and so is acts of every micro-batch to plan and to run.
 CUTS = 64
+# The part of the seconds of a bucket of `bucket_bytes` that is latency (`hardware/planning_costs.py`).
+LATENCY = 0.05
 
 
 @final
@@ -77,21 +80,20 @@ def bucket(program: LocalProgram, bucket_bytes: Bytes, staged: bool = False) -> 
     parameters are done ahead of their readers: up to `GATHERED` times as much goes together.
 
     What the very next calls want reduced (`urgent` in `weft.ops.weft_ops`) does not wait for gradients of weights. Only
-    what runs equally often is joined, and with several stages (`staged`) only within a phase.
+    what runs equally often is joined, and with several stages (`staged`) only within a phase. What a micro-batch adds
+    to a sum comes behind its bucket (`sums.py`), and closes none.
     """
     calls = [node for node in program.nodes if isinstance(node, LocalCall)]
-    urgent = {value.name for call in calls if _op(call) in _URGENT for value in call.makes}
-    parameters, once = parameter_values(program), _once(program)
-    joiner = _Joiner(bucket_bytes, program.loop, staged, parameters, once, urgent)
+    urgent = {
+        value.name for call in calls if op_on_all_ranks(call) in _URGENT for value in call.makes
+    }
+    parameters, (once, again) = parameter_values(program), _reduced(program)
+    sums = sums_of_communicated(program.nodes)
+    joiner = _Joiner(bucket_bytes, program.loop, staged, parameters, once, again, urgent, sums)
     for node in program.nodes:
         joiner.add(node)
     joiner.close(joiner.open)
     return tuple(joiner.items)
-
-
-def _op(call: LocalCall) -> object:
-    """The op, on a rank without elements that of the other ranks."""
-    return call.args[2] if call.op == BLANK else call.op
 
 
 # Communicator, kind, reduction, dtype, whether it runs for each micro-batch, and the phase.
@@ -101,24 +103,43 @@ _Kind: TypeAlias = tuple[int, str, str, str, bool, Phase]
 @final
 @dataclass(frozen=True)
 class _Joiner:
-    """`open` holds, for each kind, the collectives that wait to be joined; all others are in `items`."""
+    """Puts the nodes of a program in order, and collectives into buckets.
+
+    Attributes:
+        limit: bytes of a bucket.
+        loop: values of which there is one for each micro-batch.
+        staged: true where only what is of one phase is joined.
+        parameters: values that are made of parameters alone.
+        once, again: for each communicator, the bytes that are reduced once a step behind a loop, and in an act of one.
+        urgent: values that are reduced alone and at once.
+        sums: communicated values that are added up over the micro-batches, and what comes of them.
+        items: what has its place.
+        open: of each kind, the collectives that wait to be joined.
+        behind: of each kind, the calls that add up what these bring.
+        kinds: of what both make, the kind.
+    """
 
     limit: int
     loop: frozenset[str]
     staged: bool
     parameters: frozenset[str]
     once: Counter[int]
+    again: Counter[int]
     urgent: Collection[str]
+    sums: frozenset[str]
     items: list[ScheduleItem] = field(default_factory=list)
     open: dict[_Kind, list[Collective]] = field(default_factory=dict)
+    behind: dict[_Kind, list[LocalCall]] = field(default_factory=dict)
+    kinds: dict[str, _Kind] = field(default_factory=dict)
 
     def add(self, node: LocalNode) -> None:
-        reads = node.reads
-        self.close(
-            key
-            for key, waiting in self.open.items()
-            if any(collective.output.name in reads for collective in waiting)
-        )
+        found = {self.kinds[name] for name in node.reads if name in self.kinds}
+        if found and isinstance(node, LocalCall) and node.makes[0].name in self.sums:
+            (key,) = found
+            self.behind.setdefault(key, []).append(node)
+            self.kinds[node.makes[0].name] = key
+            return
+        self.close(key for key in self.open if key in found)
         if not isinstance(node, Exchange):
             self.items.append(node)
         elif isinstance(node, Collective) and node.input.name in self.urgent:
@@ -131,7 +152,10 @@ class _Joiner:
 
     def close(self, keys: Iterable[_Kind]) -> None:
         for key in tuple(keys):
-            self.items.append(Bucket(tuple(self.open.pop(key))))
+            items = (Bucket(tuple(self.open.pop(key))), *self.behind.pop(key, ()))
+            self.items.extend(items)
+            for value in (value for item in items for value in item.makes):
+                del self.kinds[value.name]
 
     def _joins(self, node: Collective) -> bool:
         gathers = node.kind == "all_gather" and node.input.name in self.parameters
@@ -143,11 +167,20 @@ class _Joiner:
         key = (node.communicator, node.kind, node.reduction, node.input.dtype, looped, phase)
         waiting = self.open.setdefault(key, [])
         waiting.append(node)
-        limit = self.limit * (GATHERED if node.kind == "all_gather" else 1)
-        if not looped:
-            limit = max(limit, self.once[node.communicator] // CUTS)
-        if sum(map(_bytes, waiting)) >= limit:
+        self.kinds[node.output.name] = key
+        if sum(map(_bytes, waiting)) >= self._limit(node, looped):
             self.close([key])
+
+    def _limit(self, node: Collective, looped: bool) -> int:
+        """Bytes of a bucket. In a loop the seconds of the last one, and the latencies of all, are added to each act.
+
+        Their sum is least for the geometric mean of the bytes of an act and of those that take as long as a latency.
+        """
+        if node.kind == "all_gather":
+            return self.limit * GATHERED
+        if looped:
+            return min(self.limit, isqrt(int(self.again[node.communicator] * self.limit * LATENCY)))
+        return max(self.limit, self.once[node.communicator] // CUTS)
 
 
 def _bytes(each: Collective) -> Bytes:
@@ -157,16 +190,16 @@ def _bytes(each: Collective) -> Bytes:
     return value_bytes(each.input)
 
 
-def _once(program: LocalProgram) -> Counter[int]:
-    """For each communicator, the bytes that are reduced once a step behind a loop."""
-    found: Counter[int] = Counter()
+def _reduced(program: LocalProgram) -> tuple[Counter[int], Counter[int]]:
+    """For each communicator, the bytes that are reduced once a step behind a loop, and in each act of the loop."""
+    once, again = Counter[int](), Counter[int]()
     if not program.loop:
-        return found
+        return once, again
     for node in program.nodes:
         if isinstance(node, Collective) and node.kind in ("all_reduce", "reduce_scatter"):
-            again = node.output.name in program.loop
-            found[node.communicator] += 0 if again else value_bytes(node.input)
-    return found
+            found = again if node.output.name in program.loop else once
+            found[node.communicator] += value_bytes(node.input)
+    return once, again
 
 
 def parameter_values(

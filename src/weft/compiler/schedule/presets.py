@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import TypeGuard, final
 
 from weft.compiler.context import Context, Stages
 from weft.errors import StrategyError
 from weft.ir.nodes import Phase, PhaseKind
-from weft.ir.plan import Actor, Communicate, Compute
+from weft.ir.plan import Actor, Communicate, Compute, Feed, Transfer
 from weft.strategy.parts import Schedule
 
 
@@ -163,7 +163,8 @@ def with_priorities(
 ) -> tuple[Actor, ...]:
     """The actors of a rank with the priorities of a schedule.
 
-    What runs once a step goes first when the loop waits for it, and last otherwise.
+    What runs once a step goes first when the loop waits for it, and last otherwise. Where ranks have one stage each, a
+    forward that has begun is ended before a backward goes on: the next stage waits for it.
 
     Args:
         actors: of the rank.
@@ -171,10 +172,11 @@ def with_priorities(
         early: actors that the loop waits for.
     """
     last = 1 + 3 * preset.stages
+    begun = _begun(actors) if preset.around == preset.stages else frozenset()
 
     def priority(actor: Compute | Communicate) -> int:
         if actor.acts > 1 or preset.micro_batches == 1:
-            return preset.priority(actor.phase)
+            return 0 if actor.id in begun else preset.priority(actor.phase)
         return 0 if actor.id in early else last
 
     return tuple(
@@ -183,6 +185,32 @@ def with_priorities(
         else actor
         for actor in actors
     )
+
+
+def _begun(actors: Sequence[Actor]) -> frozenset[int]:
+    """The actors of a forward that go on with what others of it made of the values that it waits for.
+
+    These are what the stage before sends, and in the first stage the batch.
+    """
+    forward = [each for each in actors if _is_forward(each) and each.acts > 1]
+    received = {
+        name
+        for each in forward
+        if isinstance(each, Communicate) and isinstance(each.collectives[0], Transfer)
+        for name in each.produces
+    }
+    fed = {name for each in actors if isinstance(each, Feed) for name in each.produces}
+    made, begun, comes = set[str](), set[int](), received or fed
+    for each in forward:
+        if not made.isdisjoint(each.consumes):
+            begun.add(each.id)
+        if not (made | comes).isdisjoint(each.consumes):
+            made.update(each.produces)
+    return frozenset(begun)
+
+
+def _is_forward(actor: Actor) -> TypeGuard[Compute | Communicate]:
+    return isinstance(actor, Compute | Communicate) and actor.phase.kind == "forward"
 
 
 def early_actors(actors: Sequence[Actor]) -> frozenset[int]:

@@ -15,7 +15,15 @@ from weft.compiler.schedule.gathers.gathers_first import gathers_first
 from weft.compiler.schedule.gathers.prefetch import prefetch
 from weft.compiler.schedule.gathers.rings import AHEAD, gather_rings
 from weft.compiler.schedule.segment import segment
-from weft.ir.plan import Communicate, Communicator, LocalInput, LocalNode, LocalProgram, RankPlan
+from weft.ir.plan import (
+    Collective,
+    Communicate,
+    Communicator,
+    LocalInput,
+    LocalNode,
+    LocalProgram,
+    RankPlan,
+)
 from weft.ir.plan import LocalValue as Value
 from weft.strategy.parts import Zero
 
@@ -149,3 +157,28 @@ def test_a_bucket_with_something_that_stays_is_released_by_the_readers_of_the_re
     for rules, made in ((some, "h1"), (every, "end")):
         ((found,),) = gather_rings(local, actors, rules)
         assert made in (node.makes[0].name for node in actors[found.last].nodes)  # type: ignore[union-attr]
+
+
+def test_gathers_of_each_dtype_have_a_ring_of_their_own() -> None:
+    """A block in bfloat16 gathers its norms in float32: one ring for both would gather no block ahead."""
+    local = layers(1)
+    half = {f"p{layer}" for layer in range(0, LAYERS, 2)}
+    inputs = tuple(
+        replace(each, value=replace(each.value, dtype="bfloat16")) if each.key in half else each
+        for each in local.inputs
+    )
+    nodes = tuple(
+        replace(
+            node,
+            input=replace(node.input, dtype="bfloat16"),
+            output=replace(node.output, dtype="bfloat16"),
+        )
+        if isinstance(node, Collective) and node.input.name in half
+        else node
+        for node in local.nodes
+    )
+    mixed = replace(local, inputs=inputs, nodes=nodes)
+    actors = segment(mixed, bucket(mixed, 2**22), (Communicator(0, (0, 1)),))
+    rings = list(gather_rings(mixed, actors, Zero(3)))
+    assert [len(ring) for ring in rings] == [3, 2]
+    assert most_ahead(plan_of(mixed, Zero(3))) == 2 * AHEAD

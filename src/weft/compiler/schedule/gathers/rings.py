@@ -1,4 +1,8 @@
-"""Rings of gathers: those of a phase, in the order of their use, of which a few run ahead."""
+"""Rings of gathers: those of a phase and a dtype, in the order of their use, of which a few run ahead.
+
+A block that is trained in bfloat16 gathers its matrices, and its norms in float32: with one ring for both, two of them
+ahead would be one block, and its gathers would wait for the block before to end.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +39,8 @@ def gather_rings(
 ) -> Iterator[list[ParameterGather]]:
     """The gathers of parameters that run as often as the step needs them, in the order of their use.
 
-    By phase; and where all micro-batches wait for one another, those before and those behind. Only ZeRO 3 gathers
-    for each use; whatever else is gathered stays for the step.
+    By phase, communicator and dtype; and where all micro-batches wait for one another, those before and those behind.
+    Only ZeRO 3 gathers for each use; whatever else is gathered stays for the step.
     """
     rules = zero_rules(zero)
     shards = parameter_values(program)
@@ -46,7 +50,7 @@ def gather_rings(
         for name in actor.consumes:
             readers.setdefault(name, []).append(actor.id)
     rounds = _rounds(program, actors)
-    rings: dict[tuple[Phase, int], list[ParameterGather]] = {}
+    rings: dict[tuple[Phase, int, str, str], list[ParameterGather]] = {}
     for actor in actors:
         if not isinstance(actor, Communicate) or actor.acts != program.micro_batches:
             continue
@@ -56,7 +60,8 @@ def gather_rings(
         if ids and bucket.gathers and bucket.reads <= shards:
             first, last = min(ids), max(ids)
             gather = ParameterGather(actor.id, first, last, rounds[first] != rounds[last])
-            rings.setdefault((actor.phase, rounds[gather.first]), []).append(gather)
+            key = (actor.phase, rounds[first], actor.queue, bucket.makes[0].dtype)
+            rings.setdefault(key, []).append(gather)
     for ring in rings.values():
         yield sorted(ring, key=lambda gather: (gather.first, gather.id))
 
