@@ -130,6 +130,23 @@ OVER_THE_BATCH = {
 }
 
 
+def contrastive(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    """A loss of each sample beside all others."""
+    sides = nn.functional.normalize(model(batch), dim=-1)
+    return nn.functional.cross_entropy(sides @ sides.T, torch.arange(len(sides)))
+
+
+def test_level_3_in_stages_with_a_loss_over_the_batch() -> None:
+    """What the last stage gathers for forward and backward holds no micro-batch up that the loss waits for."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(8)]
+    model, batch = nn.Sequential(*layers), torch.randn(16, 8)
+    expected = plain_training(model, contrastive, [batch] * 3)
+    strategy = replace(STAGES, micro_batches=2, zero=weft.Zero(3))
+    with compiled(model, contrastive, batch, GRID, strategy) as program:
+        assert_same_training(program, [batch] * 3, expected)
+
+
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("name", OVER_THE_BATCH)
 def test_level_3_with_ops_over_the_batch(name: str, micro_batches: int) -> None:

@@ -69,8 +69,8 @@ def gather_rings(
 def _rounds(program: LocalProgram, actors: Sequence[Actor]) -> list[int]:
     """For each actor, how often micro-batches have waited for one another before its acts are wanted.
 
-    They do for what is read once a step, and for what is complete after the last of them alone. What is
-    made of parameters alone belongs to its first reader.
+    They do for what is read once a step, and for what is complete after the last of them alone. None have for the
+    batch, and for what another stage sends. What is made of parameters alone belongs to its first reader.
     """
 
     def waits(maker: int, name: str, reader: Actor) -> bool:
@@ -87,7 +87,8 @@ def _rounds(program: LocalProgram, actors: Sequence[Actor]) -> list[int]:
             for id, name in before
             if (round := found[id]) is not None
         ]
-        found.append(max(rounds, default=0 if isinstance(actor, Feed) else None))
+        comes = isinstance(actor, Feed) or (isinstance(actor, Communicate) and not actor.consumes)
+        found.append(max(rounds, default=0 if comes else None))
         for id, _ in before:
             readers[id].append(actor.id)
     for actor in reversed(actors):
