@@ -3,26 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import astuple, fields
+from dataclasses import astuple
 from math import isfinite
 from typing import Any
 
 from weft.search.evaluation.measures import Answer, Longer, Measures, Refused
 from weft.search.record.learned import Learned, Look
-from weft.search.space.point import LAYOUTS, NAMED, Point
+from weft.search.space.coordinates import COORDINATES, WIDTH
+from weft.search.space.point import Point
 from weft.units import Bytes, Seconds
-
-# Of each coordinate of a point, what it may be; others are whole numbers.
-_ALLOWED: Mapping[str, tuple[object, ...]] = {
-    "layouts": LAYOUTS,
-    "schedule": ("", *NAMED),
-    "zero": (0, 1, 2, 3),
-    "outer": (False, True),
-    "experts": (False, True),
-}
-
-# Coordinates that may be 0.
-_FROM_ZERO = ("recompute", "offload")
 
 
 def to_json(learned: Learned) -> dict[str, Any]:
@@ -80,15 +69,9 @@ def _number(found: Any) -> float:
 
 
 def _point(row: list[Any]) -> Point:
-    names = [each.name for each in fields(Point)]
-    if len(row) != len(names):
-        raise ValueError(f"expected the {len(names)} coordinates of a point, found {row!r}")
-    for name, found in zip(names, row, strict=True):
-        allowed = _ALLOWED.get(name)
-        fewest = 0 if name in _FROM_ZERO else 1
-        whole = isinstance(found, int) and not isinstance(found, bool) and found >= fewest
-        # By type too: True is equal to 1.
-        fits = found in allowed and type(found) is type(allowed[0]) if allowed else whole
-        if not fits:
-            raise ValueError(f"expected a point's {name}, found {found!r}")
+    if len(row) != WIDTH:
+        raise ValueError(f"expected the {WIDTH} coordinates of a point, found {row!r}")
+    for each, found in zip(COORDINATES, row, strict=True):
+        if not each.may_be(found):
+            raise ValueError(f"expected a point's {each.name}, found {found!r}")
     return Point(*row)

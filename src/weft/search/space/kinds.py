@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.search.space.points import SCHEDULES, Ints, Points
+from weft.search.space.point import SCHEDULES
+from weft.search.space.points import Ints, Points
 
 # The kinds of pipelines, by the schedule that a point names.
 _SCHEDULES = {

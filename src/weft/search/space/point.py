@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, TypeVar, final, get_args
 
 from weft.layout import SBP, broadcast, split
@@ -22,6 +22,9 @@ LAYOUTS: tuple[Layouts, ...] = get_args(Layouts)
 # Schedules that points name, beside the computed one: of ranks with a stage each, and of those with several.
 ONCE, IN_TURN = ("gpipe", "1f1b", "zero_bubble"), ("interleaved",)
 NAMED = (*ONCE, *IN_TURN)
+SCHEDULES = ("", *NAMED)
+# What a field says of its coordinate: what it may be; or from which whole number on, where that is not 1.
+CHOICES, LEAST = "choices", "least"
 # Names that a strategy of such a point is known by.
 _SCHEDULES: dict[Schedule | None, str] = {
     None: "computed",
@@ -55,15 +58,15 @@ class Point:
     data: int
     tensor: int = 1
     stages: int = 1
-    layouts: Layouts = "data"
+    layouts: Layouts = field(default="data", metadata={CHOICES: LAYOUTS})
     micro_batches: int = 1
-    schedule: str = ""
-    zero: int = 0
-    recompute: int = 0
-    outer: bool = False
+    schedule: str = field(default="", metadata={CHOICES: SCHEDULES})
+    zero: int = field(default=0, metadata={CHOICES: (0, 1, 2, 3)})
+    recompute: int = field(default=0, metadata={LEAST: 0})
+    outer: bool = field(default=False, metadata={CHOICES: (False, True)})
     turns: int = 1
-    offload: int = 0
-    experts: bool = False
+    offload: int = field(default=0, metadata={LEAST: 0})
+    experts: bool = field(default=False, metadata={CHOICES: (False, True)})
 
     @property
     def ranks(self) -> int:

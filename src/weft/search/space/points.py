@@ -3,26 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, fields
-from typing import Any, TypeAlias, final
+from dataclasses import dataclass, field
+from typing import TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from weft.cached import cached_property
-from weft.search.space.point import LAYOUTS, NAMED, Layouts, Point
+from weft.search.space.coordinates import COLUMNS, DEFAULTS, WIDTH, point_of, row_of
+from weft.search.space.point import LAYOUTS, SCHEDULES, Layouts, Point
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
 Mask: TypeAlias = NDArray[np.bool_]
 
-SCHEDULES = ("", *NAMED)
 # Bits that a number of ranks along an axis takes at most.
 _BITS = 21
-# The columns: the coordinates of a point, in the order of its fields.
-WIDTH = len(fields(Point))
-_DATA, _TENSOR, _STAGES, _LAYOUTS, _MICRO_BATCHES, _SCHEDULE = range(6)
-_ZERO, _RECOMPUTE, _OUTER, _TURNS, _OFFLOAD, _EXPERTS = range(6, WIDTH)
 
 
 def layouts_code(layouts: Layouts) -> int:
@@ -50,12 +46,20 @@ class Points:
     @staticmethod
     def of(points: Iterable[Point]) -> Points:
         """These points."""
-        return Points(np.array([_row(each) for each in points], np.int64).reshape(-1, WIDTH))
+        return Points(np.array([row_of(each) for each in points], np.int64).reshape(-1, WIDTH))
+
+    @staticmethod
+    def made(count: int, data: int | Ints, **columns: int | Ints) -> Points:
+        """So many points, by the numbers of their coordinates; those that are not given are as in a plain `Point`."""
+        rows = np.empty((count, WIDTH), np.int64)
+        for name, numbers in {**DEFAULTS, "data": data, **columns}.items():
+            rows[:, COLUMNS[name]] = numbers
+        return Points(rows)
 
     @staticmethod
     def one(point: Point) -> Points:
         """A single one."""
-        return Points(np.array([_row(point)], np.int64))
+        return Points(np.array([row_of(point)], np.int64))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -67,10 +71,7 @@ class Points:
         """One of them."""
         found = self._made.get(number)
         if found is None:
-            row: list[Any] = self.rows[number].tolist()
-            row[_LAYOUTS], row[_SCHEDULE] = LAYOUTS[row[_LAYOUTS]], SCHEDULES[row[_SCHEDULE]]
-            row[_OUTER], row[_EXPERTS] = bool(row[_OUTER]), bool(row[_EXPERTS])
-            found = self._made[number] = Point(*row)
+            found = self._made[number] = point_of(self.rows[number].tolist())
         return found
 
     def where(self, mask: Mask) -> Points:
@@ -79,22 +80,23 @@ class Points:
 
     def data_parallel(self) -> Points:
         """With all ranks along the data axis, and every parameter whole."""
-        rows = self.rows.copy()
-        rows[:, _DATA] *= rows[:, _TENSOR]
-        rows[:, _TENSOR], rows[:, _LAYOUTS] = 1, layouts_code("data")
-        rows[:, [_OUTER, _EXPERTS]] = 0
-        return Points(rows)
+        whole = {name: DEFAULTS[name] for name in ("tensor", "layouts", "outer", "experts")}
+        return self._with(data=self.data * self.tensor, **whole)
 
     def with_all_kept(self) -> Points:
         """With no block that runs again, or waits."""
-        rows = self.rows.copy()
-        rows[:, [_RECOMPUTE, _OFFLOAD]] = 0
-        return Points(rows)
+        return self._with(recompute=0, offload=0)
 
     def laid_as(self, layouts: Layouts, others: Layouts) -> Points:
         """With those that are laid out so laid out otherwise."""
+        laid = np.where(self.laid(layouts), layouts_code(others), self.layouts)
+        return self._with(layouts=laid)
+
+    def _with(self, **columns: int | Ints) -> Points:
+        """With other numbers in these columns."""
         rows = self.rows.copy()
-        rows[self.laid(layouts), _LAYOUTS] = layouts_code(others)
+        for name, numbers in columns.items():
+            rows[:, COLUMNS[name]] = numbers
         return Points(rows)
 
     def has(self, point: Point) -> bool:
@@ -114,66 +116,69 @@ class Points:
         return self.where(left)
 
     def _is(self, point: Point) -> Mask:
-        found: Mask = (self.rows == np.array(_row(point))).all(axis=1)
+        found: Mask = (self.rows == np.array(row_of(point))).all(axis=1)
         return found
 
     def flat_as(self, point: Point) -> Mask:
         """Those that are this flat point but for their stages, turns and schedule."""
-        same = self.rows == np.array(_row(point))
-        same[:, [_STAGES, _SCHEDULE, _TURNS]] = True
+        same = self.rows == np.array(row_of(point))
+        same[:, [COLUMNS[name] for name in ("stages", "schedule", "turns")]] = True
         found: Mask = same.all(axis=1)
         return found
 
+    def _column(self, name: str) -> Ints:
+        return self.rows[:, COLUMNS[name]]
+
     @property
     def data(self) -> Ints:
-        return self.rows[:, _DATA]
+        return self._column("data")
 
     @property
     def tensor(self) -> Ints:
-        return self.rows[:, _TENSOR]
+        return self._column("tensor")
 
     @property
     def stages(self) -> Ints:
-        return self.rows[:, _STAGES]
+        return self._column("stages")
 
     @property
     def layouts(self) -> Ints:
         """Numbers of `layouts_code`."""
-        return self.rows[:, _LAYOUTS]
+        return self._column("layouts")
 
     @property
     def micro_batches(self) -> Ints:
-        return self.rows[:, _MICRO_BATCHES]
+        return self._column("micro_batches")
 
     @property
     def schedule(self) -> Ints:
         """Numbers of `schedule_code`."""
-        return self.rows[:, _SCHEDULE]
+        return self._column("schedule")
 
     @property
     def zero(self) -> Ints:
-        return self.rows[:, _ZERO]
+        return self._column("zero")
 
     @property
     def recompute(self) -> Ints:
-        return self.rows[:, _RECOMPUTE]
+        return self._column("recompute")
 
     @property
     def outer(self) -> Mask:
-        found: Mask = self.rows[:, _OUTER] == 1
+        found: Mask = self._column("outer") == 1
         return found
 
     @property
     def turns(self) -> Ints:
-        return self.rows[:, _TURNS]
+        return self._column("turns")
 
     @property
     def offload(self) -> Ints:
-        return self.rows[:, _OFFLOAD]
+        return self._column("offload")
 
     @property
     def experts(self) -> Mask:
-        found: Mask = self.rows[:, _EXPERTS] == 1
+        found: Mask = self._column("experts") == 1
         return found
 
     @property
@@ -225,11 +230,3 @@ class Points:
         key = (self.data << 2 * _BITS) | (self.tensor << _BITS) | self.stages
         found: Ints = np.unique(key, return_inverse=True)[1]
         return found
-
-
-def _row(point: Point) -> tuple[int, ...]:
-    return (
-        *(point.data, point.tensor, point.stages, layouts_code(point.layouts)),
-        *(point.micro_batches, schedule_code(point.schedule), point.zero, point.recompute),
-        *(int(point.outer), point.turns, point.offload, int(point.experts)),
-    )

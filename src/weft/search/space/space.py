@@ -11,7 +11,7 @@ from typing import TypeAlias, final
 import numpy as np
 
 from weft.search.space.point import IN_TURN, ONCE, Layouts
-from weft.search.space.points import WIDTH, Ints, Points, layouts_code, schedule_code
+from weft.search.space.points import Ints, Points, layouts_code, schedule_code
 
 # Numbers of blocks that run again, and of those that wait in host memory.
 _Kept: TypeAlias = tuple[tuple[int, int], ...]
@@ -107,12 +107,16 @@ def _schedules(stages: int, turns: int) -> tuple[str, ...]:
     return ("", *(IN_TURN if turns > 1 else ONCE))
 
 
+# The coordinates that are combined on a grid, in this order.
+_INNER = ("micro_batches", "schedule", "zero", "recompute", "offload")
+
+
 @cache
 def _inner(micro: tuple[int, ...], schedules: tuple[str, ...], zeros: int, kept: _Kept) -> Ints:
     """Micro-batches, schedules, levels of ZeRO, and what becomes of the results of blocks: all combinations."""
     codes = map(schedule_code, schedules)
     every = product(micro, codes, range(zeros), kept)
-    return np.array([(m, s, z, *k) for m, s, z, k in every], np.int64).reshape(-1, 5)
+    return np.array([(m, s, z, *k) for m, s, z, k in every], np.int64).reshape(-1, len(_INNER))
 
 
 def _rows(
@@ -123,12 +127,17 @@ def _rows(
     experts: bool = False,
 ) -> Ints:
     data, tensor, stages, turns = grid
-    rows = np.empty((len(inner), WIDTH), np.int64)
-    rows[:, :4] = data, tensor, stages, layouts_code(layouts)
-    rows[:, 4:8] = inner[:, :4]
-    rows[:, 8:10] = int(outer), turns
-    rows[:, 10], rows[:, 11] = inner[:, 4], int(experts)
-    return rows
+    return Points.made(
+        len(inner),
+        data=data,
+        tensor=tensor,
+        stages=stages,
+        layouts=layouts_code(layouts),
+        outer=int(outer),
+        turns=turns,
+        experts=int(experts),
+        **dict(zip(_INNER, inner.T, strict=True)),
+    ).rows
 
 
 def _ways(sizes: Sizes, data: int, tensor: int, stages: int) -> Iterator[tuple[Layouts, bool]]:

@@ -1,0 +1,55 @@
+"""Coordinates of points: numbers in columns and back, and what each may be."""
+
+from __future__ import annotations
+
+from dataclasses import astuple, fields
+
+import pytest
+
+from weft.search.space.coordinates import COLUMNS, COORDINATES, DEFAULTS, point_of, row_of
+from weft.search.space.point import LAYOUTS, Point
+from weft.search.space.points import Points, layouts_code, schedule_code
+
+OTHER = Point(3, 2, 4, "sequence", 8, "interleaved", 3, 5, True, 2, 6, True)
+
+
+def test_each_field_of_a_point_is_one_in_its_order() -> None:
+    names = [each.name for each in fields(Point)]
+    assert [each.name for each in COORDINATES] == names
+    assert list(COLUMNS) == names
+    assert list(COLUMNS.values()) == list(range(len(names)))
+
+
+@pytest.mark.parametrize("point", [Point(4), OTHER])
+def test_points_are_read_back_from_numbers_with_their_types(point: Point) -> None:
+    row = row_of(point)
+    assert all(type(each) is int for each in row)
+    found = point_of(list(row))
+    assert found == point
+    assert [type(each) for each in astuple(found)] == [type(each) for each in astuple(point)]
+    assert row[COLUMNS["layouts"]] == layouts_code(point.layouts)
+    assert row[COLUMNS["schedule"]] == schedule_code(point.schedule)
+    assert all(each.may_be(value) for each, value in zip(COORDINATES, astuple(point), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("data", (0, -1, True, 1.0, "1")),
+        ("recompute", (-1, False, None)),
+        ("layouts", ("rows", 0, "")),
+        ("schedule", ("1F1B", None, 0)),
+        ("zero", (4, -1, True, 1.0)),
+        ("outer", (0, 1, "")),
+    ],
+)
+def test_what_it_cannot_be_is_told_by_its_type_too(name: str, wrong: tuple[object, ...]) -> None:
+    coordinate = COORDINATES[COLUMNS[name]]
+    assert not any(map(coordinate.may_be, wrong))
+
+
+def test_what_is_not_said_is_as_in_a_plain_point() -> None:
+    assert DEFAULTS.keys() == COLUMNS.keys() - {"data"}
+    assert tuple(Points.made(2, data=4)) == (Point(4), Point(4))
+    (found,) = Points.made(1, data=2, layouts=layouts_code(LAYOUTS[3]), outer=1, zero=2)
+    assert found == Point(2, layouts=LAYOUTS[3], outer=True, zero=2)
