@@ -120,14 +120,14 @@ def test_a_start_that_is_refused_counts_as_none() -> None:
     assert [reason for reason in found.skipped if reason.startswith("the start is refused: ")]
 
 
-def test_the_best_of_the_other_kind_has_stages_or_none() -> None:
+def test_the_best_that_is_staged_otherwise_has_stages_or_none() -> None:
     found = searched(slow=SLOW, quick=QUICK)
-    assert found.of_other_kind() is None
+    assert found.best_staged_otherwise() is None
     measures = found.plan("staged", STAGED)
-    assert found.of_other_kind() == ("staged", STAGED, measures)
+    assert found.best_staged_otherwise() == ("staged", STAGED, measures)
     found = searched(staged=STAGED)
     found.move("slow", SLOW, Seconds(0.0))
-    assert found.of_other_kind() is None
+    assert found.best_staged_otherwise() is None
 
 
 def test_a_best_that_another_process_has_planned_takes_time_at_the_end() -> None:

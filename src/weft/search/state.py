@@ -181,7 +181,7 @@ class SearchState:
         """Seconds that the best takes; endless where none was found yet."""
         return Seconds(inf) if self._best is None else self._best[0]
 
-    def of_other_kind(self) -> tuple[str, Strategy, Measures] | None:
+    def best_staged_otherwise(self) -> tuple[str, Strategy, Measures] | None:
         """The quickest that has room, with stages where the best has none, or without where it has some; else None."""
         assert self.best is not None
         staged = stage_count(self.best[1]) > 1
@@ -228,10 +228,10 @@ class SearchState:
         return found
 
     @contextmanager
-    def in_chain(self, kind: str) -> Iterator[None]:
+    def in_chain(self, name: str) -> Iterator[None]:
         """Have the body stand in the course of the search under a name of its own, such as "descent 2"."""
         before, self._begun = self._chain, self._begun + 1
-        self._chain = f"{kind} {self._begun}"
+        self._chain = f"{name} {self._begun}"
         try:
             yield
         finally:

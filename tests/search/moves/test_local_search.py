@@ -96,8 +96,8 @@ def test_a_local_optimum_is_one() -> None:
 def test_the_quickest_pipeline_is_improved_beside_a_best_that_is_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where a simulation errs about pipelines, it errs about all of them: both kinds are worth a real run."""
-    monkeypatch.setattr(module, "NEAR_KIND", 9.0)
+    """A simulation errs about all pipelines alike: the best with stages, and without, are worth a real run."""
+    monkeypatch.setattr(module, "NEAR_STAGED", 9.0)
     found = begun(layers(), "flexflow-k80x2")
     found.plan("flat", replace(data_parallel(), grid=(2,)))
     found.plan("staged", replace(data_parallel(), grid=(2,), stages=2, micro_batches=8))

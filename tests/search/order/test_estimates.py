@@ -121,7 +121,7 @@ def test_pipelines_have_room_only_with_some_to_spare() -> None:
         assert (seconds == found.seconds) == (part > 1)
 
 
-def test_a_pipeline_that_was_planned_says_the_bytes_of_its_kind() -> None:
+def test_a_pipeline_that_was_planned_says_the_bytes_of_others_alike() -> None:
     estimates = begun(decoder(8), "h100x2").estimates
     one = Point(1, stages=2, micro_batches=4, schedule="1f1b")
     other = replace(one, micro_batches=2)

@@ -101,7 +101,7 @@ def test_an_estimate_is_near_the_plan() -> None:
     assert found.seconds == pytest.approx(planned(search, point).seconds, rel=0.2)
 
 
-def test_bytes_of_a_plan_correct_others_of_its_kind() -> None:
+def test_bytes_of_a_plan_correct_others_alike() -> None:
     """Of the same schedule and ways to save memory, with other stages; beside parameters and states."""
     point, found = staged(2, 8), Pipelines(floors())
     flat = replace(point, stages=1, schedule="")

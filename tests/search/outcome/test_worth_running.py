@@ -27,7 +27,7 @@ def _all() -> list[Tried]:
     return sorted([*NEAR, FLAT, HAND, OTHER], key=lambda each: each.seconds or 0.0)
 
 
-def test_half_are_the_quickest_and_half_of_other_kinds() -> None:
+def test_half_are_the_quickest_and_half_of_other_outlines() -> None:
     """A search's best strategies are alike; what people write and other pipelines run beside them."""
     quickest = [NEAR[0], NEAR[1], NEAR[2], FLAT]
     others = [HAND, OTHER]

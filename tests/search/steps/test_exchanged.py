@@ -57,7 +57,7 @@ def step(model: nn.Module) -> StoredStep:
 
 
 def sizes(stored: StoredStep) -> list[tuple[int, int]]:
-    found = sums(stored.graph, linears_of(stored).kinds)
+    found = sums(stored.graph, linears_of(stored).cuts)
     return sorted((each.size, each.weights) for each in found)
 
 
@@ -100,5 +100,5 @@ def test_a_convolution_has_a_gradient() -> None:
 
 def test_a_decoder_adds_up_twice_a_block_each_way() -> None:
     stored = decoder()
-    assert len(sums(stored.graph, linears_of(stored).kinds)) == 3 * 4
+    assert len(sums(stored.graph, linears_of(stored).cuts)) == 3 * 4
     assert sums(stored.graph, {}) == ()

@@ -29,7 +29,7 @@ def test_blocks_without_linears_leave_those_behind() -> None:
     step = weft.Job(model, loss, torch.optim.SGD(model.parameters()), batch).stored()
     found = linears_of(step)
     assert (found.columns, found.rows) == (("first",), ("last",))
-    assert found.kinds == {"first": "columns", "last": "rows"}
+    assert found.cuts == {"first": "columns", "last": "rows"}
 
 
 def test_a_model_without_linears_has_none() -> None:

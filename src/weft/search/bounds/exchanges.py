@@ -57,15 +57,15 @@ class Exchanges:
         return found
 
     def _reduced(self, point: Point, least: bool) -> float:
-        kind: CollectiveKind = "reduce_scatter" if point.zero else "all_reduce"
-        key = point.layouts == "data", kind, least
+        collective: CollectiveKind = "reduce_scatter" if point.zero else "all_reduce"
+        key = point.layouts == "data", collective, least
         size = once(self._bytes, key, lambda: self._gradients(*key))
         size /= point.tensor * point.stages
-        return self._collective(kind, Bytes(int(size)), point, along_data=True)
+        return self._collective(collective, Bytes(int(size)), point, along_data=True)
 
-    def _gradients(self, whole: bool, kind: CollectiveKind, least: bool) -> float:
-        """Bytes of gradients that are added up by a collective of a kind: of all weights, or of those that are cut."""
-        facts, passes = self.facts, 2 if kind == "all_reduce" else 1
+    def _gradients(self, whole: bool, collective: CollectiveKind, least: bool) -> float:
+        """Bytes of gradients that are added up by a collective: of all weights, or of those that are cut."""
+        facts, passes = self.facts, 2 if collective == "all_reduce" else 1
 
         def size(each: WeightGradient) -> float:
             if not least:
@@ -73,12 +73,12 @@ class Exchanges:
             around = each.around * facts.narrowed / passes
             return min(each.elements * min(_NARROW, each.item), around)
 
-        kinds = facts.linears.kinds
+        cuts = facts.linears.cuts
         return sum(
             size(each)
             for each in facts.gradients
             if not (least and each.key in facts.laid)
-            and (whole or each.key.removesuffix(".weight") in kinds)
+            and (whole or each.key.removesuffix(".weight") in cuts)
         )
 
     def sums(self, points: Points, least: bool = False) -> Floats:
@@ -100,7 +100,7 @@ class Exchanges:
     @cached_property
     def _are_cut_otherwise(self) -> bool:
         """True where the user says how some of the layers lie that points cut, or what is around them."""
-        weights = (f"{module}.weight" for module in self.facts.linears.kinds)
+        weights = (f"{module}.weight" for module in self.facts.linears.cuts)
         base = self.facts.base.parameters
         return self.facts.guided or any(first_match(base, each) is not None for each in weights)
 
@@ -135,12 +135,12 @@ class Exchanges:
         return Counter(self.facts.sums)
 
     def _collective(
-        self, kind: CollectiveKind, size: Bytes, point: Point, along_data: bool
+        self, collective: CollectiveKind, size: Bytes, point: Point, along_data: bool
     ) -> float:
         parts = point.data if along_data else point.tensor
         if parts == 1:
             return 0.0
-        moved = size * (parts - 1) // parts * (2 if kind == "all_reduce" else 1)
+        moved = size * (parts - 1) // parts * (2 if collective == "all_reduce" else 1)
         # Neighbours of a group are as far apart as the other axis is long, where that lies inside.
         other = point.tensor if along_data else point.data
         apart = other if along_data != point.outer else 1
@@ -149,9 +149,9 @@ class Exchanges:
         def seconds() -> float:
             groups = once(self._grouped, where, lambda: self._groups(*where))
             costs = self.facts.machine.costs
-            return costs.of_collective(kind, size, Bytes(moved), groups).seconds
+            return costs.of_collective(collective, size, Bytes(moved), groups).seconds
 
-        return once(self._seconds, (kind, size, where), seconds)
+        return once(self._seconds, (collective, size, where), seconds)
 
     def _groups(self, parts: int, apart: int, ranks: int) -> list[tuple[int, ...]]:
         """The ranks of each communicator of so many parts, neighbours so many ranks apart."""

@@ -41,7 +41,7 @@ _LOSS |= frozenset(aten("_log_softmax_backward_data nll_loss_backward nll_loss2d
 @final
 @dataclass(frozen=True)
 class StepWork:
-    """Seconds of a step's work: on one device of a kind, or on some ranks of which each does as much as it can.
+    """Seconds of a step's work: on one device, or on some ranks of which each does as much as it can.
 
     Attributes:
         calls: of all calls, without their starts.
@@ -99,12 +99,12 @@ class SharedWork:
 
     @cached_property
     def of_kind(self) -> Mapping[int, StepWork]:
-        """The work of the step on a device of each kind, by its first rank."""
+        """The work of the step on a device of each device kind, by its first rank."""
         kinds = dict.fromkeys(self._costs.like(rank) for rank in self.facts.ranks)
         return {first: self._work(first) for first in kinds}
 
     def _work(self, first: int) -> StepWork:
-        """Of the whole step on a device of a kind."""
+        """Of the whole step on a device of a device kind."""
         found = [self._work_of(first, calls) for calls in self.facts.calls]
         one = found[0] if len(found) == 1 else found[0].along(found[1], self.facts.along)
         start = self._start(first)
@@ -121,7 +121,7 @@ class SharedWork:
         return found[0] if len(found) == 1 else found[0] + self.facts.along * (found[1] - found[0])
 
     def _work_of(self, first: int, calls: Mapping[CountedCall, int]) -> StepWork:
-        """Of some calls on a device of a kind, without starts and updates."""
+        """Of some calls on a device of a device kind, without starts and updates."""
         start = self._start(first)
         total = again = all_again = losses = forward = 0.0
         for (call, runs_again, in_forward), count in calls.items():

@@ -32,8 +32,8 @@ ROUNDS = 1
 # A chain whose best is longer than that of all by this part is not worth a descent.
 NEAR = 0.1
 # The quickest with stages where the best has none, or without where it has some, is worth one up to this part more:
-# where a simulation errs about one of a kind, it errs about all of it.
-NEAR_KIND = 0.5
+# where a simulation errs about one of these, it errs about all of them.
+NEAR_STAGED = 0.5
 # So many cuts into stages of a best without any are looked at for that, where no pipeline was planned.
 CUTS = 8
 # Pairs of moves are tried where there are at most so many.
@@ -59,7 +59,7 @@ def improve(
     if not Pace(state).affords():
         return
     search = LocalSearch(state, Random(seed), neighbours)
-    search.descend_from_both_kinds()
+    search.descend_with_and_without_stages()
     search.chains()
     state.note_locality(search.proven())
 
@@ -98,10 +98,10 @@ class LocalSearch:
         assert self._state.best is not None
         return self._state.best[0]
 
-    def descend_from_both_kinds(self) -> None:
+    def descend_with_and_without_stages(self) -> None:
         """Descend from the best, and in half of the time from the quickest with stages, or without, as it has not."""
-        other = self._state.of_other_kind() or self._quickest_cut()
-        if other is None or other[2].seconds > (1 + NEAR_KIND) * self.best[1].seconds:
+        other = self._state.best_staged_otherwise() or self._quickest_cut()
+        if other is None or other[2].seconds > (1 + NEAR_STAGED) * self.best[1].seconds:
             self.descend(self._best_name, *self.best)
             return
         with self._pace.until_half():
@@ -122,7 +122,7 @@ class LocalSearch:
             if not self._pace.affords():
                 break
             other = change.on(bare)
-            measures = self._tried(change, other, Seconds((1 + NEAR_KIND) * here.seconds))
+            measures = self._tried(change, other, Seconds((1 + NEAR_STAGED) * here.seconds))
             if measures is not None:
                 found.append((self._named(change), other, measures))
         return min(found, key=lambda each: each[2].seconds, default=None)

@@ -35,7 +35,7 @@ _ROOM_WITH_FEW = 0.97
 # A point that has no room comes behind all that have, those first that have almost; chosen by hand, far above what
 # points differ by.
 _NO_ROOM = 100.0
-# Times as many bytes as estimated that pipelines may take, by the schedule; and once one of their kind was planned. Of
+# Times as many bytes as estimated that pipelines may take, by the schedule; and once one alike was planned. Of
 # 50 that were planned those with a stage a rank and a named schedule took 1.02 at most, a computed one ("") mostly 1.1.
 _LARGER = {"": 1.1, "gpipe": 1.03, "1f1b": 1.03, "interleaved": 1.1, "zero_bubble": 1.05}
 _LARGER_THAN_ALIKE = 1.03

@@ -24,15 +24,15 @@ _BUBBLE = {"": 0.7, "zero_bubble": 0.7, "interleaved": 2.0}
 _TENSOR, _TENSOR_APART = 1.07, 1.1
 # The part of a step by which each further part of a rank makes it longer, since it is one more exchange.
 _TURN = 0.005
-# The schedule, whether layers are cut, blocks run again or wait, parameters are gathered for each use, and ranks have
-# several parts.
-_Kind: TypeAlias = tuple[str, bool, bool, bool, bool]
+# What pipelines alike have in common: the schedule, whether layers are cut, blocks run again or wait, parameters are
+# gathered for each use, and ranks have several parts.
+_Traits: TypeAlias = tuple[str, bool, bool, bool, bool]
 
 
 @final
 @dataclass(frozen=True)
 class Pipelines:
-    """Estimates of pipelines, whose bytes plans of others of their kind correct.
+    """Estimates of pipelines, whose bytes plans of others alike correct.
 
     Where no schedule is named, plans decide how many micro-batches fly: where blocks run again far more than there are
     stages.
@@ -42,7 +42,7 @@ class Pipelines:
     """
 
     floors: Floors
-    _larger: dict[_Kind, list[float]] = field(default_factory=dict, repr=False)
+    _larger: dict[_Traits, list[float]] = field(default_factory=dict, repr=False)
 
     def measures(self, point: Point, flat: Point, found: Measures) -> Measures:
         """The measures of a step in stages, about.
@@ -53,22 +53,22 @@ class Pipelines:
             found: of that one.
         """
         about = in_stages(point, flat, found, self.floors)
-        states, larger = self.floors.states_of(point), self._larger.get(_kind_of(point), [1.0])
+        states, larger = self.floors.states_of(point), self._larger.get(_traits_of(point), [1.0])
         memory = states + median(larger) * (about.memory - states)
         return replace(about, memory=Bytes(int(memory)))
 
     def learn(self, point: Point, flat: Point, found: Measures, planned: Measures) -> None:
-        """Correct the bytes of others of its kind by those that a plan of a point took."""
+        """Correct the bytes of others alike by those that a plan of a point took."""
         about, states = in_stages(point, flat, found, self.floors), self.floors.states_of(point)
         beside = max(planned.memory - states, 1.0) / max(about.memory - states, 1.0)
-        self._larger.setdefault(_kind_of(point), []).append(beside)
+        self._larger.setdefault(_traits_of(point), []).append(beside)
 
     def is_planned(self, point: Point) -> bool:
-        """True where some point of its kind was planned."""
-        return _kind_of(point) in self._larger
+        """True where some point alike was planned."""
+        return _traits_of(point) in self._larger
 
 
-def _kind_of(point: Point) -> _Kind:
+def _traits_of(point: Point) -> _Traits:
     away = point.recompute + point.offload > 0
     return point.schedule, point.tensor > 1, away, point.zero == 3, point.turns > 1
 

@@ -1,4 +1,4 @@
-"""Of the strategies that a search tried, those that are worth a real run: not all of one kind."""
+"""Of the strategies that a search tried, those that are worth a real run: not all of one outline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.strategy.stages import stage_count
 from weft.strategy.strategy import Strategy
 
 # What decides which costs a step's time hangs on: its stages, micro-batches, their order, and the axes of its grid.
-_Kind: TypeAlias = tuple[int, int, str | None, int]
+_Outline: TypeAlias = tuple[int, int, str | None, int]
 # Entries that a step without stages can do without.
 _ADDED = ("micro_batches", "schedule", "in_flight", "zero", "recompute", "offload")
 
@@ -64,10 +64,10 @@ def _some(fit: Sequence[Tried], half: int, count: int, bare: Tried | None = None
 
 
 def _unlike(fit: Iterable[Tried]) -> Iterator[Tried]:
-    """One of those of a kind that take the same time and memory to the last digit: their plans are equal."""
+    """One of those of an outline that take the same time and memory to the last digit: their plans are equal."""
     seen = set[object]()
     for each in fit:
-        plan = (each.seconds, each.memory, _kind(each.strategy)[:3])
+        plan = (each.seconds, each.memory, _outline(each.strategy)[:3])
         if plan not in seen:
             seen.add(plan)
             yield each
@@ -86,16 +86,16 @@ def _bare(fit: Sequence[Tried], fixed: Strategy) -> Strategy | None:
 
 
 def _others(fit: Sequence[Tried], taken: Sequence[Tried], bare: Tried | None) -> Iterator[Tried]:
-    """The quickest by hand, the bare one if it fits, and the quickest of each kind that is not among those taken."""
+    """The quickest by hand, the bare one if it fits, and the quickest of each outline that is not among those taken."""
     first = [each for each in fit if each.by_hand][:1] + [each for each in fit if each is bare]
-    kinds = {_kind(each.strategy) for each in (*taken, *first)}
+    outlines = {_outline(each.strategy) for each in (*taken, *first)}
     yield from first
     for each in fit:
-        if (kind := _kind(each.strategy)) not in kinds:
-            kinds.add(kind)
+        if (outline := _outline(each.strategy)) not in outlines:
+            outlines.add(outline)
             yield each
 
 
-def _kind(strategy: Strategy) -> _Kind:
+def _outline(strategy: Strategy) -> _Outline:
     axes = sum(size > 1 for size in strategy.grid)
     return stage_count(strategy), strategy.micro_batches, strategy.schedule, axes

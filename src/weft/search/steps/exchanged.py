@@ -87,16 +87,16 @@ class Sum:
     weights: Bytes
 
 
-def sums(graph: LogicalGraph, kinds: Mapping[str, str]) -> tuple[Sum, ...]:
+def sums(graph: LogicalGraph, cuts: Mapping[str, str]) -> tuple[Sum, ...]:
     """The tensors that are added up over the tensor axis, at least.
 
     Args:
         graph: the captured step.
-        kinds: "columns" or "rows" for each module that is cut.
+        cuts: "columns" or "rows" for each module that is cut.
     """
-    if not kinds:
+    if not cuts:
         return ()
-    walk = _Walk(graph, kinds)
+    walk = _Walk(graph, cuts)
     for call in _forward(graph):
         walk.over(call)
     return (*walk.forward, *walk.backward.values())
@@ -108,11 +108,11 @@ class _Walk:
 
     Args:
         graph: the captured step.
-        kinds: of each module that is cut.
+        cuts: of each module that is cut.
     """
 
-    def __init__(self, graph: LogicalGraph, kinds: Mapping[str, str]) -> None:
-        self._graph, self._kinds = graph, kinds
+    def __init__(self, graph: LogicalGraph, cuts: Mapping[str, str]) -> None:
+        self._graph, self._cuts = graph, cuts
         self._weights = {
             node.value.name: node for node in graph.of_kind(Input) if node.role == "parameter"
         }
@@ -135,8 +135,8 @@ class _Walk:
             whole = self._seen_as.get(call.uses[0], call.uses[0])
             self._seen_as.update((name, whole) for name in made)
         self._add_up(call, made)
-        weight, kind = self._cut(call)
-        if weight is not None and kind == "rows":
+        weight, cut = self._cut(call)
+        if weight is not None and cut == "rows":
             for value in call.makes:
                 self._parts[value.name] = frozenset((value.name,))
                 self._rows[value.name] = Sum(_size(value), _size(weight.value))
@@ -170,9 +170,9 @@ class _Walk:
         """The weight of the layer that is cut whose product a call is, and how."""
         if call.op in PRODUCTS:
             for node in (self._weights[name] for name in call.uses if name in self._weights):
-                kind = self._kinds.get(node.key.removesuffix(".weight"))
-                if kind is not None and node.key.endswith(".weight"):
-                    return node, kind
+                cut = self._cuts.get(node.key.removesuffix(".weight"))
+                if cut is not None and node.key.endswith(".weight"):
+                    return node, cut
         return None, ""
 
 

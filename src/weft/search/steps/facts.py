@@ -227,7 +227,7 @@ class StepFacts:
     @cached_property
     def sums(self) -> tuple[Sum, ...]:
         """The tensors that are added up where layers are cut by columns and rows; bytes as they were captured."""
-        return sums(self.step.graph, self.linears.kinds)
+        return sums(self.step.graph, self.linears.cuts)
 
     @cached_property
     def narrowed(self) -> float:

@@ -27,16 +27,16 @@ class Linears:
     Attributes:
         columns: whose outputs are split (Megatron-LM, arXiv 1909.08053, section 3).
         rows: whose inputs are split.
-        kinds: "columns" or "rows" for each module that is cut.
+        cuts: "columns" or "rows" for each module that is cut.
     """
 
     columns: tuple[str, ...]
     rows: tuple[str, ...]
-    kinds: Mapping[str, str]
+    cuts: Mapping[str, str]
 
     def __bool__(self) -> bool:
         """True where any layer is cut."""
-        return bool(self.kinds)
+        return bool(self.cuts)
 
 
 def linears_of(step: StoredStep) -> Linears:
@@ -54,7 +54,7 @@ def _of(step: StoredStep, blocks: Blocks | None) -> Linears:
     graph = step.graph
     keys = {node.value.name: node.key for node in graph.of_kind(Input) if node.role == "parameter"}
     split: set[str] = set()
-    kinds: dict[str, str] = {}
+    cuts: dict[str, str] = {}
     for call in graph.of_kind(Call):
         if call.phase.kind != "forward":
             break
@@ -66,12 +66,12 @@ def _of(step: StoredStep, blocks: Blocks | None) -> Linears:
         if module is None:
             split.update(value.name for value in call.makes if read)
             continue
-        kinds[module] = "rows" if read else "columns"
+        cuts[module] = "rows" if read else "columns"
         if not read:
             split.update(value.name for value in call.makes)
-    columns = [module for module, kind in kinds.items() if kind == "columns"]
-    rows = [module for module, kind in kinds.items() if kind == "rows"]
-    return Linears(_patterns(columns, rows), _patterns(rows, columns), kinds)
+    columns = [module for module, cut in cuts.items() if cut == "columns"]
+    rows = [module for module, cut in cuts.items() if cut == "rows"]
+    return Linears(_patterns(columns, rows), _patterns(rows, columns), cuts)
 
 
 def _linear(call: Call, keys: dict[str, str], blocks: Blocks | None) -> str | None:

@@ -1,4 +1,4 @@
-"""Moves of layouts along a model: all parameters, or those of one kind, from one place on or up to it, lie alike.
+"""Moves of layouts along a model: all parameters, or those alike, from one place on or up to it, lie alike.
 
 So the wide layers at the end of a net are split by channels together, where a single one would only be laid anew. Runs
 come first whose gradients are larger than what goes in and out of their layers, which travels instead.
@@ -110,14 +110,14 @@ def runs_of(weights: Sequence[Weight], fixed: Mapping[str, SBPs]) -> tuple[Weigh
         weights: of the model.
         fixed: layouts of parameters that hold for every strategy: those are in no run.
     """
-    kinds: dict[tuple[str, int], list[Weight]] = defaultdict(list)
+    alike: dict[tuple[str, int], list[Weight]] = defaultdict(list)
     for each in weights:
         if first_match(fixed, each.key) is None:
-            kinds["any", 0].append(each)
+            alike["any", 0].append(each)
             if len(each.shape) > 1:
-                kinds[each.key.rpartition(".")[2], len(each.shape)].append(each)
+                alike[each.key.rpartition(".")[2], len(each.shape)].append(each)
     found: dict[tuple[Weight, ...], WeightRun] = {}
-    for own in kinds.values():
+    for own in alike.values():
         for place in sorted({each.unit for each in own}):
             for run in (w for w in own if w.unit >= place), (w for w in own if w.unit <= place):
                 several = tuple(run)

@@ -49,7 +49,7 @@ class StageMoves:
 
     @cached_property
     def runs(self) -> tuple[WeightRun, ...]:
-        """Weights of one kind along the model, those first that save most where they are split."""
+        """Weights alike along the model, those first that save most where they are split."""
         parts = self.parts
         weights = weights_of(self.facts.step, parts.calls, tuple(parts.units))
         return runs_of(weights, self.facts.base.parameters)
