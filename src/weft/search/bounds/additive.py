@@ -77,7 +77,7 @@ def additive_part(
             one = sums[placement.shape].of(
                 solved.graph, solved.hints, placement, solved.assignment, fixed
             )
-        except RuleError:
+        except RuleError:  # of some op no signatures can be said
             return None
         if one is None:
             return None

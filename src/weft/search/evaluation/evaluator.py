@@ -147,6 +147,13 @@ class Evaluator:
                 most_classes=self.most_classes,
             )
 
+    def compiled_or_none(self, strategy: Strategy) -> Compiled | None:
+        """The plans of a strategy; None for one without, such as `of` refuses: it has no moves that need them."""
+        try:
+            return self.compiled(strategy)
+        except (UserError, InternalError):  # as in `_anew`
+            return None
+
     def whole(self, strategy: Strategy) -> Whole:
         """All that a plan of a strategy says.
 
@@ -226,5 +233,6 @@ class Evaluator:
         except UserError as error:
             return Refused(str(error))
         except InternalError as error:
-            # A plan that gets stuck, or a pass that does not know the combination: one strategy fewer, no wrong one.
+            # A plan that gets stuck, or a pass that does not know the combination: one strategy fewer, no wrong one. It
+            # says so among what was tried, or is counted. Any other error is one of the search, and ends it.
             return Refused(f"weft cannot plan it: {error}")

@@ -142,7 +142,7 @@ class _Planner:
         try:
             for each in messages:
                 self._own.send_bytes(each)
-        except OSError:
+        except OSError:  # the process has ended; `answer` finds that
             return
 
     def answer(self) -> PlannedAhead | None:
@@ -150,7 +150,7 @@ class _Planner:
         self.question = None
         try:
             found = self._own.recv()
-        except (EOFError, OSError):
+        except (EOFError, OSError):  # it has ended: the search makes the answer by itself
             self.end()
             return None
         assert isinstance(found, PlannedAhead)

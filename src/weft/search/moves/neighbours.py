@@ -10,7 +10,6 @@ from typing import Protocol, final
 
 from weft.compiler.schedule.scheduled import in_flight
 from weft.compiler.stages.stages import stage_placements
-from weft.errors import InternalError, UserError
 from weft.search.moves.layouts import LayoutMoves
 from weft.search.moves.places.staged import StageMoves
 from weft.search.moves.sequences import chained
@@ -20,7 +19,7 @@ from weft.search.moves.zero_groups import ZeroMoves
 from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy
 
-# The part of a step that ranks wait, from which on places come first.
+# The part of a step that ranks wait, from which on places come first; chosen by hand.
 _WORTH = 0.01
 # The part of drawn moves that sign both ends of an edge: two single moves seldom meet on what goes along it.
 _ALONG_EDGE = 0.25
@@ -136,12 +135,8 @@ class Neighbours:
         return self._scheduled[key]
 
     def _planned_in_flight(self, strategy: Strategy) -> tuple[int, ...]:
-        try:
-            compiled = self._evaluator.compiled(strategy)
-        except (
-            UserError,
-            InternalError,
-        ):  # it has no plan, and so no such moves; planned itself, it is refused
+        compiled = self._evaluator.compiled_or_none(strategy)
+        if compiled is None:
             return ()
         plans = compiled.schedule.plans
         return tuple(

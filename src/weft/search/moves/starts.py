@@ -11,7 +11,7 @@ from weft.search.space.point import Point
 from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy
 
-# Random moves away from the best.
+# Random moves away from the best; chosen by hand, so that a descent does not lead straight back.
 FAR = 6
 
 

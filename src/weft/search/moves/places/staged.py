@@ -7,7 +7,6 @@ from functools import partial
 from typing import final
 
 from weft.cached import cached_property
-from weft.errors import InternalError, UserError
 from weft.hardware.seconds_model import seconds_model
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.moves.borders import border_moves, with_named_stages
@@ -102,12 +101,8 @@ class StageMoves:
         return self._named[key]
 
     def _named_anew(self, strategy: Strategy) -> Strategy | None:
-        try:
-            compiled = self.evaluator.compiled(strategy)
-        except (
-            UserError,
-            InternalError,
-        ):  # it has no plan, and so no such moves; planned itself, it is refused
+        compiled = self.evaluator.compiled_or_none(strategy)
+        if compiled is None:
             return None
         return with_named_stages(strategy, compiled, self.facts.blocks)
 
