@@ -16,6 +16,7 @@ import weft
 from search.jobs import (
     begun,
     decoder,
+    dense,
     job,
     layers,
     least_memory_of,
@@ -222,6 +223,23 @@ def test_wide_layers_without_numbered_blocks_are_cut() -> None:
         parameters={"0.*": weft.split(0), "2.weight": weft.split(1), "2.bias": weft.broadcast},
     )
     assert found.seconds <= weft.simulate(step, hand, "flexflow-k80x4").step_seconds
+
+
+def test_layers_without_numbered_blocks_have_pipelines_where_memory_is_tight() -> None:
+    """Nothing but what keeps few micro-batches has room; each plan that lacks it says so of points alike."""
+    with torch.device("meta"):
+        model = dense(*[4096] * 9)
+        batch = {"x": torch.empty(2048, 4096), "y": torch.empty(2048, dtype=torch.int64)}
+    step = weft.Job(model, loss, torch.optim.AdamW(model.parameters()), batch).stored()
+    hand = Strategy(
+        batch={"*": weft.split(0)}, stages=4, micro_batches=8, schedule="zero_bubble", grid=(4,)
+    )
+    by_hand = weft.simulate(step, hand, "v100x4")
+    assert by_hand.memory is not None
+    limit = by_hand.memory.total * 1001 // 1000
+    found = weft.search(step, "v100x4", moves=30, memory_limit=limit)
+    assert found.seconds <= by_hand.step_seconds
+    assert {"GPipe", "1F1B", "zero bubble"} <= {each.kind for each in found.why}
 
 
 def test_small_steps_of_many_kinds_of_ranks_are_not_planned() -> None:

@@ -262,13 +262,13 @@ def test_three_plans_without_room_are_enough_where_no_small_steps_say_more(
     assert Enumeration(search)._fails() == fails
 
 
-def test_then_the_one_of_data_parallel_that_takes_the_least_memory_is_next() -> None:
+def test_then_the_one_that_takes_the_least_memory_is_next() -> None:
     """What came out goes back."""
     search = arranged(decoder(2), "h100x2", base=weft.Strategy(stages=1))
     front = search.fronts[0]
     refuse(search, 3)
     first, before = front.next_point(unseen=True), len(front)
-    memory = search.estimates.rough_memory(front.points.where(front.points.tensor == 1))
+    memory = search.estimates.rough_memory(front.points)
     found = Enumeration(search)._next(front, likely=False)
     assert found is not None
     assert search.estimates.rough_memory(Points.one(found)) == memory.min()

@@ -107,17 +107,14 @@ class Frontier:
         return self._taken(numbers[took.index(min(took))]) if took else None
 
     def pop_of_least_memory(self) -> Point | None:
-        """The point that takes the least memory by rough estimate, of these the quickest; it comes out.
+        """The point that takes the least memory by rough estimate, of those that take as little the quickest.
 
-        Of data parallel, whose bytes are known the best; any where there is none left.
+        It comes out. Each plan corrects the estimates of points alike: where one lacks room, others are next.
         """
-        points = self._points
-        plain = self._left & (points.stages == 1) & (points.tensor == 1)
-        mask = plain if plain.any() else self._left
-        if not mask.any():
+        if not len(self):
             return None
-        memory = self._estimates.rough_memory(points.where(mask))
-        least = np.flatnonzero(mask)[memory <= _AS_LITTLE * memory.min()]
+        memory = self._estimates.rough_memory(self.points)
+        least = np.flatnonzero(self._left)[memory <= _AS_LITTLE * memory.min()]
         return self._taken(int(least[self._now()[least].argmin()]))
 
     def look_at(self, point: Point) -> None:

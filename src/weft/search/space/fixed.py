@@ -124,6 +124,7 @@ def _sizes(facts: StepFacts, every_rank: bool) -> Sizes:
         (most,) if every_rank else used,
         facts.samples,
         facts.blocks.count if facts.blocks is not None else 1,
+        facts.parts,
         bool(facts.linears.rows),
         facts.positions,
         is_launched(facts.machine.device_type),

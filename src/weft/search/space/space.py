@@ -25,13 +25,14 @@ class Sizes:
     Attributes:
         ranks: numbers of ranks that may be used.
         samples: of the batch; 0 where it cannot be cut.
-        blocks: that stages can be made of.
+        blocks: that come again; 1 where none do.
+        parts: that stages can be made of, one at least each.
         cuts: true where there are layers that a Megatron grid cuts.
         positions: true where the activations between them have positions that can be split.
         hosts: true where devices have a host whose memory is not their own.
         experts: what the numbers of experts of all mixtures are multiples of; 0 without any.
         micro_batches: the number that is fixed; 0 for none.
-        stages: the number of stages, of all ranks together, that is fixed, which may be more than there are blocks; 0
+        stages: the number of stages, of all ranks together, that is fixed, which may be more than there are parts; 0
             for none.
         idle: true where ranks along the data axis may be without a sample.
     """
@@ -39,6 +40,7 @@ class Sizes:
     ranks: tuple[int, ...]
     samples: int
     blocks: int
+    parts: int
     cuts: bool
     positions: bool
     hosts: bool = False
@@ -67,7 +69,7 @@ def points(sizes: Sizes) -> Points:
 
 def _of_ranks(sizes: Sizes, ranks: int) -> Iterator[Ints]:
     for stages in divisors(ranks):
-        if stages > max(sizes.blocks, 1) and stages != sizes.stages:
+        if stages > max(sizes.parts, 1) and stages != sizes.stages:
             continue
         for tensor in divisors(ranks // stages):
             data = ranks // stages // tensor

@@ -180,6 +180,17 @@ class StepFacts:
         return frozenset(pattern.rpartition(".")[2] for pattern in self.linears.rows)
 
     @cached_property
+    def parts(self) -> int:
+        """The number of parts that stages are made of: blocks, else forward calls that read a parameter."""
+        if self.blocks is not None:
+            return self.blocks.count
+        parameters = {node.value.name for node in self._inputs("parameter")}
+        calls = self.step.graph.of_kind(Call)
+        return sum(
+            call.phase.kind == "forward" and not parameters.isdisjoint(call.uses) for call in calls
+        )
+
+    @cached_property
     def flops(self) -> int:
         """Operations of the whole step."""
         return step_flops(self.step.graph)[0]
