@@ -51,6 +51,17 @@ def test_samples_and_gathers_tell_points_apart() -> None:
     assert seconds(alike, Point(4, zero=3)) == [8.0]
 
 
+def test_of_samples_of_which_nothing_is_known_the_nearest_count() -> None:
+    """Small micro-batches take longer than by rough estimates; the fewer samples, the more so."""
+    few, many = Point(2, micro_batches=8), Point(2)
+    alike = learned((many, 2.0, 1.0), (few, 9.0, 1.0))
+    fewer, most = Point(1, micro_batches=16), Point(2, micro_batches=2)
+    assert seconds(alike, fewer, few, most, many) == [9.0, 9.0, 2.0, 2.0]
+    assert seconds(alike, Point(2, recompute=8)) == [5.5]
+    alike = learned((many, 2.0, 1.0), (few, 9.0, 1.0), (Point(2, zero=3), 4.0, 1.0))
+    assert seconds(alike, Point(2, micro_batches=8, zero=3), few) == [4.0, 9.0]
+
+
 def test_of_several_the_median_counts() -> None:
     point = Point(4)
     alike = learned((point, 9.0, 7.0), (point, 1.0, 2.0), (point, 2.0, 1.0))

@@ -18,8 +18,10 @@ _Key: TypeAlias = tuple[tuple[str, int], ...]
 # What points have in common that are alike, the most alike last.
 _LAID = ("layouts", "staged", "uneven")
 _CUT = (*_LAID, "experts", "tensor", "outer")
-_PARTS = (*_CUT, "samples", "recompute")
-_ALIKE: tuple[tuple[str, ...], ...] = ((), _LAID, _CUT, _PARTS, (*_PARTS, "gathers"))
+_AGAIN = (*_CUT, "recompute")
+_ALIKE: tuple[tuple[str, ...], ...] = ((), _LAID, _CUT)
+# The same where samples of a micro-batch matter: of these the ones with as many count, or else with nearly as many.
+_ALIKE_IN_SAMPLES: tuple[tuple[str, ...], ...] = (_AGAIN, (*_AGAIN, "gathers"))
 # What points have in common that take about as many bytes, the most alike last.
 _AS_LARGE: tuple[tuple[str, ...], ...] = (
     ("staged", "zero", "recompute"),
@@ -49,6 +51,7 @@ class Alike:
 
     def __init__(self) -> None:
         self._seconds = dict[_Key, list[float]]()
+        self._in_samples = dict[_Key, dict[int, list[float]]]()
         self._memory = dict[_Key, list[float]]()
         self._refused = set[_Key]()
 
@@ -65,6 +68,9 @@ class Alike:
         ):
             for names in alike:
                 ratios.setdefault(_key(names, columns), []).append(ratio)
+        for names in _ALIKE_IN_SAMPLES:
+            known = self._in_samples.setdefault(_key(names, columns), {})
+            known.setdefault(int(columns["samples"][0]), []).append(seconds)
 
     def refuse(self, columns: Columns) -> None:
         """Have those alike wait for others, as a point with a tensor axis was refused: most would be refused, too."""
@@ -73,6 +79,9 @@ class Alike:
     def ratios(self, columns: Columns) -> Ratios:
         """Of each point the ratios of those most alike of which any are known; 1 where none are."""
         seconds = _median(self._seconds, columns)
+        for key in sorted(self._in_samples, key=len):
+            alike = _like(key, columns)
+            seconds[alike] = _nearest(self._in_samples[key], columns["samples"][alike])
         for key in self._refused:
             seconds[_like(key, columns)] *= _REFUSED
         return Ratios(seconds, _median(self._memory, columns))
@@ -98,6 +107,15 @@ def _median(ratios: Mapping[_Key, list[float]], columns: Columns) -> Floats:
     found = np.ones(len(columns["zero"]))
     for key in sorted(ratios, key=len):
         found[_like(key, columns)] = median(ratios[key])
+    return found
+
+
+def _nearest(known: Mapping[int, list[float]], samples: Column) -> Floats:
+    """For each number of samples the median of the ratios that are known of the nearest one, by their quotient."""
+    numbers = np.array(sorted(known))
+    ratios = np.array([median(known[number]) for number in numbers])
+    apart = np.abs(np.log((samples[:, None] + 1) / (numbers + 1)))
+    found: Floats = ratios[apart.argmin(axis=1)]
     return found
 
 
