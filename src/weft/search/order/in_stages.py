@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TypeAlias, final
 
+from weft.compiler.schedule.gathers.rings import AHEAD
 from weft.search.bounds.floors import Floors
 from weft.search.evaluation.measures import Measures
 from weft.search.space.point import Point
@@ -22,8 +23,9 @@ _BUBBLE = {"": 0.7, "zero_bubble": 0.7, "interleaved": 2.0}
 # Times as long as without tensor parallelism that steps of pipelines take beside their small steps, which overlap sums
 # of one micro-batch with work of others; and once more where gradients of weights are apart.
 _TENSOR, _TENSOR_APART = 1.07, 1.1
-# The part of a step by which each further part of a rank makes it longer, since it is one more exchange.
-_TURN = 0.005
+# The part of a step by which each further part of a rank makes it longer, since it is one more exchange; where layers are
+# cut more, since in each part other micro-batches have to fill the time of their sums.
+_TURN, _TURN_CUT = 0.005, {"": 0.015, "interleaved": 0.035}
 # What pipelines alike have in common: the schedule, whether layers are cut, blocks run again or wait, parameters are
 # gathered for each use, and ranks have several parts.
 _Traits: TypeAlias = tuple[str, bool, bool, bool, bool]
@@ -78,8 +80,9 @@ def in_stages(point: Point, flat: Point, found: Measures, floors: Floors) -> Mea
     s, m = point.stages, point.micro_batches
     sums = float(floors.exchanges.sums(Points.one(flat))[0])
     reduced = min(max(found.exposed - sums, 0.0), found.seconds)
-    late = (s - 1) / (m * point.turns) * _BUBBLE.get(point.schedule, 1.0)
     uneven = float(floors.work.unevenness(Points.one(point))[0])
+    # A micro-batch goes through all stages, one after the other: with few of them nothing fills the others' time.
+    late = max((s - 1) / (m * point.turns) * _BUBBLE.get(point.schedule, 1.0), s / m - uneven)
     seconds = ((found.seconds - reduced) * (uneven + late) + reduced) / s
     waits = Seconds(found.idle + seconds * (uneven - 1 + late) / (uneven + late))
     return Measures(
@@ -97,7 +100,18 @@ def _memory(point: Point, flat: Point, found: Measures, floors: Floors) -> Bytes
     flying = m if point.schedule == "gpipe" else min(_most_in_flight(s, point.turns), m)
     given = floors.facts.base.in_flight
     flying = min(max(given), m) if given is not None else flying
-    return Bytes(int(floors.states_of(point) + (beside + kept * flying) / s))
+    whole = floors.states_of(point) + (beside + kept * flying) / s
+    return Bytes(int(whole + _gathered_ahead(point, floors)))
+
+
+def _gathered_ahead(point: Point, floors: Floors) -> float:
+    """Bytes that ZeRO 3 gathers ahead more than without stages: each part's forward and backward by themselves."""
+    facts = floors.facts
+    if point.zero < 3 or facts.blocks is None:
+        return 0.0
+    stage = facts.parameters * facts.narrowed / _cut(point) / point.stages
+    block = stage * point.stages / facts.blocks.count
+    return min(AHEAD * (2 * point.turns - 1) * block, stage)
 
 
 def _in_flight(flat: Point, found: Measures, floors: Floors) -> tuple[float, float]:
@@ -106,13 +120,17 @@ def _in_flight(flat: Point, found: Measures, floors: Floors) -> tuple[float, flo
     That is gradients, and parameters whole or in a narrower dtype.
     """
     facts = floors.facts
-    cut = flat.tensor if flat.layouts != "data" else 1
     held = facts.parameters / (flat.data if flat.zero > 1 else 1)
     if flat.zero in (1, 2) or facts.narrowed < 1:
         held += facts.parameters * facts.narrowed / (flat.data if flat.zero == 3 else 1)
     more = max(found.memory - floors.states_of(flat), 0.0)
-    beside = min(held / cut, more)
+    beside = min(held / _cut(flat), more)
     return more - beside, beside
+
+
+def _cut(point: Point) -> int:
+    """In how many parts the layers of a stage are cut."""
+    return point.tensor if point.layouts != "data" else 1
 
 
 def _most_in_flight(stages: int, turns: int) -> float:
@@ -123,5 +141,6 @@ def _most_in_flight(stages: int, turns: int) -> float:
 def _longer(point: Point) -> float:
     """Times as long in stages as small steps say: parts in turn exchange more."""
     apart = _TENSOR_APART if point.schedule == "zero_bubble" else 1.0
-    sums = _TENSOR * apart if point.tensor > 1 else 1.0
-    return sums * (1 + _TURN * (point.turns - 1))
+    if point.tensor == 1:
+        return 1 + _TURN * (point.turns - 1)
+    return _TENSOR * apart * (1 + _TURN_CUT.get(point.schedule, _TURN) * (point.turns - 1))

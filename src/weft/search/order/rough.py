@@ -124,8 +124,9 @@ class RoughEstimates:
         waiting = exchanges.sums(points) * np.where(points.laid("sequence"), _SEQUENCE, 1.0)
         reduced = exchanges.reduction(points) * _times_reduced(points)
         busy = work.busy(points) * points.unevenness(self.floors.facts.samples) + self._sent(points)
-        late = (points.stages - 1) / (points.micro_batches * points.turns)
-        even = busy * (work.unevenness(points) + late)
+        uneven, m = work.unevenness(points), points.micro_batches
+        late = np.maximum((points.stages - 1) / (m * points.turns), points.stages / m - uneven)
+        even = busy * (uneven + late)
         exposed = np.maximum(reduced - _HIDING * busy, _EXPOSED * reduced)
         found: Floats = times * (even + waiting + exposed + work.updates_again(points))
         return found
