@@ -210,6 +210,26 @@ def test_what_surely_has_room_comes_first(monkeypatch: pytest.MonkeyPatch) -> No
     assert Room(search).safer(quick) is None
 
 
+def test_one_that_surely_has_room_and_is_far_quicker_than_the_best_comes_before_one_that_may_lack_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """There may be no time for both."""
+    search = arranged(decoder(8), "h100x2")
+    quick, sure = Point(2), Point(1, micro_batches=2)
+    Fronts(search).plan(search.fronts[0], Point(2, zero=1))
+    for each in (quick, sure):
+        search.estimates.refined(each)
+    monkeypatch.setattr(Estimates, "has_room", lambda _, point: point == sure)
+    took = {quick: search.quickest / 2, sure: search.quickest / 1.3}
+    monkeypatch.setattr(Estimates, "seconds", lambda _, point: took.get(point, 9.0))
+    assert Room(search).safer(quick) == (search.fronts[0], sure)
+    took[sure] = search.quickest / 1.2
+    assert Room(search).safer(quick) is None
+    took[sure] = search.quickest / 1.3
+    monkeypatch.setattr(Estimates, "has_room", lambda *_: True)
+    assert Room(search).safer(quick) is None
+
+
 def test_far_quicker_others_that_may_have_room_come_before_moves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

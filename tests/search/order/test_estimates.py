@@ -121,6 +121,20 @@ def test_pipelines_have_room_only_with_some_to_spare() -> None:
         assert (seconds == found.seconds) == (part > 1)
 
 
+def test_what_runs_again_is_held_where_gradients_of_weights_are_put_off() -> None:
+    """Zero bubble holds what ran again until these; 1F1B lets it go."""
+    estimates = begun(decoder(8), "h100x2").estimates
+    none = Point(1, stages=2, micro_batches=4, schedule="zero_bubble")
+    held, gone = (replace(none, recompute=8, schedule=name) for name in ("zero_bubble", "1f1b"))
+    kept, still, less = (estimates.refined(each) for each in (none, held, gone))
+    assert kept is not None
+    assert still is not None
+    assert less is not None
+    assert less.memory < kept.memory <= still.memory
+    rough = estimates.rough_memory(Points.of((none, held, gone)))
+    assert rough[2] < rough[0] == rough[1]
+
+
 def test_a_pipeline_that_was_planned_says_the_bytes_of_others_alike() -> None:
     estimates = begun(decoder(8), "h100x2").estimates
     one = Point(1, stages=2, micro_batches=4, schedule="1f1b")

@@ -10,8 +10,9 @@ import pytest
 from search.jobs import begun, decoder, planned
 from weft.search.bounds.floors import Floors
 from weft.search.evaluation.measures import Measures
-from weft.search.order.in_stages import Pipelines, in_stages
+from weft.search.order.in_stages import Pipelines, _gathered_ahead, in_stages
 from weft.search.space.point import Point
+from weft.strategy.parts import Zero
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
 
@@ -49,6 +50,27 @@ def test_few_micro_batches_leave_stages_idle(turns: int) -> None:
     assert many.seconds < some.seconds < few.seconds
     assert many.idle < some.idle < few.idle
     assert many.exposed == some.exposed == few.exposed
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+def test_one_micro_batch_goes_through_all_stages_one_after_the_other(turns: int) -> None:
+    """However many turns: a step takes as long as on the ranks of one stage, but for gradients, which are shared."""
+    schedule = "1f1b" if turns == 1 else "interleaved"
+    found = estimated(staged(2, 1, schedule, turns))
+    assert found.seconds == pytest.approx(0.9 + 0.1 / 2, rel=0.03)
+
+
+def test_each_part_of_a_rank_gathers_ahead_by_itself() -> None:
+    """Two blocks ahead in the forward of each part, and in its backward; all blocks of a stage at most."""
+    of = begun(decoder(8), "h100x8", base=Strategy(zero=Zero(3))).floors
+    block = of.facts.parameters / 8
+    few, more, many = (
+        Point(2, stages=2, zero=3, micro_batches=8, schedule="interleaved", turns=turns)
+        for turns in (1, 2, 4)
+    )
+    whole = [_gathered_ahead(each, of) for each in (few, more, many)]
+    assert whole == pytest.approx([2 * block, 4 * block, 4 * block])
+    assert _gathered_ahead(replace(few, zero=2), of) == 0
 
 
 def test_other_orders_fill_a_part_of_the_bubble() -> None:

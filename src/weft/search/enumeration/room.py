@@ -77,18 +77,23 @@ class Room:
     def safer(self, point: Point) -> tuple[Frontier, Point] | None:
         """Of points that were looked at the quickest with room, in place of one that may lack it, or is far slower.
 
-        Only while nothing fits; with the front that it is in.
+        With the front that it is in. Where something fits, only one that is far quicker than that, in place of one that
+        may lack room: there may be no time for both.
         """
-        estimates, in_time = self._estimates, self._pace.in_time
-        if self._state.best is not None or not estimates.looked_at(point):
+        state, estimates, in_time = self._state, self._estimates, self._pace.in_time
+        if not estimates.looked_at(point):
             return None
-        known = ((front, front.known(in_time)) for front in self._state.fronts)
+        known = ((front, front.known(in_time)) for front in state.fronts)
         found = [(front, each) for front, each in known if each is not None and in_time(each)]
         if not found:
             return None
         front, quickest = min(found, key=lambda each: estimates.seconds(each[1]))
-        is_far_quicker = ABOUT * estimates.seconds(quickest) < estimates.seconds(point)
-        return (front, quickest) if is_far_quicker or not estimates.has_room(point) else None
+        seconds, surely = ABOUT * estimates.seconds(quickest), estimates.has_room(point)
+        if state.best is None:
+            wanted = seconds < estimates.seconds(point) or not surely
+        else:
+            wanted = seconds < state.quickest and not surely
+        return (front, quickest) if wanted else None
 
     def with_blocks_again(self) -> Point | None:
         """Of data parallel with blocks that run again the quickest; None where small steps do not say what it takes.

@@ -16,7 +16,7 @@ from weft.cached import cached_property
 from weft.search.bounds.floors import Floors
 from weft.search.evaluation.measures import Answer, Measures, Refused
 from weft.search.order.alike import Alike, columns_of
-from weft.search.order.in_stages import Pipelines
+from weft.search.order.in_stages import Pipelines, holds_what_runs_again
 from weft.search.order.lines import Lines, along
 from weft.search.order.little_room import BY_SMALL_STEPS, IN_STAGES
 from weft.search.order.rough import Rough, RoughEstimates, RoughParts
@@ -155,7 +155,15 @@ class Estimates:
         found = self._looks[flat].answer
         if not isinstance(found, Measures):
             return None
-        return found if point.stages == 1 else self._pipelines.measures(point, flat, found)
+        return found if point.stages == 1 else self._staged(point, flat, found)
+
+    def _staged(self, point: Point, flat: Point, found: Measures) -> Measures:
+        """The measures of a pipeline, by those of the point without its stages."""
+        about, none = self._pipelines.measures(point, flat, found), _with_blocks(point, 0)
+        if none == point or not holds_what_runs_again(Points.one(point))[0]:
+            return about
+        kept = self.refined(none)
+        return about if kept is None else replace(about, memory=max(about.memory, kept.memory))
 
     @property
     def _blocks(self) -> int:

@@ -14,7 +14,7 @@ from weft.compiler.schedule.gathers.rings import AHEAD
 from weft.search.bounds.floors import Floors
 from weft.search.evaluation.measures import Measures
 from weft.search.space.point import Point
-from weft.search.space.points import Points
+from weft.search.space.points import Mask, Points
 from weft.units import Bytes, Seconds
 
 # Times a pipeline's bubble that counts: other orders, and gradients of weights apart, fill a part of it (on paper all);
@@ -23,8 +23,8 @@ _BUBBLE = {"": 0.7, "zero_bubble": 0.7, "interleaved": 2.0}
 # Times as long as without tensor parallelism that steps of pipelines take beside their small steps, which overlap sums
 # of one micro-batch with work of others; and once more where gradients of weights are apart.
 _TENSOR, _TENSOR_APART = 1.07, 1.1
-# The part of a step by which each further part of a rank makes it longer, since it is one more exchange; where layers are
-# cut more, since in each part other micro-batches have to fill the time of their sums.
+# The part of a step by which each further part of a rank makes it longer, since it is one more exchange. More where layers
+# are cut, since in each part other micro-batches have to fill the time of their sums.
 _TURN, _TURN_CUT = 0.005, {"": 0.015, "interleaved": 0.035}
 # What pipelines alike have in common: the schedule, whether layers are cut, blocks run again or wait, parameters are
 # gathered for each use, and ranks have several parts.
@@ -131,6 +131,13 @@ def _in_flight(flat: Point, found: Measures, floors: Floors) -> tuple[float, flo
 def _cut(point: Point) -> int:
     """In how many parts the layers of a stage are cut."""
     return point.tensor if point.layouts != "data" else 1
+
+
+def holds_what_runs_again(points: Points) -> Mask:
+    """True for pipelines that may put gradients of weights off: what runs again for a backward is there until these."""
+    split = points.scheduled("zero_bubble") | points.scheduled("")
+    found: Mask = (points.stages > 1) & (points.turns == 1) & split
+    return found
 
 
 def _most_in_flight(stages: int, turns: int) -> float:

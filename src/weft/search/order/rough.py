@@ -14,6 +14,7 @@ import numpy as np
 from weft.cached import cached_property
 from weft.search.bounds.floors import Floors
 from weft.search.order.alike import Columns, columns_of
+from weft.search.order.in_stages import holds_what_runs_again
 from weft.search.order.little_room import ROUGHLY
 from weft.search.space.point import Point
 from weft.search.space.points import Floats, Mask, Points
@@ -145,7 +146,7 @@ class RoughEstimates:
         m, s, facts = points.micro_batches, points.stages, self.floors.facts
         flying = np.where(points.scheduled("gpipe"), m, np.minimum(s, m))
         count = facts.blocks.count if facts.blocks is not None else 1
-        again = (points.recompute + points.offload) / count
+        again = (points.recompute + points.offload) / count * ~holds_what_runs_again(points)
         kept = facts.kept * (1 - self._part_away * again) if again.any() else facts.kept
         cut = s * np.where(points.laid("data"), 1, points.tensor)
         whole = np.where(
