@@ -23,8 +23,8 @@ _BUBBLE = {"": 0.7, "zero_bubble": 0.7, "interleaved": 2.0}
 # Times as long as without tensor parallelism that steps of pipelines take beside their small steps, which overlap sums
 # of one micro-batch with work of others; and once more where gradients of weights are apart.
 _TENSOR, _TENSOR_APART = 1.07, 1.1
-# The part of a step by which each further part of a rank makes it longer, since it is one more exchange. More where layers
-# are cut, since in each part other micro-batches have to fill the time of their sums.
+# The part of a step by which each further part of a rank makes it longer, since it is one more exchange. More where
+# layers are cut, since in each part other micro-batches have to fill the time of their sums.
 _TURN, _TURN_CUT = 0.005, {"": 0.015, "interleaved": 0.035}
 # What pipelines alike have in common: the schedule, whether layers are cut, blocks run again or wait, parameters are
 # gathered for each use, and ranks have several parts.
