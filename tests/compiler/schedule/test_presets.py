@@ -21,9 +21,9 @@ def receive(id: int, name: str, acts: int) -> Communicate:
     return Communicate(id, (transfer,), "comm:1", acts, phase=Phase(1, "forward"))
 
 
-def priorities(actors: tuple[Actor, ...], around: int = 2) -> list[int]:
+def priorities(actors: tuple[Actor, ...], around: int = 2, stages: int = 2) -> list[int]:
     """Of all actors but hold and feed."""
-    rule = Preset("1f1b", stages=2, around=around, micro_batches=MICRO_BATCHES)
+    rule = Preset("1f1b", stages=stages, around=around, micro_batches=MICRO_BATCHES)
     found = with_priorities(actors, rule, frozenset())
     return [each.priority for each in found if isinstance(each, Compute | Communicate)]
 
@@ -46,6 +46,11 @@ def test_a_forward_that_has_begun_is_ended_before_a_backward_goes_on() -> None:
 
 def test_ranks_that_take_turns_between_stages_keep_the_order_of_phases() -> None:
     mask, begins, goes_on, backward = priorities(FIRST, around=1)
+    assert backward < goes_on == begins == mask
+
+
+def test_a_single_stage_keeps_the_order_of_phases_as_no_other_waits_for_it() -> None:
+    mask, begins, goes_on, backward = priorities(FIRST, around=1, stages=1)
     assert backward < goes_on == begins == mask
 
 

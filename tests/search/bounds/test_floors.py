@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import weft
 from search.jobs import (
@@ -60,6 +60,29 @@ def test_floors_are_below_steps(topology: Topology, step: Callable[[], StoredSte
     few = np.flatnonzero(space.micro_batches <= 4).tolist()
     for point in map(space.point, random.Random(0).sample(few, 4)):
         _check(found, point)
+
+
+class Towers(nn.Module):
+    """Two stacks of layers side by side: a stage of the second waits for none of the first."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.one, self.other = (dense(*[width] * 5) for _ in range(2))
+        self.head = nn.Linear(width, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.head(self.one(x) + self.other(x))
+        return made
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zero_bubble"])
+@pytest.mark.parametrize("stages", [2, 4])
+def test_floors_of_stages_hold_where_parts_are_side_by_side(schedule: str, stages: int) -> None:
+    with torch.device("meta"):
+        step = step_of(Towers(2048), 2048, 2048)
+    found = begun(step, "flexflow-k80x4")
+    for micro_batches in (1, 2, 8):
+        _check(found, Point(1, stages=stages, micro_batches=micro_batches, schedule=schedule))
 
 
 @pytest.mark.parametrize("step", [few_samples, many_samples], ids=lambda f: f.__name__)

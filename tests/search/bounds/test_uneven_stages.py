@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from search.jobs import begun, decoder
+from search.jobs import begun, decoder, dense, step_of
 from weft.compiler.options import Options
 from weft.compiler.stages.balance import even_stages
 from weft.ir.logical import Call, node_outputs
@@ -37,6 +37,12 @@ def test_the_busiest_stage(
     blocks: int, outside: float, stages: int, turns: int, expected: float
 ) -> None:
     assert unevenness_of(blocks, outside, stages, turns) == pytest.approx(expected)
+
+
+def test_layers_without_numbered_blocks_are_parts_of_stages() -> None:
+    work = begun(step_of(dense(*[64] * 9), 16, 64), "h100x8").floors.work
+    points = Points.of(tuple(Point(1, stages=stages) for stages in (2, 4, 8)))
+    assert work.unevenness(points).tolist() == pytest.approx([1.0, 1.0, 1.0])
 
 
 def test_points_are_as_uneven_as_their_stages() -> None:

@@ -196,18 +196,18 @@ def test_what_surely_has_room_comes_first(monkeypatch: pytest.MonkeyPatch) -> No
     for point in (quick, sure):
         search.estimates.refined(point)
     monkeypatch.setattr(Estimates, "has_room", lambda _, point: point == sure)
-    assert Room(search).safer(quick) == (search.fronts[0], sure)
-    assert Room(search).safer(sure) is None
-    assert Room(search).safer(Point(2, zero=1)) is None
+    assert Room(search).safer(search.fronts[0], quick) == (search.fronts[0], sure)
+    assert Room(search).safer(search.fronts[0], sure) is None
+    assert Room(search).safer(search.fronts[0], Point(2, zero=1)) is None
     monkeypatch.setattr(Estimates, "has_room", lambda *_: True)
     took = {quick: 1.3, sure: 1.0}
     monkeypatch.setattr(Estimates, "seconds", lambda _, point: took.get(point, 9.0))
-    assert Room(search).safer(quick) == (search.fronts[0], sure)
+    assert Room(search).safer(search.fronts[0], quick) == (search.fronts[0], sure)
     took[quick] = 1.2
-    assert Room(search).safer(quick) is None
+    assert Room(search).safer(search.fronts[0], quick) is None
     monkeypatch.setattr(Estimates, "has_room", lambda _, point: point == sure)
     monkeypatch.setattr(Pace, "in_time", lambda *_: False)
-    assert Room(search).safer(quick) is None
+    assert Room(search).safer(search.fronts[0], quick) is None
 
 
 def test_one_that_surely_has_room_and_is_far_quicker_than_the_best_comes_before_one_that_may_lack_it(
@@ -222,12 +222,12 @@ def test_one_that_surely_has_room_and_is_far_quicker_than_the_best_comes_before_
     monkeypatch.setattr(Estimates, "has_room", lambda _, point: point == sure)
     took = {quick: search.quickest / 2, sure: search.quickest / 1.3}
     monkeypatch.setattr(Estimates, "seconds", lambda _, point: took.get(point, 9.0))
-    assert Room(search).safer(quick) == (search.fronts[0], sure)
+    assert Room(search).safer(search.fronts[0], quick) == (search.fronts[0], sure)
     took[sure] = search.quickest / 1.2
-    assert Room(search).safer(quick) is None
+    assert Room(search).safer(search.fronts[0], quick) is None
     took[sure] = search.quickest / 1.3
     monkeypatch.setattr(Estimates, "has_room", lambda *_: True)
-    assert Room(search).safer(quick) is None
+    assert Room(search).safer(search.fronts[0], quick) is None
 
 
 def test_far_quicker_others_that_may_have_room_come_before_moves(

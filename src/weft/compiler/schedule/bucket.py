@@ -134,8 +134,8 @@ class _Joiner:
 
     def add(self, node: LocalNode) -> None:
         found = {self.kinds[name] for name in node.reads if name in self.kinds}
-        if found and isinstance(node, LocalCall) and node.makes[0].name in self.sums:
-            (key,) = found
+        if found and isinstance(node, LocalCall) and self._is_sum(node):
+            (key,) = found  # a sum reads one value
             self.behind.setdefault(key, []).append(node)
             self.kinds[node.makes[0].name] = key
             return
@@ -149,6 +149,9 @@ class _Joiner:
         else:
             self.close(key for key in self.open if key[0] == node.communicator)
             self.items.append(Bucket((node,)))
+
+    def _is_sum(self, call: LocalCall) -> bool:
+        return any(value.name in self.sums for value in call.makes)
 
     def close(self, keys: Iterable[_Kind]) -> None:
         for key in tuple(keys):

@@ -172,7 +172,8 @@ def with_priorities(
         early: actors that the loop waits for.
     """
     last = 1 + 3 * preset.stages
-    begun = _begun(actors) if preset.around == preset.stages else frozenset()
+    alone = preset.around == preset.stages > 1
+    begun = _begun(actors) if alone else frozenset()
 
     def priority(actor: Compute | Communicate) -> int:
         if actor.acts > 1 or preset.micro_batches == 1:

@@ -95,7 +95,7 @@ class SharedWork:
 
     def unevenness(self, points: Points) -> Floats:
         """Seconds of the busiest stage over the mean of all, where stages are cut evenly; 1 without any."""
-        return uneven_stages(points, self._blocks, self.outside)
+        return uneven_stages(points, self.facts.parts, self.outside)
 
     @cached_property
     def of_kind(self) -> Mapping[int, StepWork]:
@@ -187,7 +187,7 @@ class SharedWork:
         return np.where(points.zero == 0, update * (points.data - 1), 0.0)
 
     def chain(self, points: Points) -> Floats:
-        """Seconds of the longest chain through all stages, at least; 0 without any.
+        """Seconds of the longest chain through all stages, at least; 0 without any, or where parts are not in line.
 
         A stage waits, in each step, for the forward of those before it and, where backward and forward take turns, for
         their backward, but for gradients of weights; of stages of any size, the best balance counts.
@@ -198,7 +198,8 @@ class SharedWork:
         waited = np.where(both, _WAITED * calls, np.minimum(forward, _WAITED * calls))
         late = np.where(both, (calls - waited) / points.micro_batches, 0.0)
         found = _through(waited, calls - late, points)
-        return np.where((points.stages == 1) | (points.turns > 1), 0.0, found)
+        none = (points.stages == 1) | (points.turns > 1) | (not self.facts.sequential)
+        return np.where(none, 0.0, found)
 
     def _calls(self, points: Points, least: bool) -> Floats:
         """Seconds of calls without their starts."""

@@ -110,7 +110,7 @@ class Enumeration:
 
     def _with_safer(self, front: Frontier, point: Point) -> Point | None:
         """The point, or one that has room more surely, or is far quicker; None where that is in the other front."""
-        safer = self._room.safer(point)
+        safer = self._room.safer(front, point)
         if safer is None:
             return point
         front.put_back(point, self._seconds(point))

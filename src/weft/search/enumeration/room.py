@@ -74,26 +74,27 @@ class Room:
         known = others.known(self._pace.in_time)
         return known is not None and ABOUT * self._estimates.seconds(known) < seconds
 
-    def safer(self, point: Point) -> tuple[Frontier, Point] | None:
+    def safer(self, front: Frontier, point: Point) -> tuple[Frontier, Point] | None:
         """Of points that were looked at the quickest with room, in place of one that may lack it, or is far slower.
 
-        With the front that it is in. Where something fits, only one that is far quicker than that, in place of one that
-        may lack room: there may be no time for both.
+        With the front that it is in. Where something fits, only one of the same front that is far quicker than that, in
+        place of one that may lack room: there may be no time for both.
         """
         state, estimates, in_time = self._state, self._estimates, self._pace.in_time
-        if not estimates.looked_at(point):
+        if not estimates.looked_at(point) or (state.best and estimates.has_room(point)):
             return None
-        known = ((front, front.known(in_time)) for front in state.fronts)
-        found = [(front, each) for front, each in known if each is not None and in_time(each)]
+        fronts = (front,) if state.best else state.fronts
+        known = ((each, each.known(in_time)) for each in fronts)
+        found = [(own, each) for own, each in known if each is not None and in_time(each)]
         if not found:
             return None
-        front, quickest = min(found, key=lambda each: estimates.seconds(each[1]))
-        seconds, surely = ABOUT * estimates.seconds(quickest), estimates.has_room(point)
-        if state.best is None:
-            wanted = seconds < estimates.seconds(point) or not surely
+        own, quickest = min(found, key=lambda each: estimates.seconds(each[1]))
+        seconds = ABOUT * estimates.seconds(quickest)
+        if state.best:
+            wanted = seconds < state.quickest
         else:
-            wanted = seconds < state.quickest and not surely
-        return (front, quickest) if wanted else None
+            wanted = seconds < estimates.seconds(point) or not estimates.has_room(point)
+        return (own, quickest) if wanted else None
 
     def with_blocks_again(self) -> Point | None:
         """Of data parallel with blocks that run again the quickest; None where small steps do not say what it takes.

@@ -135,6 +135,10 @@ class Estimates:
         """Bytes of points beside what devices reserve, by rough estimate as what points alike took says it."""
         return self._corrected(self._rough.of(points))[1]
 
+    def memory_from(self, known: RoughParts) -> Floats:
+        """Bytes as `rough_memory` gives them, from what is said before any plan."""
+        return self._corrected(known.points)[1]
+
     def rough_of(self, point: Point) -> Seconds:
         """Seconds of a step, as `rough` says them."""
         return Seconds(float(self.rough(Points.one(point))[0]))
@@ -160,7 +164,8 @@ class Estimates:
     def _staged(self, point: Point, flat: Point, found: Measures) -> Measures:
         """The measures of a pipeline, by those of the point without its stages."""
         about, none = self._pipelines.measures(point, flat, found), _with_blocks(point, 0)
-        if none == point or not holds_what_runs_again(Points.one(point))[0]:
+        held = holds_what_runs_again(Points.one(point))[0]
+        if none == point or not held or self.floors.limit is None:
             return about
         kept = self.refined(none)
         return about if kept is None else replace(about, memory=max(about.memory, kept.memory))

@@ -113,8 +113,8 @@ class Frontier:
         """
         if not len(self):
             return None
-        memory = self._estimates.rough_memory(self.points)
-        least = np.flatnonzero(self._left)[memory <= _AS_LITTLE * memory.min()]
+        memory = np.where(self._left, self._estimates.memory_from(self._rough_parts), inf)
+        least = np.flatnonzero(memory <= _AS_LITTLE * memory.min())
         return self._taken(int(least[self._now()[least].argmin()]))
 
     def look_at(self, point: Point) -> None:

@@ -24,6 +24,7 @@ from weft.planning.stored_step import StoredStep
 from weft.search.steps.exchanged import Sum, WeightGradient, gradients, sums
 from weft.search.steps.experts import Experts, experts_of
 from weft.search.steps.fewer_blocks import with_fewer_blocks
+from weft.search.steps.in_line import is_sequential, part_calls
 from weft.search.steps.linears import Linears, linears_of
 from weft.search.steps.repeated import Blocks, repeated_blocks
 from weft.simulator.steps.planned import step_flops
@@ -182,13 +183,12 @@ class StepFacts:
     @cached_property
     def parts(self) -> int:
         """The number of parts that stages are made of: blocks, else forward calls that read a parameter."""
-        if self.blocks is not None:
-            return self.blocks.count
-        parameters = {node.value.name for node in self._inputs("parameter")}
-        calls = self.step.graph.of_kind(Call)
-        return sum(
-            call.phase.kind == "forward" and not parameters.isdisjoint(call.uses) for call in calls
-        )
+        return self.blocks.count if self.blocks is not None else len(part_calls(self.step.graph))
+
+    @cached_property
+    def sequential(self) -> bool:
+        """True where each part that stages are made of reads what the one before it made: none can run beside it."""
+        return is_sequential(self.step.graph, self.blocks)
 
     @cached_property
     def flops(self) -> int:

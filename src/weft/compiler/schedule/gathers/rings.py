@@ -87,7 +87,8 @@ def _rounds(program: LocalProgram, actors: Sequence[Actor]) -> list[int]:
             for id, name in before
             if (round := found[id]) is not None
         ]
-        comes = isinstance(actor, Feed) or (isinstance(actor, Communicate) and not actor.consumes)
+        received = isinstance(actor, Communicate) and actor.acts > 1 and not actor.consumes
+        comes = isinstance(actor, Feed) or received
         found.append(max(rounds, default=0 if comes else None))
         for id, _ in before:
             readers[id].append(actor.id)
