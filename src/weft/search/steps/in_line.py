@@ -37,7 +37,8 @@ def _of_parameters(graph: LogicalGraph) -> set[str]:
 def is_sequential(graph: LogicalGraph, blocks: Blocks | None) -> bool:
     """True where each part reads, through others, what the one before it made; so a step goes through all in turn.
 
-    Parts are blocks, and outside of them products with a parameter. Towers side by side are not in line, nor gates of a cell.
+    Parts are blocks, and outside of them products with a parameter. Towers side by side are
+    not in line, nor gates of a cell.
     """
     parameters, heavy = _of_parameters(graph), {id(call) for call in part_calls(graph)}
     latest, last = dict[str, int](), -1
