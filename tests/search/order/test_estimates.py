@@ -16,12 +16,12 @@ from weft.search.space.point import Point
 from weft.search.space.points import Points
 from weft.units import Bytes, Seconds
 
-# Above what the device reserves. Of all points with ZeRO 3 those of `MICRO` should take the least without recompute:
+# Above what the device reserves. Of all points with ZeRO 3 those of `SHARDED` should take the least without recompute:
 # 312 kB by rough estimates, 336 by small steps.
 LIMIT = 335_000
 RESERVE = begun(decoder(8), "h100x2").floors.reserve
 NOTHING = Seconds(0.0), Seconds(0.0)
-MICRO = Point(2, zero=3)
+SHARDED = Point(2, zero=3)
 
 
 def crowded(limit: int) -> Estimates:
@@ -31,9 +31,9 @@ def crowded(limit: int) -> Estimates:
 
 def test_points_that_take_more_by_small_steps_have_no_room() -> None:
     estimates = crowded(LIMIT)
-    assert estimates.may_have_room(MICRO)
-    estimates.refined(MICRO)
-    assert not estimates.may_have_room(MICRO)
+    assert estimates.may_have_room(SHARDED)
+    estimates.refined(SHARDED)
+    assert not estimates.may_have_room(SHARDED)
 
 
 def test_points_alike_are_corrected_by_the_bytes_of_one() -> None:
@@ -42,18 +42,18 @@ def test_points_alike_are_corrected_by_the_bytes_of_one() -> None:
     alike, other = Point(2, zero=3), Point(1, tensor=2, layouts="columns")
     assert estimates.may_have_room(alike)
     assert estimates.may_have_room(other)
-    estimates.learn(MICRO, Measures(Seconds(1.0), Bytes(RESERVE + 400_000), *NOTHING))
+    estimates.learn(SHARDED, Measures(Seconds(1.0), Bytes(RESERVE + 400_000), *NOTHING))
     assert not estimates.may_have_room(alike)
     assert estimates.may_have_room(other)
 
 
 def test_points_with_all_blocks_again_stand_for_those_with_as_few_as_give_room() -> None:
     """In order, not in the plan: by rough estimates and, once they were looked at, by small steps."""
-    estimates, every = crowded(LIMIT), replace(MICRO, recompute=8)
+    estimates, every = crowded(LIMIT), replace(SHARDED, recompute=8)
     alone = begun(decoder(8), "h100x2").estimates
-    none, least = alone.rough_of(MICRO), alone.rough_of(every)
+    none, least = alone.rough_of(SHARDED), alone.rough_of(every)
     assert alone.seconds(every) == alone.seconds_as_it_stands(every)
-    estimates.refined(MICRO)
+    estimates.refined(SHARDED)
     assert none < estimates.rough_of(every)
     fewer = estimates.just_enough(every)
     assert fewer is not None

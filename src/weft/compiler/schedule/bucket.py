@@ -36,7 +36,7 @@ GATHERED = 8
 # In how many buckets at most a communicator reduces once a step what micro-batches add up: each cuts
 # the loop, and so is acts of every micro-batch to plan and to run.
 CUTS = 64
-# The part of the seconds of a bucket of `bucket_bytes` that is latency (`hardware/planning_costs.py`).
+# The latency of a bucket of `bucket_bytes` over the seconds of its bytes (`hardware/planning_costs.py`).
 LATENCY = 0.05
 
 

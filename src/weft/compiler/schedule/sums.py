@@ -1,4 +1,7 @@
-"""The sums over micro-batches of what a communication brings, which only the end of the step waits for."""
+"""The sums over micro-batches of what a communication brings, which only the end of the step waits for.
+
+All ranks of a communicator find the same ones, also those without elements of a value (`op_on_all_ranks`).
+"""
 
 from __future__ import annotations
 
