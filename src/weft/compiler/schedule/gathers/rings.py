@@ -87,9 +87,7 @@ def _rounds(program: LocalProgram, actors: Sequence[Actor]) -> list[int]:
             for id, name in before
             if (round := found[id]) is not None
         ]
-        received = isinstance(actor, Communicate) and actor.acts > 1 and not actor.consumes
-        comes = isinstance(actor, Feed) or received
-        found.append(max(rounds, default=0 if comes else None))
+        found.append(max(rounds, default=0 if _comes(actor) else None))
         for id, _ in before:
             readers[id].append(actor.id)
     for actor in reversed(actors):
@@ -97,3 +95,9 @@ def _rounds(program: LocalProgram, actors: Sequence[Actor]) -> list[int]:
             known = (found[id] for id in readers[actor.id])
             found[actor.id] = min((round for round in known if round is not None), default=0)
     return [round or 0 for round in found]
+
+
+def _comes(actor: Actor) -> bool:
+    """True for the batch, and for what another stage sends in each micro-batch."""
+    received = isinstance(actor, Communicate) and actor.acts > 1 and not actor.consumes
+    return isinstance(actor, Feed) or received
