@@ -268,10 +268,11 @@ def test_then_the_one_that_takes_the_least_memory_is_next() -> None:
     front = search.fronts[0]
     refuse(search, 3)
     first, before = front.next_point(unseen=True), len(front)
-    memory = search.estimates.rough_memory(front.points)
+    estimates = search.estimates
+    memory = estimates.rough_memory(estimates.rough_parts(front.points))
     found = Enumeration(search)._next(front, likely=False)
     assert found is not None
-    assert search.estimates.rough_memory(Points.one(found)) == memory.min()
+    assert estimates.rough_memory(estimates.rough_parts(Points.one(found))) == memory.min()
     assert first is not None
     assert front.points.has(first)
     assert first != found

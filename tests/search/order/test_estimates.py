@@ -131,7 +131,7 @@ def test_what_runs_again_is_held_where_gradients_of_weights_are_put_off() -> Non
     assert still is not None
     assert less is not None
     assert less.memory < kept.memory <= still.memory
-    rough = estimates.rough_memory(Points.of((none, held, gone)))
+    rough = estimates.rough_memory(estimates.rough_parts(Points.of((none, held, gone))))
     assert rough[2] < rough[0] == rough[1]
 
 

@@ -131,12 +131,8 @@ class Estimates:
     def _pipelines(self) -> Pipelines:
         return Pipelines(self.floors)
 
-    def rough_memory(self, points: Points) -> Floats:
+    def rough_memory(self, known: RoughParts) -> Floats:
         """Bytes of points beside what devices reserve, by rough estimate as what points alike took says it."""
-        return self._corrected(self._rough.of(points))[1]
-
-    def memory_from(self, known: RoughParts) -> Floats:
-        """Bytes as `rough_memory` gives them, from what is said before any plan."""
         return self._corrected(known.points)[1]
 
     def rough_of(self, point: Point) -> Seconds:

@@ -113,7 +113,7 @@ class Frontier:
         """
         if not len(self):
             return None
-        memory = np.where(self._left, self._estimates.memory_from(self._rough_parts), inf)
+        memory = np.where(self._left, self._estimates.rough_memory(self._rough_parts), inf)
         least = np.flatnonzero(memory <= _AS_LITTLE * memory.min())
         return self._taken(int(least[self._now()[least].argmin()]))
 

@@ -135,7 +135,7 @@ def _cut(point: Point) -> int:
 
 def holds_what_runs_again(points: Points) -> Mask:
     """True for pipelines that may put gradients of weights off: what runs again for a backward is there until these."""
-    split = points.scheduled("zero_bubble") | points.scheduled("")
+    split = points.scheduled("", "zero_bubble")
     found: Mask = (points.stages > 1) & (points.turns == 1) & split
     return found
 

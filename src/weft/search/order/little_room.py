@@ -2,7 +2,7 @@
 
 One idea, by how well the bytes of the point are known. Up to that it may have room after all, or blocks that run again
 may give it; so it stands behind others by what it lacks, not behind all. With such points behind all others 5 of 33
-searches under tight limits ended slower than strategies by hand, with these factors none of 19.
+searches under tight limits ended slower than by hand, by up to 15 %; with these factors 2 of 21, by 0.8 % at most.
 """
 
 from __future__ import annotations
