@@ -61,7 +61,7 @@ class FailureBoard:
         self._store = store.clone()
         self._rank = rank
         self._size = size
-        # What another rank announced. `_known` is set once it is there.
+        # What another rank announced. `_known` is set once it is there, or this rank has announced a failure.
         self._cause: PeerFailure | None = None
         self._known = threading.Event()
         # Who wants to know; under the lock.
@@ -103,6 +103,7 @@ class FailureBoard:
     def announce(self, error: BaseException) -> None:
         """Tell all other ranks of this rank's failure; each keeps the first that it hears of."""
         self.failed = True
+        self._known.set()
         if isinstance(error, PeerFailure):
             return
         for rank in range(self._size):
@@ -110,7 +111,10 @@ class FailureBoard:
                 self._write(rank, f"{self._rank} {first_line(error)}")
 
     def cause(self, seconds: float) -> PeerFailure | None:
-        """The failure that another rank announced, or announces within so many seconds."""
+        """The failure that another rank announced, or announces within so many seconds; no wait once this one failed.
+
+        Who waited on would hold what it works with, for longer than the rank that goes on has it.
+        """
         self._known.wait(seconds)
         return self._cause
 
