@@ -88,6 +88,25 @@ def test_predicted_is_measured(case: str) -> None:
         assert new.predicted.peak <= 1.2 * new.measured.peak
 
 
+def test_a_check_is_not_measured() -> None:
+    """It runs beside what is put back behind it; what was measured before it stays."""
+    model, loss, batch = mlp()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    placement = weft.placement("cpu", [0, 1])
+    with weft.local_world(2):
+        program = weft.compile(model, loss, optimizer, batch, placement=placement, verify=True)
+        assert program.memory()[0].measured is None
+        program.step(batch)
+        found = program.memory()
+        program.verify(batch)
+        again = program.memory()
+    for each, same in zip(found, again, strict=True):
+        assert each.measured is not None
+        assert each.measured.states == each.predicted.states
+        assert each.measured.peak <= each.predicted.peak
+        assert same.measured == each.measured
+
+
 def test_memory_prints_a_table() -> None:
     model, loss, batch = mlp()
     with weft.local_world(1):

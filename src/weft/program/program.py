@@ -438,7 +438,10 @@ class Program:
         return self._inspection.explain(details, op)
 
     def memory(self) -> ProgramMemory:
-        """The peak of each rank of this process by kind: as the plan says it, and as measured in the first step."""
+        """The peak of each rank of this process by kind: as the plan says it, and as measured in the first step.
+
+        Steps of `verify` do not count.
+        """
         return self._inspection.memory()
 
     @one_at_a_time

@@ -105,6 +105,7 @@ class ProgramSteps:
         core.make_ready("verify")
         core.enter("verify")
         number, metrics = core.steps, core.metrics
+        measured = {each for each in core.variants.executors() if each.measured is not None}
 
         def run(batch: Any, update: bool) -> Any:
             core.steps = number
@@ -116,6 +117,9 @@ class ProgramSteps:
                 return verified(subject, batch)
         finally:
             core.steps, core.metrics = number, metrics
+            # A checked step runs beside what is to be put back.
+            for each in set(core.variants.executors()) - measured:
+                each.measure()
 
     def _enter_step(self, shapes: str, adding: bool) -> None:
         onto = ", to add to gradients" if adding else ""

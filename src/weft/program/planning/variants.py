@@ -181,6 +181,10 @@ class Variants:
         """The rows of a batch of so many that the ranks of this process take; all where there is no plan for it yet."""
         return min((each.feeder.rows(size) for each in self._all), key=len)
 
+    def executors(self) -> Iterator[ThreadExecutor | DeviceExecutor]:
+        """Of all plans, each rank's of this process."""
+        return (executor for each in self._all for executor in each.executors.values())
+
     def constants(self) -> Iterator[Tensor]:
         """Tensors of elsewhere that the plans read."""
         return (tensor for each in self._all for tensor in each.captured.constants.values())

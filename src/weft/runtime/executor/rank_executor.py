@@ -34,7 +34,7 @@ class RankExecutor(ABC):
         rank: what its actors work with; `rank.plan` is what runs.
 
     Attributes:
-        measured: after the first step, the most memory that it took, by kind.
+        measured: after the first step, or the first after `measure`, the most memory that it took, by kind.
         recorder: when the acts of the last step ran.
     """
 
@@ -125,6 +125,11 @@ class RankExecutor(ABC):
     def updated(self) -> bool:
         """True where the last step has updated parameters, or added to gradients that are kept, be it in part."""
         return self._rank.batches.updated
+
+    def measure(self) -> None:
+        """Measure the memory of the next step, in place of one that was measured before."""
+        if self._measuring is None:
+            self.measured, self._measuring = None, MeasuredStep(self.plan, self._works)
 
     def put_numbers(self, numbers: Mapping[str, float]) -> None:
         """Write numbers into the constants [] of these keys that this rank has, for the next step."""
