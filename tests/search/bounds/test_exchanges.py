@@ -9,7 +9,7 @@ import pytest
 
 import weft
 from search.jobs import begun, decoder, few_samples, layers, many_samples
-from search.machines import SLOW
+from search.machines import SLOW, TWO_KINDS
 from weft.hardware.topology.machine import Topology
 from weft.ir.plan_nodes import CollectiveKind
 from weft.planning.stored_step import StoredStep
@@ -148,3 +148,15 @@ def test_where_the_user_says_how_things_lie_less_is_sure() -> None:
     assert added_up(plain, cut, least=True)[0] > 0
     assert added_up(split, cut, least=True) == added_up(whole, cut, least=True) == [0.0]
     assert reduced(split, data) == reduced(whole, data) == reduced(plain, data)
+
+
+def test_of_stages_with_unlike_links_the_quickest_counts_at_least() -> None:
+    """It may be the one that has the most to add up."""
+    few, many = exchanges(few_samples(), TWO_KINDS), exchanges(many_samples(), TWO_KINDS)
+    line = Point(1, 2, stages=2, layouts="columns")
+    assert added_up(few, line, least=True) < added_up(few, line)
+    quick, slow = (collective(many, "all_reduce", 3392, (pair,)) for pair in PAIRS)
+    assert quick < slow
+    # In two bytes each, half of the elements.
+    assert (3 * 32 * 32 + 32 * 10) * 2 / 2 == 3392
+    assert reduced(many, Point(2, stages=2), least=True) == pytest.approx([quick], **SHARP)

@@ -61,7 +61,7 @@ class Exchanges:
         key = point.layouts == "data", collective, least
         size = once(self._bytes, key, lambda: self._gradients(*key))
         size /= point.tensor * point.stages
-        return self._collective(collective, Bytes(int(size)), point, along_data=True)
+        return self._collective(collective, Bytes(int(size)), point, True, least)
 
     def _gradients(self, whole: bool, collective: CollectiveKind, least: bool) -> float:
         """Bytes of gradients that are added up by a collective: of all weights, or of those that are cut."""
@@ -120,13 +120,11 @@ class Exchanges:
         total = 0.0
         for each, count in self._sums.items():
             size = Bytes(int(each.size * self.facts.narrowed / (point.data * point.micro_batches)))
-            added = point.micro_batches * self._collective(
-                "all_reduce", size, point, along_data=False
-            )
+            once_each = self._collective("all_reduce", size, point, False, least)
+            added = point.micro_batches * once_each
             if least:
                 weights = Bytes(int(each.weights * self.facts.narrowed))
-                gathered = self._collective("all_gather", weights, point, along_data=False)
-                added = min(added, gathered)
+                added = min(added, self._collective("all_gather", weights, point, False, least))
             total += count * added
         return total / point.stages
 
@@ -135,8 +133,12 @@ class Exchanges:
         return Counter(self.facts.sums)
 
     def _collective(
-        self, collective: CollectiveKind, size: Bytes, point: Point, along_data: bool
+        self, collective: CollectiveKind, size: Bytes, point: Point, along_data: bool, least: bool
     ) -> float:
+        """Seconds of a collective that each stage has as much of, on the slowest of them; of `least` on the quickest.
+
+        One of the stages has as much as this or more; with unlike links it may be the one whose links are quickest.
+        """
         parts = point.data if along_data else point.tensor
         if parts == 1:
             return 0.0
@@ -148,10 +150,16 @@ class Exchanges:
 
         def seconds() -> float:
             groups = once(self._grouped, where, lambda: self._groups(*where))
+            one = other if least else len(groups)
             costs = self.facts.machine.costs
-            return costs.of_collective(collective, size, Bytes(moved), groups).seconds
+            return min(
+                costs.of_collective(
+                    collective, size, Bytes(moved), groups[first : first + one]
+                ).seconds
+                for first in range(0, len(groups), one)
+            )
 
-        return once(self._seconds, (collective, size, where), seconds)
+        return once(self._seconds, (collective, size, where, least and point.stages), seconds)
 
     def _groups(self, parts: int, apart: int, ranks: int) -> list[tuple[int, ...]]:
         """The ranks of each communicator of so many parts, neighbours so many ranks apart."""
