@@ -17,7 +17,7 @@ from benchmarks.links import slow_links
 from benchmarks.pairs import PAIRS, Pair
 from benchmarks.references import reference_losses
 from benchmarks.rounds import Side, take_turns
-from benchmarks.rows import quartiles, ratios
+from benchmarks.rows import Found, quartiles, ratios
 from benchmarks.search.searched import auto, hand_strategies, measuring
 from benchmarks.search.trial import Finding, Trial, seconds_text
 from benchmarks.search.works import WORKS
@@ -112,9 +112,11 @@ def _run(
         if not sides or sides[0].entry.kind != "own":
             return [Finding(what, f">= {target:g}x", errors["auto"][:300], False)]
         chosen = sides[0].crew.predict()[0]["strategy"]
-        errors |= take_turns(sides, None, 5, ROUNDS).errors
+        turns = take_turns(sides, None, 5, ROUNDS)
+        errors |= turns.errors
     ran = [side for side in sides if side.entry.name not in errors]
-    return [_judged(what, ran, chosen, errors, target)]
+    found = [side.found(turns.counted, turns.disturbed) for side in ran]
+    return [_judged(what, found, chosen, errors, target)]
 
 
 def _measured(job: Job) -> None:
@@ -124,10 +126,10 @@ def _measured(job: Job) -> None:
 
 
 def _judged(
-    what: str, ran: Sequence[Side], chosen: str, errors: dict[str, str], target: float
+    what: str, ran: Sequence[Found], chosen: str, errors: dict[str, str], target: float
 ) -> Finding:
-    ours = next(side for side in ran if side.entry.kind == "own").found()
-    found = [side.found() for side in ran if side.entry.kind != "own"]
+    ours = next(each for each in ran if each.entry.kind == "own")
+    found = [each for each in ran if each.entry.kind != "own"]
     best = min(found, key=lambda each: each.median)
     faster = ratios(best, ours)
     ratio, (low, high) = median(faster), quartiles(faster)
@@ -142,6 +144,7 @@ def _judged(
         "peak_bytes": {each.entry.name: each.peak_bytes for each in (ours, *found)},
         "build_seconds": ours.compile_seconds,
         "rounds": len(ours.seconds),
+        "disturbed": ours.disturbed,
     }
     failed = "; ".join(f"{name}: {text[:80]}" for name, text in errors.items())
     return Finding(what, f">= {target:g}x", told, ratio >= target, failed, figures)

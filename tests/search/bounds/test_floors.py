@@ -19,6 +19,7 @@ from search.jobs import (
     few_samples,
     least_memory_of,
     least_of,
+    loss,
     many_samples,
     planned,
     step_of,
@@ -83,6 +84,42 @@ def test_floors_of_stages_hold_where_parts_are_side_by_side(schedule: str, stage
     found = begun(step, "flexflow-k80x4")
     for micro_batches in (1, 2, 8):
         _check(found, Point(1, stages=stages, micro_batches=micro_batches, schedule=schedule))
+
+
+def fine_tuned() -> StoredStep:
+    """Only the last layer is trained."""
+    model = dense(512, 512, 512, 512, 10)
+    for each in model[:-1].parameters():
+        each.requires_grad_(False)
+    batch = {"x": torch.zeros(64, 512), "y": torch.zeros(64, dtype=torch.int64)}
+    return weft.Job(model, loss, torch.optim.AdamW(model[-1].parameters()), batch).stored()
+
+
+class Pooled(nn.Module):
+    """Layers in turn, of whose sum the mean over positions is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers, self.head = dense(512, 2048, 512), nn.Linear(512, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.head(torch.relu(self.layers(x).mean(1)))
+        return made
+
+
+def pooled() -> StoredStep:
+    with torch.device("meta"):
+        return step_of(Pooled(), 8, 256, 512)
+
+
+@pytest.mark.parametrize("step", [fine_tuned, pooled], ids=lambda f: f.__name__)
+def test_floors_hold_where_less_is_exchanged(step: Callable[[], StoredStep]) -> None:
+    found = begun(step(), SLOW)
+    for point in (
+        *(Point(4), Point(4, zero=1), Point(2, stages=2, micro_batches=2)),
+        *(Point(1, 4, layouts="columns"), Point(2, 2, layouts="columns")),
+    ):
+        _check(found, point)
 
 
 @pytest.mark.parametrize("step", [few_samples, many_samples], ids=lambda f: f.__name__)

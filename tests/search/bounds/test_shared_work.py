@@ -133,6 +133,8 @@ def test_only_stages_wait_for_one_another() -> None:
     flat, turns, some = chain(found, Point(4), in_turns, staged)
     assert flat == turns == 0.0
     assert some > 0
+    # On unlike devices, the last stage may have the slow ones and little work.
+    assert chain(work(TWO_KINDS, blocks=8), staged) == [0.0]
 
 
 @pytest.mark.parametrize("schedule", ["", "gpipe", "1f1b", "zero_bubble"])

@@ -51,9 +51,10 @@ class Model(nn.Module):
         return out
 
 
-def step(model: nn.Module) -> StoredStep:
-    batch = {"x": torch.zeros(ROWS, WIDTH), "y": torch.zeros(ROWS, dtype=torch.int64)}
-    return weft.Job(model, loss, torch.optim.SGD(model.parameters()), batch).stored()
+def step(model: nn.Module, rows: int = ROWS) -> StoredStep:
+    batch = {"x": torch.zeros(ROWS, WIDTH), "y": torch.zeros(rows, dtype=torch.int64)}
+    trained = [each for each in model.parameters() if each.requires_grad]
+    return weft.Job(model, loss, torch.optim.SGD(trained), batch).stored()
 
 
 def sizes(stored: StoredStep) -> list[tuple[int, int]]:
@@ -80,6 +81,49 @@ def test_nobody_needs_the_gradient_of_the_batch() -> None:
     forward = [(4 * ROWS * WIDTH, 4 * 32 * WIDTH), (4 * ROWS * 4, 4 * 32 * 4)]
     backward = [(4 * ROWS * WIDTH, 4 * WIDTH * 32)]
     assert sizes(step(layers)) == sorted(forward + backward)
+
+
+class Pooled(nn.Module):
+    """Layers in turn, of whose last sum one row is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+        self.head = nn.Linear(WIDTH, 3, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, width] to [1, 3]."""
+        made = self.down(torch.relu(self.up(x)))
+        out: Tensor = self.head(torch.tanh(made.mean(0, keepdim=True)))
+        return out
+
+
+def test_a_sum_is_added_up_where_it_is_smallest() -> None:
+    # The head is cut by columns: so is the gradient of what it reads.
+    expected = [(4 * WIDTH, 4 * 32 * WIDTH), (4 * WIDTH, 4 * 3 * WIDTH)]
+    assert sizes(step(Pooled(), rows=1)) == sorted(expected)
+
+
+def test_what_is_linear_passes_parts_on() -> None:
+    """A whole layer behind one cut by rows: parts of its few results may be added up."""
+    layers = nn.Sequential(
+        nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, WIDTH), nn.Linear(WIDTH, 3)
+    )
+    cuts = {"0": "columns", "2": "rows"}
+    (found,) = sums(step(layers).graph, cuts)
+    assert found.size == 4 * ROWS * 3
+
+
+def test_what_is_frozen_needs_no_gradient() -> None:
+    model = Model(beside=False, norm=True)
+    for name, each in model.named_parameters():
+        each.requires_grad_(name.startswith(("blocks.1.", "head")))
+    stored = step(model)
+    assert {each.key.split(".")[1] for each in gradients(stored.graph)} == {"1", "weight"}
+    # Forward sums of both blocks; gradients of what only the second's layers read, but for its first norm's.
+    size = 4 * ROWS * WIDTH
+    expected = [(size, 4 * WIDTH * width) for width in (32, 64)] * 3
+    assert sizes(stored) == sorted(expected)
 
 
 def test_a_shared_weight_has_one_gradient() -> None:

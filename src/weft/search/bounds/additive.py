@@ -14,7 +14,8 @@ from typing import final
 from weft.compiler.layouts.joint.least import LeastSum, LeastSums
 from weft.compiler.stages.lay_out import Deduced
 from weft.errors import RuleError
-from weft.hardware.seconds_model import seconds_model
+from weft.hardware.cost import CostModel
+from weft.hardware.seconds_model import carried, seconds_model
 from weft.ir.logical import Call, Input, LogicalGraph
 from weft.patterns import matches
 from weft.search.space.point import fixed_first
@@ -29,7 +30,7 @@ class AdditivePart:
     """The sum of calls and boxing of a plan.
 
     Attributes:
-        cost: of the layouts as they are, in bytes that links could carry meanwhile.
+        cost: of the layouts as they are: seconds of all stages together, at the rates of large calls and exchanges.
         least: that any layouts sum to.
         cheapest: the strategy with the cheapest layouts that were found.
     """
@@ -60,29 +61,29 @@ def additive_part(
         strategy: as it was planned.
         deduced: its stages.
     """
-    sums: dict[tuple[int, ...], LeastSums] = {}
+    sums: dict[tuple[tuple[int, ...], CostModel], LeastSums] = {}
     found: list[LeastSum] = []
+    cost = least = 0.0
+    dtype = "bfloat16" if facts.narrowed < 1 else "float32"
     held = frozenset(_held(facts.step.graph, facts.base))
     for stage in deduced:
         solved = stage.solved
         if solved is None or len(solved.placement.ranks) < 2:
             return None
         placement = solved.placement
-        if placement.shape not in sums:
-            dtype = "bfloat16" if facts.narrowed < 1 else "float32"
-            model = seconds_model(facts.machine.costs, placement.ranks, dtype)
-            sums[placement.shape] = LeastSums(placement.shape, model)
+        model = seconds_model(facts.machine.costs, placement.ranks, dtype)
+        # Of unlike devices or links each has its own.
+        same = sums.setdefault((placement.shape, model), LeastSums(placement.shape, model))
         fixed = held.union(_hints(solved.graph)) if facts.base.activations else held
         try:
-            one = sums[placement.shape].of(
-                solved.graph, solved.hints, placement, solved.assignment, fixed
-            )
+            one = same.of(solved.graph, solved.hints, placement, solved.assignment, fixed)
         except RuleError:  # of some op no signatures can be said
             return None
         if one is None:
             return None
         found.append(one)
-    cost, least = sum(each.cost for each in found), sum(each.bound for each in found)
+        second = carried(facts.machine.costs, placement.ranks)
+        cost, least = cost + one.cost / second, least + one.bound / second
     stored = {key for each in deduced if each.solved for key in each.solved.hints.stored}
     return AdditivePart(cost, least, _with_cheapest(facts, strategy, found, stored | held))
 

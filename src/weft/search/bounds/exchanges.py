@@ -61,7 +61,8 @@ class Exchanges:
         key = point.layouts == "data", collective, least
         size = once(self._bytes, key, lambda: self._gradients(*key))
         size /= point.tensor * point.stages
-        return self._collective(collective, Bytes(int(size)), point, True, least)
+        whole = Bytes(int(size))
+        return self._collective(collective, whole, point, along_data=True, least=least)
 
     def _gradients(self, whole: bool, collective: CollectiveKind, least: bool) -> float:
         """Bytes of gradients that are added up by a collective: of all weights, or of those that are cut."""
@@ -120,11 +121,14 @@ class Exchanges:
         total = 0.0
         for each, count in self._sums.items():
             size = Bytes(int(each.size * self.facts.narrowed / (point.data * point.micro_batches)))
-            once_each = self._collective("all_reduce", size, point, False, least)
-            added = point.micro_batches * once_each
+            one = self._collective("all_reduce", size, point, along_data=False, least=least)
+            added = point.micro_batches * one
             if least:
                 weights = Bytes(int(each.weights * self.facts.narrowed))
-                added = min(added, self._collective("all_gather", weights, point, False, least))
+                gathered = self._collective(
+                    "all_gather", weights, point, along_data=False, least=True
+                )
+                added = min(added, gathered)
             total += count * added
         return total / point.stages
 
@@ -133,7 +137,13 @@ class Exchanges:
         return Counter(self.facts.sums)
 
     def _collective(
-        self, collective: CollectiveKind, size: Bytes, point: Point, along_data: bool, least: bool
+        self,
+        collective: CollectiveKind,
+        size: Bytes,
+        point: Point,
+        *,
+        along_data: bool,
+        least: bool,
     ) -> float:
         """Seconds of a collective that each stage has as much of, on the slowest of them; of `least` on the quickest.
 

@@ -187,10 +187,11 @@ class SharedWork:
         return np.where(points.zero == 0, update * (points.data - 1), 0.0)
 
     def chain(self, points: Points) -> Floats:
-        """Seconds of the longest chain through all stages, at least; 0 without any, or where parts are not in line.
+        """Seconds of the longest chain through all stages, at least, by the parts above; 0 without any.
 
         A stage waits, in each step, for the forward of those before it and, where backward and forward take turns, for
-        their backward, but for gradients of weights; of stages of any size, the best balance counts.
+        their backward, but for gradients of weights; of stages of any size, the best balance counts. 0, too, where
+        parts are not in line, or devices of several kinds: slow ones may be last, with little work.
         """
         calls = self._calls(points, least=True)
         both = points.scheduled("gpipe", "1f1b")
@@ -198,7 +199,8 @@ class SharedWork:
         waited = np.where(both, _WAITED * calls, np.minimum(forward, _WAITED * calls))
         late = np.where(both, (calls - waited) / points.micro_batches, 0.0)
         found = _through(waited, calls - late, points)
-        none = (points.stages == 1) | (points.turns > 1) | (not self.facts.sequential)
+        in_line = self.facts.sequential and len(self.of_kind) == 1
+        none = (points.stages == 1) | (points.turns > 1) | (not in_line)
         return np.where(none, 0.0, found)
 
     def _calls(self, points: Points, least: bool) -> Floats:

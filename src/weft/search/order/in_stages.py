@@ -83,13 +83,12 @@ def in_stages(point: Point, flat: Point, found: Measures, floors: Floors) -> Mea
     uneven = float(floors.work.unevenness(Points.one(point))[0])
     # A micro-batch goes through all stages, one after the other: with few of them nothing fills the others' time.
     late = max((s - 1) / (m * point.turns) * _BUBBLE.get(point.schedule, 1.0), s / m - uneven)
-    seconds = ((found.seconds - reduced) * (uneven + late) + reduced) / s
-    waits = Seconds(found.idle + seconds * (uneven - 1 + late) / (uneven + late))
+    longer = _longer(point)
+    seconds = longer * ((found.seconds - reduced) * (uneven + late) + reduced) / s
+    exposed = longer * (reduced + sums) / s
+    idle = longer * found.idle / s + seconds * (uneven - 1 + late) / (uneven + late)
     return Measures(
-        Seconds(seconds * _longer(point)),
-        _memory(point, flat, found, floors),
-        Seconds(reduced / s + sums / s),
-        waits,
+        Seconds(seconds), _memory(point, flat, found, floors), Seconds(exposed), Seconds(idle)
     )
 
 
@@ -120,7 +119,7 @@ def _in_flight(flat: Point, found: Measures, floors: Floors) -> tuple[float, flo
     That is gradients, and parameters whole or in a narrower dtype.
     """
     facts = floors.facts
-    held = facts.parameters / (flat.data if flat.zero > 1 else 1)
+    held = facts.trained / (flat.data if flat.zero > 1 else 1)
     if flat.zero in (1, 2) or facts.narrowed < 1:
         held += facts.parameters * facts.narrowed / (flat.data if flat.zero == 3 else 1)
     more = max(found.memory - floors.states_of(flat), 0.0)

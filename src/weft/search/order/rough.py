@@ -155,7 +155,7 @@ class RoughEstimates:
         part = s * points.data * points.tensor * m
         # Sums of several micro-batches are there as long as these are; those of one stand in what is kept.
         shards = np.where(points.zero < 2, 1, points.data)
-        summed = np.where(m > 1, facts.parameters / shards, 0.0)
+        summed = np.where(m > 1, facts.trained / shards, 0.0)
         beside = whole * (1 - 1 / points.data) + summed
         return self.floors.variables(points) + kept * flying / part + beside / cut
 

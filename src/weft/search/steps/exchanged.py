@@ -8,11 +8,13 @@ until something reads it that is no sum itself; so is the gradient of what one b
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import final
 
-from weft.ir.logical import Call, Input, LogicalGraph, Value
+from weft.ir.logical import Call, Input, LogicalGraph, Update, Value
+from weft.ir.queries.op_calls import op_call
+from weft.ops.rule import has_rule, rule_of
 from weft.search.steps.linears import PRODUCTS, TURNS
 from weft.units import ITEM_SIZE, Bytes
 
@@ -24,15 +26,6 @@ _VIEWS = frozenset(
         *("view.default", "_unsafe_view.default", "reshape.default", "unsqueeze.default"),
         *("squeeze.dim", "squeeze.default", "clone.default", "alias.default", "detach.default"),
         *("_to_copy.default", "expand.default", "contiguous.default", "unflatten.int"),
-    )
-)
-# Calls that parts of a sum can go through, among others; products count too, which more than one part cannot.
-_LINEAR = TURNS | frozenset(
-    f"aten.{name}"
-    for name in (
-        *("add.Tensor", "sub.Tensor", "mul.Tensor", "mul.Scalar", "div.Tensor", "div.Scalar"),
-        *("neg.default", "sum.default", "sum.dim_IntList", "mean.default", "mean.dim"),
-        *("native_dropout.default", "cat.default", "slice.Tensor", "select.int", "permute.default"),
     )
 )
 
@@ -55,9 +48,16 @@ class WeightGradient:
     around: Bytes
 
 
+def trained(graph: LogicalGraph) -> tuple[Input, ...]:
+    """The parameters that an optimizer updates: no other one needs a gradient."""
+    updates = graph.of_kind(Update)
+    targets = {each.target.name for each in updates if each.rule != "copy"}
+    return tuple(node for node in graph.of_kind(Input) if node.value.name in targets)
+
+
 def gradients(graph: LogicalGraph) -> tuple[WeightGradient, ...]:
-    """The gradients of all weights of products and convolutions, each parameter once."""
-    keys = {node.value.name: node for node in graph.of_kind(Input) if node.role == "parameter"}
+    """The gradients of all trained weights of products and convolutions, each parameter once."""
+    keys = {node.value.name: node for node in trained(graph)}
     found: dict[str, WeightGradient] = {}
     for call in _forward(graph):
         if call.op in TURNS and call.uses and call.uses[0] in keys:
@@ -116,7 +116,7 @@ class _Walk:
         self._weights = {
             node.value.name: node for node in graph.of_kind(Input) if node.role == "parameter"
         }
-        self._differentiable = set(self._weights)
+        self._differentiable = {node.value.name for node in trained(graph)}
         self._seen_as: dict[str, str] = {}
         self._parts: dict[str, frozenset[str]] = {}
         self._rows: dict[str, Sum] = {}
@@ -146,9 +146,10 @@ class _Walk:
     def _add_up(self, call: Call, made: Sequence[str]) -> None:
         """Note parts that a call reads: it makes parts itself, or reads the sum."""
         before = [self._parts[name] for name in call.uses if name in self._parts]
-        if call.op in _VIEWS or call.op in _LINEAR:
+        if before and self._passes_parts(call):
             parts = frozenset[str]().union(*before)
-            self._parts.update((name, parts) for name in made if parts)
+            self._parts.update((name, parts) for name in made)
+            self._shrink(parts, call)
             return
         for parts in before:
             rows = [self._rows[part] for part in parts - self._added]
@@ -157,6 +158,25 @@ class _Walk:
                 self.forward.append(Sum(min(sizes), min(weights)))
             self._added |= parts
 
+    def _passes_parts(self, call: Call) -> bool:
+        """True where a call of parts may make parts: it is linear. A layer that is cut reads the sum.
+
+        What more than one part cannot go through, such as a product of two, counts too.
+        """
+        if call.op in _VIEWS or not has_rule(call.op):
+            return True
+        if self._cut(call)[0] is not None:
+            return False
+        bound = op_call(self._graph, call)
+        return bool(rule_of(bound).linear_groups(bound))
+
+    def _shrink(self, parts: frozenset[str], call: Call) -> None:
+        """Note that parts may be added up once a call has made fewer elements of them: a mean, a slice."""
+        sizes = [_size(value) for value in call.makes if "float" in value.dtype]
+        for part in parts if sizes else ():
+            row = self._rows[part]
+            self._rows[part] = replace(row, size=min(row.size, *sizes))
+
     def _read(self, call: Call, weight: Input) -> None:
         """Note the tensor that a layer cut by columns reads: each rank has a part of its gradient."""
         for name in call.uses:
@@ -164,7 +184,8 @@ class _Walk:
                 whole = self._seen_as.get(name, name)
                 before = self.backward.get(whole)
                 weights = _size(weight.value) + (before.weights if before else 0)
-                self.backward[whole] = Sum(_size(self._graph.values[name]), Bytes(weights))
+                size = min(_size(self._graph.values[each]) for each in (name, whole))
+                self.backward[whole] = Sum(size, Bytes(weights))
 
     def _cut(self, call: Call) -> tuple[Input | None, str]:
         """The weight of the layer that is cut whose product a call is, and how."""

@@ -21,7 +21,7 @@ from weft.planning.machine import Machine
 from weft.planning.plans import plan_stored
 from weft.planning.progress import uncollected
 from weft.planning.stored_step import StoredStep
-from weft.search.steps.exchanged import Sum, WeightGradient, gradients, sums
+from weft.search.steps.exchanged import Sum, WeightGradient, gradients, sums, trained
 from weft.search.steps.experts import Experts, experts_of
 from weft.search.steps.fewer_blocks import with_fewer_blocks
 from weft.search.steps.in_line import is_sequential, part_calls
@@ -111,10 +111,11 @@ class StepFacts:
         """Bytes of these and of their optimizer states."""
         return self._bytes_with_states(self.laid)
 
-    @property
+    @cached_property
     def guided(self) -> bool:
         """True where the user says how activations or the batch lie: what points exchange hangs on that, too."""
-        return bool(self.base.batch or self.base.activations or self.base.signatures)
+        said = self.base.batch or self.base.activations or self.base.signatures
+        return bool(said) or any(each.hint is not None for each in self.step.graph.of_kind(Call))
 
     def _bytes_with_states(self, names: Collection[str]) -> float:
         """Bytes of parameters and buffers, and of the states of their optimizers."""
@@ -258,9 +259,14 @@ class StepFacts:
         return sum(_bytes(node) for node in self._inputs("state"))
 
     @cached_property
+    def trained(self) -> int:
+        """Bytes of the parameters that an optimizer updates."""
+        return sum(map(_bytes, trained(self.step.graph)))
+
+    @cached_property
     def updated(self) -> Bytes:
-        """Bytes that all updates read and write, at least: each state and parameter once."""
-        return Bytes(self.states + (self.parameters if self.states else 0))
+        """Bytes that all updates read and write, at least: each state and trained parameter once."""
+        return Bytes(self.states + (self.trained if self.states else 0))
 
     def _inputs(self, *roles: str) -> list[Input]:
         return [node for node in self.step.graph.of_kind(Input) if node.role in roles]
