@@ -63,8 +63,12 @@ def test_it_finds_what_trying_everything_finds(topology: str) -> None:
 def test_the_cheapest_layouts_are_among_the_first_that_are_tried() -> None:
     found = weft.search(many_classes(), "flexflow-p100x4", moves=8)
     assert found.best.parameters["2.weight"] == weft.split(0)
-    hand = min(each.seconds for each in found.tried if each.by_hand and each.seconds is not None)
-    assert found.seconds < 0.5 * hand
+    by_hand = {each.name: each.seconds for each in found.tried if each.by_hand}
+    # By hand, too, the classes are split; nothing else is as quick.
+    split = by_hand.pop("data 4; vocabularies split")
+    assert split is not None
+    assert found.seconds <= split
+    assert all(each is None or found.seconds < 0.5 * each for each in by_hand.values())
 
 
 def test_no_strategy_by_hand_is_quicker() -> None:

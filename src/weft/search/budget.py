@@ -59,6 +59,10 @@ class Budget:
         """True where one more strategy may be planned that takes about so many seconds."""
         return planned < self.moves and self.now() + next_seconds < self.ends
 
+    def has(self, seconds: float) -> bool:
+        """True where so many seconds are left, before the first strategy or behind it."""
+        return self.allows(0, seconds)
+
     def used_up(self) -> Budget:
         """One that allows nothing."""
         return replace(self, moves=0)

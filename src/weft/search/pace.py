@@ -56,7 +56,7 @@ class Pace:
         if point in state.learned.points and state.evaluator.knows(state.strategy(point)):
             return True
         soon = state.estimates.seconds_of_plan(point)
-        return state.budget.allows(0, soon + state.seconds_at_end(soon))
+        return state.budget.has(soon + state.seconds_at_end(soon))
 
     def may_look(self) -> bool:
         """True where small steps of one more point may be planned: some of the time is for whole ones."""
@@ -65,7 +65,7 @@ class Pace:
 
     def looks_in_time(self, point: Point) -> bool:
         """True where there should be time to look at a point: those of many micro-batches take longer than others."""
-        return self.state.budget.allows(0, self.state.estimates.seconds_of_look(point))
+        return self.state.budget.has(self.state.estimates.seconds_of_look(point))
 
     def may_look_to_the_end(self) -> bool:
         """True where small steps may be planned as long as nothing fits: until the whole budget has gone."""

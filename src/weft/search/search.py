@@ -98,16 +98,7 @@ def search(
         evaluator = Evaluator(stored, machine, facts.ranks, planners=processes)
         state = SearchState(evaluator, floors, budget, learned, told)
         _plan_given(state, first, every_rank)
-        enumeration = Enumeration(state)
-        if not hand_only(base):
-            Fronts(state).arrange(space_of(facts, every_rank))
-            _plan_likely(state, enumeration, partial(improve, state, seed))
-        improve(state, seed)
-        # Those by hand may leave the first plan to others.
-        for by_hand in (True, False, True):
-            enumeration.plan_points(by_hand, likely=False)
-        if not state.locality:
-            improve(state, seed)
+        _plan_all(state, every_rank, partial(improve, state, seed))
         return state.result()
 
 
@@ -185,6 +176,20 @@ def _check_strategies(fixed: object, start: object) -> None:
             "weft.search: start takes a weft.Strategy, or the weft.SearchResult or weft.SearchRecord of an earlier "
             f"search, found {start!r}"
         )
+
+
+def _plan_all(state: SearchState, every_rank: bool, move: Callable[[], None]) -> None:
+    """Plan the points, those first that should be quick, and move from the best between them."""
+    enumeration = Enumeration(state)
+    if not hand_only(state.facts.base):
+        Fronts(state).arrange(space_of(state.facts, every_rank))
+        _plan_likely(state, enumeration, move)
+    move()
+    # Those by hand may leave the first plan to others.
+    for by_hand in (True, False, True):
+        enumeration.plan_points(by_hand, likely=False)
+    if not state.locality:
+        move()
 
 
 def _plan_likely(state: SearchState, enumeration: Enumeration, move: Callable[[], None]) -> None:

@@ -342,7 +342,7 @@ class SearchState:
         if key not in self._additive:
             part = _ADDED_UP_IN_STAGES if stage_count(self.best[1]) > 1 else ADDED_UP
             soon = part * self.evaluator.took(self.best[1])
-            if not self.budget.allows(0, soon):
+            if not self.budget.has(soon):
                 return None
             whole = self._planned_whole()
             self._additive[key] = additive_part(self.facts, self.best[1], whole.deduced)

@@ -209,9 +209,14 @@ def test_the_cheapest_are_of_data_parallel_and_told_with_it(
     monkeypatch.setattr(search, "_told", lambda state: told.append(state.planned))
     Beginnings(search).plan_cheapest()
     assert list(search.points) == [Point(2)]
-    names = [each.name for each in search.result().tried]
-    assert any("cheapest layouts" in each for each in names)
-    assert len(told) == 2
+    tried = {each.name: each for each in search.result().tried}
+    assert any("cheapest layouts" in each for each in tried)
+    # The layer behind the loss has a row for each class.
+    rows = tried["data 2; vocabularies split"]
+    assert rows.by_hand
+    assert rows.strategy.parameters["2.weight"] == weft.split(0)
+    assert "0.weight" not in rows.strategy.parameters
+    assert len(told) == 3
     assert told[0] == 1
 
 

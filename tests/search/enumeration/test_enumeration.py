@@ -267,7 +267,7 @@ def test_then_the_one_that_takes_the_least_memory_is_next() -> None:
     search = arranged(decoder(2), "h100x2", base=weft.Strategy(stages=1))
     front = search.fronts[0]
     refuse(search, 3)
-    first, before = front.next_point(unseen=True), len(front)
+    first, before = front.next_point(rough=True), len(front)
     estimates = search.estimates
     memory = estimates.rough_memory(estimates.rough_parts(front.points))
     found = Enumeration(search)._next(front, likely=False)

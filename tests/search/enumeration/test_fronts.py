@@ -100,7 +100,7 @@ def test_the_next_point_is_planned_ahead_if_there_is_time(
     monkeypatch: pytest.MonkeyPatch, in_time: bool
 ) -> None:
     search, ahead = arranged(layers(), "h100x2"), list[weft.Strategy]()
-    following = search.fronts[1].next_point(unseen=True)
+    following = search.fronts[1].next_point(rough=True)
     assert following is not None
     monkeypatch.setattr(Pace, "in_time", lambda _, point: in_time and point == following)
     monkeypatch.setattr(Evaluator, "ahead", lambda _, strategy: ahead.append(strategy))
@@ -111,7 +111,7 @@ def test_the_next_point_is_planned_ahead_if_there_is_time(
 def test_the_point_that_is_planned_is_not_planned_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """It still stands in its front where looks at kinds come to it."""
     search = arranged(layers(), "h100x2")
-    first = search.fronts[0].next_point(unseen=True)
+    first = search.fronts[0].next_point(rough=True)
     assert first is not None
     asked = list[str]()
     monkeypatch.setattr(Evaluator, "ahead", lambda _, strategy, *__: asked.append(str(strategy)))

@@ -76,8 +76,8 @@ def test_the_quickest_with_room_comes_first() -> None:
 def test_the_next_point_counts_as_seen_once_it_came_up() -> None:
     points = front()
     assert points.pop(always, always) == QUICK
-    assert points.next_point(unseen=True) == MIDDLE
-    assert points.next_point(unseen=False) is None
+    assert points.next_point(rough=True) == MIDDLE
+    assert points.next_point(rough=False) is None
 
 
 def test_points_that_cannot_be_quicker_are_dropped() -> None:
@@ -174,7 +174,7 @@ def test_a_point_that_plans_of_others_show_to_take_more_goes_back() -> None:
     points = front()
     estimates: Any = points._estimates
     points.put_back(points.pop_as_it_stands(), Seconds(0.1))
-    assert points.next_point(unseen=False) == QUICK
+    assert points.next_point(rough=False) == QUICK
     estimates.seconds = lambda point: 50.0 if point == QUICK else 100.0 * (point == LARGE) + 1.0
     assert {points.pop(always, always) for _ in range(2)} == {MIDDLE, SLOW}
     assert points.pop(always, always) == QUICK

@@ -79,11 +79,15 @@ def test_other_orders_fill_a_part_of_the_bubble() -> None:
     assert filled.idle < plain.idle
 
 
-def test_what_ranks_wait_for_is_shared_and_idle_time_stays() -> None:
+def test_what_ranks_wait_for_and_idle_time_are_shared() -> None:
+    """Beside what stages leave idle."""
     waits = replace(FLAT, exposed=Seconds(0.5), idle=Seconds(0.25))
-    found = estimated(staged(2, 256), waits)
+    found, busy = (
+        estimated(staged(2, 256), each) for each in (waits, replace(waits, idle=Seconds(0.0)))
+    )
     assert found.exposed == pytest.approx(0.25)
-    assert found.idle >= 0.25
+    assert found.idle - busy.idle == pytest.approx(0.125)
+    assert found.computing > 0
     assert found.seconds >= estimated(staged(2, 256)).seconds - 0.01
 
 

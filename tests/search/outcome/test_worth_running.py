@@ -50,6 +50,22 @@ def test_only_what_fits_runs() -> None:
     assert found == [NEAR[0].strategy]
 
 
+def test_strategies_that_split_other_parameters_run_before_other_outlines() -> None:
+    """The quickest of each that should not be far slower; a simulation errs about all that split the same."""
+    tables, experts = (
+        _tried(1.2, parameters={"t": weft.split(0)}),
+        _tried(1.24, parameters={"e": weft.split(0)}),
+    )
+    again = _tried(1.22, parameters={"t": weft.split(0)}, micro_batches=2)
+    slow = _tried(1.3, parameters={"s": weft.split(0)})
+    every = sorted([*_all(), tables, experts, again, slow], key=lambda each: each.seconds or 0.0)
+    found = worth_running(every, 6, split=lambda each: tuple(each.parameters))
+    wanted = [*NEAR[:2], tables, experts, HAND]
+    assert all(each.strategy in found for each in wanted)
+    assert again.strategy not in found
+    assert slow.strategy not in found
+
+
 def _split(zero: weft.Zero | None = None, **entries: object) -> weft.Strategy:
     parameters = {"head.weight": weft.split(0), "*": weft.broadcast}
     return weft.Strategy(grid=(2,), parameters=parameters, zero=zero, **entries)  # type: ignore[arg-type]

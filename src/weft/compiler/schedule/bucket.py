@@ -101,7 +101,7 @@ _Kind: TypeAlias = tuple[int, str, str, str, bool, Phase]
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Joiner:
     """Puts the nodes of a program in order, and collectives into buckets.
 

@@ -114,12 +114,13 @@ PRESETS: Mapping[Schedule, NamedSchedule] = {
 
 def turning_stage(context: Context) -> int | None:
     """The stage in which the backward of a micro-batch follows its forward at once: the last; None without one."""
-    options, last = context.options, len(context.stages.placements) - 1
+    options, stages = context.options, context.stages
+    last = len(stages.placements) - 1
     if last < 1:
         return 0
-    forwards_first = options.schedule and PRESETS[options.schedule].order[0] == "forward"
+    schedule = options.schedule or computed(stages, options.micro_batches).name
     several = options.in_flight is not None and options.in_flight[-1] > 1
-    return None if forwards_first or several else last
+    return None if PRESETS[schedule].order[0] == "forward" or several else last
 
 
 def preset(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 from weft.errors import StrategyError, UserError, shown
@@ -19,6 +20,7 @@ from weft.search.auto import Auto
 from weft.search.budget import Budget
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.measures import Measures
+from weft.search.outcome.split_parameters import split_parameters
 from weft.search.outcome.worth_running import worth_running
 from weft.search.search import limited, search
 from weft.strategy.parts import Stage
@@ -109,7 +111,8 @@ def chosen(
             answer = evaluator.of(strategy)
             return isinstance(answer, Measures) and (limit is None or answer.memory <= limit)
 
-        wanted = worth_running(result.tried, max(auto.measure, 1) + spare, fixed, fits)
+        count, split = max(auto.measure, 1) + spare, partial(split_parameters, stored.graph)
+        wanted = worth_running(result.tried, count, fixed, fits, split)
         return json.dumps([each.to_text() for each in wanted])
 
     texts = json.loads(told(world, "the search for a strategy", found)[0])

@@ -27,7 +27,7 @@ _NARROW = 2
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Exchanges:
     """The exchanges of one step on one machine.
 

@@ -68,7 +68,7 @@ class StepWork:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SharedWork:
     """The work of one step on one machine.
 

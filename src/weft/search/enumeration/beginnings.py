@@ -9,6 +9,8 @@ from typing import final
 
 import numpy as np
 
+from weft.ir.logical import Input
+from weft.layout import split
 from weft.search.bounds.additive import additive_part
 from weft.search.enumeration.fronts import Fronts
 from weft.search.enumeration.room import ABOUT, Room
@@ -56,7 +58,7 @@ class Beginnings:
         front, budget = self._fronts.of(by_hand=True), self._state.budget
         plan = took = 0.0
         for point in self._quick_and_cheap(front.points):
-            if not self._pace.affords() or (plan and not budget.allows(0, plan + took)):
+            if not self._pace.affords() or (plan and not budget.has(plan + took)):
                 return False
             if not self._pace.looks_in_time(point):
                 continue
@@ -117,9 +119,10 @@ class Beginnings:
             self._fronts.plan(self._fronts.of(by_hand=False), point)
 
     def plan_cheapest(self) -> None:
-        """Plan the layouts that sum to the least on all ranks, with nothing else: no point says them.
+        """Plan the layouts that sum to the least on all ranks, and vocabularies split: no point says them.
 
-        Where a pipeline is the best, its stages have few layouts, and moves from it lead there by many steps only.
+        With nothing else. Where a pipeline is the best, its stages have few layouts, and moves from it lead there by
+        many steps only.
         """
         ranks = len(self._state.evaluator.ranks)
         left = self._state.planned + sum(map(len, self._state.fronts))
@@ -133,7 +136,19 @@ class Beginnings:
         if self._pace.affords():
             self._fronts.plan(self._fronts.of(by_hand=True), point)
         if isinstance(self._state.points.get(point), Measures) and self._pace.affords():
+            self._plan_with_vocabularies(point)
             self._plan_cheapest_of(point)
+
+    def _plan_with_vocabularies(self, point: Point) -> None:
+        """Plan a point of data parallel with tables, and the layer behind a loss, split by rows on its ranks."""
+        values = {node.key: node.value for node in self._facts.step.graph.of_kind(Input)}
+        keys = self._facts.vocabularies
+        parted = {key: split(0) for key in keys if values[key].shape[0] % point.data == 0}
+        if parted:
+            strategy = self._state.strategy(point)
+            laid = replace(strategy, parameters={**parted, **strategy.parameters})
+            self._state.plan(f"{point}; vocabularies split", laid, by_hand=True)
+            self._state.tell()
 
     def _plan_cheapest_of(self, point: Point) -> None:
         """Plan the cheapest layouts of a point that was planned."""
@@ -157,6 +172,6 @@ class Beginnings:
             room = bool(self._state.floors.may_fit(Points.one(point))[0])
             if not room or not self._pace.may_look() or self._estimates.refined(point) is None:
                 return False
-        plans = 2 + (point not in self._state.points)
+        plans = 2 + bool(self._facts.vocabularies) + (point not in self._state.points)
         soon = (plans + ADDED_UP) * self._estimates.seconds_of_plan(point)
-        return self._state.budget.allows(0, soon / _CHEAPEST)
+        return self._state.budget.has(soon / _CHEAPEST)

@@ -66,6 +66,6 @@ class Fronts:
         state.tell()
 
     def _plan_ahead(self, front: Frontier) -> None:
-        following = front.next_point(unseen=self._state.facts.small is None)
+        following = front.next_point(rough=self._state.facts.small is None)
         if following is not None and self._pace.in_time(following):
             self._state.evaluator.ahead(self._state.strategy(following))

@@ -53,7 +53,7 @@ class Whole:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Evaluator:
     """Plans and simulates strategies for a step on a machine.
 

@@ -42,7 +42,7 @@ _LARGER_THAN_ALIKE = 1.03
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Estimates:
     """Estimates of points, better with each that is looked at.
 

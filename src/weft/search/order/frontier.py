@@ -30,7 +30,8 @@ _AS_LITTLE = 1.02
 class Frontier:
     """A queue of points by estimates that grow better while it is emptied.
 
-    A point comes out once it was looked at and nothing rough should be quicker; that one is looked at first.
+    A point comes out once it was looked at and nothing rough should be quicker; that one is looked at first. One that
+    came out, and was put back, comes out again by the seconds that it was given.
 
     Args:
         points: all.
@@ -44,7 +45,8 @@ class Frontier:
     def __init__(self, points: Points, least: Floats, estimates: Estimates) -> None:
         self._points, self._least, self._estimates = points, least, estimates
         self._left: Mask = np.ones(len(points), np.bool_)
-        self._seen: Mask = np.zeros(len(points), np.bool_)
+        # Which have a place that rough estimates do not change: they were looked at, or put back.
+        self._settled: Mask = np.zeros(len(points), np.bool_)
         self._order: Floats = np.zeros(len(points))
         self._known = -1
         self.left_out = 0
@@ -74,17 +76,17 @@ class Frontier:
         number = self._points.number(point)
         if number is None:
             raise InternalError(f"{point} is put back where it never was")
-        self._left[number], self._seen[number], self._order[number] = True, True, seconds
+        self._left[number], self._settled[number], self._order[number] = True, True, seconds
 
     @property
     def next_seconds(self) -> float:
         """Seconds of the next point, about; endless without one."""
         return float(self._now().min(initial=inf))
 
-    def next_point(self, unseen: bool) -> Point | None:
-        """The next point; with `unseen` false only where it was looked at."""
+    def next_point(self, rough: bool) -> Point | None:
+        """The next point; with `rough` false only where it has a place by more than a rough estimate."""
         number = self._first()
-        if number is None or not (unseen or self._seen[number]):
+        if number is None or not (rough or self._settled[number]):
             return None
         return self._points.point(number)
 
@@ -118,9 +120,9 @@ class Frontier:
         return self._taken(int(least[self._now()[least].argmin()]))
 
     def look_at(self, point: Point) -> None:
-        """Look at a point, if it is left and was not looked at: it takes its place in the order."""
+        """Look at a point, if it is left and stands by a rough estimate: it takes its place in the order."""
         number = self._points.number(point)
-        if number is not None and self._left[number] and not self._seen[number]:
+        if number is not None and self._left[number] and not self._settled[number]:
             self._look(number)
 
     def has_room(self) -> bool:
@@ -159,7 +161,7 @@ class Frontier:
             if number is None:
                 return None
             point = self._points.point(number)
-            if self._seen[number]:
+            if self._settled[number]:
                 if not self._falls_back(number, point):
                     return self._taken(number)
                 continue
@@ -175,7 +177,7 @@ class Frontier:
             self._look(number)
 
     def _falls_back(self, number: int, point: Point) -> bool:
-        """True where a point that was looked at takes its place anew: plans of others have shown that it takes more."""
+        """True where a point that was looked at takes another place: plans of others have shown that it takes more."""
         if not self._estimates.looked_at(point):
             return False
         seconds = self._estimates.seconds(point)
@@ -237,7 +239,7 @@ class Frontier:
         """Look at a point, and have those that are next planned by other processes meanwhile."""
         self._look_ahead()
         self._order[number] = self._estimates.look(self._points.point(number))
-        self._seen[number] = True
+        self._settled[number] = True
 
     @cached_property
     def _rough_parts(self) -> RoughParts:
@@ -247,7 +249,7 @@ class Frontier:
         """Seconds of all points as they are known now; endless for those that are gone."""
         known = self._estimates.known
         if known != self._known:
-            rough = ~self._seen
+            rough = ~self._settled
             self._order[rough] = self._estimates.rough_from(self._rough_parts)[rough]
             self._place_looked_at()
             self._known = known
@@ -259,10 +261,10 @@ class Frontier:
             self._placed.add(point)
             number = self._points.number(point)
             if (
-                number is not None and not self._seen[number]
+                number is not None and not self._settled[number]
             ):  # others may have been put back elsewhere
                 self._order[number] = self._estimates.seconds(point)
-                self._seen[number] = True
+                self._settled[number] = True
 
     def _first(self) -> int | None:
         if not self._left.any():
@@ -279,7 +281,7 @@ class Frontier:
         """Have those that are looked at next planned by other processes that have time."""
         for number in self._next(_AHEAD):
             point = self._points.point(number)
-            wanted = self._left[number] and not self._seen[number]
+            wanted = self._left[number] and not self._settled[number]
             if wanted and not self._estimates.ahead(point):
                 return
 
@@ -292,5 +294,5 @@ class Frontier:
     def _looked_at(self) -> Mask:
         """The points of which the one without stages was looked at."""
         flat = [self._points.flat_as(point) for point in self._estimates.looks]
-        found: Mask = np.any([self._seen, *flat], axis=0)
+        found: Mask = np.any([self._settled, *flat], axis=0)
         return found

@@ -32,7 +32,7 @@ _Traits: TypeAlias = tuple[str, bool, bool, bool, bool]
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Pipelines:
     """Estimates of pipelines, whose bytes plans of others alike correct.
 

@@ -23,7 +23,7 @@ _NAMES: tuple[StepName, StepName] = ("few", "more")
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Lines:
     """Estimates of strategies for a step by two small ones.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from typing import TypeAlias
 
 from weft.search.outcome.result import Tried
@@ -12,6 +13,9 @@ from weft.strategy.strategy import Strategy
 
 # What decides which costs a step's time hangs on: its stages, micro-batches, their order, and the axes of its grid.
 _Outline: TypeAlias = tuple[int, int, str | None, int]
+# Of those that split other parameters, the ones run that should take so many times as long as the quickest at most:
+# steps of some works took up to a fifth less, or more, than was simulated.
+_NEAR = 1.25
 # Entries that a step without stages can do without.
 _ADDED = ("micro_batches", "schedule", "in_flight", "zero", "recompute", "offload")
 
@@ -21,13 +25,14 @@ def worth_running(
     count: int,
     fixed: Strategy | None = None,
     fits: Callable[[Strategy], bool] = lambda _: True,
+    split: Callable[[Strategy], Hashable] = lambda _: None,
 ) -> list[Strategy]:
     """Some strategies that fit, the quickest first.
 
     A search ends among strategies that differ by little from its best: where the simulation errs about one, it errs
     about all. Half of those returned are the quickest; the other half is the quickest that people write by hand, then
-    the quickest without what is added to its layouts, then the quickest of each other number of stages and
-    micro-batches, as far as there are such.
+    the quickest without what is added to its layouts, then the quickest that splits other parameters, where it should
+    not be far slower, then the quickest of each other number of stages and micro-batches, as far as there are such.
 
     Of those whose plans are equal one is returned.
 
@@ -36,6 +41,7 @@ def worth_running(
         count: how many are returned at most, from 1.
         fixed: entries that hold for every strategy.
         fits: true where a strategy that was not tried can be planned and has room; it is behind the others.
+        split: says of a strategy which parameters it splits.
     """
     fit = list(_unlike(each for each in tried if each.outcome in ("best", "slower")))
     half = max(1, count // 2)
@@ -43,21 +49,28 @@ def worth_running(
     # Patterns count in their order, which equal mappings need not have.
     known = next((each for each in tried if str(each.strategy) == str(bare)), None)
     if bare is not None and known is None and fits(bare):
-        return [*_some(fit, half, count - 1), bare]
-    return _some(fit, half, count, known)
+        return [*_some(fit, half, count - 1, split), bare]
+    return _some(fit, half, count, split, known)
 
 
-def _some(fit: Sequence[Tried], half: int, count: int, bare: Tried | None = None) -> list[Strategy]:
+def _some(
+    fit: Sequence[Tried],
+    half: int,
+    count: int,
+    split: Callable[[Strategy], Hashable],
+    bare: Tried | None = None,
+) -> list[Strategy]:
     """So many strategies, the quickest first: half of them the quickest, then others, then the next ones.
 
     Args:
         fit: those that fit, the quickest first.
         half: how many are the quickest.
         count: how many are returned at most.
+        split: says of a strategy which parameters it splits.
         bare: the one without what is added to its layouts, where it is among those that were tried.
     """
     taken = list(fit[:half])
-    for each in (*_others(fit, taken, bare), *fit):
+    for each in (*_others(fit, taken, split, bare), *fit):
         if len(taken) < count and each not in taken:
             taken.append(each)
     return [each.strategy for each in fit if each in taken]
@@ -85,14 +98,33 @@ def _bare(fit: Sequence[Tried], fixed: Strategy) -> Strategy | None:
     return found if found != flat else None
 
 
-def _others(fit: Sequence[Tried], taken: Sequence[Tried], bare: Tried | None) -> Iterator[Tried]:
-    """The quickest by hand, the bare one if it fits, and the quickest of each outline that is not among those taken."""
+def _others(
+    fit: Sequence[Tried],
+    taken: Sequence[Tried],
+    split: Callable[[Strategy], Hashable],
+    bare: Tried | None,
+) -> Iterator[Tried]:
+    """The quickest by hand, the bare one if it fits, and the quickest of each that those taken are all unlike.
+
+    First of those that split other parameters, as far as these are near; then of each other outline.
+    """
     first = [each for each in fit if each.by_hand][:1] + [each for each in fit if each is bare]
-    outlines = {_outline(each.strategy) for each in (*taken, *first)}
     yield from first
+    taken = [*taken, *first]
+    near = [each for each in fit if (each.seconds or inf) <= _NEAR * (fit[0].seconds or inf)]
+    others = list(_unlike_by(near, taken, lambda each: split(each.strategy)))
+    yield from others
+    yield from _unlike_by(fit, [*taken, *others], lambda each: _outline(each.strategy))
+
+
+def _unlike_by(
+    fit: Iterable[Tried], taken: Iterable[Tried], trait: Callable[[Tried], Hashable]
+) -> Iterator[Tried]:
+    """The first of each trait that none of those taken has."""
+    known = set(map(trait, taken))
     for each in fit:
-        if (outline := _outline(each.strategy)) not in outlines:
-            outlines.add(outline)
+        if (own := trait(each)) not in known:
+            known.add(own)
             yield each
 
 

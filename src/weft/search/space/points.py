@@ -32,7 +32,7 @@ def schedule_code(schedule: str) -> int:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Points:
     """Points of the space.
 

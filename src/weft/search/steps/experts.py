@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from math import gcd
 from typing import final
 
-from weft.ir.logical import Call, Input, LogicalGraph, Ref
+from weft.ir.logical import Call, LogicalGraph, Ref
 from weft.ops.rules.own.experts import EXPERT_MM
-from weft.search.steps.linears import TURNS
+from weft.search.steps.vocabularies import parameter_of
 
 # Calls that read a table of biases, or numbers, at the experts of rows.
 _INDEX = "aten.index.Tensor"
@@ -35,7 +35,7 @@ def experts_of(graph: LogicalGraph) -> Experts:
     for call in graph.of_kind(Call):
         if call.op != EXPERT_MM:
             continue
-        weight = _parameter(graph, call.args[1])
+        weight = parameter_of(graph, call.args[1])
         if weight is not None:
             found[weight.key] = weight.value.shape[0]
             found |= _tables(graph, call.args[2], weight.value.shape[0])
@@ -47,18 +47,6 @@ def _tables(graph: LogicalGraph, ids: object, experts: int) -> Iterator[tuple[st
     readers = graph.users[ids.name] if isinstance(ids, Ref) else ()
     for node in readers:
         if isinstance(node, Call) and node.op == _INDEX:
-            table = _parameter(graph, node.args[0])
+            table = parameter_of(graph, node.args[0])
             if table is not None and table.value.shape[0] == experts:
                 yield table.key, experts
-
-
-def _parameter(graph: LogicalGraph, at: object) -> Input | None:
-    """The parameter that an argument is, turned or cast; its first dimension stays the first."""
-    while isinstance(at, Ref):
-        maker = graph.producers[at.name]
-        if isinstance(maker, Input):
-            return maker if maker.role == "parameter" and maker.value.shape else None
-        if not isinstance(maker, Call) or maker.op not in TURNS:
-            return None
-        at = maker.args[0]
-    return None

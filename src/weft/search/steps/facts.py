@@ -26,7 +26,9 @@ from weft.search.steps.experts import Experts, experts_of
 from weft.search.steps.fewer_blocks import with_fewer_blocks
 from weft.search.steps.in_line import is_sequential, part_calls
 from weft.search.steps.linears import Linears, linears_of
+from weft.search.steps.made_again import made_again
 from weft.search.steps.repeated import Blocks, repeated_blocks
+from weft.search.steps.vocabularies import vocabularies
 from weft.simulator.steps.planned import step_flops
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import sbps_of
@@ -89,6 +91,12 @@ class StepFacts:
             matches(pattern, key) for pattern in self.base.parameters for key in found.parameters
         )
         return found if free else Experts((), 0)
+
+    @cached_property
+    def vocabularies(self) -> tuple[str, ...]:
+        """Parameters with a row for each word or class, of which the user fixed no layout."""
+        found = vocabularies(self.step.graph)
+        return tuple(key for key in found if first_match(self.base.parameters, key) is None)
 
     @cached_property
     def expert_bytes(self) -> float:
@@ -163,23 +171,13 @@ class StepFacts:
 
     def _calls(self, compiled: Compiled) -> Mapping[CountedCall, int]:
         graph, found = compiled.graph, Counter[CountedCall]()
+        again = made_again(graph, self.blocks) if self.blocks is not None else frozenset[str]()
         for node in graph.of_kind(Call):
             if node.hint is None:
                 forward = node.phase.kind == "forward"
-                found[CountedCall(op_call(graph, node), self._again(node), forward)] += 1
+                runs_again = forward and any(value.name in again for value in node.makes)
+                found[CountedCall(op_call(graph, node), runs_again, forward)] += 1
         return found
-
-    def _again(self, node: Call) -> bool:
-        """True for the forward calls of a block, but for products by rows, which need not be made again."""
-        module = node.location.module if node.location is not None else ""
-        inside = self.blocks is not None and self.blocks.of(module) is not None
-        return (
-            inside and node.phase.kind == "forward" and module.rpartition(".")[2] not in self._ends
-        )
-
-    @cached_property
-    def _ends(self) -> frozenset[str]:
-        return frozenset(pattern.rpartition(".")[2] for pattern in self.linears.rows)
 
     @cached_property
     def parts(self) -> int:

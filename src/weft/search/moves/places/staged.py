@@ -24,7 +24,7 @@ _CUT = 4
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class StageMoves:
     """The moves of stages of one step.
 
