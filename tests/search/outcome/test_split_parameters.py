@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import weft
 from search.jobs import dense, step_of
 from weft.search.outcome.split_parameters import split_parameters
@@ -16,7 +18,7 @@ def test_what_is_whole_is_of_no_family() -> None:
 
 def test_of_layers_the_dimension_is_no_matter() -> None:
     rows, columns = ({"0.weight": weft.split(dim)} for dim in (0, 1))
-    both = {"0.weight": (weft.broadcast, weft.split(0)), "2.weight": weft.split(1)}
+    both: Any = {"0.weight": (weft.broadcast, weft.split(0)), "2.weight": weft.split(1)}
     for parameters in (rows, columns, both):
         found = split_parameters(GRAPH, weft.Strategy(parameters=parameters))
         assert found == {("layers", 0)}
@@ -31,5 +33,5 @@ def test_of_vocabularies_it_is() -> None:
 
 
 def test_patterns_count_in_their_order() -> None:
-    laid = {"4.*": weft.broadcast, "*": weft.split(0)}
+    laid: Any = {"4.*": weft.broadcast, "*": weft.split(0)}
     assert split_parameters(GRAPH, weft.Strategy(parameters=laid)) == {("layers", 0)}
