@@ -12,6 +12,7 @@ import pytest
 from benchmarks import search_bench
 from benchmarks.crew import Crew
 from benchmarks.rounds import Side
+from benchmarks.rows import Found
 from benchmarks.search import here
 from benchmarks.search.trial import Finding, Trial, seconds_text
 from benchmarks.systems.table import Entry
@@ -66,12 +67,13 @@ def test_targets_without_a_verdict_do_not_count(capsys: pytest.CaptureFixture[st
 
 
 def test_the_best_of_the_others_is_what_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The median of the rounds' ratios; a system that failed is said."""
+    """The median of the ratios of the rounds that count; a system that failed is said."""
     monkeypatch.setattr(Crew, "__init__", lambda self: None)
 
-    def side(name: str, kind: Any, seconds: list[float]) -> Side:
+    def side(name: str, kind: Any, seconds: list[float]) -> Found:
         entry = Entry(name, lambda _: None, kind)  # type: ignore[arg-type, return-value]
-        return Side(entry, Crew(), 1.0, None, 7, 7, 0.0, 1.0, seconds)  # type: ignore[call-arg]
+        made = Side(entry, Crew(), 1.0, None, 7, 7, 0.0, 1.0, [*seconds, 99.0])  # type: ignore[call-arg]
+        return made.found(range(len(seconds)))
 
     ran = [
         side("auto", "own", [1.0, 2.0, 1.0]),

@@ -1,4 +1,4 @@
-"""Which parameters a strategy splits, in a word each: vocabularies, experts, other layers."""
+"""The families of parameters that a strategy splits: vocabularies, experts, other layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the backward makes again where all blocks are recomputed, read off a plan without recomputation."""
+"""The calls that the backward makes again where all blocks are recomputed, read off a plan without recomputation."""
 
 from __future__ import annotations
 
