@@ -112,7 +112,48 @@ def pooled() -> StoredStep:
         return step_of(Pooled(), 8, 256, 512)
 
 
-@pytest.mark.parametrize("step", [fine_tuned, pooled], ids=lambda f: f.__name__)
+class Behind(nn.Module):
+    """Layers cut by columns and rows behind something, of whose sum the mean over positions is read."""
+
+    def __init__(self, first: nn.Module, frozen: bool = False) -> None:
+        super().__init__()
+        self.first, self.layers, self.head = first, dense(512, 2048, 512), nn.Linear(512, 10)
+        self.layers.requires_grad_(not frozen)
+
+    def forward(self, x: Tensor) -> Tensor:
+        made: Tensor = self.head(torch.relu(self.layers(self.first(x))).mean(1))
+        return made
+
+
+def behind(first: nn.Module, frozen: bool = False) -> StoredStep:
+    model, words = Behind(first, frozen), isinstance(first, nn.Embedding)
+    x = torch.zeros(64, 16, dtype=torch.int64) if words else torch.zeros(64, 16, 512)
+    batch = {"x": x, "y": torch.zeros(64, dtype=torch.int64)}
+    trained = [each for each in model.parameters() if each.requires_grad]
+    return weft.Job(model, loss, torch.optim.AdamW(trained), batch).stored()
+
+
+def behind_a_norm() -> StoredStep:
+    return behind(nn.LayerNorm(512))
+
+
+def behind_few_words() -> StoredStep:
+    return behind(nn.Embedding(4, 512))
+
+
+def frozen() -> StoredStep:
+    return behind(nn.Identity(), frozen=True)
+
+
+def behind_a_layer() -> StoredStep:
+    return behind(nn.Linear(512, 512))
+
+
+@pytest.mark.parametrize(
+    "step",
+    [fine_tuned, pooled, behind_a_norm, behind_few_words, frozen, behind_a_layer],
+    ids=lambda f: f.__name__,
+)
 def test_floors_hold_where_less_is_exchanged(step: Callable[[], StoredStep]) -> None:
     found = begun(step(), SLOW)
     for point in (

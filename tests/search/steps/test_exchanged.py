@@ -12,6 +12,8 @@ from weft.search.steps.exchanged import gradients, sums
 from weft.search.steps.linears import linears_of
 
 ROWS, WIDTH = 16, 8
+# Bytes of a norm's weight: gradients behind it may be added up there.
+NORM = 4 * WIDTH
 
 
 class Block(nn.Module):
@@ -64,15 +66,48 @@ def sizes(stored: StoredStep) -> list[tuple[int, int]]:
 
 def test_ways_one_after_another_are_added_up_each() -> None:
     size = 4 * ROWS * WIDTH
-    # Forward and backward of both ways of two blocks, each beside its weight.
-    expected = [(size, 4 * WIDTH * width) for width in (32, 64)] * 4
+    one, two = (4 * WIDTH * width for width in (32, 64))
+    # Forward of both ways of two blocks, each beside its weight; backward beside that and the one it comes back to, of
+    # which the smaller one counts. Before the first there is a norm alone.
+    expected = [(size, one), (size, two)] * 2 + [(NORM, one)] + [(size, one)] * 3
     assert sizes(step(Model(beside=False, norm=True))) == sorted(expected)
 
 
 def test_ways_side_by_side_may_be_added_up_together() -> None:
     size = 4 * ROWS * WIDTH
     forward, backward = (size, 4 * WIDTH * 32), (size, 4 * WIDTH * (32 + 64))
-    assert sizes(step(Model(beside=True, norm=True))) == sorted([forward, backward] * 2)
+    first = NORM, 4 * WIDTH * (32 + 64)
+    # What the second block reads is of both layers by rows: with the weights of one gathered, it need not be added up.
+    second = size, 4 * WIDTH * 64
+    assert sizes(step(Model(beside=True, norm=True))) == sorted([forward, forward, first, second])
+    assert backward not in sizes(step(Model(beside=True, norm=True)))
+
+
+class Apart(nn.Module):
+    """Ways side by side, each behind a norm of its own, of what a layer by rows made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.ups = nn.ModuleList(nn.Linear(WIDTH, 32) for _ in range(2))
+        self.downs = nn.ModuleList(nn.Linear(32, 3) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[rows, width] to [rows, 3]."""
+        x = torch.tanh(self.down(torch.relu(self.up(x))))
+        parts = zip(self.norms, self.ups, self.downs, strict=True)
+        made = [down(torch.relu(up(norm(x)))) for norm, up, down in parts]
+        return torch.tanh(made[0] + made[1])
+
+
+def test_ways_that_meet_are_added_up_once() -> None:
+    """Behind a norm each, parts of the gradient of what both read; the second may be added up at its norm's weight."""
+    cuts = {"up": "columns", "ups.0": "columns", "ups.1": "columns"}
+    cuts |= {"down": "rows", "downs.0": "rows", "downs.1": "rows"}
+    found = [each.size for each in sums(step(Apart()).graph, cuts)]
+    # The results of both layers by rows at the end are added up together.
+    assert sorted(found) == sorted([4 * ROWS * WIDTH, 4 * ROWS * 3, 4 * ROWS * WIDTH, NORM])
 
 
 def test_nobody_needs_the_gradient_of_the_batch() -> None:
@@ -122,8 +157,11 @@ def test_what_is_frozen_needs_no_gradient() -> None:
     assert {each.key.split(".")[1] for each in gradients(stored.graph)} == {"1", "weight"}
     # Forward sums of both blocks; gradients of what only the second's layers read, but for its first norm's.
     size = 4 * ROWS * WIDTH
-    expected = [(size, 4 * WIDTH * width) for width in (32, 64)] * 3
+    one, two = (4 * WIDTH * width for width in (32, 64))
+    expected = [(size, one), (size, two)] * 2 + [(NORM, one), (size, one)]
     assert sizes(stored) == sorted(expected)
+    # Nothing comes back through the first block.
+    assert [each.once for each in sums(stored.graph, linears_of(stored).cuts)].count(True) == 2
 
 
 def test_a_shared_weight_has_one_gradient() -> None:

@@ -121,7 +121,8 @@ class Exchanges:
         total = 0.0
         for each, count in self._sums.items():
             size = Bytes(int(each.size * self.facts.narrowed / (point.data * point.micro_batches)))
-            one = self._collective("all_reduce", size, point, along_data=False, least=least)
+            collective: CollectiveKind = "reduce_scatter" if least and each.once else "all_reduce"
+            one = self._collective(collective, size, point, along_data=False, least=least)
             added = point.micro_batches * one
             if least:
                 weights = Bytes(int(each.weights * self.facts.narrowed))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from heapq import heappop, heappush
+from math import inf, prod
 from typing import final
 
 from weft.ir.logical import Call, Input, LogicalGraph, Update, Value
@@ -18,6 +19,8 @@ from weft.ops.rule import has_rule, rule_of
 from weft.search.steps.linears import PRODUCTS, TURNS
 from weft.units import ITEM_SIZE, Bytes
 
+# More bytes than any weight has.
+_MANY = 1 << 62
 _CONVOLUTION = "aten.convolution.default"
 # Calls that only look at the elements of a tensor in another shape.
 _VIEWS = frozenset(
@@ -81,10 +84,12 @@ class Sum:
     Attributes:
         size: bytes of it, whole.
         weights: bytes of the weights around it: with these gathered, nothing is added up.
+        once: true where nothing comes back through it: it may stay in shards, each of which is added up.
     """
 
     size: Bytes
     weights: Bytes
+    once: bool = False
 
 
 def sums(graph: LogicalGraph, cuts: Mapping[str, str]) -> tuple[Sum, ...]:
@@ -99,7 +104,7 @@ def sums(graph: LogicalGraph, cuts: Mapping[str, str]) -> tuple[Sum, ...]:
     walk = _Walk(graph, cuts)
     for call in _forward(graph):
         walk.over(call)
-    return (*walk.forward, *walk.backward.values())
+    return (*walk.forward, *walk.backward)
 
 
 @final
@@ -116,32 +121,40 @@ class _Walk:
         self._weights = {
             node.value.name: node for node in graph.of_kind(Input) if node.role == "parameter"
         }
-        self._differentiable = {node.value.name for node in trained(graph)}
+        self._ways = _WaysBack(graph)
         self._seen_as: dict[str, str] = {}
         self._parts: dict[str, frozenset[str]] = {}
         self._rows: dict[str, Sum] = {}
         self._added = set[str]()
+        self._read_by: dict[str, Bytes] = {}
         self.forward: list[Sum] = []
-        self.backward: dict[str, Sum] = {}
 
     def over(self, call: Call) -> None:
         """Go over the next call."""
         made = [value.name for value in call.makes]
         if call.op in TURNS and call.uses and call.uses[0] in self._weights:
             self._weights.update((name, self._weights[call.uses[0]]) for name in made)
-        if not self._differentiable.isdisjoint(call.uses):
-            self._differentiable.update(made)
         if call.op in _VIEWS and call.uses:
             whole = self._seen_as.get(call.uses[0], call.uses[0])
             self._seen_as.update((name, whole) for name in made)
         self._add_up(call, made)
         weight, cut = self._cut(call)
+        self._ways.over(call, weight if cut == "rows" else None, stops=cut == "columns")
         if weight is not None and cut == "rows":
             for value in call.makes:
+                once = not self._ways.lead(value.name)
                 self._parts[value.name] = frozenset((value.name,))
-                self._rows[value.name] = Sum(_size(value), _size(weight.value))
+                self._rows[value.name] = Sum(_size(value), _size(weight.value), once)
         elif weight is not None:
             self._read(call, weight)
+
+    @property
+    def backward(self) -> Iterator[Sum]:
+        """The gradients that are added up, each on a way of its own."""
+        for name, weights in self._read_by.items():
+            found = self._ways.widest(name)
+            if found is not None:
+                yield replace(found, weights=min(weights, found.weights))
 
     def _add_up(self, call: Call, made: Sequence[str]) -> None:
         """Note parts that a call reads: it makes parts itself, or reads the sum."""
@@ -155,7 +168,8 @@ class _Walk:
             rows = [self._rows[part] for part in parts - self._added]
             if rows:
                 sizes, weights = (row.size for row in rows), (row.weights for row in rows)
-                self.forward.append(Sum(min(sizes), min(weights)))
+                once = any(row.once for row in rows)
+                self.forward.append(Sum(min(sizes), min(weights), once))
             self._added |= parts
 
     def _passes_parts(self, call: Call) -> bool:
@@ -180,12 +194,9 @@ class _Walk:
     def _read(self, call: Call, weight: Input) -> None:
         """Note the tensor that a layer cut by columns reads: each rank has a part of its gradient."""
         for name in call.uses:
-            if name in self._differentiable and name not in self._weights:
+            if self._ways.lead(name) and name not in self._weights:
                 whole = self._seen_as.get(name, name)
-                before = self.backward.get(whole)
-                weights = _size(weight.value) + (before.weights if before else 0)
-                size = min(_size(self._graph.values[each]) for each in (name, whole))
-                self.backward[whole] = Sum(size, Bytes(weights))
+                self._read_by[whole] = Bytes(self._read_by.get(whole, 0) + _size(weight.value))
 
     def _cut(self, call: Call) -> tuple[Input | None, str]:
         """The weight of the layer that is cut whose product a call is, and how."""
@@ -195,6 +206,68 @@ class _Walk:
                 if cut is not None and node.key.endswith(".weight"):
                     return node, cut
         return None, ""
+
+
+@final
+class _WaysBack:
+    """The ways of gradients: from a tensor back to where parts of it must have been added up.
+
+    That is at a trained parameter, and at what a layer by rows made. A gradient may stay in parts up to there, as what
+    lies between is linear in it; so it may be added up where it is smallest. Ways that share no tensor need a sum each.
+
+    Args:
+        graph: the captured step.
+    """
+
+    def __init__(self, graph: LogicalGraph) -> None:
+        self._graph = graph
+        self._maker: dict[str, Call] = {}
+        # Tensors that need a gradient; where ways end, with the bytes of weights that keep a sum away, too.
+        self._differentiable = {node.value.name for node in trained(graph)}
+        self._ends: dict[str, float] = dict.fromkeys(self._differentiable, inf)
+        self._used = set[str]()
+
+    def over(self, call: Call, rows: Input | None, stops: bool) -> None:
+        """Go over the next call of the forward.
+
+        Args:
+            call: which.
+            rows: the weight, where it is the product of a layer by rows.
+            stops: true where no parts go back through it: it is one of a layer by columns.
+        """
+        if self._differentiable.isdisjoint(call.uses):
+            return
+        for value in call.makes:
+            self._differentiable.add(value.name)
+            if rows is not None:
+                self._ends[value.name] = _size(rows.value)
+            elif not stops:
+                self._maker[value.name] = call
+
+    def lead(self, name: str) -> bool:
+        """True where a tensor needs a gradient."""
+        return name in self._differentiable
+
+    def widest(self, name: str) -> Sum | None:
+        """The sum of the way whose smallest tensor is the largest, of those that are left; None where there is none."""
+        waiting: list[tuple[int, int, tuple[str, ...]]] = [(-self._size(name), 0, (name,))]
+        seen = set[str]()
+        while waiting:
+            width, steps, way = heappop(waiting)
+            last = way[-1]
+            if last in seen or last in self._used:
+                continue
+            seen.add(last)
+            if last in self._ends:
+                self._used.update(way)
+                return Sum(Bytes(-width), Bytes(int(min(self._ends[last], _MANY))))
+            uses = self._maker[last].uses if last in self._maker else ()
+            for each in self._differentiable.intersection(uses):
+                heappush(waiting, (max(width, -self._size(each)), steps + 1, (*way, each)))
+        return None
+
+    def _size(self, name: str) -> int:
+        return _size(self._graph.values[name])
 
 
 def _forward(graph: LogicalGraph) -> Iterator[Call]:
