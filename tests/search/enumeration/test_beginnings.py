@@ -22,7 +22,7 @@ from weft.search import budget
 from weft.search.budget import Budget
 from weft.search.enumeration.beginnings import Beginnings
 from weft.search.enumeration.room import Room
-from weft.search.evaluation.measures import key_of
+from weft.search.evaluation.measures import Refused, key_of
 from weft.search.order.estimates import Estimates
 from weft.search.pace import Pace
 from weft.search.record.learned import Learned
@@ -218,6 +218,19 @@ def test_the_cheapest_are_of_data_parallel_and_told_with_it(
     assert "0.weight" not in rows.strategy.parameters
     assert len(told) == 3
     assert told[0] == 1
+
+
+@pytest.mark.parametrize("why", ["", "not divided", "planned before"])
+def test_vocabularies_are_split_where_ranks_divide_them_and_no_search_did_so_before(
+    why: str,
+) -> None:
+    search = arranged(layers(), "h100x4" if why == "not divided" else "h100x2")
+    if why == "planned before":
+        search.learned = Learned(points={Point(1): Refused("not asked for")})
+    Beginnings(search).plan_cheapest()
+    names = [each.name for each in search.result().tried]
+    assert any("cheapest layouts" in each for each in names)
+    assert any("vocabularies split" in each for each in names) == (not why)
 
 
 @pytest.mark.parametrize(

@@ -141,14 +141,20 @@ class Beginnings:
 
     def _plan_with_vocabularies(self, point: Point) -> None:
         """Plan a point of data parallel with tables, and the layer behind a loss, split by rows on its ranks."""
-        values = {node.key: node.value for node in self._facts.step.graph.of_kind(Input)}
-        keys = self._facts.vocabularies
-        parted = {key: split(0) for key in keys if values[key].shape[0] % point.data == 0}
+        parted = dict.fromkeys(self._vocabularies(point), split(0))
         if parted:
             strategy = self._state.strategy(point)
             laid = replace(strategy, parameters={**parted, **strategy.parameters})
             self._state.plan(f"{point}; vocabularies split", laid, by_hand=True)
             self._state.tell()
+
+    def _vocabularies(self, point: Point) -> list[str]:
+        """Vocabularies that the ranks of a point divide; none where an earlier search had them among its first."""
+        if self._state.learned.points:
+            return []
+        values = {node.key: node.value for node in self._facts.step.graph.of_kind(Input)}
+        keys = self._facts.vocabularies
+        return [key for key in keys if values[key].shape[0] % point.data == 0]
 
     def _plan_cheapest_of(self, point: Point) -> None:
         """Plan the cheapest layouts of a point that was planned."""
@@ -172,6 +178,6 @@ class Beginnings:
             room = bool(self._state.floors.may_fit(Points.one(point))[0])
             if not room or not self._pace.may_look() or self._estimates.refined(point) is None:
                 return False
-        plans = 2 + bool(self._facts.vocabularies) + (point not in self._state.points)
+        plans = 2 + bool(self._vocabularies(point)) + (point not in self._state.points)
         soon = (plans + ADDED_UP) * self._estimates.seconds_of_plan(point)
         return self._state.budget.has(soon / _CHEAPEST)
