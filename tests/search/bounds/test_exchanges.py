@@ -160,3 +160,14 @@ def test_of_stages_with_unlike_links_the_quickest_counts_at_least() -> None:
     # In two bytes each, half of the elements.
     assert (3 * 32 * 32 + 32 * 10) * 2 / 2 == 3392
     assert reduced(many, Point(2, stages=2), least=True) == pytest.approx([quick], **SHARP)
+
+
+@pytest.mark.parametrize("topology", ["h100x16", "flexflow-k80x8", SLOW, TWO_KINDS])
+def test_stages_that_begin_alike_are_alike(topology: str | Topology) -> None:
+    """The quickest of all is found among the first of them."""
+    found, every = (exchanges(few_samples(), topology) for _ in range(2))
+    vars(every)["_node"] = len(every.facts.ranks)
+    space = space_of(found.facts, every_rank=True)
+    for kind in (Exchanges.reduction, Exchanges.sums):
+        assert kind(found, space, True).tolist() == kind(every, space, True).tolist()
+    assert found._node == {"h100x16": 8, "flexflow-k80x8": 4}.get(str(topology), found._node)

@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import lcm
 from typing import final
 
 import numpy as np
 
 from weft.cached import cached_property
+from weft.hardware.topology_costs import TopologyCosts
+from weft.hardware.usual.device import Device
 from weft.ir.plan_nodes import CollectiveKind
 from weft.patterns import first_match
 from weft.search.bounds.once import once
@@ -162,15 +165,28 @@ class Exchanges:
         def seconds() -> float:
             groups = once(self._grouped, where, lambda: self._groups(*where))
             one = other if least else len(groups)
+            # Stages that begin at the same place of a node are alike.
+            unlike = one * lcm(parts * other, self._node) // (parts * other)
             costs = self.facts.machine.costs
             return min(
                 costs.of_collective(
                     collective, size, Bytes(moved), groups[first : first + one]
                 ).seconds
-                for first in range(0, len(groups), one)
+                for first in range(0, min(len(groups), unlike), one)
             )
 
         return once(self._seconds, (collective, size, where, least and point.stages), seconds)
+
+    @cached_property
+    def _node(self) -> int:
+        """Ranks after which devices and links come again: those of a node, where all nodes are alike; else all."""
+        costs = self.facts.machine.costs
+        if isinstance(costs, Device):
+            return 1
+        topology = costs.topology if isinstance(costs, TopologyCosts) else None
+        if topology is None or len(topology.groups) > 1 or len(topology.levels) > 1:
+            return len(self.facts.ranks)
+        return len(topology.groups[0].kind)
 
     def _groups(self, parts: int, apart: int, ranks: int) -> list[tuple[int, ...]]:
         """The ranks of each communicator of so many parts, neighbours so many ranks apart."""
