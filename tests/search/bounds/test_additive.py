@@ -11,6 +11,7 @@ from torch import nn
 
 import weft
 from search.jobs import begun, loss
+from search.machines import TWO_KINDS
 from weft.compiler.layouts.deduce import deduce
 from weft.hardware.seconds_model import carried, seconds_model
 from weft.planning.stored_step import StoredStep
@@ -109,3 +110,12 @@ def test_results_say_it() -> None:
     assert result.additive is not None
     assert f"others in this grid save {result.additive.gap:.2%} of calls" in str(result)
     assert result.to_json()["additive_gap"] == result.additive.gap
+
+
+def test_stages_of_unlike_devices_count_in_seconds() -> None:
+    """Each by the rates of its own devices: the same halves take longer where one is on the slow pair."""
+    both = weft.Strategy(batch={"*": split(0)}, grid=(4,), stages=2, micro_batches=2)
+    mixed, slow = TWO_KINDS, replace(TWO_KINDS, groups=TWO_KINDS.groups[1:] * 2)
+    quick = replace(TWO_KINDS, groups=TWO_KINDS.groups[:1] * 2)
+    least = [part(begun(step(), machine), both).least for machine in (quick, mixed, slow)]
+    assert least[0] < least[1] < least[2]

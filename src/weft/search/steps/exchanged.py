@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
-from math import inf, prod
+from math import prod
 from typing import final
 
-from weft.ir.logical import Call, Input, LogicalGraph, Update, Value
+from weft.ir.logical import Call, Input, LogicalGraph
 from weft.ir.queries.op_calls import op_call
 from weft.ops.rule import has_rule, rule_of
+from weft.search.steps.forward_calls import forward
 from weft.search.steps.linears import PRODUCTS, TURNS
+from weft.search.steps.ways_back import WaysBack, tensor_bytes, trained
 from weft.units import ITEM_SIZE, Bytes
 
-# More bytes than any weight has.
-_MANY = 1 << 62
 _CONVOLUTION = "aten.convolution.default"
 # Calls that only look at the elements of a tensor in another shape.
 _VIEWS = frozenset(
@@ -51,18 +50,11 @@ class WeightGradient:
     around: Bytes
 
 
-def trained(graph: LogicalGraph) -> tuple[Input, ...]:
-    """The parameters that an optimizer updates: no other one needs a gradient."""
-    updates = graph.of_kind(Update)
-    targets = {each.target.name for each in updates if each.rule != "copy"}
-    return tuple(node for node in graph.of_kind(Input) if node.value.name in targets)
-
-
 def gradients(graph: LogicalGraph) -> tuple[WeightGradient, ...]:
     """The gradients of all trained weights of products and convolutions, each parameter once."""
     keys = {node.value.name: node for node in trained(graph)}
     found: dict[str, WeightGradient] = {}
-    for call in _forward(graph):
+    for call in forward(graph):
         if call.op in TURNS and call.uses and call.uses[0] in keys:
             keys.update((value.name, keys[call.uses[0]]) for value in call.makes)
         elif call.op in PRODUCTS or call.op == _CONVOLUTION:
@@ -70,7 +62,9 @@ def gradients(graph: LogicalGraph) -> tuple[WeightGradient, ...]:
             for node in (each for each in weights if len(each.value.shape) > 1):
                 others = [graph.values[name] for name in call.uses if name not in keys]
                 before = found.get(node.key)
-                around = sum((*map(_size, (*others, *call.makes)), before.around if before else 0))
+                around = sum(
+                    (*map(tensor_bytes, (*others, *call.makes)), before.around if before else 0)
+                )
                 shape, item = node.value.shape, ITEM_SIZE[node.value.dtype]
                 found[node.key] = WeightGradient(node.key, prod(shape), item, Bytes(around))
     return tuple(found.values())
@@ -102,7 +96,7 @@ def sums(graph: LogicalGraph, cuts: Mapping[str, str]) -> tuple[Sum, ...]:
     if not cuts:
         return ()
     walk = _Walk(graph, cuts)
-    for call in _forward(graph):
+    for call in forward(graph):
         walk.over(call)
     return (*walk.forward, *walk.backward)
 
@@ -121,7 +115,7 @@ class _Walk:
         self._weights = {
             node.value.name: node for node in graph.of_kind(Input) if node.role == "parameter"
         }
-        self._ways = _WaysBack(graph)
+        self._ways = WaysBack(graph)
         self._seen_as: dict[str, str] = {}
         self._parts: dict[str, frozenset[str]] = {}
         self._rows: dict[str, Sum] = {}
@@ -142,9 +136,9 @@ class _Walk:
         self._ways.over(call, weight if cut == "rows" else None, stops=cut == "columns")
         if weight is not None and cut == "rows":
             for value in call.makes:
-                once = not self._ways.lead(value.name)
+                once = not self._ways.lead_to(value.name)
                 self._parts[value.name] = frozenset((value.name,))
-                self._rows[value.name] = Sum(_size(value), _size(weight.value), once)
+                self._rows[value.name] = Sum(tensor_bytes(value), tensor_bytes(weight.value), once)
         elif weight is not None:
             self._read(call, weight)
 
@@ -152,9 +146,9 @@ class _Walk:
     def backward(self) -> Iterator[Sum]:
         """The gradients that are added up, each on a way of its own."""
         for name, weights in self._read_by.items():
-            found = self._ways.widest(name)
-            if found is not None:
-                yield replace(found, weights=min(weights, found.weights))
+            way = self._ways.widest(name)
+            if way is not None:
+                yield Sum(way.size, min(weights, way.weights))
 
     def _add_up(self, call: Call, made: Sequence[str]) -> None:
         """Note parts that a call reads: it makes parts itself, or reads the sum."""
@@ -186,7 +180,7 @@ class _Walk:
 
     def _shrink(self, parts: frozenset[str], call: Call) -> None:
         """Note that parts may be added up once a call has made fewer elements of them: a mean, a slice."""
-        sizes = [_size(value) for value in call.makes if "float" in value.dtype]
+        sizes = [tensor_bytes(value) for value in call.makes if "float" in value.dtype]
         for part in parts if sizes else ():
             row = self._rows[part]
             self._rows[part] = replace(row, size=min(row.size, *sizes))
@@ -194,9 +188,11 @@ class _Walk:
     def _read(self, call: Call, weight: Input) -> None:
         """Note the tensor that a layer cut by columns reads: each rank has a part of its gradient."""
         for name in call.uses:
-            if self._ways.lead(name) and name not in self._weights:
+            if self._ways.lead_to(name) and name not in self._weights:
                 whole = self._seen_as.get(name, name)
-                self._read_by[whole] = Bytes(self._read_by.get(whole, 0) + _size(weight.value))
+                self._read_by[whole] = Bytes(
+                    self._read_by.get(whole, 0) + tensor_bytes(weight.value)
+                )
 
     def _cut(self, call: Call) -> tuple[Input | None, str]:
         """The weight of the layer that is cut whose product a call is, and how."""
@@ -206,76 +202,3 @@ class _Walk:
                 if cut is not None and node.key.endswith(".weight"):
                     return node, cut
         return None, ""
-
-
-@final
-class _WaysBack:
-    """The ways of gradients: from a tensor back to where parts of it must have been added up.
-
-    That is at a trained parameter, and at what a layer by rows made. A gradient may stay in parts up to there, as what
-    lies between is linear in it; so it may be added up where it is smallest. Ways that share no tensor need a sum each.
-
-    Args:
-        graph: the captured step.
-    """
-
-    def __init__(self, graph: LogicalGraph) -> None:
-        self._graph = graph
-        self._maker: dict[str, Call] = {}
-        # Tensors that need a gradient; where ways end, with the bytes of weights that keep a sum away, too.
-        self._differentiable = {node.value.name for node in trained(graph)}
-        self._ends: dict[str, float] = dict.fromkeys(self._differentiable, inf)
-        self._used = set[str]()
-
-    def over(self, call: Call, rows: Input | None, stops: bool) -> None:
-        """Go over the next call of the forward.
-
-        Args:
-            call: which.
-            rows: the weight, where it is the product of a layer by rows.
-            stops: true where no parts go back through it: it is one of a layer by columns.
-        """
-        if self._differentiable.isdisjoint(call.uses):
-            return
-        for value in call.makes:
-            self._differentiable.add(value.name)
-            if rows is not None:
-                self._ends[value.name] = _size(rows.value)
-            elif not stops:
-                self._maker[value.name] = call
-
-    def lead(self, name: str) -> bool:
-        """True where a tensor needs a gradient."""
-        return name in self._differentiable
-
-    def widest(self, name: str) -> Sum | None:
-        """The sum of the way whose smallest tensor is the largest, of those that are left; None where there is none."""
-        waiting: list[tuple[int, int, tuple[str, ...]]] = [(-self._size(name), 0, (name,))]
-        seen = set[str]()
-        while waiting:
-            width, steps, way = heappop(waiting)
-            last = way[-1]
-            if last in seen or last in self._used:
-                continue
-            seen.add(last)
-            if last in self._ends:
-                self._used.update(way)
-                return Sum(Bytes(-width), Bytes(int(min(self._ends[last], _MANY))))
-            uses = self._maker[last].uses if last in self._maker else ()
-            for each in self._differentiable.intersection(uses):
-                heappush(waiting, (max(width, -self._size(each)), steps + 1, (*way, each)))
-        return None
-
-    def _size(self, name: str) -> int:
-        return _size(self._graph.values[name])
-
-
-def _forward(graph: LogicalGraph) -> Iterator[Call]:
-    for call in graph.of_kind(Call):
-        if call.phase.kind != "forward":
-            return
-        yield call
-
-
-def _size(value: Value) -> Bytes:
-    return Bytes(prod(value.shape) * ITEM_SIZE[value.dtype])

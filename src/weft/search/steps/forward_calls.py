@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import final
@@ -62,6 +62,11 @@ class ForwardCalls:
         return Bytes(sum(self.sizes[name] for name in (*read, *sent)))
 
 
+def forward(graph: LogicalGraph) -> Iterator[Call]:
+    """The calls of the forward, in order."""
+    return (call for call in graph.of_kind(Call) if call.phase.kind == "forward")
+
+
 def forward_calls_of(graph: LogicalGraph, model: CostModel) -> ForwardCalls:
     """The forward calls of a captured step.
 
@@ -69,11 +74,7 @@ def forward_calls_of(graph: LogicalGraph, model: CostModel) -> ForwardCalls:
         graph: the step.
         model: what calls cost.
     """
-    calls = [
-        call
-        for call in graph.of_kind(Call)
-        if call.phase.kind == "forward" and call.makes and call.hint is None
-    ]
+    calls = [call for call in forward(graph) if call.makes and call.hint is None]
     readers: dict[str, set[int]] = defaultdict(set)
     inside: dict[str, set[int]] = defaultdict(set)
     placed = set[int]()

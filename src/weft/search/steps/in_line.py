@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 
 from weft.ir import LogicalGraph
 from weft.ir.logical import Call, Input
 from weft.ir.queries.op_calls import op_call
 from weft.ops import flops
+from weft.search.steps.forward_calls import forward
 from weft.search.steps.repeated import Blocks
 
 
@@ -16,19 +17,15 @@ def part_calls(graph: LogicalGraph) -> Sequence[Call]:
     parameters = _of_parameters(graph)
     return [
         call
-        for call in _forward(graph)
+        for call in forward(graph)
         if not parameters.isdisjoint(call.uses) and not parameters.issuperset(call.uses)
     ]
-
-
-def _forward(graph: LogicalGraph) -> Iterator[Call]:
-    return (call for call in graph.of_kind(Call) if call.phase.kind == "forward")
 
 
 def _of_parameters(graph: LogicalGraph) -> set[str]:
     """Parameters, and what forward calls make of nothing else: casts and views."""
     found = {node.value.name for node in graph.of_kind(Input) if node.role == "parameter"}
-    for call in _forward(graph):
+    for call in forward(graph):
         if call.uses and found.issuperset(call.uses):
             found.update(value.name for value in call.makes)
     return found
@@ -43,7 +40,7 @@ def is_sequential(graph: LogicalGraph, blocks: Blocks | None) -> bool:
     parameters, heavy = _of_parameters(graph), {id(call) for call in part_calls(graph)}
     latest, last = dict[str, int](), -1
     number_of, linked = dict[object, int](), set[int]()
-    for call in _forward(graph):
+    for call in forward(graph):
         if parameters.issuperset(call.uses):
             continue
         before = max(latest.get(name, -1) for name in call.uses)

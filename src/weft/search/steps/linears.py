@@ -9,6 +9,7 @@ from typing import final
 
 from weft.ir.logical import Call, Input
 from weft.planning.stored_step import StoredStep
+from weft.search.steps.forward_calls import forward
 from weft.search.steps.repeated import Blocks, repeated_blocks
 
 # Products that linear layers become, and calls that only turn or cast a weight.
@@ -55,9 +56,7 @@ def _of(step: StoredStep, blocks: Blocks | None) -> Linears:
     keys = {node.value.name: node.key for node in graph.of_kind(Input) if node.role == "parameter"}
     split: set[str] = set()
     cuts: dict[str, str] = {}
-    for call in graph.of_kind(Call):
-        if call.phase.kind != "forward":
-            break
+    for call in forward(graph):
         if call.op in TURNS and call.uses and call.uses[0] in keys:
             keys.update((value.name, keys[call.uses[0]]) for value in call.makes)
             continue

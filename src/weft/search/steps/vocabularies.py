@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.ir.logical import Call, Input, LogicalGraph, Ref
+from weft.search.steps.forward_calls import forward
 from weft.search.steps.linears import PRODUCTS, TURNS
 
 _LOOKED_UP = frozenset(("aten.embedding.default", "aten._embedding_bag.default"))
@@ -26,9 +27,7 @@ _BETWEEN = frozenset(
 def vocabularies(graph: LogicalGraph) -> tuple[str, ...]:
     """The keys of parameters whose first dimension is of words or classes."""
     found: dict[str, None] = {}
-    for call in graph.of_kind(Call):
-        if call.phase.kind != "forward":
-            break
+    for call in forward(graph):
         if call.op in _LOOKED_UP:
             found |= dict.fromkeys(_parameters(graph, call.args[:1]))
         elif call.op == _LOSS:
