@@ -21,7 +21,7 @@ def trained(graph: LogicalGraph) -> tuple[Input, ...]:
 
 
 @final
-class Way(NamedTuple):
+class WayBack(NamedTuple):
     """A way that parts of a gradient go.
 
     Attributes:
@@ -73,7 +73,7 @@ class WaysBack:
         """True where a tensor needs a gradient."""
         return name in self._differentiable
 
-    def widest(self, name: str) -> Way | None:
+    def widest(self, name: str) -> WayBack | None:
         """The way whose smallest tensor is the largest, of those that are left; None where there is none."""
         waiting: list[tuple[int, int, tuple[str, ...]]] = [(-self._size(name), 0, (name,))]
         seen = set[str]()
@@ -85,7 +85,7 @@ class WaysBack:
             seen.add(last)
             if last in self._ends:
                 self._used.update(way)
-                return Way(Bytes(-width), self._ends[last])
+                return WayBack(Bytes(-width), self._ends[last])
             uses = self._maker[last].uses if last in self._maker else ()
             for each in self._differentiable.intersection(uses):
                 heappush(waiting, (max(width, -self._size(each)), steps + 1, (*way, each)))
