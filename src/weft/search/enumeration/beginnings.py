@@ -14,7 +14,7 @@ from weft.layout import split
 from weft.search.bounds.additive import additive_part
 from weft.search.enumeration.fronts import Fronts
 from weft.search.enumeration.room import ABOUT, Room
-from weft.search.evaluation.measures import Measures, key_of
+from weft.search.evaluation.measures import Measures
 from weft.search.pace import Pace
 from weft.search.space.fixed import fits
 from weft.search.space.kinds import kinds_of
@@ -129,9 +129,8 @@ class Beginnings:
         point = Point(ranks)
         if ranks == 1 or not left or not self._splits(point):
             return
-        # What an earlier search has planned led it on from there.
-        known = key_of(self._state.strategy(point)) in self._state.learned.answers
-        if known or not self._is_quickly_planned(point):
+        # What an earlier search has planned led it on from there, with something else fixed, too.
+        if point in self._state.learned.points or not self._is_quickly_planned(point):
             return
         if self._pace.affords():
             self._fronts.plan(self._fronts.of(by_hand=True), point)
@@ -149,9 +148,7 @@ class Beginnings:
             self._state.tell()
 
     def _vocabularies(self, point: Point) -> list[str]:
-        """Vocabularies that the ranks of a point divide; none where an earlier search had them among its first."""
-        if self._state.learned.points:
-            return []
+        """Vocabularies that the ranks of a point divide."""
         values = {node.key: node.value for node in self._facts.step.graph.of_kind(Input)}
         keys = self._facts.vocabularies
         return [key for key in keys if values[key].shape[0] % point.data == 0]
