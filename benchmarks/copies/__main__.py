@@ -5,8 +5,8 @@
 Each forward takes a second, a backward two, one for inputs and one for weights where it is split; transfers none. Of
 torch come the lists of acts of its own schedules, and the slots that they need (`torch_orders.py`); of weft plans of
 the same stages, as the compiler schedules them by name (`unit_stages.py`). Where these keep more, or take longer, it is
-looked how few copies would do: one after the other is taken away that the step can do without. The compiler does not
-do that yet: it takes some hundred simulations.
+looked whether they do so with few micro-batches in flight, as `in_flight` of a strategy gives them: half of 1F1B's and
+some more, or as many as the rank has stages, shared by those of the first turn and of the second as three to one.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from pathlib import Path
 from typing import final
 
 from benchmarks.copies.torch_orders import orders, seconds, slots
-from benchmarks.copies.unit_stages import Draft, Layout, drafted, fewer, homes
+from benchmarks.copies.unit_stages import Draft, Layout, drafted, homes
+from weft.search.moves.time_and_memory import half_in_flight
 from weft.strategy.parts import Schedule
 
 RANKS, MICRO_BATCHES = (2, 4, 8), (4, 8, 16, 32)
-# The largest numbers for which copies are taken away.
-FEWER_RANKS, FEWER_MICRO_BATCHES = 4, 16
 
 
 @final
@@ -38,21 +37,21 @@ class Peer:
         torch: the name of its class.
         layout: of its stages on ranks.
         name: of weft's.
-        others: further ones, from which copies may be taken away.
+        few: those whose gradients of weights are put off, with few micro-batches in flight.
     """
 
     torch: str
     layout: Layout
     name: Schedule
-    others: tuple[Schedule, ...] = ()
+    few: tuple[Schedule, ...] = ()
 
 
 PEERS = (
     Peer("ScheduleGPipe", "one", "gpipe"),
     Peer("Schedule1F1B", "one", "1f1b"),
     Peer("ScheduleInterleavedZeroBubble", "one", "zero_bubble"),
-    Peer("ScheduleInterleaved1F1B", "round", "interleaved", ("1f1b",)),
-    Peer("ScheduleInterleavedZeroBubble", "round", "zero_bubble"),
+    Peer("ScheduleInterleaved1F1B", "round", "interleaved", ("zero_bubble",)),
+    Peer("ScheduleInterleavedZeroBubble", "round", "zero_bubble", ("zero_bubble",)),
     Peer("ScheduleZBVZeroBubble", "v", "zero_bubble", ("interleaved",)),
     Peer("ScheduleDualPipeV", "v", "zero_bubble", ("interleaved",)),
 )
@@ -85,7 +84,7 @@ class Row:
         torch, layout, ranks, micro_batches: which.
         seconds, slots: of torch's.
         named: weft's of that name.
-        fewer: with as few copies as do, where the named one keeps more or takes longer.
+        few: with few micro-batches in flight, where the named one keeps more or takes longer.
     """
 
     torch: str
@@ -95,7 +94,7 @@ class Row:
     seconds: int
     slots: tuple[int, ...]
     named: Found
-    fewer: Found | None = None
+    few: Found | None = None
 
 
 def rows() -> Iterator[Row]:
@@ -124,13 +123,23 @@ def row(peer: Peer, ranks: int, micro_batches: int, most: int, allowed: tuple[in
         return Found(draft.seconds, kept, draft.copies, fits and draft.seconds <= most)
 
     named = found(drafted(peer.name, peer.layout, ranks, micro_batches))
-    least = None
-    if not named.held and ranks <= FEWER_RANKS and micro_batches <= FEWER_MICRO_BATCHES:
-        for name in (peer.name, *peer.others):
-            draft = drafted(name, peer.layout, ranks, micro_batches, split=True)
-            if draft.seconds <= most and (least is None or not least.held):
-                least = found(fewer(draft, most))
-    return Row(peer.torch, peer.layout, ranks, micro_batches, most, allowed, named, least)
+    drafts = (
+        drafted(name, peer.layout, ranks, micro_batches, given)
+        for name in peer.few
+        for given in few_in_flight(peer.layout, ranks, micro_batches)
+    )
+    tried = () if named.held else map(found, drafts)
+    few = min(tried, key=lambda each: (not each.held, each.seconds, each.kept), default=None)
+    return Row(peer.torch, peer.layout, ranks, micro_batches, most, allowed, named, few)
+
+
+def few_in_flight(layout: Layout, ranks: int, micro_batches: int) -> Iterator[tuple[int, ...]]:
+    """The micro-batches in flight of each stage, in the ways that are tried."""
+    stages = len(homes(layout, ranks))
+    for more in {1, max(1, ranks // 2)}:
+        yield half_in_flight(stages, more, micro_batches)
+    first = min(3 * stages // 4, micro_batches)
+    yield (first,) * ranks + (stages - first,) * ranks
 
 
 def main() -> None:
@@ -142,18 +151,18 @@ def main() -> None:
     begun = time.process_time()
     for each in rows():
         found.append(each)
-        least = f"; fewer {each.fewer.kept} in {each.fewer.seconds:g} s" if each.fewer else ""
+        few = f"; few {each.few.kept} in {each.few.seconds:g} s" if each.few else ""
         print(
             f"{each.torch} {each.layout} {each.ranks} x {each.micro_batches}: torch {each.slots} in {each.seconds} s; "
-            f"weft {each.named.kept} in {each.named.seconds:g} s{least}",
+            f"weft {each.named.kept} in {each.named.seconds:g} s{few}",
             flush=True,
         )
         if chosen.json:
             chosen.json.write_text(json.dumps([asdict(one) for one in found]) + "\n")
     named = sum(each.named.held for each in found)
-    others = [each.fewer.held for each in found if each.fewer]
+    others = [each.few.held for each in found if each.few]
     print(
-        f"{named} of {len(found)} keep no more as compiled; of {len(others)} others {sum(others)} with fewer copies; "
+        f"{named} of {len(found)} keep no more as compiled; of {len(others)} others {sum(others)} with few in flight; "
         f"{time.process_time() - begun:.0f} s of CPU"
     )
 

@@ -162,26 +162,12 @@ class Draft:
 
 
 def drafted(
-    name: Schedule, layout: Layout, ranks: int, micro_batches: int, split: bool = False
+    name: Schedule, layout: Layout, ranks: int, micro_batches: int, given: tuple[int, ...] = ()
 ) -> Draft:
-    """The plans of a named schedule; `split` also splits the backward where the schedule does not."""
-    rule = Preset(name, len(homes(layout, ranks)), ranks, micro_batches)
-    made = web(rule, layout, ranks, split or rule.row.splits_weights)
+    """The plans of a named schedule; with micro-batches in flight that are given the backward is split in any case."""
+    rule = Preset(name, len(homes(layout, ranks)), ranks, micro_batches, given)
+    made = web(rule, layout, ranks, bool(given) or rule.row.splits_weights)
     return _simulated(made, of_preset(made, rule))
-
-
-def fewer(draft: Draft, most: float) -> Draft:
-    """With copies taken away, one after the other from where most are, as long as the step takes no more seconds."""
-    found = True
-    while found:
-        found = False
-        slots = [slot for slot, count in draft.given.items() if slot[1][0] == "s" and count > 1]
-        for slot in sorted(slots, key=lambda slot: (-draft.given[slot], slot)):
-            less = _simulated(draft.web, {**draft.given, slot: draft.given[slot] - 1})
-            if less.seconds <= most:
-                draft, found = less, True
-                break
-    return draft
 
 
 def _simulated(web: Web, copies: Mapping[Slot, int]) -> Draft:

@@ -94,6 +94,13 @@ def test_one_more_or_less_in_one_stage() -> None:
     assert not list(in_flight_moves(Strategy(), Strategy(), (1,)))
 
 
+def test_half_of_1f1b_and_some_more_in_several_stages() -> None:
+    start = pipeline(stages=4, micro_batches=4)
+    moves = in_flight_moves(start, Strategy(), (4, 4, 4, 4))
+    halves = {move.on(start).in_flight for move in moves if "half" in move.name}
+    assert halves == {(3, 2, 2, 1), (4, 3, 3, 2), (4, 4, 4, 3)}
+
+
 def test_other_stages_and_schedules_have_their_own() -> None:
     start = pipeline(in_flight=(8, 1), grid=(4,))
     by_name = {move.name: move.on(start) for move in time_moves(start, Strategy(), 8)}

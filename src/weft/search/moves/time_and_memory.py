@@ -15,6 +15,10 @@ from weft.strategy.parts import SCHEDULES, Zero
 from weft.strategy.stages import stage_count
 from weft.strategy.strategy import Strategy
 
+# Micro-batches in flight beside half of 1F1B's: where ranks take turns between stages and gradients of weights are put
+# off, plans with so few are about as quick as interleaved ones and hold less (docs/results/search.md).
+_MORE = (1, 2, 3)
+
 
 def time_moves(strategy: Strategy, base: Strategy, samples: int) -> Iterator[StrategyMove]:
     """Other micro-batches, schedules and numbers of stages.
@@ -43,7 +47,7 @@ def time_moves(strategy: Strategy, base: Strategy, samples: int) -> Iterator[Str
 def in_flight_moves(
     strategy: Strategy, base: Strategy, counts: Sequence[int]
 ) -> Iterator[StrategyMove]:
-    """One micro-batch more or less in flight in one stage, and as many as the schedule gives.
+    """One micro-batch more or less in flight in one stage; as many as the schedule gives; about half of 1F1B's.
 
     Args:
         strategy: to move from.
@@ -53,11 +57,19 @@ def in_flight_moves(
     if base.in_flight is not None or len(counts) < 2:
         return
     yield _entry("in flight as scheduled", "in_flight", None)
+    for more in _MORE if len(counts) > 2 else ():
+        half = half_in_flight(len(counts), more, strategy.micro_batches)
+        yield _entry(f"half of 1F1B's and {more} more in flight", "in_flight", half)
     for stage, count in enumerate(counts):
         for other in (count - 1, count + 1):
             if 1 <= other <= strategy.micro_batches:
                 every = (*counts[:stage], other, *counts[stage + 1 :])
                 yield _entry(f"{other} in flight in stage {stage}", "in_flight", every)
+
+
+def half_in_flight(stages: int, more: int, micro_batches: int) -> tuple[int, ...]:
+    """For each stage half of the micro-batches that 1F1B has in flight, and so many more, as far as there are."""
+    return tuple(min((stages - stage) // 2 + more, micro_batches) for stage in range(stages))
 
 
 def memory_moves(
