@@ -82,6 +82,13 @@ def test_none_is_left_at_the_end() -> None:
     assert not planners.has_time()
 
 
+@pytest.mark.parametrize("more", [-1, 0])
+def test_of_a_large_step_they_start_at_once(more: int) -> None:
+    with Planners(1) as planners:
+        planners.begin(own.LARGE + more)
+        assert planners.has_time() == (more == 0)
+
+
 def test_a_process_ends_quietly_with_its_search() -> None:
     """Killed while it plans, while it waits, and in the middle of a question."""
     ours, theirs = Pipe()

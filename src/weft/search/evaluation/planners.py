@@ -21,14 +21,14 @@ from weft.search.evaluation.messages import PlannedAhead, Question, Setup, StepN
 from weft.strategy.strategy import Strategy
 from weft.units import Seconds
 
-# Seconds of planning after which processes are worth their start, which takes about as long.
-WORTH = 1.0
+# Seconds of planning after which processes are worth their start, and nodes of a step whose first plan takes as long.
+WORTH, LARGE = 1.0, 3000
 _Key: TypeAlias = tuple[StepName, str]
 
 
 @final
 class Planners:
-    """So many processes, once the search has worked for a while, to the end of the block.
+    """So many processes, once the search has worked for a while or its step is large, to the end of the block.
 
     Args:
         count: of processes; 0 for none.
@@ -54,10 +54,17 @@ class Planners:
             each.end()
         self._every, self._count = [], 0
 
+    def begin(self, nodes: int) -> None:
+        """Begin a search of a step with so many nodes; starts the processes where these are many."""
+        self._start_if(nodes >= LARGE)
+
     def worked(self, seconds: float) -> None:
         """Note that the search has planned so long by itself; starts the processes once that is long."""
         self._worked += seconds
-        if self._worked > WORTH and not self._every:
+        self._start_if(self._worked > WORTH)
+
+    def _start_if(self, worth: bool) -> None:
+        if worth and not self._every:
             self._every = [_Planner() for _ in range(self._count)]
 
     def has_time(self) -> bool:
