@@ -6,7 +6,7 @@ Each forward takes a second, a backward two, one for inputs and one for weights 
 torch come the lists of acts of its own schedules, and the slots that they need (`torch_orders.py`); of weft plans of
 the same stages, as the compiler schedules them by name (`unit_stages.py`). Where these keep more, or take longer, it is
 looked whether they do so with few micro-batches in flight, as `in_flight` of a strategy gives them: half of 1F1B's and
-some more, or as many as the rank has stages, shared by those of the first turn and of the second as three to one.
+some more, or as many as there are stages, shared by those of the first turn and of the second as three to one.
 """
 
 from __future__ import annotations
