@@ -17,8 +17,7 @@ from mutations import mutated
 from weft.cli.main import app
 from weft.errors import UserError
 from weft.report import Report, write_report
-from weft.report.runs import reports_of
-from weft.report.traced import traces_in
+from weft.report.runs import reports_of, traces_in
 from weft.traces.events import trace_events
 from weft.traces.rows import Level, RankTrace, Slice, StepSpan
 from weft.units import Bytes

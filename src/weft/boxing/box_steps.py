@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from typing import cast
+from dataclasses import dataclass
+from typing import cast, final
 
-from weft.boxing.local import LocalStep, local_step
-from weft.boxing.step import EXCHANGES, BoxingStep
+from weft.boxing.step import EXCHANGES, BoxingStep, StepKind, step_bytes
 from weft.boxing.transfer import local_transfer, transfer_ranks
 from weft.ir.logical import Arg, Ref
 from weft.ir.plan import (
@@ -17,8 +18,8 @@ from weft.ir.plan import (
     LocalValue,
     Transfer,
 )
-from weft.layout import neutral
-from weft.units import ITEM_SIZE
+from weft.layout import SBP, Broadcast, Partial, Reduction, Split, neutral, shard_range, shard_sizes
+from weft.units import ITEM_SIZE, NO_BYTES, Bytes
 
 # From the ranks of a group, in its order, to its communicator's id.
 CommunicatorOf = Callable[[tuple[int, ...]], int]
@@ -113,3 +114,107 @@ def _transfer(
     )
     communicator = communicator_of(local.ranks)
     return Transfer(communicator, before, after, local.sends, local.receives, local.bytes)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LocalStep:
+    """One rank's part in a step on one placement.
+
+    Attributes:
+        kind: as in the step. A "keep_first" keeps the tensor where `index` is 0 and puts the
+            neutral element of `reduction` in its place elsewhere; a "reinterpret" leaves it as it
+            is.
+        ranks: the group along the step's axis; `index` is this rank's place in it.
+        input_shape, output_shape: local shapes before and after.
+        reduction: for all_reduce and reduce_scatter; for pad and keep_first, of the result.
+        dim: dimension that is sliced, padded, gathered, scattered, or (all_to_all) concatenated.
+        split_dim: for all_to_all: dimension that is cut into pieces for the peers.
+        sizes: length along `dim` of every rank's piece, for all_gather, reduce_scatter and
+            all_to_all.
+        split_sizes: for all_to_all: lengths along `split_dim` of the pieces for each rank.
+        offset: for slice: where this rank's piece starts along `dim`; for pad: where the tensor
+            lies in the result.
+        length: for slice and pad: length of the result along `dim`.
+        bytes: what really crosses between the ranks of this group, over all of them.
+    """
+
+    kind: StepKind
+    ranks: tuple[int, ...]
+    index: int
+    input_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    reduction: Reduction = "sum"
+    dim: int = 0
+    split_dim: int = 0
+    sizes: tuple[int, ...] = ()
+    split_sizes: tuple[int, ...] = ()
+    offset: int = 0
+    length: int = 0
+    bytes: Bytes = NO_BYTES
+
+
+def local_step(step: BoxingStep, shape: tuple[int, ...], itemsize: int, rank: int) -> LocalStep:
+    """The work of `rank` in `step` on a tensor of whole `shape` with elements of `itemsize` bytes.
+
+    All ranks of a group see the same tensor: the one that the group holds together. Its pieces are
+    balanced shards, so that peers agree on their sizes without asking.
+    """
+    placement = step.source.placement
+    group = placement.group(rank, step.axis)
+    parts, index = len(group), group.index(rank)
+    held = step.source.with_axis(step.axis, Broadcast()).local_shape(shape, rank)
+    before, after = step.source.sbp[step.axis], step.target.sbp[step.axis]
+    dim, split_dim = _dims(step.kind, before, after)
+    pieces = shard_sizes(held[dim], parts) if dim is not None else ()
+    offset, length = _window(step.kind, held, dim, parts, index)
+    return LocalStep(
+        kind=step.kind,
+        ranks=group,
+        index=index,
+        input_shape=step.source.local_shape(shape, rank),
+        output_shape=step.target.local_shape(shape, rank),
+        reduction=_reduction(before, after),
+        dim=dim or 0,
+        split_dim=split_dim or 0,
+        sizes=() if step.kind in ("slice", "pad") else pieces,
+        split_sizes=shard_sizes(held[split_dim], parts) if split_dim is not None else (),
+        offset=offset,
+        length=length,
+        bytes=_group_bytes(step, parts, held, itemsize),
+    )
+
+
+def _reduction(before: SBP, after: SBP) -> Reduction:
+    ends = (sbp.reduction for sbp in (before, after) if isinstance(sbp, Partial))
+    return next(ends, "sum")
+
+
+def _group_bytes(step: BoxingStep, parts: int, held: tuple[int, ...], itemsize: int) -> Bytes:
+    """Bytes that cross between the ranks of a group that holds a tensor of shape `held`."""
+    before, after = step.source.sbp[step.axis], step.target.sbp[step.axis]
+    if step.kind != "all_to_all" or not isinstance(before, Split) or not isinstance(after, Split):
+        return step_bytes(step.kind, parts, Bytes(math.prod(held) * itemsize))
+    rows, columns = shard_sizes(held[before.dim], parts), shard_sizes(held[after.dim], parts)
+    kept = sum(n * m for n, m in zip(rows, columns, strict=True))
+    area = held[before.dim] * held[after.dim]
+    return Bytes((math.prod(held) - math.prod(held) // area * kept) * itemsize if area else 0)
+
+
+def _dims(kind: StepKind, before: SBP, after: SBP) -> tuple[int | None, int | None]:
+    """`dim` and `split_dim` of a step, None where it has none."""
+    if kind == "reinterpret":
+        return None, None
+    if isinstance(before, Split):
+        return before.dim, after.dim if isinstance(after, Split) else None
+    return after.dim if isinstance(after, Split) else None, None
+
+
+def _window(
+    kind: StepKind, held: tuple[int, ...], dim: int | None, parts: int, index: int
+) -> tuple[int, int]:
+    """Offset and length of a slice or a pad along `dim`."""
+    if dim is None or kind not in ("slice", "pad"):
+        return 0, 0
+    offset, length = shard_range(held[dim], parts, index)
+    return offset, length if kind == "slice" else held[dim]

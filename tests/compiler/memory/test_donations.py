@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.compiler.memory.donations import donate
+from weft.compiler.schedule.credits import donate
 from weft.ir.logical import Ref
 from weft.ir.plan import (
     Collective,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from weft.boxing import slices
-from weft.compiler.memory.donations import donate
 from weft.compiler.memory.exchange import exchange_bytes
 from weft.compiler.memory.order import Moment
 from weft.compiler.memory.walk import levels, memory
+from weft.compiler.schedule.credits import donate
 from weft.ir.logical import Ref
 from weft.ir.nodes import UpdateBytes
 from weft.ir.plan import (

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from two_stage_plans import call, value
-from weft.compiler.memory.donations import donate
+from weft.compiler.schedule.credits import donate
 from weft.errors import BatchError, RankFailure
 from weft.ir.logical import Ref
 from weft.ir.plan import (

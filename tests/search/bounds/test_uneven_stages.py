@@ -10,7 +10,7 @@ from weft.compiler.options import Options
 from weft.compiler.stages.balance import even_stages
 from weft.ir.logical import Call, node_outputs
 from weft.ir.queries.op_calls import op_call
-from weft.search.bounds.uneven_stages import uneven_stages, unevenness_of
+from weft.search.bounds.shared_work import uneven_stages, unevenness_of
 from weft.search.space.point import Point
 from weft.search.space.points import Points
 

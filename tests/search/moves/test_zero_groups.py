@@ -18,9 +18,8 @@ from weft.planning.stored_step import StoredStep
 from weft.search.budget import Budget
 from weft.search.evaluation.measures import Measures
 from weft.search.moves.local_search import improve
-from weft.search.moves.neighbours import Neighbours
+from weft.search.moves.neighbours import Neighbours, ZeroMoves
 from weft.search.moves.strategy_move import StrategyMove
-from weft.search.moves.zero_groups import ZeroMoves
 from weft.search.state import SearchState
 from weft.strategy.sharding import Zeros, level_of, zero_rules
 from weft.strategy.strategy import Strategy, data_parallel

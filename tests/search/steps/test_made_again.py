@@ -16,7 +16,7 @@ from weft.layout import Placement
 from weft.planning.machine import machine_of
 from weft.planning.plans import plan_stored
 from weft.planning.stored_step import StoredStep
-from weft.search.steps.made_again import made_again
+from weft.search.steps.facts import made_again
 from weft.search.steps.repeated import repeated_blocks
 
 

@@ -13,16 +13,31 @@ shares, and this one reads in another way, is put in order first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import final
 
 from weft.compiler.context import Context, Stages
-from weft.compiler.graph.joined.blocks import SharedDims, with_shares
+from weft.compiler.graph.joined.blocks import RESHAPE, SharedDims, with_shares
 from weft.compiler.graph.joined.dims import JoinedDim, joined_dim
-from weft.compiler.graph.joined.in_order import in_order
-from weft.compiler.graph.joined.unfit import unfit_dims
-from weft.ir.logical import Input, LogicalGraph
-from weft.layout import Shares
+from weft.compiler.graph.joined.ends import CAT, SLICE
+from weft.compiler.hints import Hints
+from weft.ir.logical import (
+    Arg,
+    Call,
+    Input,
+    LogicalGraph,
+    Node,
+    Output,
+    Phase,
+    Ref,
+    Update,
+    Value,
+    node_uses,
+)
+from weft.ir.renamed import renamed
+from weft.layout import Shares, Split
 
 
 def store_in_shares(graph: LogicalGraph, context: Context) -> LogicalGraph:
@@ -65,3 +80,138 @@ def _agree(
         given.get(node.key) == replace(shares, dim=joined.dims[node.value.name])
         for node in variables
     )
+
+
+def unfit_dims(graph: LogicalGraph, hints: Mapping[int, Hints], stages: Stages) -> SharedDims:
+    """The shares in which parameters fit their splits, and the dimensions that are so; each dimension once."""
+    search = _UnfitSearch(graph, hints, stages)
+    return [each for node in graph.of_kind(Input) for each in search.of(node)]
+
+
+@final
+@dataclass(frozen=True)
+class _UnfitSearch:
+    """Looks for parameters whose split is none of the parts.
+
+    Attributes:
+        seen: values whose dimension was followed already.
+    """
+
+    graph: LogicalGraph
+    hints: Mapping[int, Hints]
+    stages: Stages
+    seen: set[tuple[str, int]] = field(default_factory=set)
+
+    def of(self, node: Input) -> Iterator[tuple[Shares, JoinedDim]]:
+        """The dimensions of a variable that were not followed yet."""
+        splits = self._splits(node) if node.role == "parameter" else {}
+        for dim, ranks in splits.items():
+            if (node.value.name, dim) in self.seen:
+                continue
+            joined = joined_dim(self.graph, node.value.name, dim)
+            if joined is None:
+                continue
+            self.seen.update(joined.dims.items())
+            if self._fits(joined, ranks):
+                yield Shares(dim, joined.parts, ranks), joined
+
+    def _splits(self, node: Input) -> dict[int, int]:
+        """Over how many ranks hints split each dimension."""
+        placement = self.stages.placements[self.stages.homes.get(node.key, 0)]
+        sbps = self.hints[placement.axes].inputs.get(node.key, ())
+        dims = dict.fromkeys(sbp.dim for sbp in sbps if isinstance(sbp, Split))
+        return {
+            dim: prod(
+                ranks for ranks, sbp in zip(placement.shape, sbps, strict=True) if sbp == Split(dim)
+            )
+            for dim in dims
+        }
+
+    def _fits(self, joined: JoinedDim, ranks: int) -> bool:
+        """True where there are several parts, which the ranks divide, and no variable is split otherwise."""
+        splits = (
+            self._splits(node).get(joined.dims[node.value.name], ranks)
+            for node in self.graph.of_kind(Input)
+            if node.value.name in joined.dims
+        )
+        return (
+            ranks > 1
+            and len(joined.parts) > 1
+            and all(part % ranks == 0 for part in joined.parts)
+            and all(other == ranks for other in splits)
+        )
+
+
+def in_order(graph: LogicalGraph, stored: Mapping[str, Shares], stages: Stages) -> LogicalGraph:
+    """The graph with variables put in order for what reads them, and in shares for what updates them."""
+    inputs = [
+        replace(n, shares=stored[n.value.name]) if n.value.name in stored else n
+        for n in graph.of_kind(Input)
+    ]
+    readers = (node for node in graph.nodes if isinstance(node, Call | Output))
+    # States that only their update reads have no values before the first one.
+    read = {name for node in readers for name in node_uses(node)} & stored.keys()
+    calls: list[Node] = []
+    names: dict[str, str] = {}
+    for node in inputs:
+        if node.value.name in read:
+            phase = Phase(stages.homes.get(node.key, 0), "forward")
+            whole = replace(node.value, name=f"{node.value.name}.in_order")
+            calls += _moved(node.value, whole, stored[node.value.name], phase, back=True)
+            names[node.value.name] = whole.name
+    keys = {node.value.name: node.key for node in inputs}
+    ends: list[Node] = []
+    for node in graph.nodes:
+        if isinstance(node, Update) and node.target.name in stored:
+            source = graph.values[node.source.name]
+            shared = replace(source, name=f"{source.name}.in_shares{len(ends)}")
+            maker = graph.producers[source.name]
+            home = Phase(stages.homes.get(keys[node.target.name], 0), "forward")
+            phase = maker.phase if isinstance(maker, Call) else home
+            calls += _moved(source, shared, stored[node.target.name], phase, back=False)
+            ends.append(replace(node, source=Ref(shared.name)))
+        elif isinstance(node, Update | Output):
+            ends.append(renamed(node, names))
+        elif isinstance(node, Call):
+            calls.append(
+                renamed(node, names) if not names.keys().isdisjoint(node_uses(node)) else node
+            )
+    return replace(graph, nodes=(*inputs, *calls, *ends))
+
+
+def _moved(source: Value, made: Value, shares: Shares, phase: Phase, back: bool) -> Iterator[Call]:
+    """Put a variable in order (`back`), or in shares."""
+    dim, blocks = shares.dim, shares.blocks
+
+    def call(op: str, args: tuple[Arg, ...], name: str, shape: tuple[int, ...]) -> Call:
+        value = replace(source, name=name, shape=shape) if name != made.name else made
+        return Call(op, args, (), (value,), None, phase)
+
+    def with_size(*sizes: int) -> tuple[int, ...]:
+        return (*source.shape[:dim], *sizes, *source.shape[dim + 1 :])
+
+    whole, pieces = source.name, []
+    if back:
+        yield call(
+            RESHAPE,
+            (Ref(whole), shares.in_blocks(source.shape)),
+            f"{made.name}.blocks",
+            shares.in_blocks(source.shape),
+        )
+        whole = f"{made.name}.blocks"
+    start = 0
+    for number, part in enumerate(shares.parts):
+        piece, turned = f"{made.name}.part{number}", f"{made.name}.part{number}.turned"
+        cut, length = (dim + 1, part // blocks) if back else (dim, part)
+        shapes = with_size(blocks, part // blocks), with_size(part)
+        before, after = shapes if back else shapes[::-1]
+        yield call(SLICE, (Ref(whole), cut, start, start + length), piece, before)
+        yield call(RESHAPE, (Ref(piece), after), turned, after)
+        start += length
+        pieces.append(Ref(turned))
+    if back:
+        yield call(CAT, (tuple(pieces), dim), made.name, made.shape)
+        return
+    blocked = f"{made.name}.blocks"
+    yield call(CAT, (tuple(pieces), dim + 1), blocked, shares.in_blocks(source.shape))
+    yield call(RESHAPE, (Ref(blocked), made.shape), made.name, made.shape)

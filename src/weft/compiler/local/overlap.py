@@ -10,18 +10,28 @@ as a weight's gradient, is the sum of its parts; what cannot be split reads its 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import final
+from math import prod
+from typing import Any, final
 
 from weft.compiler.context import Context
-from weft.compiler.local.part_calls import part_call, part_signature, sum_of_parts
-from weft.compiler.local.turns import Turns
-from weft.ir.logical import Ref
-from weft.ir.plan import Collective, LocalCall, LocalInput, LocalNode, LocalProgram, LocalValue
+from weft.compiler.microbatch.forms import even_signatures
+from weft.errors import RuleError
+from weft.ir.logical import Arg, Ref
+from weft.ir.plan import (
+    Collective,
+    LocalCall,
+    LocalInput,
+    LocalNode,
+    LocalProgram,
+    LocalUpdate,
+    LocalValue,
+)
 from weft.ir.queries.op_calls import local_op_call, local_operands
-from weft.layout import Split
-from weft.ops import OpCall, Signature, localize
+from weft.layout import Broadcast, Partial, Split
+from weft.ops import OpCall, Operand, Signature, TensorSpec, localize
+from weft.ops.call import map_argument
 from weft.units import Bytes
 
 # Local parts of boxing: rules do not know them. Where the dimension stands that they change.
@@ -210,3 +220,123 @@ class _PartsCutter:
         for call in sum_of_parts(total, self.parts):
             self.origins.update({v.name: total.name for v in call.makes if v is not total})
             self.order.add_late(call)
+
+
+@final
+@dataclass
+class Turns:
+    """Nodes in an order in which they may run.
+
+    Attributes:
+        parts: how many there are.
+        nodes: what is done, in order.
+        turns: for each part, what runs in its turn before the next exchange.
+        late: what waits for the turns of all parts.
+        late_values: what it makes.
+        updates: written last, when all parts have read the variables.
+    """
+
+    parts: int
+    nodes: list[LocalNode] = field(default_factory=list)
+    turns: list[list[LocalNode]] = field(init=False)
+    late: list[LocalNode] = field(default_factory=list)
+    late_values: set[str] = field(default_factory=set)
+    updates: list[LocalUpdate] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.turns = [[] for _ in range(self.parts)]
+
+    def add_whole(self, node: LocalNode) -> None:
+        """Add a node that runs once: now, or behind what it waits for."""
+        if isinstance(node, LocalUpdate):
+            self.updates.append(node)
+        elif node.reads & self.late_values:
+            self.add_late(node)
+        else:
+            self.nodes.append(node)
+
+    def add_late(self, node: LocalNode) -> None:
+        """Add a node that runs when all parts had their turns."""
+        self.late.append(node)
+        self.late_values.update(value.name for value in node.makes)
+
+    def take(self) -> None:
+        """Let all parts have their turns, and then what waits for them."""
+        for turn in self.turns:
+            self.nodes += turn
+            turn.clear()
+        self.nodes += self.late
+        self.late.clear()
+        self.late_values.clear()
+
+    def finished(self) -> tuple[LocalNode, ...]:
+        """Everything."""
+        self.take()
+        return (*self.nodes, *self.updates)
+
+
+def part_signature(call: OpCall, cut: Sequence[int | None], parts: int) -> Signature | None:
+    """The signature along the batch under which operands are read as they are cut; None where there is none.
+
+    Args:
+        call: on whole operands.
+        cut: for each operand the dimension along which it is cut; None for those that are whole.
+        parts: how many.
+    """
+    try:
+        fitting = [each for each in even_signatures(call, parts) if _fits(call, each, cut)]
+    except RuleError:
+        return None
+    return min(fitting, key=lambda each: _summed(call, each), default=None)
+
+
+def _fits(call: OpCall, signature: Signature, cut: Sequence[int | None]) -> bool:
+    for sbp, dim in zip(signature.operands, cut, strict=True):
+        if not isinstance(sbp, Split | Broadcast) or (dim is not None and sbp != Split(dim)):
+            return False
+    results = zip(signature.results, call.results, strict=True)
+    if any(not isinstance(sbp, Split) and sbp != Partial("sum") for sbp, spec in results if spec):
+        return False
+    read = _elements(call.operands[i] for i, dim in enumerate(cut) if dim is not None)
+    return _summed(call, signature) <= read
+
+
+def _summed(call: OpCall, signature: Signature) -> int:
+    """Elements of results that are sums over the batch: adding up the parts must not outweigh them."""
+    pairs = zip(call.results, signature.results, strict=True)
+    return _elements(spec for spec, sbp in pairs if spec and not isinstance(sbp, Split))
+
+
+def _elements(specs: Iterable[TensorSpec]) -> int:
+    return sum(prod(spec.shape) for spec in specs)
+
+
+def part_call(node: LocalCall, call: OpCall, reads: Sequence[str], number: int) -> LocalCall:
+    """The call that one part runs for a call of the batch."""
+
+    def back(leaf: Any) -> Any:
+        return Ref(reads[leaf.index]) if isinstance(leaf, Operand) else leaf
+
+    outputs = tuple(
+        None if old is None or spec is None else _part(old, spec, number)
+        for old, spec in zip(node.outputs, call.results, strict=True)
+    )
+    kwargs: tuple[tuple[str, Arg], ...] = tuple(
+        (key, map_argument(back, arg)) for key, arg in call.kwargs
+    )
+    return LocalCall(call.op, map_argument(back, call.args), kwargs, outputs, node.phase)
+
+
+def sum_of_parts(total: LocalValue, parts: int) -> Iterator[LocalCall]:
+    """Calls that add up to `total` what the parts make of it."""
+    so_far, *rest = (replace(total, name=f"{total.name}.part{turn}") for turn in range(parts))
+    for number, term in enumerate(rest, 1):
+        last = number == len(rest)
+        made = total if last else replace(total, name=f"{total.name}.sum{number}")
+        args = (Ref(so_far.name), Ref(term.name))
+        yield LocalCall("aten.add.Tensor", args, (), (made,))
+        so_far = made
+
+
+def _part(value: LocalValue, spec: TensorSpec, number: int) -> LocalValue:
+    return LocalValue(f"{value.name}.part{number}", spec.shape, spec.dtype)

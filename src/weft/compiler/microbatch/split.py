@@ -9,7 +9,9 @@ the whole batch. Only BatchNorm sees micro-batches, as when gradients are accumu
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import TypeAlias
 
 from weft.compiler.context import Context
@@ -29,12 +31,25 @@ from weft.compiler.microbatch.forms import (
     reshaped,
     ways,
 )
-from weft.compiler.microbatch.order import in_order
 from weft.compiler.microbatch.prepare import prepared
-from weft.compiler.microbatch.samples import check_saved, check_size, over_samples
-from weft.compiler.microbatch.values import Values
-from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Ref, Update
+from weft.compiler.microbatch.values import SELECT, Values
+from weft.errors import StrategyError
+from weft.ir.logical import (
+    Call,
+    Input,
+    LogicalGraph,
+    Node,
+    Output,
+    Ref,
+    Update,
+    Value,
+    node_outputs,
+    node_uses,
+    runs_in_loop,
+)
+from weft.ir.nodes import OVER_STEP
 from weft.ir.queries.op_calls import op_call, operand_names
+from weft.ir.renamed import renamed
 from weft.layout import Broadcast, Partial, Split
 from weft.ops import OpCall
 from weft.ops.rule import factors_of
@@ -176,3 +191,137 @@ def _end(values: Values, node: Node) -> Node:
         return replace(node, source=Ref(values.read(node.source.name, form).name))
     assert isinstance(node, Output)
     return replace(node, value=Ref(values.read(node.value.name, Broadcast()).name))
+
+
+def over_samples(statistics: SampleStatistics, form: Form | None) -> bool:
+    """True where statistics of a value in this form are taken over samples: each micro-batch has its own."""
+    return isinstance(form, Split | Strided) and statistics.over(form.dim)
+
+
+def check_size(micro_batches: int, node: Call, call: OpCall, statistics: SampleStatistics) -> None:
+    """Refuse statistics of a single value.
+
+    Args:
+        micro_batches: their number.
+        node, call: a call that takes statistics, in the graph and as rules see it.
+        statistics: what is known of them.
+    """
+    own = statistics.size(call) // micro_batches
+    if own < 2:
+        raise StrategyError(
+            f"micro_batches={micro_batches} leaves the {statistics.name} at {node.location} {own} value for "
+            "each channel of a micro-batch, expected more than 1; take fewer micro-batches"
+        )
+
+
+def check_saved(values: Values, node: Call, operands: Sequence[str]) -> None:
+    """Refuse what reads statistics of each micro-batch beside their backward: a gradient of that backward.
+
+    Its sums over samples would be taken over all micro-batches, which do not share the statistics.
+    A cast is none: kernels save in other dtypes than shapes say.
+    """
+    saved = (name for name in operands if name in values.facts.saved)
+    if node.op != "aten._to_copy.default" and any(
+        values.forms.get(name) == Own() for name in saved
+    ):
+        raise StrategyError(
+            f"micro_batches={values.micro_batches}: the gradient of a BatchNorm is differentiated again at "
+            f"{node.location}, as a gradient penalty does. Each micro-batch has statistics of its own, expected "
+            "those of the whole batch there; leave micro_batches out, or take a norm over each sample, such as "
+            "nn.GroupNorm or nn.LayerNorm, where the penalty's gradient passes"
+        )
+
+
+def in_order(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGraph:
+    """The graph of a step in micro-batches, with its nodes in order.
+
+    What makes one value of all micro-batches stands right behind what it reads, so that no
+    micro-batch's value waits. Calls that run once a step stand in the loop when the loop reads what
+    they make of the loop's results.
+
+    Args:
+        graph: with its calls in an order in which they could run.
+        leaves: the leaves of the batch as they were before they were cut.
+    """
+    calls = _joins_early(_read(graph.of_kind(Call), graph.nodes))
+    loop, late = _kinds(calls)
+    barrier = _needed(calls, [call for index, call in enumerate(calls) if index in loop])
+    places: tuple[list[Call], list[Call], list[Call]] = ([], [], [])
+    for index, call in enumerate(calls):
+        inside = index in loop or (index in late and index in barrier)
+        places[1 if inside else 2 * (index in late)].append(call)
+    ends = [node for node in graph.nodes if not isinstance(node, Input | Call)]
+    ordered = replace(graph, nodes=(*graph.of_kind(Input), *chain(*places), *ends))
+    return _whole_leaves(ordered, leaves)
+
+
+def _read(calls: Sequence[Call], nodes: Iterable[Node]) -> list[Call]:
+    """The calls whose results somebody reads in the end."""
+    ends = [node for node in nodes if not isinstance(node, Call)]
+    kept = _needed(calls, ends)
+    return [call for index, call in enumerate(calls) if index in kept]
+
+
+def _needed(calls: Sequence[Call], readers: Iterable[Node]) -> set[int]:
+    """The numbers of the calls that `readers` need."""
+    used = {name for node in readers for name in node_uses(node)}
+    found = set()
+    for index in reversed(range(len(calls))):
+        if any(value.name in used for value in node_outputs(calls[index])):
+            used.update(node_uses(calls[index]))
+            found.add(index)
+    return found
+
+
+def _joins_early(calls: Sequence[Call]) -> list[Call]:
+    """Accumulations and packings right behind the calls whose results they join."""
+    joins: dict[str, list[Call]] = {}
+    for call in calls:
+        if call.op in OVER_STEP:
+            joins.setdefault(node_uses(call)[0], []).append(call)
+    found = []
+    for call in calls:
+        if call.op not in OVER_STEP:
+            found.append(call)
+            found += [join for value in node_outputs(call) for join in joins.get(value.name, ())]
+    return found
+
+
+def _kinds(calls: Sequence[Call]) -> tuple[set[int], set[int]]:
+    """The numbers of the calls in the loop, and of those that need results of the loop."""
+    loop, late = set(), set()
+    looped: set[str] = set()
+    waiting: set[str] = set()
+    for index, call in enumerate(calls):
+        names = {value.name for value in node_outputs(call)}
+        if runs_in_loop(call, looped):
+            loop.add(index)
+            (waiting if call.op in OVER_STEP else looped).update(names)
+        elif any(name in waiting for name in node_uses(call)):
+            late.add(index)
+            waiting |= names
+    return loop, late
+
+
+def _whole_leaves(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGraph:
+    """Leaves of which no micro-batch reads a part stay as the user gives them."""
+    read = {call.uses[0] for call in graph.of_kind(Call) if call.op == SELECT and call.varyings}
+    uncut = leaves.keys() - read
+    leaves = {name: leaves[name] for name in uncut}
+    names: dict[str, str] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        uses = node_uses(node)
+        if isinstance(node, Call) and uses and _is_whole(node, leaves.get(uses[0])):
+            # The view of the whole leaf is the leaf now.
+            names[node_outputs(node)[0].name] = uses[0]
+        elif isinstance(node, Input) and node.value.name in uncut:
+            nodes.append(replace(node, value=leaves[node.value.name], cut=False))
+        else:
+            nodes.append(renamed(node, names))
+    return graph.with_nodes(nodes)
+
+
+def _is_whole(node: Call, leaf: Value | None) -> bool:
+    """True where a call is the view of a whole leaf."""
+    return leaf is not None and node_outputs(node)[0].shape == leaf.shape

@@ -13,18 +13,31 @@ along the rows, and localizing them needs no offset. For any other op the rows a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import final
 
 from weft.compiler.context import Context
-from weft.compiler.hints import is_hint
-from weft.compiler.microbatch.tokens import Tokens, merges, parts, tokens_of
-from weft.compiler.microbatch.turns import turned
+from weft.compiler.hints import Hints, is_hint
 from weft.ir import renamed as nodes
-from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update, Value, node_uses
+from weft.ir.logical import (
+    Arg,
+    Call,
+    Input,
+    LogicalGraph,
+    Node,
+    Output,
+    Ref,
+    Update,
+    Value,
+    node_uses,
+)
 from weft.ir.queries.op_calls import op_call, operand_names
+from weft.layout import Placement, Split
 from weft.ops.any_order import rows_of
+from weft.ops.call import Token
+from weft.ops.rule import aten
 
 
 def time_first(graph: LogicalGraph, context: Context) -> LogicalGraph:
@@ -194,3 +207,97 @@ class _TimeFirstWriter:
         maker = self.graph.producers[value.name]
         assert isinstance(maker, Call)  # what is there by time alone was made by a call
         return maker
+
+
+VIEW, TRANSPOSE, CLONE = "aten.view.default", "aten.transpose.int", "aten.clone.default"
+_CONTIGUOUS = Token("memory_format", "contiguous_format")
+
+
+def turned(
+    like: Call, source: Value, cut: tuple[int, ...], dim: int, made: Value
+) -> Iterator[Call]:
+    """View `source` as `cut`, swap dimensions `dim` and `dim + 1`, and view that as `made`; where `like` stands."""
+    swapped = (*cut[:dim], cut[dim + 1], cut[dim], *cut[dim + 2 :])
+    turns = [Value(f"{made.name}.turn{i}", cut if not i else swapped, made.dtype) for i in range(3)]
+
+    def call(op: str, before: Value, after: Value, *args: Arg, **kwargs: Arg) -> Call:
+        arguments = (Ref(before.name), *args)
+        return Call(op, arguments, tuple(kwargs.items()), (after,), like.location, like.phase)
+
+    yield call(VIEW, source, turns[0], cut)
+    yield call(TRANSPOSE, turns[0], turns[1], dim, dim + 1)
+    yield call(CLONE, turns[1], turns[2], memory_format=_CONTIGUOUS)
+    yield call(VIEW, turns[2], made, made.shape)
+
+
+VIEWS = frozenset(aten("view _unsafe_view reshape"))
+
+
+@final
+@dataclass(frozen=True)
+class Tokens:
+    """`n` sequences of `time` tokens, in `groups` groups of equally many sequences."""
+
+    n: int
+    time: int
+    groups: int
+
+    @property
+    def rows(self) -> int:
+        """The number of tokens."""
+        return self.n * self.time
+
+    @property
+    def each(self) -> int:
+        """Sequences of a group."""
+        return self.n // self.groups
+
+    def cut(self, shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+        """A shape with rows along `dim` as they were, cut into groups, sequences and time."""
+        return (*shape[:dim], self.groups, self.each, self.time, *shape[dim + 1 :])
+
+    def cut_by_time(self, shape: tuple[int, ...], dim: int) -> tuple[int, ...]:
+        """A shape with rows along `dim` by time, cut into groups, time and sequences."""
+        return (*shape[:dim], self.groups, self.time, self.each, *shape[dim + 1 :])
+
+
+def tokens_of(graph: LogicalGraph, hints: Hints, placement: Placement) -> Iterator[Tokens]:
+    """The leaves of the batch that are split along time while ranks have several sequences."""
+    for node in graph.of_kind(Input):
+        sbps = hints.inputs.get(node.key, ()) if node.role == "batch" else ()
+        for sbp in sbps:
+            if not isinstance(sbp, Split) or not sbp.dim:
+                continue
+            n, time = node.value.shape[sbp.dim - 1 : sbp.dim + 1]
+            pairs = zip(sbps, placement.shape, strict=True)
+            groups = prod(parts for other, parts in pairs if other == Split(sbp.dim - 1))
+            if n > groups and n % groups == 0:
+                yield Tokens(n, time, groups)
+
+
+def _shapes(graph: LogicalGraph, node: Node) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """From which shape to which a view takes its operand."""
+    if not isinstance(node, Call) or node.op not in VIEWS or not isinstance(node.args[0], Ref):
+        return None
+    made = node.outputs[0]
+    return (graph.values[node.args[0].name].shape, made.shape) if made else None
+
+
+def merges(graph: LogicalGraph, node: Node, tokens: Tokens) -> bool:
+    """True where a node flattens [n, time, …] to [n·time, …]."""
+    shapes = _shapes(graph, node)
+    return (
+        shapes is not None
+        and shapes[0][:2] == (tokens.n, tokens.time)
+        and shapes[1][:1] == (tokens.rows,)
+    )
+
+
+def parts(graph: LogicalGraph, node: Node, tokens: Tokens) -> bool:
+    """True where a node makes [n, time, …] of [n·time, …]."""
+    shapes = _shapes(graph, node)
+    return (
+        shapes is not None
+        and shapes[1][:2] == (tokens.n, tokens.time)
+        and shapes[0][:1] == (tokens.rows,)
+    )

@@ -10,17 +10,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
+from math import ceil
 from typing import final
 
 import numpy as np
 
 from weft.cached import cached_property
+from weft.compiler.stages.balance import TOLERANCE
 from weft.hardware.costs import Costs
 from weft.ops import OpCall, flops
 from weft.ops.call import operand, tensor_spec
 from weft.ops.rule import aten
 from weft.search.bounds.once import once
-from weft.search.bounds.uneven_stages import uneven_stages
 from weft.search.space.points import Floats, Points
 from weft.search.steps.facts import FEW, MORE, CountedCall, StepFacts
 from weft.units import Bytes, Seconds
@@ -259,3 +260,49 @@ def _through(waited: Floats, own: Floats, points: Points) -> Floats:
     part = np.minimum(waited / (np.maximum(own, 1e-30) * points.micro_batches), 1.0)
     share = 1 - (1 - part) ** points.stages
     return waited * points.stages / points.micro_batches / np.maximum(share, 1e-30)
+
+
+# The busiest stage of a pipeline against the mean of all, where stages are cut evenly.
+#
+# As `compiler.stages.balance` cuts them: between blocks, where the dearest stage is no dearer than it tolerates, else
+# within them. All that is outside of blocks, a head most of it, is in the last stage.
+
+
+# Pieces of a block that are cut apart: attention and a network.
+_PIECES = 2
+
+
+def unevenness_of(blocks: int, outside: float, stages: int, turns: int) -> float:
+    """Seconds of the busiest group of ranks over the mean of all groups.
+
+    Args:
+        blocks: that come again in the model.
+        outside: the part of the step's seconds that is in none of them.
+        stages: groups of ranks.
+        turns: parts that each group runs.
+    """
+    whole = _busiest(blocks, outside, stages, turns)
+    if whole <= TOLERANCE * (1 + 1e-9):
+        return whole
+    return min(whole, _busiest(_PIECES * blocks, outside, stages, turns))
+
+
+def uneven_stages(points: Points, blocks: int, outside: float) -> Floats:
+    """The same of points; 1 for those without stages."""
+    pairs, inverse = np.unique(np.stack([points.stages, points.turns]), axis=1, return_inverse=True)
+    every = [unevenness_of(blocks, outside, int(stages), int(turns)) for stages, turns in pairs.T]
+    return np.array(every)[inverse.reshape(-1)]
+
+
+def _busiest(units: int, outside: float, stages: int, turns: int) -> float:
+    """The same where none of so many equal units is cut, and the last part has as few of them as is best."""
+    parts = stages * turns
+    if stages == 1:
+        return 1.0
+    unit = (1 - outside) / units
+
+    def busiest(last: int) -> float:
+        others = ceil((units - last) / (parts - 1))
+        return max(turns * others * unit, ((turns - 1) * others + last) * unit + outside)
+
+    return max(1.0, stages * min(busiest(last) for last in range(units // parts + 1)))

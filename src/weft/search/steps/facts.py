@@ -11,7 +11,8 @@ from typing import NamedTuple, final
 from weft.cached import cached_property
 from weft.compiler.families.table import takes_statistics
 from weft.compiler.pipeline import Compiled
-from weft.ir.logical import Call, Input, Update
+from weft.compiler.training.regions import kept_values, regions
+from weft.ir.logical import Call, Input, LogicalGraph, Update, node_outputs, node_uses
 from weft.ir.queries.op_calls import op_call
 from weft.layout import Placement, Split
 from weft.ops import OpCall
@@ -26,7 +27,6 @@ from weft.search.steps.experts import Experts, experts_of
 from weft.search.steps.fewer_blocks import with_fewer_blocks
 from weft.search.steps.in_line import is_sequential, part_calls
 from weft.search.steps.linears import Linears, linears_of
-from weft.search.steps.made_again import made_again
 from weft.search.steps.repeated import Blocks, repeated_blocks
 from weft.search.steps.vocabularies import vocabularies
 from weft.search.steps.ways_back import trained
@@ -273,3 +273,19 @@ class StepFacts:
 
 def _bytes(node: Input) -> int:
     return prod(node.value.shape) * ITEM_SIZE[node.value.dtype]
+
+
+def made_again(graph: LogicalGraph, blocks: Blocks) -> frozenset[str]:
+    """The names of values in blocks that the backward reads, and of what these are made of, as far as none is kept.
+
+    A block keeps what it hands on: its last product need not run again where nothing else of the backward reads it.
+    """
+    region_of = regions(graph, (f"{blocks.prefix}.*",))
+    inside = region_of.keys() - kept_values(graph, region_of)
+    found = set[str]()
+    for node in reversed(graph.nodes):
+        if isinstance(node, Call):
+            made = (value.name for value in node_outputs(node))
+            if node.phase.kind != "forward" or not found.isdisjoint(made):
+                found |= inside.intersection(node_uses(node))
+    return frozenset(found)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import final
 
 from weft.errors import InternalError
 from weft.simulator.delta.change import Change
-from weft.simulator.delta.evaluated import Evaluated, with_lacks
 from weft.simulator.timing.clock import ClockNote, ClockWatch, TaskClock, Times
 from weft.simulator.timing.tasks import Tasks, in_ticks
 from weft.simulator.timing.web import TaskWeb
@@ -233,3 +233,29 @@ def _time(note: ClockNote) -> float:
 
 def _ended(note: ClockNote) -> int:
     return note.ended
+
+
+@final
+@dataclass(frozen=True)
+class Evaluated:
+    """The times of all tasks, with the notes of their run; `makespan` is infinite where some never end."""
+
+    starts: list[Seconds]
+    ends: list[Seconds]
+    order: list[int]
+    notes: list[ClockNote]
+    makespan: Seconds
+
+
+def with_lacks(found: Evaluated, web: TaskWeb, changed: Iterable[int]) -> Evaluated:
+    """With notes that count what is lacking anew, for tasks that wait for others than they did."""
+    tasks = tuple(changed)
+    if not tasks:
+        return found
+    notes = []
+    for note in found.notes:
+        lacks = note.lacks[:]
+        for task in tasks:
+            lacks[task] = sum(found.ends[need] >= note.time for need in web.needs[task])
+        notes.append(replace(note, lacks=lacks))
+    return replace(found, notes=notes)

@@ -8,8 +8,7 @@ from search.jobs import begun, decoder, layers
 from weft.layout import Placement
 from weft.search.evaluation.measures import Measures
 from weft.search.moves.places.placements import PlacementMoves
-from weft.search.moves.places.shares import share_moves
-from weft.search.moves.places.staged import StageMoves
+from weft.search.moves.places.staged import StageMoves, share_moves
 from weft.strategy.parts import Stage
 from weft.strategy.strategy import Strategy, data_parallel
 

@@ -8,22 +8,27 @@ where tables stay small, the layouts that meet it.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, final
 
+import numpy as np
+
 from weft.compiler.assignment import Assignment
-from weft.compiler.hints import Hints
-from weft.compiler.layouts.descent import form_of
-from weft.compiler.layouts.joint.freed import freed
-from weft.compiler.layouts.joint.options import JointOptions, JointSignatures
+from weft.compiler.hints import Hints, is_hint
+from weft.compiler.layouts.boxing_costs import BoxingCosts, Table
+from weft.compiler.layouts.descent import form_of, joined
+from weft.compiler.layouts.intent import forbidden
+from weft.compiler.layouts.joint.options import JointOptions, JointSignatures, SBPs
 from weft.compiler.layouts.joint.standing import NoOption, standing, with_rest
-from weft.compiler.layouts.joint.tables import JointTables
+from weft.compiler.layouts.known import ReadCosts
 from weft.compiler.layouts.options import PerAxis
-from weft.compiler.layouts.problem import Problem
+from weft.compiler.layouts.problem import Given, Problem, ReadEdge, build
 from weft.compiler.layouts.solver import Solution, minimize, total
 from weft.hardware import CostModel
-from weft.ir.logical import Call, Input, LogicalGraph
-from weft.layout import Placement
+from weft.ir.arguments import changed
+from weft.ir.logical import Call, Input, LogicalGraph, Node
+from weft.layout import SBP, Broadcast, Placement, Split
+from weft.ops import Signature
 
 # Axes of several ranks that are solved at once at most: of three, the tables of one tensor take seconds.
 MOST_AXES = 2
@@ -145,3 +150,104 @@ def _named(
         elif isinstance(node, Input):
             found[node.key] = signatures[place]
     return found
+
+
+def freed(
+    graph: LogicalGraph, hints: Hints, placement: Placement, held: Collection[str] = ()
+) -> Problem:
+    """The problem of a stage whose layouts are free.
+
+    Shards in which parameters are stored are no layouts: they stay, and parameters are whole where they are used. What
+    comes from other stages may come in any layout.
+
+    Args:
+        graph: the stage, without layouts.
+        hints: of it.
+        placement: where it runs.
+        held: keys of inputs, and names of results of hints and calls, of which the layout is no choice.
+    """
+    inputs = {key: sbps for key, sbps in hints.inputs.items() if key in hints.stored or key in held}
+    signatures = {name: every for name, every in hints.signatures.items() if name in held}
+    nodes = (_freed(node, held) for node in graph.nodes)
+    problem = build(
+        graph.with_nodes(nodes), replace(hints, inputs=inputs, signatures=signatures), placement
+    )
+    for number, node in enumerate(graph.nodes):
+        if isinstance(node, Input) and node.sent is not None:
+            place = problem.variable_of[number]
+            given = problem.variables[place]
+            assert isinstance(given, Given)
+            choices = (_any_way(len(given.spec.shape)),) * placement.axes
+            problem.variables[place] = replace(given, choices=choices)
+    return problem
+
+
+def _freed(node: Node, held: Collection[str]) -> Node:
+    """A hint that a strategy set, as one that says nothing."""
+    if not isinstance(node, Call) or not is_hint(node) or node.hint is None:
+        return node
+    if node.hint.stored is not None or node.makes[0].name in held:
+        return node
+    return changed(node, hint=replace(node.hint, sbps=(None,)))
+
+
+def _any_way(dims: int) -> tuple[Signature, ...]:
+    sbps: tuple[SBP, ...] = (Broadcast(), *map(Split, range(dims)))
+    return tuple(Signature((sbp,), (sbp,)) for sbp in sbps)
+
+
+@final
+@dataclass(frozen=True)
+class JointTables:
+    """Tables of problems on a grid; equal edges share them.
+
+    Attributes:
+        grid: the number of ranks along each axis.
+        cost_model: of boxing.
+    """
+
+    grid: tuple[int, ...]
+    cost_model: CostModel
+    _boxing: BoxingCosts = field(init=False, repr=False)
+    _known: dict[object, tuple[ReadCosts, object]] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_boxing", BoxingCosts(self.grid, self.cost_model))
+
+    def of(
+        self, problem: Problem, options: Sequence[JointOptions]
+    ) -> tuple[list[Table], dict[tuple[int, int], Table], float]:
+        """Costs of variables, of pairs of variables, and what is charged once for what is forbidden."""
+        edges = [
+            (edge, self._read(edge, options[edge.source], options[edge.target]))
+            for edge in problem.edges
+        ]
+        return joined([each.costs for each in options], edges)
+
+    def _read(self, edge: ReadEdge, source: JointOptions, target: JointOptions) -> ReadCosts:
+        ends = id(source), edge.result, id(target), edge.operand
+        key = edge.spec, *ends, edge.intents, edge.times
+        if key not in self._known:
+            made, wanted = source.made(edge.result), target.wanted(edge.operand)
+            table = self._boxing.joint_table(edge.spec, made, wanted) * edge.times
+            # The options are kept, so that their identities stay theirs.
+            costs = ReadCosts(table, self._forbidden(edge, made, wanted))
+            self._known[key] = costs, (source, target)
+        return self._known[key][0]
+
+    def _forbidden(
+        self, edge: ReadEdge, made: tuple[SBPs, ...], wanted: tuple[SBPs, ...]
+    ) -> Table | None:
+        """1 where an intent forbids what happens along some axis."""
+        bans = [
+            forbidden(
+                intent,
+                tuple(sbps[axis] for sbps in made),
+                tuple(sbps[axis] for sbps in wanted),
+                self.cost_model,
+            )
+            for axis, intent in enumerate(edge.intents)
+        ]
+        said = [ban for ban in bans if ban is not None]
+        found: Table | None = np.max(said, axis=0) if said else None
+        return found

@@ -21,16 +21,18 @@ are made smaller, in the worst case until each rank stands for itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
+from typing import final
 
 import numpy as np
 
-from weft.compiler.boxings import tensor_steps
-from weft.compiler.schedule.fold.colours import Colours
+from weft.boxing.box_steps import step_groups
+from weft.boxing.step import EXCHANGES
+from weft.compiler.boxings import TensorStep, tensor_steps
+from weft.compiler.schedule.fold.colours import Colours, Numbers
 from weft.compiler.schedule.fold.features import by_calls, by_shapes, by_steps, by_windows
-from weft.compiler.schedule.fold.meetings import Meetings
 from weft.ir.logical import LogicalGraph
 from weft.ir.plan import Communicator
 
@@ -63,3 +65,118 @@ def rank_classes(
         colours.split(*finer)
         meetings.refine(colours)
     return colours.first()
+
+
+# Meetings: who is with whom in a communicator, in which steps of boxing.
+#
+# All that is said of a rank and a communicator stands in one row of some arrays, so that a round over all ranks is a
+# few sorts.
+
+
+@final
+class Meetings:
+    """The communicators that ranks use in steps of boxing.
+
+    A rank and a communicator are one row: with the first step, of those that differ in their groups, in which the
+    rank uses it. Ranks of one colour use each of theirs in the same steps (`__init__` sees to it), so that the first
+    tells all.
+    """
+
+    __slots__ = ("_bounds", "_ids", "_places", "_rows_of_step", "_sizes", "_steps")
+
+    def __init__(
+        self, steps: Sequence[TensorStep], communicators: Sequence[Communicator], colours: Colours
+    ) -> None:
+        """Note who meets whom; parts ranks that use one communicator in other steps than others do.
+
+        Args:
+            steps: of all boxings.
+            communicators: of these, ids counting from 0.
+            colours: by which ranks that take part in other steps are parted already.
+        """
+        used = _used(steps, communicators, colours)
+        places = np.concatenate([place for place, _ in used]) if used else _none()
+        ids = np.concatenate([id for _, id in used]) if used else _none()
+        numbers = np.repeat(np.arange(len(used)), [len(place) for place, _ in used])
+        # Of equal rows the first; all is sorted by communicator, then rank.
+        keys = ids * len(colours.ranks) + places
+        _, first, row = np.unique(keys, return_index=True, return_inverse=True)
+        self._ids, self._places, self._steps = ids[first], places[first], numbers[first]
+        self._bounds = np.flatnonzero(np.diff(self._ids, prepend=-1))
+        self._sizes = np.array([len(each.ranks) for each in communicators], dtype=np.int64)
+        self._rows_of_step = np.split(row, np.cumsum([len(place) for place, _ in used])[:-1])
+        for (where, _), rows in zip(used, self._rows_of_step, strict=False):
+            colours.split(where, self._steps[rows])
+
+    def refine(self, colours: Colours) -> None:
+        """Part ranks until those of one colour meet the same colours in the same places."""
+        parted = len(self._ids) > 0
+        while parted:
+            met = self._met(colours)
+            parted = False
+            for rows in self._rows_of_step:
+                parted |= colours.split(self._places[rows], met[rows])
+
+    def _met(self, colours: Colours) -> Numbers:
+        """For each row the colour of the communicator: its first rank's, and how many of each use it where."""
+        seen = colours.of[self._places] * (int(self._steps.max()) + 1) + self._steps
+        base = self._ids * (int(seen.max()) + 1)
+        # Rows stand by communicator: sorted within each of them.
+        each = np.split(np.sort(base + seen) - base, self._bounds[1:])
+        sizes, firsts = self._sizes[self._ids[self._bounds]], colours.of[self._places[self._bounds]]
+        known: dict[Hashable, int] = {}
+        found = [
+            known.setdefault((size, first, who.tobytes()), len(known))
+            for size, first, who in zip(sizes.tolist(), firsts.tolist(), each, strict=True)
+        ]
+        return np.repeat(np.array(found, dtype=np.int64), [len(who) for who in each])
+
+    def open(self, colours: Colours) -> tuple[Numbers, Numbers] | None:
+        """A feature that parts a class of which a communicator holds some in other places than others,
+        or some but not the first though it holds another class's first. None when there is no such class.
+
+        Returns:
+            the places of ranks, and a number for each.
+        """
+        if not len(self._ids):
+            return None
+        firsts = colours.firsts()[self._places]
+        count = len(colours.ranks)
+        here = np.isin(self._ids * count + firsts, self._ids * count + self._places)
+        partly = np.logical_or.reduceat(here, self._bounds) & ~np.logical_and.reduceat(
+            here, self._bounds
+        )
+        wrong = partly | (self._distinct(firsts, self._steps) > self._distinct(firsts))
+        if not wrong.any():
+            return None
+        rows = np.flatnonzero(self._ids == self._ids[self._bounds[int(wrong.argmax())]])
+        return self._places[rows], self._steps[rows]
+
+    def _distinct(self, *columns: Numbers) -> Numbers:
+        """For each communicator, in how many ways its rows differ in some columns."""
+        key = self._ids
+        for column in columns:
+            key = key * (int(column.max()) + 1) + column
+        _, first = np.unique(key, return_index=True)
+        found: Numbers = np.bincount(self._ids[first])[self._ids[self._bounds]]
+        return found
+
+
+def _used(
+    steps: Sequence[TensorStep], communicators: Sequence[Communicator], colours: Colours
+) -> list[tuple[Numbers, Numbers]]:
+    """Of each step, of those on the same groups the first: the places of its ranks, and who uses which communicator."""
+    ids = {each.ranks: each.id for each in communicators}
+    found = {}
+    for step, _, _ in steps:
+        where = step.source.placement, step.target.placement, step.axis
+        if step.kind in EXCHANGES and where not in found:
+            groups = step_groups(step)
+            numbers = [ids[group] for group in groups]
+            places = colours.places(rank for group in groups for rank in group)
+            found[where] = places, np.repeat(numbers, [len(group) for group in groups])
+    return list(found.values())
+
+
+def _none() -> Numbers:
+    return np.zeros(0, dtype=np.int64)

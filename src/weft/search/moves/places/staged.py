@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import permutations
 from typing import final
 
 from weft.cached import cached_property
+from weft.compiler.pipeline import Compiled
 from weft.hardware.seconds_model import seconds_model
+from weft.ir.logical import Call
+from weft.layout import Placement
+from weft.planning.moves import Candidate, StageBorder
 from weft.search.evaluation.evaluator import Evaluator
-from weft.search.moves.borders import border_moves, with_named_stages
-from weft.search.moves.places.placements import PlacementMove, PlacementMoves
+from weft.search.moves.places.placements import PlacementMove, PlacementMoves, with_stages
+from weft.search.moves.places.rows import joined_rows, row_count, some_rows
 from weft.search.moves.places.runs import WeightRun, runs_of, weights_of
-from weft.search.moves.places.shares import share_moves
 from weft.search.moves.strategy_move import StrategyMove
 from weft.search.steps.facts import StepFacts
 from weft.search.steps.parts import Parts, parts_of
+from weft.search.steps.repeated import Blocks
 from weft.strategy.parts import Stage
 from weft.strategy.strategy import Strategy
 
@@ -110,3 +116,149 @@ class StageMoves:
 def _named_and(named: Strategy, change: StrategyMove, strategy: Strategy) -> Strategy:
     """The change of a strategy once its stages have names."""
     return change.on(replace(strategy, stages=named.stages, grid=()))
+
+
+def border_moves(strategy: Strategy) -> Iterator[StrategyMove]:
+    """The last module of a stage to the next one, the first of it to the one before.
+
+    Args:
+        strategy: whose stages name modules (`with_named_stages`); others have no such moves.
+    """
+    if isinstance(strategy.stages, int):
+        return
+    for number, stage in enumerate(strategy.stages):
+        if len(stage.patterns) < 2:
+            continue
+        if number + 1 < len(strategy.stages):
+            yield _border(stage.patterns[-1], number + 1)
+        if number:
+            yield _border(stage.patterns[0], number - 1)
+
+
+def _border(module: str, stage: int) -> StrategyMove:
+    return StrategyMove(f"{module} in stage {stage}", partial(_moved, module, stage))
+
+
+def _moved(module: str, stage: int, strategy: Strategy) -> Strategy:
+    """With the module at that end of its new stage where it comes from, so that it may go back."""
+    stages = strategy.stages
+    assert not isinstance(stages, int)
+    before = next(number for number, each in enumerate(stages) if module in each.patterns)
+    found = StageBorder(module, stage).on(Candidate(strategy)).strategy
+    if before < stage and not isinstance(found.stages, int):
+        own = found.stages[stage]
+        first = Stage([module, *(each for each in own.patterns if each != module)], own.placement)
+        every = [first if number == stage else each for number, each in enumerate(found.stages)]
+        return replace(found, stages=tuple(every))
+    return found
+
+
+def with_named_stages(
+    strategy: Strategy, compiled: Compiled, blocks: Blocks | None
+) -> Strategy | None:
+    """A strategy with a number of stages, as one that names the modules and ranks of each.
+
+    A module that an even cut goes through lies in the stage where it begins; the plans stay the same without any.
+
+    Args:
+        strategy: with a number of stages.
+        compiled: its plans.
+        blocks: that come again: each is one module here, all else as deep as calls are.
+
+    Returns:
+        None where no module begins in a stage.
+    """
+    held: dict[str, int] = {}
+    for call in compiled.graph.of_kind(Call):
+        module = call.location.module if call.location is not None else ""
+        if not module or call.phase.kind != "forward":
+            continue
+        number = blocks.of(module) if blocks is not None else None
+        path = module if number is None or blocks is None else blocks.path(number)
+        held.setdefault(path, call.phase.stage)
+    placements = compiled.stages.placements
+    own: Sequence[list[str]] = [
+        [path for path, stage in held.items() if stage == number]
+        for number in range(len(placements))
+    ]
+    if not all(own):
+        return None
+    return replace(strategy, stages=tuple(map(Stage, own, placements)), grid=())
+
+
+Stages = tuple[Stage, ...]
+
+
+def share_moves(strategy: Strategy) -> Iterator[StrategyMove]:
+    """Ranks given to another stage, and stages joined.
+
+    Args:
+        strategy: whose stages name modules; others have no such moves.
+    """
+    if isinstance(strategy.stages, int) or len(strategy.stages) < 2:
+        return
+    stages = tuple(strategy.stages)
+    found = [*_joined(stages), *_given(stages), *_resized(stages)]
+    for name, changed in found:
+        yield StrategyMove(name, partial(with_stages, changed, strategy.micro_batches))
+
+
+def _joined(stages: Stages) -> Iterator[tuple[str, Stages]]:
+    """A stage and the next one as one, on the ranks of both."""
+    for number in range(len(stages) - 1):
+        one, two = stages[number : number + 2]
+        placement = joined_rows(one.placement, two.placement)
+        if placement is not None:
+            both = Stage((*one.patterns, *two.patterns), placement)
+            yield (
+                f"stages {number} and {number + 1} as one",
+                (
+                    *stages[:number],
+                    both,
+                    *stages[number + 2 :],
+                ),
+            )
+
+
+def _given(stages: Stages) -> Iterator[tuple[str, Stages]]:
+    """One rank, or half of them, of a stage to the one before or behind it."""
+    for number in range(len(stages) - 1):
+        for giver, taker in ((number, number + 1), (number + 1, number)):
+            given, taken = stages[giver].placement, stages[taker].placement
+            count = row_count(given)
+            if not set(given.ranks).isdisjoint(taken.ranks):
+                continue
+            for size in sorted({1, count // 2} - {0, count}):
+                ends = range(count - size, count) if giver < taker else range(size)
+                left = [row for row in range(count) if row not in ends]
+                more = joined_rows(taken, some_rows(given, ends))
+                if more is not None:
+                    changed = {giver: some_rows(given, left), taker: more}
+                    yield f"{size} rows of stage {giver} to stage {taker}", _on(stages, changed)
+
+
+def _resized(stages: Stages) -> Iterator[tuple[str, Stages]]:
+    """Twice or half as many ranks for a stage on some of another's."""
+    for (number, inner), (_, outer) in permutations(enumerate(stages), 2):
+        own, every = inner.placement, outer.placement
+        if own.axes != every.axes or not set(own.ranks) < set(every.ranks):
+            continue
+        count, most = row_count(own), row_count(every)
+        for size in (count // 2, 2 * count):
+            if 0 < size <= most:
+                rows = range(0, most, most // size)[:size] if _apart(own) else range(size)
+                changed = some_rows(every, rows)
+                yield f"stage {number} on {size} rows", _on(stages, {number: changed})
+
+
+def _apart(placement: Placement) -> bool:
+    """True where ranks are no neighbours."""
+    ranks = sorted(placement.ranks)
+    return ranks[-1] - ranks[0] >= len(ranks)
+
+
+def _on(stages: Stages, placements: dict[int, Placement]) -> Stages:
+    return tuple(
+        Stage(stage.patterns, placements.get(number, stage.placement))
+        for number, stage in enumerate(stages)
+    )
