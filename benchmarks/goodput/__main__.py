@@ -20,9 +20,9 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from benchmarks.goodput.estimate import goodput
 from benchmarks.goodput.training import Run
 from benchmarks.measure import machine
-from weft.simulator.goodput import goodput
 from weft.units import Seconds
 
 SCRIPT = Path(__file__).with_name("training.py")

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from benchmarks.goodput.estimate import goodput
 from weft.errors import UserError
-from weft.simulator.goodput import goodput
 from weft.units import Seconds
 
 
