@@ -91,6 +91,36 @@ def numbers(rank: int) -> float:
     return steps(program, batch)
 
 
+def _by_a_factor(factor: torch.Tensor) -> tuple[weft.Program, torch.Tensor]:
+    torch.manual_seed(0)
+    model, batch = nn.Linear(4, 1), torch.ones(4, 4)
+    loss = lambda model, x: (model(x) * factor).square().mean()  # noqa: E731
+    optimizer = torch.optim.SGD(model.parameters())
+    ranks = weft.placement("cpu", [0, 1])
+    return weft.compile(model, loss, optimizer, batch, placement=ranks), batch
+
+
+def other_outside(rank: int) -> float:
+    program, batch = _by_a_factor(torch.ones(1) + rank)
+    return steps(program, batch)
+
+
+def written_outside(rank: int) -> float:
+    factor = torch.ones(1)
+    program, batch = _by_a_factor(factor)
+    steps(program, batch)
+    factor.add_(rank)
+    return steps(program, batch)
+
+
+def written_outside_by_numpy(rank: int) -> float:
+    factor = torch.ones(1)
+    program, batch = _by_a_factor(factor)
+    steps(program, batch)
+    factor.numpy()[0] += rank
+    return steps(program, batch, 16)
+
+
 def updates(rank: int) -> float:
     program, _, batch = make()
     steps(program, batch)
@@ -766,6 +796,9 @@ def was_told_of_the_fork(call: Callable[[], object]) -> bool:
 CASES: tuple[Callable[[int], float], ...] = (
     rates,
     numbers,
+    other_outside,
+    written_outside,
+    written_outside_by_numpy,
     updates,
     other_batch,
     other_seed_of_a_loader,

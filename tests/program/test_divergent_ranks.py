@@ -25,7 +25,10 @@ LINE = 1 + SCRIPT.read_text()[: SCRIPT.read_text().index(".square().mean()")].co
 # What each case differs in, and the words by which both ranks are told.
 TABLE: list[tuple[str, list[str]]] = [
     ("rates", ["different hyperparameters"]),
-    ("numbers", ["numbers of Python that the step reads"]),
+    ("numbers", ["numbers of Python or tensors outside the model that the step reads"]),
+    ("other_outside", ["tensors outside the model that the step reads"]),
+    ("written_outside", ["tensors outside the model that the step reads"]),
+    ("written_outside_by_numpy", ["tensors outside the model that the step reads"]),
     ("updates", ["different hyperparameters", "update=False"]),
     ("other_batch", ["different batches", 'batch="local"', "weft.from_local"]),
     ("other_seed_of_a_loader", ["different batches", "seed, sampler and place"]),

@@ -132,7 +132,8 @@ class ProgramSteps:
         if not self._core.setting.several:
             return None
         numbers = checksum_of_numbers(variants.current.numbers.values())
-        return Stamps(sums, options ^ numbers, self._chain).among
+        outside = variants.current.outside.of(self._core.steps)
+        return Stamps(sums, options ^ numbers ^ outside, self._chain).among
 
     def _update(self, training: Training, options: int) -> None:
         gradients = training.gradients

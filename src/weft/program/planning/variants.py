@@ -21,7 +21,7 @@ from weft.ir.logical import Input
 from weft.ir.nodes import VARIABLE_ROLES
 from weft.layout import Layout, Shares
 from weft.planning.progress import uncollected
-from weft.program.agreement import BatchSums
+from weft.program.agreement import BatchSums, OutsideChecksum
 from weft.program.everyone import agreed
 from weft.program.feeding.cut import CutParts, uncut
 from weft.program.feeding.feed import Feeder, stood_in
@@ -52,6 +52,7 @@ class Variant:
     executors: Mapping[int, ThreadExecutor | DeviceExecutor]
     feeder: Feeder
     guards: Guards
+    outside: OutsideChecksum
 
     @cached_property
     def name(self) -> str:
@@ -269,7 +270,8 @@ class Variants:
         devices = {rank: setting.world.device(rank) for rank in executors}
         guards = Guards(captured.watch, setting.model, self.optimizers)
         feeder = Feeder(captured.batch, compiled.graph, devices, setting.several)
-        return Variant(len(self._all), captured, compiled, executors, feeder, guards)
+        outside = OutsideChecksum(captured.constants.values())
+        return Variant(len(self._all), captured, compiled, executors, feeder, guards, outside)
 
 
 def _shapes(batch: BatchSpec) -> str:

@@ -23,7 +23,8 @@ class Stamp:
     Attributes:
         batch: checksum of what the ranks are given alike.
         written: checksum of what eager code wrote into the live model and its optimizers' states.
-        options: of the optimizer's hyperparameters, of numbers that the step reads, and whether the step updates.
+        options: of the optimizer's hyperparameters, of numbers and tensors outside the model that the step reads, and
+            whether the step updates.
         call: of the calls so far (`weft.runtime.failures.calls`).
     """
 
@@ -65,8 +66,8 @@ _TEXTS = {
     ),
     "options": (
         "this rank and rank {} have different hyperparameters (learning rate, weight decay, …) in the optimizer, or "
-        "numbers of Python that the step reads, or one of them calls step with update=False: every rank must set them "
-        "alike"
+        "numbers of Python or tensors outside the model that the step reads, or one of them calls step with "
+        "update=False: every rank must set them alike"
     ),
     "written": (
         "this rank and rank {} have written other values into the live model or the optimizer's states since the last "
