@@ -22,8 +22,7 @@ from typing import Any
 from benchmarks.fit_collectives import Point, fitted
 from weft.hardware.collectives import collective_seconds
 from weft.hardware.topology import Topology, topology
-from weft.hardware.topology.link_kind import ANY, LinkKind, LinkProtocol
-from weft.hardware.topology.machine import NodeGroup
+from weft.hardware.topology.machine import ANY, LinkKind, LinkProtocol, NodeGroup
 from weft.units import Bytes, Seconds
 
 # Rank counts whose rows the catalogue's calibration was fitted to.

@@ -13,8 +13,7 @@ from weft.compiler.local.local_calls import localized_call
 from weft.compiler.signatures import axis_signatures
 from weft.ir.logical import Box, Call, LogicalGraph, Value, node_outputs
 from weft.ir.plan import Collective, Communicator, Exchange, LocalCall, LocalNode, Transfer
-from weft.ir.queries.layouts import layout_of, lies_evenly
-from weft.ir.queries.op_calls import op_call
+from weft.ir.queries.op_calls import layout_of, lies_evenly, op_call
 from weft.layout import Split
 from weft.ops import adapts, shard_places
 from weft.ops.weft_ops import WEFT_OPS

@@ -26,7 +26,7 @@ from weft.compiler.stages.stages import stage_placements
 from weft.compiler.strategy_hints import split_parameters, strategy_hints
 from weft.hardware.kinds.roofline import CallWork, work_of
 from weft.ir.plan import Collective, Communicate, Compute, LocalCall, LocalProgram, LocalUpdate
-from weft.ir.queries.memory import value_bytes
+from weft.ir.queries.alias import value_bytes
 from weft.ir.queries.op_calls import local_op_call
 from weft.units import Bytes, Flops
 

@@ -34,7 +34,7 @@ from weft.search.budget import Budget
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.measures import Measures
 from weft.search.moves.local_search import improve
-from weft.search.moves.strategy_move import StrategyMove
+from weft.search.moves.sequences import StrategyMove
 from weft.search.state import SearchState
 from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy, data_parallel

@@ -8,7 +8,7 @@ import random
 import networkx as nx
 import pytest
 
-from weft.actors.cycles import Edge, max_cycle_ratio
+from weft.actors.deadlock import Edge, max_cycle_ratio
 
 
 def by_listing(edges):

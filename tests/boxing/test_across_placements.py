@@ -9,8 +9,8 @@ from itertools import pairwise, product
 import pytest
 
 from weft.boxing import BoxingStep, gradient_layout, local_transfer, steps, transfer_ranks
+from weft.boxing.overlaps import regions_of
 from weft.boxing.path import move_weight, moves
-from weft.boxing.regions import regions_of
 from weft.boxing.transfer import missing_elements
 from weft.errors import LayoutError
 from weft.layout import (

@@ -8,8 +8,8 @@ from itertools import product
 import pytest
 
 from weft.boxing import path, steps
-from weft.boxing.regions import State
-from weft.boxing.step import BoxingStep, StepKind
+from weft.boxing.overlaps import State
+from weft.boxing.transfer import BoxingStep, StepKind
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 
 SHAPE = (8, 6)

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from weft.hardware import Device, usual_device
-from weft.hardware.seconds_model import seconds_model
+from weft.hardware.costs import seconds_model
 from weft.units import Bytes, Flops, Seconds
 
 DEVICE = Device(1e12, 1e11, Seconds(0.0), 1e10, Seconds(1e-3))

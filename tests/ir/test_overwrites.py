@@ -8,7 +8,7 @@ import pytest
 
 from build import call, refs
 from weft.ir.plan import LocalCall
-from weft.ir.queries.overwrites import overwritten, with_overwrites
+from weft.ir.queries.alias import overwritten, with_overwrites
 
 SHAPE = (6, 5)
 

@@ -14,8 +14,7 @@ from weft.hardware import usual_device
 from weft.hardware.measured import MeasuredCosts, Measurements
 from weft.ir.plan import Compute
 from weft.layout import Placement
-from weft.planning.plans import plan_stored
-from weft.planning.priced import PricedStep, priced_step
+from weft.planning.plans import PricedStep, plan_stored, priced_step
 from weft.planning.simulated import planned_step
 from weft.simulator.steps.planned import PlannedStep
 

@@ -15,8 +15,7 @@ from torch import nn
 
 import weft
 from weft.planning import progress as module
-from weft.planning.progress import DELAY, passed_over, progress
-from weft.planning.terminal import alone
+from weft.planning.progress import DELAY, alone, passed_over, progress
 from weft.units import Seconds
 
 PHASES = [

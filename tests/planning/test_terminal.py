@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.live import Live
 
-from weft.planning.terminal import alone, display_options, is_terminal
+from weft.planning.progress import alone, display_options, is_terminal
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.measures import Measures
 from weft.search.order.estimates import Estimates
 from weft.search.pace import Pace
-from weft.search.record.learned import Learned
+from weft.search.record.record import Learned
 from weft.search.space.point import Point
 from weft.search.state import SearchState
 

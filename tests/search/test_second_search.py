@@ -8,7 +8,7 @@ import weft
 from search.jobs import decoder, layers
 from weft.compiler.pipeline import Compiled
 from weft.errors import UserError
-from weft.planning.priced import PricedStep
+from weft.planning.plans import PricedStep
 from weft.search.evaluation import evaluator
 from weft.strategy.strategy import Strategy
 

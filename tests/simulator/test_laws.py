@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from strategies import durations, law, looped_plans, pipeline_plans
 from weft.actors.simulate import simulate
 from weft.ir.plan import RankPlan
-from weft.simulator.results.path import critical_path
-from weft.simulator.results.spread import propagate
+from weft.simulator.results.facts import critical_path, propagate
 from weft.simulator.timing.clock import run
 from weft.simulator.timing.tasks import Tasks, in_ticks, tasks_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.traces.notes import joined_notes
+from weft.traces.events import joined_notes
 
 
 def test_notes_of_layers_are_joined() -> None:

@@ -1,9 +1,6 @@
 """Actors, registers and credits: when may which actor act. Pure state machines; who drives them owns time and work."""
 
-from weft.actors.driver import Clock as Clock
-from weft.actors.driver import Driver as Driver
-from weft.actors.driver import Executor as Executor
-from weft.actors.driver import Post as Post
+from weft.actors.deadlock import root_cause as root_cause
 from weft.actors.machine import QueueMachine as QueueMachine
 from weft.actors.messages import Act as Act
 from weft.actors.messages import Action as Action
@@ -15,10 +12,13 @@ from weft.actors.messages import Free as Free
 from weft.actors.messages import Ready as Ready
 from weft.actors.messages import Released as Released
 from weft.actors.messages import Send as Send
+from weft.actors.rank_driver import Clock as Clock
+from weft.actors.rank_driver import Driver as Driver
+from weft.actors.rank_driver import Executor as Executor
+from weft.actors.rank_driver import Post as Post
 from weft.actors.rank_driver import RankDriver as RankDriver
 from weft.actors.rank_driver import machines as machines
 from weft.actors.rank_driver import queues_of as queues_of
-from weft.actors.root_cause import root_cause as root_cause
 from weft.actors.statistics import QueueStatistics as QueueStatistics
 from weft.actors.statistics import Waiting as Waiting
 from weft.actors.statistics import actor_text as actor_text

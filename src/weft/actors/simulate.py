@@ -21,11 +21,10 @@ from heapq import heappop, heappush
 from typing import Generic, NamedTuple, TypeVar, final
 
 from weft.actors.deadlock import Meeting, deadlock_text
-from weft.actors.driver import Driver
 from weft.actors.invariants import check_rank, is_debugging
 from weft.actors.machine import QueueMachine
 from weft.actors.messages import Act, Begin, Event, Ready, Released
-from weft.actors.rank_driver import queues_of
+from weft.actors.rank_driver import Driver, queues_of
 from weft.actors.wiring import equal_registers
 from weft.errors import InternalError
 from weft.ir.plan import COMPUTE, HOST, Order, RankPlan

@@ -7,8 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast, final
 
-from weft.boxing.step import EXCHANGES, BoxingStep, StepKind, step_bytes
-from weft.boxing.transfer import local_transfer, transfer_ranks
+from weft.boxing.transfer import (
+    EXCHANGES,
+    BoxingStep,
+    StepKind,
+    local_transfer,
+    step_bytes,
+    transfer_ranks,
+)
 from weft.ir.logical import Arg, Ref
 from weft.ir.plan import (
     Collective,

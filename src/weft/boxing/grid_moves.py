@@ -12,10 +12,9 @@ from typing import final
 import numpy as np
 import numpy.typing as npt
 
-from weft.boxing.overlaps import overlaps
+from weft.boxing.overlaps import Indices, State, overlaps
 from weft.boxing.path import changes, copies
-from weft.boxing.regions import Indices, State
-from weft.boxing.step import EXCHANGES, step_bytes
+from weft.boxing.transfer import EXCHANGES, step_bytes
 from weft.cached import cached_property
 from weft.layout import Split
 from weft.units import Bytes

@@ -13,7 +13,7 @@ from typing import final
 from weft.cached import cached_property
 from weft.ir.logical import Value
 from weft.ir.plan import LocalValue, Transfer
-from weft.ir.queries.layouts import layout_of
+from weft.ir.queries.op_calls import layout_of
 from weft.layout import Region, Split, overlap, region_shape, region_size, shard_range, within
 from weft.ops import OpCall, Signature, localize, windows
 from weft.ops.windows import slides_at, window_signatures

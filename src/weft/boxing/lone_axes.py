@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, final
 
-from weft.boxing.step import BoxingStep
+from weft.boxing.transfer import BoxingStep
 from weft.layout import Broadcast, Layout, Partial, Placement
 from weft.units import Bytes
 

@@ -6,17 +6,21 @@ both say. Ranks for which all these lengths are the same are counted, not looked
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
-from typing import final
+from typing import TypeAlias, final
 
 import numpy as np
+import numpy.typing as npt
 
-from weft.boxing.regions import Indices, State, regions_of
 from weft.cached import cached_property
-from weft.layout import Broadcast, Split
+from weft.ir.plan import Collective
+from weft.ir.queries.alias import value_bytes
+from weft.layout import SBP, Broadcast, Split
+from weft.units import ITEM_SIZE, Bytes
 
 
 @final
@@ -121,3 +125,66 @@ def _splitting(states: Sequence[State], dim: int) -> list[int]:
     """For each state, the axes that split a dimension, as the bits of a number."""
     split = Split(dim)
     return [sum([1 << axis for axis, sbp in enumerate(state) if sbp == split]) for state in states]
+
+
+# Of an input that is reduced and scattered, so many bytes travel at a time.
+SLICE = 256 * 2**20
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """A reduce-scatter in slices: every rank's piece is cut along `axis`, its `extent`, into `length` at a time.
+
+    Attributes:
+        bytes: of the pieces of a slice together.
+    """
+
+    axis: int
+    extent: int
+    length: int
+    bytes: Bytes
+
+
+def slices_of(each: Collective) -> Slices | None:
+    """Slices for a reduce-scatter of a large input, to keep memory beside its result small; None to run in one go."""
+    whole = value_bytes(each.input)
+    if whole <= SLICE or not math.prod(each.sizes):
+        return None
+    piece = list(each.input.shape)
+    piece[each.dim] = max(each.sizes)
+    axis = max(range(len(piece)), key=piece.__getitem__)
+    length = math.ceil(piece[axis] / math.ceil(whole / SLICE))
+    part = len(each.sizes) * math.prod(piece) // piece[axis] * length
+    return Slices(axis, piece[axis], length, Bytes(part * ITEM_SIZE[each.input.dtype]))
+
+
+State: TypeAlias = tuple[SBP, ...]
+Indices: TypeAlias = npt.NDArray[np.int64]
+
+
+@lru_cache(maxsize=4096)
+def regions_of(
+    states: tuple[State, ...], grid: tuple[int, ...], shape: tuple[int, ...]
+) -> tuple[Indices, Indices]:
+    """Starts and ends of the regions of each state: arrays [states, ranks, dimensions]."""
+    found = [_state_regions(state, grid, shape) for state in states]
+    table = np.array(found, dtype=np.int64).reshape(len(states), 2, math.prod(grid), len(shape))
+    return table[:, 0], table[:, 1]
+
+
+@lru_cache(maxsize=4096)
+def _state_regions(state: State, grid: tuple[int, ...], shape: tuple[int, ...]) -> Indices:
+    """Starts and ends of the regions of one state, as `shard_region` has them: an array [2, ranks, dimensions].
+
+    All positions at once, with the arithmetic of `shard_range`.
+    """
+    positions = np.indices(grid, dtype=np.int64).reshape(len(grid), -1)
+    starts = np.zeros((positions.shape[1], len(shape)), dtype=np.int64)
+    lengths = starts + np.array(shape, dtype=np.int64)
+    for sbp, parts, index in zip(state, grid, positions, strict=True):
+        if isinstance(sbp, Split):
+            base, extra = np.divmod(lengths[:, sbp.dim], parts)
+            starts[:, sbp.dim] += index * base + np.minimum(index, extra)
+            lengths[:, sbp.dim] = base + (index < extra)
+    return np.stack((starts, starts + lengths))

@@ -12,9 +12,16 @@ from typing import TypeAlias, final
 
 from weft.boxing.lone_axes import without_lone_axes
 from weft.boxing.numbered import numbered_layouts
-from weft.boxing.regions import State
-from weft.boxing.step import EXCHANGES, BoxingStep, StepKind, step_bytes, step_kind
-from weft.boxing.transfer import Crossings, missing_elements
+from weft.boxing.overlaps import State
+from weft.boxing.transfer import (
+    EXCHANGES,
+    BoxingStep,
+    Crossings,
+    StepKind,
+    missing_elements,
+    step_bytes,
+    step_kind,
+)
 from weft.cached import cached_property
 from weft.errors import InternalError, LayoutError
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split

@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
-from weft.boxing.regions import Indices, regions_of
+from weft.boxing.overlaps import Indices, regions_of
 from weft.ir.plan_nodes import Piece
 from weft.layout import Layout
 

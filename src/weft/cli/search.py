@@ -17,8 +17,8 @@ from rich.table import Table
 from weft.cli.planned import PlanOptions
 from weft.errors import UserError
 from weft.planning.machine import machine_of
+from weft.planning.progress import display_options, is_terminal
 from weft.planning.stored_step import StoredStep
-from weft.planning.terminal import display_options, is_terminal
 from weft.report import Report, write_report
 from weft.report.page import REPORT
 from weft.search.outcome.result import SearchResult

@@ -9,14 +9,13 @@ from typing import final
 
 from weft.cli.planned import PlanOptions
 from weft.hardware.given_costs import read_given_costs
-from weft.planning.priced import priced_step
+from weft.planning.plans import priced_step
 from weft.planning.progress import uncollected
 from weft.planning.simulated import planned_step
 from weft.report import Report, write_report
 from weft.simulator.chakra import write_chakra
 from weft.simulator.results.simulation import Simulation
-from weft.traces.events import trace_events
-from weft.traces.notes import joined_notes
+from weft.traces.events import joined_notes, trace_events
 from weft.whole_files import write_in_folder
 
 

@@ -7,8 +7,7 @@ from collections.abc import Hashable, Iterator
 from weft.compiler.hints import is_hint
 from weft.errors import InternalError
 from weft.ir.logical import Call, LogicalGraph
-from weft.ir.queries.layouts import layout_of
-from weft.ir.queries.op_calls import op_call, operand_names
+from weft.ir.queries.op_calls import layout_of, op_call, operand_names
 from weft.layout import Broadcast
 from weft.ops import Signature, localize, signatures_with_windows
 

@@ -23,7 +23,7 @@ from weft.ir.plan import (
     Piece,
     Transfer,
 )
-from weft.ir.queries.memory import value_bytes
+from weft.ir.queries.alias import value_bytes
 from weft.ir.queries.op_calls import local_op_call
 from weft.layout import region_size
 from weft.ops import OpCall

@@ -15,8 +15,7 @@ from weft.hardware.collectives import (
     transfer_seconds,
 )
 from weft.hardware.costs import Capacity, Cost, Groups, Sent, Slowdown
-from weft.hardware.kinds.device_kind import DeviceKind
-from weft.hardware.kinds.device_kinds import device_kind
+from weft.hardware.kinds.device_kinds import DeviceKind, device_kind
 from weft.hardware.kinds.roofline import call_seconds, update_seconds, without_peak
 from weft.hardware.topology.machine import Topology
 from weft.hardware.usual.device_type import is_launched

@@ -10,12 +10,12 @@ from typing import Literal, TypeAlias, final
 from weft.boxing import EXCHANGES, BoxingStep, steps
 from weft.boxing.halo import Halo
 from weft.compiler.halos import graph_halos
-from weft.compiler.local.node_phases import node_phases
+from weft.compiler.local.localize import node_phases
 from weft.compiler.pipeline import Compiled
 from weft.compiler.training.gradients import passed_to_gradients
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, Update, Value
-from weft.ir.queries.layouts import layout_of
-from weft.traces.notes import stars
+from weft.ir.queries.op_calls import layout_of
+from weft.traces.events import stars
 from weft.units import ITEM_SIZE, Bytes
 
 Group: TypeAlias = Literal[

@@ -21,8 +21,7 @@ from weft.layout import Placement
 from weft.planning.grid import placement_on
 from weft.planning.machine import machine_of
 from weft.planning.moves import Candidate, Move
-from weft.planning.plans import plan_stored
-from weft.planning.priced import PricedStep, priced_step
+from weft.planning.plans import PricedStep, plan_stored, priced_step
 from weft.planning.progress import uncollected
 from weft.planning.simulated import planned_step
 from weft.planning.stored_step import StoredStep

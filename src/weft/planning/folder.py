@@ -10,7 +10,7 @@ from pathlib import Path
 from weft.compiler.pipeline import Compiled
 from weft.errors import UserError
 from weft.ir.plan import Communicate, Plan, RankPlan
-from weft.traces.notes import joined_notes
+from weft.traces.events import joined_notes
 from weft.units import bytes_text, counted
 from weft.whole_files import cannot_write
 

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import final
 
+from weft.cached import cached_property
 from weft.compiler.kept import KeptResults
+from weft.compiler.memory.order import moments_of
+from weft.compiler.memory.walk import Peak, memory
 from weft.compiler.options import options_of
 from weft.compiler.pipeline import Compiled, compile_graph
+from weft.compiler.plans.specialize import with_joined_sums
 from weft.compiler.stages.stages import stage_placements
 from weft.compiler.strategy_hints import split_parameters, strategy_hints
 from weft.errors import StrategyError
 from weft.hardware import CostModel
 from weft.hardware.costs import Costs
+from weft.hardware.given_costs import GivenCosts
+from weft.hardware.measured import MeasuredCosts
 from weft.ir.logical import Input
 from weft.layout import Placement
 from weft.planning.stored_step import StoredStep
+from weft.simulator.results.simulation import Simulation
+from weft.simulator.simulate import SteadySteps, costs_of, simulation_of, steady_steps
+from weft.simulator.steps.acts import ActCosts
+from weft.simulator.steps.planned import PlannedStep
 from weft.strategy.precision import Precision, precision_of
 from weft.strategy.strategy import Strategy
+from weft.units import Bytes, Seconds
 
 
 def plan_stored(
@@ -44,7 +56,7 @@ def plan_stored(
         kinds: for each rank the number of its kind of device, where there are several.
         costs: of the machine that it is planned for; None for the usual devices of the type.
         cost_model: what deduction minimises; None for bytes, by which a strategy keeps its meaning at all sizes,
-            `weft.hardware.seconds_model` for seconds on a machine.
+            `weft.hardware.costs` for seconds on a machine.
         kept: results of passes from plans that were made before; all are the same without.
         most_classes: of ranks that are not alike; None for any number.
 
@@ -88,3 +100,70 @@ def check_captured_for(step: StoredStep, strategy: Strategy) -> None:
         raise StrategyError(
             f"the strategy has {name} of a recurrent layer {split}, the step was captured for a {captured} one; {again}"
         )
+
+
+@final
+@dataclass(frozen=True)
+class PricedStep:
+    """A planned step whose acts have costs.
+
+    Attributes:
+        step: what runs.
+        acts: seconds of its acts.
+        costs: of the machine.
+    """
+
+    step: PlannedStep
+    acts: ActCosts
+    costs: Costs
+
+    @cached_property
+    def ran(self) -> SteadySteps:
+        """Steps, one after the other, until they take equally long."""
+        return steady_steps(self.step, self.acts, self.costs)
+
+    @cached_property
+    def simulation(self) -> Simulation:
+        """All that is known; what ranks hold is that of the order of time which the simulation finds."""
+        return simulation_of(replace(self.step, peaks=self.peaks), self.acts, self.costs, self.ran)
+
+    @cached_property
+    def moments(self) -> tuple[Peak, ...]:
+        """The moment when each rank with a plan holds most, in that order."""
+        lines = self.ran.timelines()
+        return tuple(memory(each, moments_of(lines[each.rank])) for each in self.step.plans)
+
+    @cached_property
+    def peaks(self) -> Mapping[int, Bytes]:
+        """Bytes that each rank with a plan holds then."""
+        return {each.rank: each.memory.peak for each in self.moments}
+
+    def bound(self) -> Seconds:
+        """Seconds that a step takes at least: those of the busiest queue."""
+        found = Seconds(0.0)
+        for plan in self.step.plans:
+            seconds = self.acts.seconds(plan.rank)
+            for own in plan.on_queue.values():
+                busy = sum(actor.acts * seconds[actor.id] for actor in own)
+                found = max(found, Seconds(busy))
+        return found
+
+
+def priced_step(step: PlannedStep, costs: Costs, given: GivenCosts | None = None) -> PricedStep:
+    """A planned step on a machine.
+
+    Args:
+        step: as it is planned.
+        costs: of the machine. Where they were measured, calls count as they run: sums of products in one.
+        given: costs that count in place of the machine's, where there are some.
+
+    Raises:
+        UserError: when a cost is given for what is not in the plans.
+    """
+    step = as_run(step) if isinstance(costs, MeasuredCosts) else step
+    return PricedStep(step, costs_of(step, costs, given), costs)
+
+
+def as_run(step: PlannedStep) -> PlannedStep:
+    """A step with its calls as they run, for costs that were measured of these."""
+    return replace(step, plans=tuple(map(with_joined_sums, step.plans)))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import logging
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, Any, final
 
-from weft.planning.terminal import alone, display_options, is_terminal
 from weft.units import Seconds
 
 if TYPE_CHECKING:
@@ -155,3 +155,37 @@ def passed_over() -> Iterator[None]:
     finally:
         if own:
             gc.unfreeze()
+
+
+# Two displays of one process would draw over one another.
+_FREE = threading.Lock()
+
+
+def is_terminal() -> bool:
+    """True where stderr is a terminal. Nothing is drawn into a file, also where FORCE_COLOR asks for colors there."""
+    return _is_terminal(sys.stderr)
+
+
+def display_options() -> dict[str, Any]:
+    """The options of rich's displays: they draw on stderr, and what is printed meanwhile stays on stdout.
+
+    Where stdout is a terminal, too, it is taken for the same one: lines are printed above the display then.
+    """
+    # rich takes long to import, and most have no use for it.
+    console = import_module("rich.console").Console(stderr=True)
+    return {"console": console, "redirect_stdout": _is_terminal(sys.stdout)}
+
+
+@contextmanager
+def alone() -> Iterator[bool]:
+    """Gives true where this process draws nothing else; until the end nothing else gets true then."""
+    own = _FREE.acquire(blocking=False)
+    try:
+        yield own
+    finally:
+        if own:
+            _FREE.release()
+
+
+def _is_terminal(stream: Any) -> bool:
+    return stream is not None and stream.isatty()

@@ -19,8 +19,7 @@ from weft.layout import Placement
 from weft.planning.batch_size import batch_size
 from weft.planning.grid import placement_on
 from weft.planning.machine import HERE, machine_of
-from weft.planning.plans import plan_stored
-from weft.planning.priced import priced_step
+from weft.planning.plans import plan_stored, priced_step
 from weft.planning.progress import uncollected
 from weft.planning.stored_step import StoredStep
 from weft.simulator.results.simulation import Simulation

@@ -10,7 +10,7 @@ from weft.compiler.pipeline import Compiled
 from weft.hardware.costs import Costs
 from weft.hardware.here import costs_here
 from weft.ir import LogicalGraph
-from weft.planning.priced import as_run, priced_step
+from weft.planning.plans import as_run, priced_step
 from weft.planning.progress import uncollected
 from weft.planning.simulated import planned_step
 from weft.runtime.world.world import World

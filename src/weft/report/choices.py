@@ -14,8 +14,7 @@ from weft.compiler.signatures import axis_signatures
 from weft.errors import UserError
 from weft.hardware import CostModel
 from weft.ir.logical import Box, Call, LogicalGraph, Value
-from weft.ir.queries.layouts import layout_of
-from weft.ir.queries.op_calls import op_call, operand_names
+from weft.ir.queries.op_calls import layout_of, op_call, operand_names
 from weft.layout import SBP, Layout, Partial, Placement
 from weft.ops import Signature
 from weft.units import ITEM_SIZE, Bytes

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from math import isfinite
 from typing import Any, TypeAlias, final
 
 from weft.compiler.pipeline import Compiled
-from weft.report.finite import finite
 from weft.report.held import memory_rows
 from weft.report.modules import model_rows
 from weft.report.sent import sent_bytes
@@ -124,3 +124,17 @@ def _searched(search: SearchResult) -> Data:
             if place % max(apart, 1) == 0 or each.best == each.seconds
         ],
     }
+
+
+def finite(number: float | None) -> float | None:
+    """The number; None for NaN and infinities."""
+    return number if number is None or isfinite(number) else None
+
+
+def all_finite(data: Any) -> Any:
+    """Plain data with None for each number that is not finite."""
+    if isinstance(data, dict):
+        return {name: all_finite(each) for name, each in data.items()}
+    if isinstance(data, list | tuple):
+        return [all_finite(each) for each in data]
+    return finite(data) if isinstance(data, float) else data

@@ -12,10 +12,10 @@ from weft.compiler.memory.walk import MemoryWalk, Peak
 from weft.compiler.pipeline import Compiled
 from weft.ir.logical import Location
 from weft.ir.plan import RankPlan
-from weft.ir.queries.memory import KINDS
+from weft.ir.queries.alias import KINDS
 from weft.report.timelines import UNIT
+from weft.traces.events import near
 from weft.traces.names import lines_of
-from weft.traces.notes import near
 from weft.traces.rows import RankTrace, StepSpan
 from weft.units import Seconds
 

@@ -13,7 +13,7 @@ from weft.patterns import first_match
 from weft.report.choices import Choices
 from weft.strategy.sharding import level_of, zero_rules
 from weft.strategy.strategy import Strategy
-from weft.traces.notes import near
+from weft.traces.events import near
 from weft.units import ITEM_SIZE
 
 

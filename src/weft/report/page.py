@@ -10,8 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from weft.errors import UserError
-from weft.report.content import Data, Report
-from weft.report.finite import all_finite
+from weft.report.content import Data, Report, all_finite
 from weft.whole_files import write_in_folder
 
 # Errors call it so.

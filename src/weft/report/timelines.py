@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from weft.report.totals import shares, step_numbers, totals
 from weft.simulator.results.facts import PathAct
-from weft.traces.notes import near
+from weft.traces.events import near
 from weft.traces.rows import RankTrace, Slice
 
 # Slices of a report; of more, short neighbours on a queue are joined until about so many are left.

@@ -8,7 +8,7 @@ from typing import Any, final
 import numpy as np
 
 from weft.ir.plan import COMPUTE
-from weft.traces.notes import stars
+from weft.traces.events import stars
 from weft.traces.parts import parts_of
 from weft.traces.rows import RankTrace, Slice
 

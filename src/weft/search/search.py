@@ -31,8 +31,7 @@ from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.planners import Planners
 from weft.search.moves.local_search import improve
 from weft.search.outcome.result import SearchResult
-from weft.search.record.learned import Learned
-from weft.search.record.record import SearchRecord
+from weft.search.record.record import Learned, SearchRecord
 from weft.search.space.fixed import hand_only, space_of, with_fixed
 from weft.search.state import SearchState, Told
 from weft.search.steps.facts import StepFacts

@@ -19,12 +19,10 @@ from weft.search.evaluation.measures import Answer, Longer, Measures, Refused
 from weft.search.order.estimates import Estimates
 from weft.search.order.frontier import Frontier
 from weft.search.order.lines import Lines
-from weft.search.outcome.course import LookedAt
 from weft.search.outcome.outcomes import PlannedStrategy, not_searched, nothing_fits, rows
 from weft.search.outcome.result import SearchResult
-from weft.search.outcome.why_not import Sources, why_not
-from weft.search.record.learned import Learned
-from weft.search.record.record import SearchRecord
+from weft.search.outcome.why_not import LookedAt, Sources, why_not
+from weft.search.record.record import Learned, SearchRecord
 from weft.search.space.point import Point
 from weft.search.space.points import Points
 from weft.strategy.stages import stage_count

@@ -11,17 +11,21 @@ from weft.actors.simulate import Timed
 from weft.hardware.costs import Capacity, Costs
 from weft.hardware.given_costs import GivenCosts
 from weft.ir.plan import COMPUTE, HOST, Communicate
-from weft.simulator.results.facts import MemoryUse, PathAct, RankTimes
-from weft.simulator.results.largest import largest_costs
-from weft.simulator.results.path import critical_path
+from weft.simulator.results.facts import (
+    MemoryUse,
+    PathAct,
+    RankTimes,
+    critical_path,
+    interval,
+    largest_costs,
+)
 from weft.simulator.results.rows import nanoseconds, rank_rows
 from weft.simulator.results.simulation import Simulation
-from weft.simulator.results.spread import interval
 from weft.simulator.steps.acts import ActCosts, act_costs
 from weft.simulator.steps.given import with_given
 from weft.simulator.steps.planned import PlannedStep
 from weft.simulator.timing.clock import Times
-from weft.simulator.timing.shared_links import SharedLinks
+from weft.simulator.timing.sharing import SharedLinks
 from weft.simulator.timing.slowdown import run_beside
 from weft.simulator.timing.tasks import Tasks, repeated, step_tasks
 from weft.traces.names import Lines, actor_name, lines_of

@@ -5,8 +5,12 @@ One process for each rank, one thread for each queue. Times are microseconds fro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
+from pathlib import Path
 from typing import Any, TypeAlias
 
 from weft.traces.rows import RankTrace
@@ -92,3 +96,19 @@ def _names(trace: RankTrace, threads: dict[str, int]) -> Iterator[Event]:
 
 def _meta(trace: RankTrace, thread: int, name: str, args: dict[str, str | int]) -> Event:
     return {"pid": trace.rank, "tid": thread, "ph": "M", "name": name, "args": args}
+
+
+def stars(name: str) -> str:
+    """`blocks.3.fc` as `blocks.*.fc`, so that repeated blocks fall together; files relative to here."""
+    return re.sub(r"(?<=\.)\d+(?=[. ]|$)", "*", near(name))
+
+
+def near(text: str) -> str:
+    """A text with files relative to here."""
+    return text.replace(f"{Path.cwd()}{os.sep}", "")
+
+
+def joined_notes(notes: Iterable[str]) -> list[str]:
+    """Notes with * in place of the numbers of layers, each once, with how often it stood there."""
+    found = Counter(map(stars, notes))
+    return [note if times == 1 else f"{note} (×{times})" for note, times in found.items()]

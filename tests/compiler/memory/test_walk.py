@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.boxing import slices
+from weft.boxing import overlaps
 from weft.compiler.memory.exchange import exchange_bytes
 from weft.compiler.memory.order import Moment
 from weft.compiler.memory.walk import levels, memory
@@ -27,8 +27,7 @@ from weft.ir.plan import (
     RegisterKind,
     Transfer,
 )
-from weft.ir.queries.alias import overwritable
-from weft.ir.queries.memory import Memory
+from weft.ir.queries.alias import Memory, overwritable
 from weft.ops.kernel_memory.parts import FEW
 
 KB = 256  # float32 elements in a KiB
@@ -305,6 +304,6 @@ def test_exchanges_take_their_buffers(each: Collective | Transfer, expected: int
 
 
 def test_large_reductions_take_the_buffers_of_a_slice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slices, "SLICE", 2048)
+    monkeypatch.setattr(overlaps, "SLICE", 2048)
     large = Collective("reduce_scatter", 0, value("a", 8), value("b", 2), dim=1, sizes=(64,) * 4)
     assert exchange_bytes(large) == (2 + 2 * 2) * 1024  # the result, and a slice twice

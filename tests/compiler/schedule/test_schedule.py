@@ -10,7 +10,7 @@ import pytest
 import weft
 from build import value
 from pipelines import pipeline
-from weft.actors.cycles import max_cycle_ratio
+from weft.actors.deadlock import max_cycle_ratio
 from weft.actors.simulate import SimulatedStep, simulate
 from weft.compiler.context import Stages
 from weft.compiler.schedule.actor_graph import Slot, Web, with_copies

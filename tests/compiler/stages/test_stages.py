@@ -17,7 +17,7 @@ from weft.capture import capture
 from weft.compiler.context import Context, Stages
 from weft.compiler.hints import Hints
 from weft.compiler.layouts.deduce import deduce
-from weft.compiler.local.node_phases import node_phases
+from weft.compiler.local.localize import node_phases
 from weft.compiler.options import Options
 from weft.compiler.stages.assign import assign_stages
 from weft.compiler.stages.choose import choose_stages

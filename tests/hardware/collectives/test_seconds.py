@@ -8,7 +8,7 @@ import yaml
 from weft.errors import UserError
 from weft.hardware.collectives import collective_seconds, transfer_seconds
 from weft.hardware.topology import parse_topology, topology
-from weft.hardware.topology.catalogue import TOPOLOGIES
+from weft.hardware.topology.reading import TOPOLOGIES
 from weft.units import Bytes
 
 SIZE = Bytes(1 << 30)

@@ -9,8 +9,7 @@ from tools.figures import PAGE, page
 from weft.errors import UserError
 from weft.hardware import device_kind, device_kinds, read_device_kind
 from weft.hardware.fields import read_yaml
-from weft.hardware.kinds.device_kind import OP_CLASSES
-from weft.hardware.kinds.device_kinds import DEVICES, parse_device_kind
+from weft.hardware.kinds.device_kinds import DEVICES, OP_CLASSES, parse_device_kind
 from weft.plain_yaml import LARGEST
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from mutations import mutated
 from weft.errors import UserError
-from weft.ir.parsers.graph_parser import parse_graph
-from weft.ir.parsers.local_parser import parse_local
+from weft.ir.parsers.graph_parser import parse_graph, parse_local
 from weft.ir.parsers.plan_parser import parse_plan
 
 GOLDEN = Path(__file__).parents[2] / "compiler" / "golden"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.planning.terminal import alone
+from weft.planning.progress import alone
 from weft.program.loop.bar import Bar
 from weft.units import Seconds
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from build import value_of
-from weft.boxing import slices
+from weft.boxing import overlaps
 from weft.errors import InternalError, RankFailure
 from weft.ir.plan import Collective, Communicator
 from weft.layout import shard_sizes
@@ -40,7 +40,7 @@ def whole(rows, columns=3, dtype=torch.float32):
 def test_gather_and_scatter_of_uneven_and_empty_pieces(size, dim, rows, at_a_time, monkeypatch):
     """In one go, and in slices of as many bytes."""
     if at_a_time:
-        monkeypatch.setattr(slices, "SLICE", at_a_time)
+        monkeypatch.setattr(overlaps, "SLICE", at_a_time)
     tensor = whole(rows)
     sizes = shard_sizes(tensor.shape[dim], size)
     pieces = tensor.split(sizes, dim)

@@ -25,7 +25,7 @@ from weft.search.enumeration.room import Room
 from weft.search.evaluation.measures import Refused
 from weft.search.order.estimates import Estimates
 from weft.search.pace import Pace
-from weft.search.record.learned import Learned
+from weft.search.record.record import Learned
 from weft.search.space.kinds import kinds_of
 from weft.search.space.point import Point
 from weft.search.space.points import Points

@@ -13,7 +13,7 @@ from weft.search.evaluation.measures import Answer, Measures, Refused
 from weft.search.order.estimates import Estimates
 from weft.search.order.frontier import Frontier
 from weft.search.pace import Pace
-from weft.search.record.learned import Learned
+from weft.search.record.record import Learned
 from weft.search.space.fixed import space_of
 from weft.search.space.point import Point
 from weft.search.space.points import Points

@@ -15,7 +15,7 @@ from weft.search.budget import Budget
 from weft.search.evaluation.measures import Longer, Measures
 from weft.search.moves import local_search as module
 from weft.search.moves.local_search import LocalSearch, improve
-from weft.search.moves.strategy_move import StrategyMove
+from weft.search.moves.sequences import StrategyMove
 from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy, data_parallel
 from weft.units import Seconds

@@ -6,8 +6,7 @@ from functools import partial
 
 import pytest
 
-from weft.search.moves.sequences import MadeLater, chained
-from weft.search.moves.strategy_move import StrategyMove
+from weft.search.moves.sequences import MadeLater, StrategyMove, chained
 from weft.strategy.strategy import Strategy
 
 

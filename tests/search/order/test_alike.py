@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.search.order.alike import Alike, columns_of
+from weft.search.order.rough import Alike, columns_of
 from weft.search.space.point import Point
 from weft.search.space.points import Points
 

@@ -8,10 +8,9 @@ import pytest
 
 from search.jobs import begun, decoder
 from weft.search.evaluation.measures import Measures, Refused
-from weft.search.order.alike import Alike
 from weft.search.order.estimates import Estimates
-from weft.search.order.rough import RoughEstimates
-from weft.search.record.learned import Learned, Look
+from weft.search.order.rough import Alike, RoughEstimates
+from weft.search.record.record import Learned, Look
 from weft.search.space.point import Point
 from weft.search.space.points import Points
 from weft.units import Bytes, Seconds

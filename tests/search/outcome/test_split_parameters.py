@@ -6,7 +6,7 @@ from typing import Any
 
 import weft
 from search.jobs import dense, step_of
-from weft.search.outcome.split_parameters import split_parameters
+from weft.search.outcome.why_not import split_parameters
 
 GRAPH = step_of(dense(16, 32, 32, 4), 8, 16).graph
 

@@ -6,8 +6,7 @@ from dataclasses import astuple, fields
 
 import pytest
 
-from weft.search.space.coordinates import COLUMNS, COORDINATES, DEFAULTS, point_of, row_of
-from weft.search.space.point import LAYOUTS, Point
+from weft.search.space.point import COLUMNS, COORDINATES, DEFAULTS, LAYOUTS, Point, point_of, row_of
 from weft.search.space.points import Points, layouts_code, schedule_code
 
 OTHER = Point(3, 2, 4, "sequence", 8, "interleaved", 3, 5, True, 2, 6, True)

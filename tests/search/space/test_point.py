@@ -7,8 +7,7 @@ import pytest
 import weft
 from weft.layout import SBP, broadcast, split
 from weft.search.space.point import Point, fixed_first
-from weft.search.steps.experts import Experts
-from weft.search.steps.linears import Linears
+from weft.search.steps.linears import Experts, Linears
 from weft.search.steps.repeated import Blocks
 from weft.strategy.strategy import Strategy
 

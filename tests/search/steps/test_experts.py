@@ -15,7 +15,7 @@ from search.jobs import begun, layers, least_memory_of, least_of
 from weft.planning.stored_step import StoredStep
 from weft.search.evaluation.measures import Measures
 from weft.search.space.fixed import space_of
-from weft.search.steps.experts import Experts, experts_of
+from weft.search.steps.linears import Experts, experts_of
 
 
 @cache

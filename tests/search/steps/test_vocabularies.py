@@ -10,7 +10,7 @@ from search.jobs import decoder, dense, loss, step_of
 from weft.planning.machine import machine_of
 from weft.planning.stored_step import StoredStep
 from weft.search.steps.facts import StepFacts
-from weft.search.steps.vocabularies import vocabularies
+from weft.search.steps.linears import vocabularies
 
 
 class Tables(nn.Module):

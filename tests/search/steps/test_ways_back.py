@@ -8,8 +8,7 @@ from torch import nn
 import weft
 from search.jobs import dense, loss
 from weft.ir.logical import LogicalGraph
-from weft.search.steps.forward_calls import forward
-from weft.search.steps.ways_back import WaysBack, tensor_bytes, trained
+from weft.search.steps.ways_back import WaysBack, forward, tensor_bytes, trained
 
 WIDTH, ROWS = 16, 64
 

@@ -22,7 +22,7 @@ from weft.planning.simulated import planned_step
 from weft.simulator import PlannedStep, simulate
 from weft.simulator.simulate import simulation_of
 from weft.simulator.steps.acts import act_costs
-from weft.simulator.timing.shared_links import SharedLinks
+from weft.simulator.timing.sharing import SharedLinks
 from weft.simulator.timing.tasks import tasks_of
 
 

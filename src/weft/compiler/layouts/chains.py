@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.boxing.grid_moves import GridMoves
-from weft.boxing.overlaps import overlaps
+from weft.boxing.overlaps import Indices, overlaps
 from weft.boxing.path import copies
-from weft.boxing.regions import Indices
 from weft.cached import cached_property
 from weft.hardware import CostModel
 from weft.layout import Partial

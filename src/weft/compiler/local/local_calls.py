@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from weft.compiler.microbatch.loops import joined
+from weft.compiler.microbatch.prepare import joined
 from weft.compiler.signatures import axis_signatures
 from weft.errors import InternalError
 from weft.ir.logical import Call, LogicalGraph, Node, Update
 from weft.ir.nodes import Phase
 from weft.ir.plan import LocalCall, LocalValue
-from weft.ir.queries.layouts import layout_of
-from weft.ir.queries.op_calls import made_of, named_arguments, op_call
+from weft.ir.queries.op_calls import layout_of, made_of, named_arguments, op_call
 from weft.layout import Placement
 from weft.ops import OpCall, TensorSpec
 from weft.ops import localize as localize_call

@@ -16,9 +16,8 @@ from weft.boxing.halo import Halo
 from weft.compiler.halos import halos
 from weft.compiler.kept import KeptResults
 from weft.compiler.local.local_calls import Shared, place_of
-from weft.compiler.local.node_phases import node_phases
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, Ref, Update, Value
-from weft.ir.nodes import Phase, node_outputs
+from weft.ir.nodes import FORWARD, Phase, node_outputs
 from weft.ir.plan import (
     Communicator,
     LocalCall,
@@ -30,8 +29,7 @@ from weft.ir.plan import (
     LocalValue,
     Transfer,
 )
-from weft.ir.queries.layouts import layout_of
-from weft.ir.queries.op_calls import operand_names
+from weft.ir.queries.op_calls import layout_of, operand_names
 from weft.layout import Region
 from weft.units import ITEM_SIZE
 
@@ -239,3 +237,41 @@ class _View:
             *(node.rule, node.target.name, source, states, node.group, target.key, phase, skip),
             takes=node.takes,
         )
+
+
+def node_phases(graph: LogicalGraph, homes: Mapping[str, int]) -> list[Phase]:
+    """The phase of each node of a graph with boxing, in order.
+
+    A boxing with several readers is the first one's; one for the caller stands in the phase that
+    makes its value.
+
+    Args:
+        graph: whose calls have phases.
+        homes: the stages of parameters and buffers by key; those without one live in stage 0.
+    """
+    found: dict[str, Phase] = {}
+
+    def phase(node: Node) -> Phase:
+        match node:
+            case Call():
+                return node.phase
+            case Box(output=output):
+                return found[output.name]
+            case Update(target=target):
+                variable = graph.producers[target.name]
+                key = variable.key if isinstance(variable, Input) else ""
+                return Phase(homes.get(key, 0), "backward")
+        return FORWARD
+
+    for node in reversed(graph.nodes):
+        if isinstance(node, Box):
+            readers = [n for n in graph.users[node.output.name] if not isinstance(n, Output)]
+            found[node.output.name] = phase(readers[0]) if readers else _maker(graph, node)
+    return [phase(node) for node in graph.nodes]
+
+
+def _maker(graph: LogicalGraph, node: Box) -> Phase:
+    maker = graph.producers[node.input.name]
+    while isinstance(maker, Box):
+        maker = graph.producers[maker.input.name]
+    return maker.phase if isinstance(maker, Call) else FORWARD

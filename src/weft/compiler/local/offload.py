@@ -14,8 +14,7 @@ from typing import Any
 from weft.compiler.context import Context
 from weft.ir.logical import Call, LogicalGraph, Ref, node_outputs
 from weft.ir.plan import LocalCall, LocalNode, LocalProgram, LocalUpdate, LocalValue
-from weft.ir.queries.alias import view_bases
-from weft.ir.queries.memory import value_bytes
+from weft.ir.queries.alias import value_bytes, view_bases
 from weft.ops.call import Token, map_argument
 from weft.patterns import check_named, covers
 

@@ -27,10 +27,8 @@ from weft.ir.plan import (
     LocalValue,
     Register,
 )
-from weft.ir.queries.alias import view_bases
-from weft.ir.queries.memory import KINDS, Kind, value_bytes
+from weft.ir.queries.alias import KINDS, Kind, overwritten, value_bytes, view_bases, with_overwrites
 from weft.ir.queries.op_calls import local_op_call
-from weft.ir.queries.overwrites import overwritten, with_overwrites
 from weft.ops import OpCall
 from weft.ops.arguments import normal_dim
 from weft.ops.kernel_memory import LAYING, TAKING, beside, padding, slice_copies

@@ -8,10 +8,10 @@ from collections.abc import Collection, Sequence
 from functools import partial
 from typing import TypeGuard
 
-from weft.boxing.slices import slices_of
+from weft.boxing.overlaps import slices_of
 from weft.compiler.memory.kinds import ActMemory, Taken
 from weft.ir.plan import Collective, Communicate, Exchange, LocalValue, Transfer
-from weft.ir.queries.memory import Kind, value_bytes
+from weft.ir.queries.alias import Kind, value_bytes
 from weft.layout import Region
 from weft.units import ITEM_SIZE, Bytes
 

@@ -19,7 +19,7 @@ from weft.compiler.memory.order import Moment, moments
 from weft.compiler.memory.strides import out_of_order
 from weft.compiler.memory.versions import ActVersions, Left, versions_of
 from weft.ir.plan import Collective, Communicate, RankPlan
-from weft.ir.queries.memory import KINDS, Kind, Memory, value_bytes
+from weft.ir.queries.alias import KINDS, Kind, Memory, value_bytes
 from weft.units import NO_BYTES, Bytes
 
 

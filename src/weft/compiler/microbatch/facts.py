@@ -13,7 +13,7 @@ from typing import final
 from weft.compiler.context import Context
 from weft.compiler.families.table import sample_statistics, takes_statistics
 from weft.compiler.hints import Hints
-from weft.compiler.microbatch.loops import cut_leaves
+from weft.compiler.microbatch.prepare import cut_leaves
 from weft.errors import StrategyError
 from weft.ir.logical import Call, Input, LogicalGraph, Update, node_uses
 from weft.layout import SBP, Split

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 from weft.compiler.families.table import family_of
 from weft.compiler.graph.rewriting import only_result
-from weft.ir.logical import Call, LogicalGraph, Node, Ref
+from weft.ir.logical import Call, Input, LogicalGraph, Node, Ref, Varying
 from weft.ir.queries.op_calls import operand_names
 from weft.ir.renamed import renamed
 from weft.ops.call import Token
@@ -100,3 +101,20 @@ def _keeps_elements(graph: LogicalGraph, node: Call) -> bool:
     if factors_of(node.op) is reshape_factors:
         return prod(before) == prod(after)
     return factors_of(node.op) is pointwise and before == after
+
+
+def joined(parts: tuple[Any, ...]) -> Any:
+    """One argument tree from those of all micro-batches: `Varying` where leaves differ.
+
+    All parts must have the same tuples in them.
+    """
+    if all(part == parts[0] and type(part) is type(parts[0]) for part in parts):
+        return parts[0]
+    if all(isinstance(part, tuple) and len(part) == len(parts[0]) for part in parts):
+        return tuple(joined(leaves) for leaves in zip(*parts, strict=True))
+    return Varying(parts)
+
+
+def cut_leaves(graph: LogicalGraph) -> frozenset[str]:
+    """The inputs that hold a leaf of the batch as (micro-batches, part of the batch, ...)."""
+    return frozenset(node.value.name for node in graph.of_kind(Input) if node.cut)

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TypeAlias, final
 
 from weft.actors import actor_text
-from weft.actors.cycles import Edge
+from weft.actors.deadlock import Edge
 from weft.cached import cached_property
 from weft.errors import InternalError
 from weft.ir.plan import Communicate, Compute, Hold, RankPlan, Register

@@ -26,7 +26,7 @@ from weft.ir.plan import (
     LocalUpdate,
     LocalValue,
 )
-from weft.ir.queries.memory import value_bytes
+from weft.ir.queries.alias import value_bytes
 from weft.ops.weft_ops import ops_that
 from weft.units import Bytes
 

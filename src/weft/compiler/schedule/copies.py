@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias, final
 
-from weft.actors.cycles import Edge, max_cycle_ratio
+from weft.actors.deadlock import Edge, max_cycle_ratio
 from weft.compiler.schedule.actor_graph import Link, Node, Slot, Web
 from weft.compiler.schedule.presets import Preset
 from weft.errors import StrategyError
 from weft.ir.plan import Communicate, Compute
-from weft.ir.queries.memory import value_bytes
+from weft.ir.queries.alias import value_bytes
 from weft.units import Bytes, Seconds
 
 # Registers that get copies together: a rank, a stage or the name of one register, and which.
@@ -85,7 +85,7 @@ def enough(web: Web, room: Mapping[int, Bytes] | None = None) -> dict[Slot, int]
     """The fewest copies with which the loop turns as fast as its busiest queue allows.
 
     From the fewest that are live, registers on the slowest cycle get copies until the cycle ratio
-    (`weft.actors.cycles`) reaches the load of the busiest queue: on each cycle the registers that
+    (`weft.actors.deadlock`) reaches the load of the busiest queue: on each cycle the registers that
     take the least memory.
 
     Args:

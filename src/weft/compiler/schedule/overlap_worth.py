@@ -11,7 +11,7 @@ from weft.compiler.schedule.bucket import Bucket, Schedule, bucket
 from weft.hardware.durations import Durations
 from weft.ir.logical import LogicalGraph
 from weft.ir.plan import Collective, LocalCall, LocalProgram, LocalUpdate
-from weft.ir.queries.layouts import lies_evenly
+from weft.ir.queries.op_calls import lies_evenly
 from weft.units import Bytes, Seconds, seconds_text
 
 # So many parts are tried. Four hid more of a GPT's exchanges over 1 Gbit/s, but slowed down its

@@ -22,9 +22,8 @@ from weft.compiler.schedule.actor_graph import Slot, Web, prove_live, with_copie
 from weft.compiler.schedule.bucket import bucket
 from weft.compiler.schedule.copies import enough, fewest, of_preset
 from weft.compiler.schedule.credits import credit
-from weft.compiler.schedule.fold.like import like
-from weft.compiler.schedule.gathers.gathers_first import gathers_first
-from weft.compiler.schedule.gathers.prefetch import prefetch
+from weft.compiler.schedule.fold.classes import like
+from weft.compiler.schedule.gathers.gathers_first import gathers_first, prefetch
 from weft.compiler.schedule.presets import (
     Preset,
     computed,

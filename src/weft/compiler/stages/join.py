@@ -29,7 +29,7 @@ from weft.ir.logical import (
     Value,
     node_outputs,
 )
-from weft.ir.queries.layouts import layout_of
+from weft.ir.queries.op_calls import layout_of
 from weft.layout import Layout
 from weft.units import ITEM_SIZE
 

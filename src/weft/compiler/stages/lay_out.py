@@ -31,7 +31,7 @@ from weft.ir.logical import (
     Input,
     LogicalGraph,
 )
-from weft.ir.queries.layouts import layout_of
+from weft.ir.queries.op_calls import layout_of
 from weft.layout import SBP, Partial, Placement
 
 

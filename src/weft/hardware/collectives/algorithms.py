@@ -9,12 +9,11 @@ import numpy as np
 
 from weft.cached import cached_property
 from weft.hardware.collectives.group_set import GroupSet
-from weft.hardware.collectives.pattern import Pattern, longest, total
+from weft.hardware.collectives.pattern import Pattern, Traffic, longest, total
 from weft.hardware.collectives.rings import Flows, chain_flows, ring_flows
-from weft.hardware.collectives.traffic import Traffic
 from weft.hardware.routes import NodeRoutes
 from weft.hardware.routes.network import Ints
-from weft.hardware.topology.link_kind import LinkKind
+from weft.hardware.topology.machine import LinkKind
 from weft.units import Seconds
 
 

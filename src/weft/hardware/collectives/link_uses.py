@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import final
 
 from weft.hardware.collectives.group_set import Groups
+from weft.hardware.collectives.pattern import BusyLinks
 from weft.hardware.collectives.seconds import collective_links, transfer_links
-from weft.hardware.collectives.traffic import BusyLinks
 from weft.hardware.topology.machine import Topology
 from weft.ir.plan_nodes import CollectiveKind
 from weft.units import Bytes

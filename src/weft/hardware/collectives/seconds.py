@@ -11,10 +11,9 @@ import numpy as np
 from weft.errors import UserError
 from weft.hardware.collectives.algorithms import COLLECTIVES, CollectiveRun, GroupCosts
 from weft.hardware.collectives.group_set import Groups, GroupSet
-from weft.hardware.collectives.traffic import BusyLinks, LinkLoads
+from weft.hardware.collectives.pattern import BusyLinks, LinkLoads
 from weft.hardware.routes import Network
-from weft.hardware.topology.link_kind import LinkKind
-from weft.hardware.topology.machine import Topology
+from weft.hardware.topology.machine import LinkKind, Topology
 from weft.ir.plan import CollectiveKind
 from weft.units import Bytes, Seconds
 

@@ -14,7 +14,7 @@ from math import ceil, prod
 from typing import final
 
 from weft.errors import RuleError
-from weft.hardware.kinds.device_kind import ON_MATRIX_UNITS, DeviceKind, Tile
+from weft.hardware.kinds.device_kinds import ON_MATRIX_UNITS, DeviceKind, Tile
 from weft.ops import OpCall, flops, traffic
 from weft.ops.arguments import slot_specs
 from weft.ops.cost import tensor_bytes

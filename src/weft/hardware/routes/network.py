@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from weft.cached import cached_property
 from weft.hardware.routes.node_routes import NodeRoutes, Route
-from weft.hardware.topology.link_kind import LinkKind, common_protocols
-from weft.hardware.topology.machine import NodeGroup, Topology
+from weft.hardware.topology.machine import LinkKind, NodeGroup, Topology, common_protocols
 
 Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]

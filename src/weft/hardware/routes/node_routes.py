@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, final
 
 from weft.cached import cached_property
-from weft.hardware.topology.link_kind import LinkKind
-from weft.hardware.topology.node_kind import NodeKind
+from weft.hardware.topology.machine import LinkKind, NodeKind
 
 # Bytes of the message for which a way is the quickest.
 _MESSAGE = 1 << 20

@@ -13,7 +13,7 @@ from typing import Any
 
 from weft.errors import UserError
 from weft.hardware.fields import SLOWEST, amount, mapping, number, read_yaml, whole
-from weft.hardware.topology.link_kind import ANY, LinkKind, LinkProtocol
+from weft.hardware.topology.machine import ANY, LinkKind, LinkProtocol
 from weft.units import Seconds
 
 LINKS = Path(__file__).parents[1] / "catalogue" / "links.yaml"

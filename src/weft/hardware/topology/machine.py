@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import final
 
 from weft.cached import cached_property
-from weft.hardware.kinds.device_kind import DeviceKind
-from weft.hardware.kinds.device_kinds import device_kind
-from weft.hardware.topology.link_kind import LinkKind
-from weft.hardware.topology.node_kind import NodeKind, NodeLink, NodePort
+from weft.hardware.kinds.device_kinds import DeviceKind, device_kind
 from weft.units import Seconds
 
 
@@ -120,3 +117,136 @@ class Topology:
 
 def _starts(sizes: Iterable[int]) -> tuple[int, ...]:
     return tuple(accumulate(sizes, initial=0))[:-1]
+
+
+# The protocol that stands for all that a kind of link does not name.
+ANY = "any"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class LinkProtocol:
+    """A way in which a communication library sends over a link: quick to begin, or near to the link's rate.
+
+    Attributes:
+        base: seconds that a communication takes at least, whatever it sends.
+        hop: seconds from the begin of a message to its arrival at the next device.
+        share: of the link's rate that messages reach, above 0 and at most 1.
+    """
+
+    base: Seconds
+    hop: Seconds
+    share: float
+
+
+@final
+@dataclass(frozen=True)
+class LinkKind:
+    """A kind of link, as the catalogue or a topology's file says it.
+
+    Attributes:
+        name: such as "nvlink3".
+        rate: bytes a second each way, of one link.
+        latency: seconds that the wire takes, or the switch behind it, beside a protocol's `hop`.
+        protocols: by name, or `ANY`; the quickest that all links of a communication have counts.
+        in_flight: messages to different peers that a device sends at a time.
+        own: bytes a second at which a collective's kernel puts a device's own part of the result in place,
+            where that is not hidden behind the link; None where it is.
+        in_switch: protocol of collectives whose sums a switch makes that joins all members by such links; None where
+            switches only pass bytes on.
+    """
+
+    name: str
+    rate: float
+    latency: Seconds
+    protocols: Mapping[str, LinkProtocol] = field(hash=False)
+    in_flight: int = 1
+    own: float | None = None
+    in_switch: LinkProtocol | None = None
+
+    def protocol(self, name: str) -> LinkProtocol:
+        """The figures of a protocol, or those of `ANY`."""
+        found = self.protocols.get(name)
+        return self.protocols[ANY] if found is None else found
+
+
+def common_protocols(kinds: Sequence[LinkKind]) -> tuple[str, ...]:
+    """The names of the protocols that all kinds of link have; () where there is none."""
+    names = dict.fromkeys(name for kind in kinds for name in kind.protocols if name != ANY)
+    found = [
+        name
+        for name in names
+        if all(name in kind.protocols or ANY in kind.protocols for kind in kinds)
+    ]
+    everywhere = kinds and all(ANY in kind.protocols for kind in kinds)
+    return (*found, ANY) if everywhere or not kinds else tuple(found)
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NodeLink:
+    """Links between two vertices of a node.
+
+    Attributes:
+        source, target: places in `NodeKind.vertices`.
+        link: its kind.
+        width: how many such links lie side by side.
+        one_way: true where bytes cross from source to target only.
+        shared: a name, with which links share the capacity of one, in each direction; "" for none.
+    """
+
+    source: int
+    target: int
+    link: LinkKind
+    width: float = 1.0
+    one_way: bool = False
+    shared: str = ""
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second each way."""
+        return self.link.rate * self.width
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class NodePort:
+    """A way from a node into the network, such as a network card.
+
+    Attributes:
+        link: its kind.
+        width: how many such links it has.
+        at: places of the vertices that it is attached to; other devices' bytes cross the node's links to the nearest.
+    """
+
+    link: LinkKind
+    width: float
+    at: tuple[int, ...]
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second each way."""
+        return self.link.rate * self.width
+
+
+@final
+@dataclass(frozen=True)
+class NodeKind:
+    """A node: devices, what links them, and its ports.
+
+    Attributes:
+        kinds: name of the device kind of each device, in the order of their numbers.
+        vertices: names: the devices in order, then switches. Bytes pass through switches, not through devices.
+        links: inside the node.
+        ports: to the network, where there is one.
+        nodes: of each device, its node's number within, where the graph is a whole machine; zeros for a node.
+    """
+
+    kinds: tuple[str, ...]
+    vertices: tuple[str, ...]
+    links: tuple[NodeLink, ...]
+    ports: tuple[NodePort, ...]
+    nodes: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.kinds)

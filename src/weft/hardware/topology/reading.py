@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from math import ceil
+from pathlib import Path
 from typing import Any, final
 
 from weft.errors import UserError
-from weft.hardware.fields import SLOWEST, mapping, number, sequence, shown, whole, word
-from weft.hardware.topology.link_kind import LinkKind, common_protocols
+from weft.hardware.fields import (
+    SLOWEST,
+    mapping,
+    meant,
+    number,
+    read_yaml,
+    sequence,
+    shown,
+    whole,
+    word,
+)
 from weft.hardware.topology.link_kinds import link_kinds, microseconds, parse_link_kind
-from weft.hardware.topology.machine import NetworkLevel, NodeGroup, Topology
-from weft.hardware.topology.node_kind import NodeKind
+from weft.hardware.topology.machine import (
+    LinkKind,
+    NetworkLevel,
+    NodeGroup,
+    NodeKind,
+    Topology,
+    common_protocols,
+)
 from weft.hardware.topology.reading_nodes import parse_node
 
 # The version of the format that is read and written.
@@ -200,3 +217,43 @@ def _directed(kind: NodeKind) -> Iterator[tuple[int, int]]:
         yield link.source, link.target
         if not link.one_way:
             yield link.target, link.source
+
+
+TOPOLOGIES = Path(__file__).parents[1] / "catalogue" / "topologies"
+_SIZED = re.compile(r"(?P<name>.+)x(?P<devices>\d{1,100})", re.ASCII)
+
+
+def topologies() -> tuple[str, ...]:
+    """The names of the catalogue's topologies, in order."""
+    return tuple(sorted(path.stem for path in TOPOLOGIES.glob("*.yaml")))
+
+
+def topology(what: str | Path | Topology, calibrated: bool = True) -> Topology:
+    """A topology by its name in the catalogue, from a file, or as it is.
+
+    Args:
+        what: a name, with a number of devices behind an x where the catalogue's number is not meant ("h100x512"); the
+            path of a `.yaml` file; or a topology.
+        calibrated: False takes the links with their published figures alone.
+
+    Raises:
+        UserError: when there is none of this name, or the file cannot be read or is not legal.
+    """
+    if isinstance(what, Topology):
+        return what
+    if not isinstance(what, str | Path):
+        raise UserError(
+            "a topology is a name of the catalogue, such as 'h100x8', the path of a .yaml file or a Topology, "
+            f"found {what!r}"
+        )
+    if isinstance(what, Path) or what.endswith((".yaml", ".yml")):
+        return parse_topology(read_yaml(Path(what)), str(what), None, calibrated)
+    names = topologies()
+    sized = _SIZED.fullmatch(what)
+    name, devices = what, None
+    if what not in names and sized is not None:
+        name, devices = sized["name"], int(sized["devices"])
+    if name not in names:
+        raise UserError(f"no topology is named {name!r}{meant(name, names)}")
+    path = TOPOLOGIES / f"{name}.yaml"
+    return parse_topology(read_yaml(path), what, devices, calibrated)

@@ -9,8 +9,7 @@ from typing import Any, TypeAlias, final
 from weft.errors import UserError
 from weft.hardware.fields import mapping, meant, number, sequence, shown, whole, word
 from weft.hardware.kinds.device_kinds import device_kind
-from weft.hardware.topology.link_kind import LinkKind
-from weft.hardware.topology.node_kind import NodeKind, NodeLink, NodePort
+from weft.hardware.topology.machine import LinkKind, NodeKind, NodeLink, NodePort
 
 Kinds: TypeAlias = Mapping[str, LinkKind]
 _KEYS = ("count", "devices", "switches", "links", "ports")

@@ -7,9 +7,15 @@ from typing import Any
 
 import yaml
 
-from weft.hardware.topology.link_kind import LinkKind, LinkProtocol
-from weft.hardware.topology.machine import NetworkLevel, Topology
-from weft.hardware.topology.node_kind import NodeKind, NodeLink, NodePort
+from weft.hardware.topology.machine import (
+    LinkKind,
+    LinkProtocol,
+    NetworkLevel,
+    NodeKind,
+    NodeLink,
+    NodePort,
+    Topology,
+)
 from weft.hardware.topology.reading import VERSION
 
 

@@ -6,8 +6,11 @@ makes memory of its own.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, TypeAlias, final
 
 from weft.ir.nodes import OVER_STEP
 from weft.ir.plan import (
@@ -21,7 +24,9 @@ from weft.ir.plan import (
     LocalUpdate,
     RankPlan,
 )
+from weft.ir.plan_nodes import LocalValue, RegisterKind
 from weft.ops.rule import sharing_ops
+from weft.units import ITEM_SIZE, NO_BYTES, Bytes
 
 
 def view_bases(
@@ -109,3 +114,132 @@ def _reduced(actor: Actor) -> Iterator[str]:
         for one in each:
             if one.kind == "all_reduce" and times[one.input.name] == 1:
                 yield one.input.name
+
+
+Kind: TypeAlias = Literal[
+    "parameters",
+    "buffers",
+    "states",
+    "batch",
+    "constants",
+    "gradients",
+    "activations",
+    "communication",
+    "host",
+]
+
+KINDS: dict[RegisterKind, Kind] = {
+    "parameter": "parameters",
+    "buffer": "buffers",
+    "state": "states",
+    "batch": "batch",
+    "constant": "constants",
+    "activation": "activations",
+    "communication": "communication",
+    "gradient": "gradients",
+    "host": "host",
+    "control": "activations",
+}
+
+
+def value_bytes(value: LocalValue) -> Bytes:
+    """Size of a local tensor."""
+    return Bytes(math.prod(value.shape) * ITEM_SIZE[value.dtype])
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes on one rank at the moment when it holds most.
+
+    `gradients` are what updates read, `communication` what collectives make and the buffers that
+    they work with, `activations` everything else that comes and goes.
+    """
+
+    parameters: Bytes = NO_BYTES
+    buffers: Bytes = NO_BYTES
+    states: Bytes = NO_BYTES
+    batch: Bytes = NO_BYTES
+    constants: Bytes = NO_BYTES
+    gradients: Bytes = NO_BYTES
+    activations: Bytes = NO_BYTES
+    communication: Bytes = NO_BYTES
+
+    @property
+    def peak(self) -> Bytes:
+        """All kinds together."""
+        return Bytes(sum(getattr(self, each.name) for each in fields(self)))
+
+    @staticmethod
+    def of(sizes: Mapping[Kind, int]) -> Memory:
+        """From sizes by kind; what lies on the host does not count."""
+        return Memory(**{kind: Bytes(size) for kind, size in sizes.items() if kind != "host"})
+
+
+# Results that are written over an operand which nobody reads later: of logits, log-probabilities and their gradients.
+#
+# All three have as many elements as there are samples times classes, which is often the largest tensor of a step. The
+# kernels read each element before they write it. So a cross-entropy takes one such tensor where it took two at a time.
+
+
+SOFTMAX, BACKWARD = "aten._log_softmax.default", "weft.cross_entropy_backward"
+# Of the ops that may write over an operand, which one it is.
+_OVER = {SOFTMAX: 0, BACKWARD: 1}
+# Ops whose results are dense, in the order of their dimensions.
+_DENSE = frozenset(
+    ("aten.mm.default", "aten.addmm.default", "weft.large_mm", "weft.large_addmm", SOFTMAX)
+)
+
+
+def overwritten(calls: Sequence[LocalCall], leaving: Collection[str]) -> dict[int, str]:
+    """The operands that calls of a segment may write their results over, by the places of the calls.
+
+    The log-softmax is one of a loss whose backward is joined, which only CPUs have.
+
+    Args:
+        calls: in the order in which they run.
+        leaving: names of the values that are there when they have run.
+    """
+    backward = {call.operands[1] for call in calls if call.op == BACKWARD}
+    if not backward:
+        return {}
+    bases = view_bases(calls)
+    makers = {value.name: call for call in calls for value in call.makes}
+    last = {bases.get(name, name): place for place, call in enumerate(calls) for name in call.reads}
+    stay = {bases.get(name, name) for name in leaving}
+    found = {}
+    for place, call in enumerate(calls):
+        if call.op not in _OVER or (call.op == SOFTMAX and call.makes[0].name not in backward):
+            continue
+        operand = call.operands[_OVER[call.op]]
+        base = bases.get(operand, operand)
+        dense = base in makers and makers[base].op in _DENSE
+        if dense and last[base] == place and base not in stay and _alike(call, operand, makers):
+            found[place] = operand
+    return found
+
+
+def with_overwrites(
+    bases: Mapping[str, str], calls: Sequence[LocalCall], over: Mapping[int, str]
+) -> dict[str, str]:
+    """For each value that shares memory, the one that first had it: views, and results written over operands.
+
+    Args:
+        bases: of views.
+        calls: in their order.
+        over: the operands that calls write over, by place.
+    """
+    found = dict(bases)
+    for place in sorted(over):
+        made, operand = calls[place].makes[0].name, over[place]
+        root = found.get(operand, operand)
+        found |= {name: root for name, base in found.items() if base == made}
+        found[made] = root
+    return found
+
+
+def _alike(call: LocalCall, operand: str, makers: Mapping[str, LocalCall]) -> bool:
+    """True where the operand and the result have the same shape and dtype."""
+    (made,) = call.makes
+    (read,) = (value for value in makers[operand].makes if value.name == operand)
+    return (made.shape, made.dtype) == (read.shape, read.dtype)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
+from weft.errors import InternalError
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value, Varying
 from weft.ir.plan import LocalCall, LocalValue
+from weft.layout import Layout, Split
 from weft.ops import OpCall, Operand
 from weft.ops.call import map_argument, tensor_spec
 
@@ -81,3 +84,19 @@ def _op_call(
             return known
     node.rule_calls.append(OpCall(node.op, args, kwargs, operands, results))
     return node.rule_calls[-1]
+
+
+def layout_of(value: Value) -> Layout:
+    """The layout of a value in a graph that has layouts."""
+    if value.layout is None:
+        raise InternalError(f"%{value.name} has no layout")
+    return value.layout
+
+
+def lies_evenly(value: Value) -> bool:
+    """True where all shards of a value have one shape."""
+    layout, parts = layout_of(value), Counter[int]()
+    for size, sbp in zip(layout.placement.shape, layout.sbp, strict=True):
+        if isinstance(sbp, Split):
+            parts[sbp.dim] = max(parts[sbp.dim], 1) * size
+    return all(value.shape[dim] % count == 0 for dim, count in parts.items())

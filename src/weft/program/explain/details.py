@@ -25,7 +25,7 @@ from weft.program.explain.kernels import bucket_tables
 from weft.program.explain.memory import ProgramMemory
 from weft.program.explain.schedule import schedule_tables, stage_table, time_notes
 from weft.program.explain.tables import table, text_of
-from weft.traces.notes import stars
+from weft.traces.events import stars
 from weft.units import ITEM_SIZE, Seconds, bytes_text, seconds_text
 
 

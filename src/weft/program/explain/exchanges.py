@@ -13,7 +13,7 @@ from weft.compiler.halos import graph_halos
 from weft.compiler.pipeline import Compiled
 from weft.ir.logical import Box, LogicalGraph
 from weft.ir.plan import Communicate
-from weft.ir.queries.layouts import layout_of
+from weft.ir.queries.op_calls import layout_of
 from weft.planning.exchanges import Exchanged, exchanges
 from weft.program.explain.tables import table
 from weft.units import ITEM_SIZE, bytes_text, counted

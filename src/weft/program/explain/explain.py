@@ -13,7 +13,7 @@ from weft.program.explain.limits import limit_lines, memory_line
 from weft.program.explain.memory import ProgramMemory
 from weft.program.explain.schedule import exceptions
 from weft.program.explain.words import strategy_words, title
-from weft.traces.notes import joined_notes
+from weft.traces.events import joined_notes
 
 # As many notes are shown.
 NOTES = 4

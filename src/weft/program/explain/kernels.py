@@ -9,7 +9,7 @@ from rich.table import Table
 
 from weft.compiler.schedule.bucket import Bucket
 from weft.ir.plan import Communicate, RankPlan
-from weft.ir.queries.memory import value_bytes
+from weft.ir.queries.alias import value_bytes
 from weft.program.explain.tables import table, text_of
 from weft.runtime.compiled.choice import KernelChoice
 from weft.runtime.compiled.parts import Distinct

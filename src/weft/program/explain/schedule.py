@@ -11,8 +11,8 @@ from rich.table import Table
 from weft.boxing import steps
 from weft.compiler.context import Stages
 from weft.compiler.families.table import with_statistics
-from weft.compiler.local.node_phases import node_phases
-from weft.compiler.microbatch.loops import cut_leaves
+from weft.compiler.local.localize import node_phases
+from weft.compiler.microbatch.prepare import cut_leaves
 from weft.compiler.schedule.scheduled import Scheduled, bubble, busy, in_flight
 from weft.compiler.stages.balance import call_cost
 from weft.hardware import CostModel
@@ -29,7 +29,7 @@ from weft.ir.logical import (
 )
 from weft.ir.nodes import OVER_STEP, PhaseKind
 from weft.ir.plan import RankPlan
-from weft.ir.queries.layouts import layout_of
+from weft.ir.queries.op_calls import layout_of
 from weft.program.explain.tables import table
 from weft.units import ITEM_SIZE, bytes_text, seconds_text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from weft.compiler.microbatch.loops import cut_leaves
+from weft.compiler.microbatch.prepare import cut_leaves
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled
 from weft.ir.logical import Call, Input, LogicalGraph, Update

@@ -17,7 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from weft.planning.terminal import alone, display_options, is_terminal
+from weft.planning.progress import alone, display_options, is_terminal
 from weft.program.loop.logs import Figures, text_of
 from weft.units import Seconds
 

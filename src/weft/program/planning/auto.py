@@ -20,7 +20,7 @@ from weft.search.auto import Auto
 from weft.search.budget import Budget
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.measures import Measures
-from weft.search.outcome.split_parameters import split_parameters
+from weft.search.outcome.why_not import split_parameters
 from weft.search.outcome.worth_running import worth_running
 from weft.search.search import limited, search
 from weft.strategy.parts import Stage

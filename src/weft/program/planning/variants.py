@@ -52,13 +52,17 @@ class Variant:
     executors: Mapping[int, ThreadExecutor | DeviceExecutor]
     feeder: Feeder
     guards: Guards
-    outside: OutsideChecksum
 
     @cached_property
     def name(self) -> str:
         """The leaves of its batch; and which plan it is, where ranks could choose another one."""
         shapes = _shapes(self.captured.batch)
         return f"{shapes} (planned anew, no. {self.number})" if self.number else shapes
+
+    @cached_property
+    def outside(self) -> OutsideChecksum:
+        """The checksum of the tensors outside the model that it reads."""
+        return OutsideChecksum(self.captured.constants.values())
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -270,8 +274,7 @@ class Variants:
         devices = {rank: setting.world.device(rank) for rank in executors}
         guards = Guards(captured.watch, setting.model, self.optimizers)
         feeder = Feeder(captured.batch, compiled.graph, devices, setting.several)
-        outside = OutsideChecksum(captured.constants.values())
-        return Variant(len(self._all), captured, compiled, executors, feeder, guards, outside)
+        return Variant(len(self._all), captured, compiled, executors, feeder, guards)
 
 
 def _shapes(batch: BatchSpec) -> str:

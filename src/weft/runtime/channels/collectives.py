@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from weft.boxing.slices import Slices, slices_of
+from weft.boxing.overlaps import Slices, slices_of
 from weft.errors import InternalError
 from weft.ir.plan import Collective, CollectiveKind, LocalValue, Transfer
 from weft.layout import Region

@@ -54,7 +54,7 @@ def launches(
 @final
 @dataclass(frozen=True)
 class _Recorder:
-    """An executor that puts acts on a list (`weft.actors.driver`).
+    """An executor that puts acts on a list (`weft.actors.rank_driver`).
 
     Attributes:
         launches: those started so far.

@@ -10,7 +10,7 @@ from typing import Any, final
 from torch import Tensor
 
 from weft.ir.plan import Communicate, Compute, RankPlan
-from weft.ir.queries.memory import KINDS, Kind, Memory
+from weft.ir.queries.alias import KINDS, Kind, Memory
 from weft.runtime.executor.work import ActFunction, Work
 from weft.runtime.memory.notes import Meter
 

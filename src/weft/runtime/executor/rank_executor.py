@@ -13,7 +13,7 @@ from torch import Tensor
 from weft.actors import Act, actor_text, when_text
 from weft.errors import BatchError, NoAnswer, RankFailure
 from weft.ir.plan import Compute, Feed, Hold, LocalCall, RankPlan
-from weft.ir.queries.memory import Memory
+from weft.ir.queries.alias import Memory
 from weft.runtime.compiled.parts import Distinct
 from weft.runtime.devices.launch_record import LaunchRecorder
 from weft.runtime.devices.replay import Replayer

@@ -27,8 +27,7 @@ from torch import Tensor
 
 from weft.ir.logical import OVER_STEP, Arg, Ref, Varying, refs, varyings
 from weft.ir.plan import LocalCall
-from weft.ir.queries.alias import view_bases
-from weft.ir.queries.overwrites import overwritten
+from weft.ir.queries.alias import overwritten, view_bases
 from weft.ops import shares_memory
 from weft.ops.call import Token
 from weft.ops.weft_ops import WEFT_OPS

@@ -16,7 +16,7 @@ from torch import Tensor
 from weft.hardware.call_text import call_text, lying, makers_of
 from weft.ir.nodes import OVER_STEP
 from weft.ir.plan import LocalCall, LocalProgram, LocalValue
-from weft.ir.queries.memory import value_bytes
+from weft.ir.queries.alias import value_bytes
 from weft.ir.queries.op_calls import at_micro_batch, local_op_call
 from weft.ops import OpCall, shares_memory
 from weft.ops.rule import kept_results

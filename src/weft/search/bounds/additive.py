@@ -14,8 +14,7 @@ from typing import final
 from weft.compiler.layouts.joint.least import LeastSum, LeastSums
 from weft.compiler.stages.lay_out import Deduced
 from weft.errors import RuleError
-from weft.hardware.cost import CostModel
-from weft.hardware.seconds_model import carried, seconds_model
+from weft.hardware.costs import CostModel, carried, seconds_model
 from weft.ir.logical import Call, Input, LogicalGraph
 from weft.patterns import matches
 from weft.search.space.point import fixed_first

@@ -9,7 +9,7 @@ from weft.search.enumeration.fronts import Fronts
 from weft.search.enumeration.room import Room
 from weft.search.evaluation.measures import Measures
 from weft.search.order.frontier import Frontier
-from weft.search.order.little_room import BY_ITS_PLAN
+from weft.search.order.rough import BY_ITS_PLAN
 from weft.search.pace import Pace
 from weft.search.space.point import Point
 from weft.search.state import NO_TIME, SearchState

@@ -15,8 +15,7 @@ from weft.errors import InternalError, UserError
 from weft.layout import Placement
 from weft.planning.grid import placement_on
 from weft.planning.machine import Machine
-from weft.planning.plans import plan_stored
-from weft.planning.priced import PricedStep, priced_step
+from weft.planning.plans import PricedStep, plan_stored, priced_step
 from weft.planning.progress import uncollected
 from weft.planning.simulated import planned_step
 from weft.planning.stored_step import StoredStep

@@ -23,8 +23,7 @@ from weft.search.moves.groups import (
     legal_signatures_of,
     places_of,
 )
-from weft.search.moves.sequences import MadeLater, chained
-from weft.search.moves.strategy_move import StrategyMove
+from weft.search.moves.sequences import MadeLater, StrategyMove, chained
 from weft.search.steps.repeated import Blocks
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import SBPs

@@ -16,7 +16,7 @@ from typing import final
 
 from weft.search.evaluation.measures import Measures
 from weft.search.moves.neighbours import Moves, Neighbours
-from weft.search.moves.strategy_move import StrategyMove
+from weft.search.moves.sequences import StrategyMove
 from weft.search.pace import Pace
 from weft.search.space.fixed import fits, hand_only
 from weft.search.space.point import Point

@@ -18,8 +18,7 @@ from weft.ir.logical import Input, LogicalGraph
 from weft.search.moves.groups import places_of
 from weft.search.moves.layouts import LayoutMoves
 from weft.search.moves.places.staged import StageMoves
-from weft.search.moves.sequences import chained
-from weft.search.moves.strategy_move import StrategyMove
+from weft.search.moves.sequences import StrategyMove, chained
 from weft.search.moves.time_and_memory import in_flight_moves, memory_moves, time_moves
 from weft.search.state import SearchState
 from weft.search.steps.repeated import Blocks

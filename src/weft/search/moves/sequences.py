@@ -4,10 +4,25 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import final, overload
 
-from weft.search.moves.strategy_move import StrategyMove
+from weft.strategy.strategy import Strategy
+
+
+@final
+@dataclass(frozen=True)
+class StrategyMove:
+    """A small change of a strategy.
+
+    Attributes:
+        name: what differs then, in words.
+        on: the strategy with the change; one that has it already stays as it is.
+    """
+
+    name: str
+    on: Callable[[Strategy], Strategy]
 
 
 @final

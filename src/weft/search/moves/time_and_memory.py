@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from weft.search.moves.strategy_move import StrategyMove
+from weft.search.moves.sequences import StrategyMove
 from weft.search.space.fixed import with_fitting_in_flight
 from weft.search.space.space import divisors
 from weft.search.steps.repeated import Blocks

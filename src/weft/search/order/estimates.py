@@ -15,12 +15,18 @@ import numpy as np
 from weft.cached import cached_property
 from weft.search.bounds.floors import Floors
 from weft.search.evaluation.measures import Answer, Measures, Refused
-from weft.search.order.alike import Alike, columns_of
 from weft.search.order.in_stages import Pipelines, holds_what_runs_again
 from weft.search.order.lines import Lines, along
-from weft.search.order.little_room import BY_SMALL_STEPS, IN_STAGES
-from weft.search.order.rough import Rough, RoughEstimates, RoughParts
-from weft.search.record.learned import Learned, Look
+from weft.search.order.rough import (
+    BY_SMALL_STEPS,
+    IN_STAGES,
+    Alike,
+    Rough,
+    RoughEstimates,
+    RoughParts,
+    columns_of,
+)
+from weft.search.record.record import Learned, Look
 from weft.search.space.point import Point
 from weft.search.space.points import Floats, Points
 from weft.search.steps.facts import FEW, MORE

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TypeAlias, final
 
-from weft.compiler.schedule.gathers.rings import AHEAD
+from weft.compiler.schedule.gathers.gathers_first import AHEAD
 from weft.search.bounds.floors import Floors
 from weft.search.evaluation.measures import Measures
 from weft.search.space.point import Point

@@ -7,7 +7,7 @@ from typing import NamedTuple, final
 
 from weft.search.evaluation.measures import Answer, Measures, Refused
 from weft.search.outcome.result import Outcome, Tried
-from weft.search.outcome.terms import loses_by, too_much
+from weft.search.outcome.why_not import loses_by, too_much
 from weft.strategy.strategy import Strategy
 from weft.units import bytes_text
 

@@ -7,8 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias, final
 
 from weft.search.bounds.additive import AdditivePart
-from weft.search.outcome.course import LookedAt
-from weft.search.outcome.why_not import WhyNot
+from weft.search.outcome.why_not import LookedAt, WhyNot
 from weft.search.record.record import SearchRecord
 from weft.simulator.results.simulation import Simulation
 from weft.strategy.strategy import Strategy

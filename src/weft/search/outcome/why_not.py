@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Literal, TypeAlias, final
 
 import numpy as np
 
+from weft.ir.logical import Input, LogicalGraph
+from weft.layout import Split
+from weft.patterns import first_match
 from weft.search.evaluation.measures import Measures, Refused
-from weft.search.outcome.terms import loses_by, too_much
 from weft.search.space.kinds import KINDS, kinds_of
 from weft.search.space.point import Point
 from weft.search.space.points import Floats, Points
+from weft.search.steps.linears import experts_of, vocabularies
+from weft.strategy.strategy import Strategy
+from weft.strategy.text import sbps_of
 from weft.units import Bytes, Seconds
 
 # How well the figures are known: of the whole plan; on a line through plans of few blocks; no plan takes less.
@@ -125,3 +130,61 @@ def _place(limit: int | None) -> Callable[[WhyNot], tuple[bool, bool, float]]:
         return not fits, row.known == "at least", row.seconds if fits else row.memory
 
     return place
+
+
+@final
+@dataclass(frozen=True)
+class LookedAt:
+    """A strategy that a search looked at.
+
+    Attributes:
+        after: seconds since the search began.
+        chain: in which part of it: "points", or a descent or a chain of moves with its number.
+        seconds: of a step; None where the strategy was refused, has no room, or takes longer than was asked.
+        best: of a step with the best strategy so far; None where nothing fits yet.
+        bound: that any strategy takes at least, as far as was known.
+    """
+
+    after: Seconds
+    chain: str
+    seconds: Seconds | None
+    best: Seconds | None
+    bound: Seconds
+
+
+def too_much(memory: Bytes, limit: int | None) -> str:
+    """Memory that is lacking, in words; "" where it suffices."""
+    fits = limit is None or memory <= limit
+    return "" if fits else f"{(memory - (limit or 0)) / 1e9:.2f} GB too much"
+
+
+def loses_by(found: Measures, best: Measures) -> str:
+    """The term that loses most against the best, in words."""
+    terms = {
+        "computing": found.computing - best.computing,
+        "exchanges that nothing hides": found.exposed - best.exposed,
+        "waiting": found.idle - best.idle,
+    }
+    term = max(terms, key=lambda each: terms[each])
+    return f"{1e3 * terms[term]:.3f} ms more {term}"
+
+
+def split_parameters(graph: LogicalGraph, strategy: Strategy) -> frozenset[tuple[str, int]]:
+    """The families of parameters that a strategy splits by name, and the dimensions; () where all are whole.
+
+    Of layers that are neither vocabularies nor experts the dimension is no matter: 0.
+    """
+    named = dict.fromkeys(experts_of(graph).parameters, "experts")
+    named |= dict.fromkeys(vocabularies(graph), "vocabularies")
+    return frozenset(_families(graph, strategy, named))
+
+
+def _families(
+    graph: LogicalGraph, strategy: Strategy, named: dict[str, str]
+) -> Iterator[tuple[str, int]]:
+    for node in graph.of_kind(Input):
+        pattern = first_match(strategy.parameters, node.key) if node.role == "parameter" else None
+        for sbp in () if pattern is None else sbps_of(strategy.parameters[pattern]):
+            if isinstance(sbp, Split):
+                family = named.get(node.key)
+                yield ("layers", 0) if family is None else (family, sbp.dim)

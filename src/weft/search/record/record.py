@@ -7,15 +7,13 @@ from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field
 from math import isfinite
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from weft.errors import UNREADABLE, UserError
 from weft.planning.machine import Machine
 from weft.planning.stored_step import StoredStep
 from weft.search.evaluation.measures import Answer, Longer, Measures, Refused
-from weft.search.record.learned import Learned, Look
-from weft.search.space.coordinates import COORDINATES, WIDTH
-from weft.search.space.point import Point
+from weft.search.space.point import COORDINATES, WIDTH, Point
 from weft.strategy.sharding import zero_axis, zero_rules
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import LAYOUTS
@@ -203,3 +201,39 @@ def _point(row: list[Any]) -> Point:
         if not each.may_be(found):
             raise ValueError(f"expected a point's {each.name}, found {found!r}")
     return Point(*row)
+
+
+@final
+class Look(NamedTuple):
+    """A look at a point by plans of few blocks.
+
+    Attributes:
+        answer: what the whole takes, about, or why it cannot be planned; None where the step is too small to look at.
+        seconds: in which the whole would be planned, about.
+    """
+
+    answer: Answer | None
+    seconds: float
+
+
+@final
+@dataclass(frozen=True)
+class Learned:
+    """The measures of strategies and points.
+
+    Attributes:
+        answers: of strategies that were planned, by `key_of`.
+        longer: of others, that they take longer than was asked for, by that key too.
+        points: of the space, as they were planned with what was fixed then.
+        looks: at points without stages.
+    """
+
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    longer: Mapping[str, Longer] = field(default_factory=dict)
+    points: Mapping[Point, Answer] = field(default_factory=dict)
+    looks: Mapping[Point, Look] = field(default_factory=dict)
+
+    def was_slower(self, point: Point, seconds: float) -> bool:
+        """True where a point took longer than that."""
+        found = self.points.get(point)
+        return isinstance(found, Measures) and found.seconds > seconds

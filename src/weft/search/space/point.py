@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, TypeVar, final, get_args
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, Literal, TypeAlias, TypeVar, final, get_args
 
 from weft.layout import SBP, broadcast, split
-from weft.search.steps.experts import Experts
-from weft.search.steps.linears import Linears
+from weft.search.steps.linears import Experts, Linears
 from weft.search.steps.repeated import Blocks
 from weft.strategy.parts import Schedule, Zero
 from weft.strategy.strategy import Strategy
@@ -188,3 +187,64 @@ def _spread(count: int, blocks: Blocks | None) -> tuple[str, ...]:
 def fixed_first(fixed: Mapping[str, _T], others: Mapping[str, _T]) -> dict[str, _T]:
     """Patterns of which the first that matches counts: those that are fixed, as they are, before all others."""
     return {**fixed, **others, **fixed}
+
+
+# The coordinates of points: what each may be, and by which number it stands in a column.
+#
+# `Point` declares them, one a field; all else that goes over every coordinate goes over these.
+
+
+@final
+@dataclass(frozen=True)
+class Coordinate:
+    """A coordinate of points.
+
+    Attributes:
+        name: of the field.
+        choices: what it may be; empty for whole numbers.
+        least: of whole numbers.
+        default: MISSING where each point says it.
+    """
+
+    name: str
+    choices: tuple[Any, ...]
+    least: int
+    default: Any
+
+    def code(self, found: Any) -> int:
+        """The number that stands for it in a column."""
+        return self.choices.index(found) if self.choices else found
+
+    def decoded(self, code: int) -> Any:
+        """The coordinate that a number in a column stands for."""
+        return self.choices[code] if self.choices else code
+
+    def may_be(self, found: object) -> bool:
+        """True for what it may be, by its type too: True is equal to 1."""
+        if self.choices:
+            return found in self.choices and type(found) is type(self.choices[0])
+        return isinstance(found, int) and not isinstance(found, bool) and found >= self.least
+
+
+# In the order of the fields, which is that of columns and of files.
+COORDINATES = tuple(
+    Coordinate(each.name, each.metadata.get(CHOICES, ()), each.metadata.get(LEAST, 1), each.default)
+    for each in fields(Point)
+)
+WIDTH = len(COORDINATES)
+# The numbers of the columns.
+COLUMNS: Mapping[str, int] = {each.name: number for number, each in enumerate(COORDINATES)}
+# The numbers of those that a point need not say; no point is without the others.
+DEFAULTS: Mapping[str, int] = {
+    each.name: each.code(each.default) for each in COORDINATES if each.default is not MISSING
+}
+
+
+def row_of(point: Point) -> tuple[int, ...]:
+    """The numbers of a point, by column."""
+    return tuple(each.code(getattr(point, each.name)) for each in COORDINATES)
+
+
+def point_of(row: list[int]) -> Point:
+    """The point that `row_of` gives the numbers of."""
+    return Point(*(each.decoded(code) for each, code in zip(COORDINATES, row, strict=True)))

@@ -10,8 +10,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from weft.cached import cached_property
-from weft.search.space.coordinates import COLUMNS, DEFAULTS, WIDTH, point_of, row_of
-from weft.search.space.point import LAYOUTS, SCHEDULES, Layouts, Point
+from weft.search.space.point import (
+    COLUMNS,
+    DEFAULTS,
+    LAYOUTS,
+    SCHEDULES,
+    WIDTH,
+    Layouts,
+    Point,
+    point_of,
+    row_of,
+)
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]

@@ -15,9 +15,8 @@ from typing import final
 from weft.ir.logical import Call, Input, LogicalGraph
 from weft.ir.queries.op_calls import op_call
 from weft.ops.rule import has_rule, rule_of
-from weft.search.steps.forward_calls import forward
 from weft.search.steps.linears import PRODUCTS, TURNS
-from weft.search.steps.ways_back import WaysBack, tensor_bytes, trained
+from weft.search.steps.ways_back import WaysBack, forward, tensor_bytes, trained
 from weft.units import ITEM_SIZE, Bytes
 
 _CONVOLUTION = "aten.convolution.default"

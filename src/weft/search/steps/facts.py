@@ -23,12 +23,10 @@ from weft.planning.plans import plan_stored
 from weft.planning.progress import uncollected
 from weft.planning.stored_step import StoredStep
 from weft.search.steps.exchanged import Sum, WeightGradient, gradients, sums
-from weft.search.steps.experts import Experts, experts_of
 from weft.search.steps.fewer_blocks import with_fewer_blocks
 from weft.search.steps.in_line import is_sequential, part_calls
-from weft.search.steps.linears import Linears, linears_of
+from weft.search.steps.linears import Experts, Linears, experts_of, linears_of, vocabularies
 from weft.search.steps.repeated import Blocks, repeated_blocks
-from weft.search.steps.vocabularies import vocabularies
 from weft.search.steps.ways_back import trained
 from weft.simulator.steps.planned import step_flops
 from weft.strategy.strategy import Strategy

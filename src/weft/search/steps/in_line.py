@@ -8,8 +8,8 @@ from weft.ir import LogicalGraph
 from weft.ir.logical import Call, Input
 from weft.ir.queries.op_calls import op_call
 from weft.ops import flops
-from weft.search.steps.forward_calls import forward
 from weft.search.steps.repeated import Blocks
+from weft.search.steps.ways_back import forward
 
 
 def part_calls(graph: LogicalGraph) -> Sequence[Call]:

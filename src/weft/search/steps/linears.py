@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from math import gcd
 from typing import final
 
-from weft.ir.logical import Call, Input
+from weft.ir.logical import Call, Input, LogicalGraph, Ref
+from weft.ops.rules.own.experts import EXPERT_MM
 from weft.planning.stored_step import StoredStep
-from weft.search.steps.forward_calls import forward
 from weft.search.steps.repeated import Blocks, repeated_blocks
+from weft.search.steps.ways_back import forward
 
 # Products that linear layers become, and calls that only turn or cast a weight.
 PRODUCTS = frozenset(("aten.mm.default", "aten.addmm.default"))
@@ -90,3 +92,105 @@ def _patterns(modules: Iterable[str], others: Iterable[str]) -> tuple[str, ...]:
     return tuple(
         dict.fromkeys(module if pattern in taken else pattern for module, pattern in starred)
     )
+
+
+# Calls that read a table of biases, or numbers, at the experts of rows.
+_INDEX = "aten.index.Tensor"
+
+
+@final
+@dataclass(frozen=True)
+class Experts:
+    """The experts of a model.
+
+    Attributes:
+        parameters: that hold all experts of a mixture, in their first dimension.
+        count: what the numbers of experts of all mixtures are multiples of; 0 where there are none.
+    """
+
+    parameters: tuple[str, ...]
+    count: int
+
+
+def experts_of(graph: LogicalGraph) -> Experts:
+    """The experts of a step's mixtures: their matrices, and tables of biases that are read where these are."""
+    found: dict[str, int] = {}
+    for call in graph.of_kind(Call):
+        if call.op != EXPERT_MM:
+            continue
+        weight = parameter_of(graph, call.args[1])
+        if weight is not None:
+            found[weight.key] = weight.value.shape[0]
+            found |= _tables(graph, call.args[2], weight.value.shape[0])
+    return Experts(tuple(found), gcd(*found.values()) if found else 0)
+
+
+def _tables(graph: LogicalGraph, ids: object, experts: int) -> Iterator[tuple[str, int]]:
+    """Tables of as many rows that are read at the experts of rows."""
+    readers = graph.users[ids.name] if isinstance(ids, Ref) else ()
+    for node in readers:
+        if isinstance(node, Call) and node.op == _INDEX:
+            table = parameter_of(graph, node.args[0])
+            if table is not None and table.value.shape[0] == experts:
+                yield table.key, experts
+
+
+# Parameters with a row for each word or class, read off the captured step: tables, and the layer behind a loss.
+#
+# Each may be split by rows over the ranks that split the batch: rows need no gradient added up then, and only rows that
+# are looked up, or sums over classes, travel (OneFlow, arXiv 2110.15032, section 6: Wide & Deep, InsightFace).
+
+
+_LOOKED_UP = frozenset(("aten.embedding.default", "aten._embedding_bag.default"))
+_LOSS = "aten._log_softmax.default"
+# Calls between a layer and its loss that keep classes apart: another shape or dtype, and a bias that is added.
+_BETWEEN = frozenset(
+    f"aten.{name}"
+    for name in (
+        *("view.default", "_unsafe_view.default", "reshape.default", "_to_copy.default"),
+        *("unsqueeze.default", "squeeze.dim", "add.Tensor", "slice.Tensor"),
+    )
+)
+
+
+def vocabularies(graph: LogicalGraph) -> tuple[str, ...]:
+    """The keys of parameters whose first dimension is of words or classes."""
+    found: dict[str, None] = {}
+    for call in forward(graph):
+        if call.op in _LOOKED_UP:
+            found |= dict.fromkeys(_parameters(graph, call.args[:1]))
+        elif call.op == _LOSS:
+            found |= dict.fromkeys(_behind(graph, call.args[0]))
+    return tuple(found)
+
+
+def _behind(graph: LogicalGraph, at: object) -> Iterator[str]:
+    """The parameters of the layer that makes a value, through calls between."""
+    while isinstance(at, Ref) and isinstance(maker := graph.producers[at.name], Call):
+        if maker.op in PRODUCTS:
+            yield from _parameters(graph, maker.args)
+            return
+        if maker.op not in _BETWEEN:
+            return
+        yield from _parameters(graph, maker.args[1:])
+        at = maker.args[0]
+
+
+def _parameters(graph: LogicalGraph, arguments: tuple[object, ...]) -> Iterator[str]:
+    """The keys of those arguments that are parameters, turned or cast."""
+    for at in arguments:
+        node = parameter_of(graph, at)
+        if node is not None:
+            yield node.key
+
+
+def parameter_of(graph: LogicalGraph, at: object) -> Input | None:
+    """The parameter that an argument is, turned or cast; None where it is none."""
+    while isinstance(at, Ref):
+        maker = graph.producers[at.name]
+        if isinstance(maker, Input):
+            return maker if maker.role == "parameter" and maker.value.shape else None
+        if not isinstance(maker, Call) or maker.op not in TURNS:
+            return None
+        at = maker.args[0]
+    return None

@@ -10,8 +10,8 @@ from typing import final
 
 from weft.hardware import CostModel
 from weft.ir.logical import Input, LogicalGraph
-from weft.search.steps.forward_calls import ForwardCalls, forward_calls_of
 from weft.search.steps.repeated import Blocks
+from weft.search.steps.ways_back import ForwardCalls, forward_calls_of
 from weft.units import Bytes
 
 # A part that holds and does so little of all is in no way a place of its own.

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
+
+from weft.ir.plan import Communicate, LocalUpdate, RankPlan
+from weft.simulator.steps.acts import ActCosts, Part
+from weft.simulator.timing.clock import Times
+from weft.simulator.timing.tasks import Tasks
+from weft.traces.events import stars
+from weft.traces.names import Lines
 from weft.traces.parts import TimeParts
 from weft.units import Bytes, Seconds
 
@@ -69,3 +77,171 @@ class RankTimes:
     parts: TimeParts
     bubble: float
     busy: Mapping[str, Seconds]
+
+
+COUNT = 10
+
+
+@final
+@dataclass(frozen=True)
+class LargestCost:
+    """A consumer of a rank's time in a step.
+
+    Attributes:
+        what: the op, the update's rule, or the kind of communication.
+        where: the user's line, and the module with a star for the number of a block.
+        seconds: in a step, all blocks together.
+        times: so often.
+        estimated: true where a figure for it was missing.
+    """
+
+    what: str
+    where: str
+    seconds: Seconds
+    times: int
+    estimated: bool = False
+
+
+def largest_costs(plan: RankPlan, acts: ActCosts, lines: Lines) -> tuple[LargestCost, ...]:
+    """The largest costs of a rank, in seconds of a step, the largest first."""
+    found: dict[tuple[str, str], tuple[float, int, bool]] = {}
+    for actor, parts in zip(plan.actors, acts.parts[plan.rank], strict=True):
+        for part, cost in parts:
+            key = _what(part), _where(part, lines)
+            seconds, times, guessed = found.get(key, (0.0, 0, False))
+            took = cost.seconds * actor.acts
+            found[key] = seconds + took, times + actor.acts, guessed or bool(cost.estimate)
+    every = sorted(found.items(), key=lambda each: (-each[1][0], each[0]))
+    return tuple(
+        LargestCost(what, where, Seconds(seconds), times, guessed)
+        for (what, where), (seconds, times, guessed) in every[:COUNT]
+    )
+
+
+def _what(part: Part) -> str:
+    if isinstance(part, Communicate):
+        return str(part.collectives[0].kind)
+    return f"{part.rule} update" if isinstance(part, LocalUpdate) else part.op
+
+
+def _where(part: Part, lines: Lines) -> str:
+    if isinstance(part, LocalUpdate):
+        return stars(part.key)
+    location = next((lines[name] for name in _names(part) if name in lines), None)
+    return "" if location is None else stars(str(location))
+
+
+def _names(part: Part) -> Iterator[str]:
+    if isinstance(part, Communicate):
+        for each in part.collectives:
+            yield from each.reads
+            yield from (value.name for value in each.makes)
+    elif not isinstance(part, LocalUpdate):
+        yield from (value.name for value in part.makes)
+        yield from part.uses
+
+
+SAMPLES = 256
+LOW, HIGH = 5.0, 95.0
+
+
+def propagate(tasks: Tasks, order: Sequence[int], seconds: np.ndarray) -> np.ndarray:
+    """The ends of all tasks, for many sets of durations at once; lanes keep the order given.
+
+    Args:
+        tasks: that run.
+        order: one in which they end.
+        seconds: float64 [tasks, sets].
+
+    Returns:
+        Ends in seconds, float64 [tasks, sets].
+    """
+    ends = np.zeros_like(seconds)
+    last: dict[int, int] = {}
+    for task in order:
+        own, lane = ends[task], tasks.lane[task]
+        for need in tasks.needs[task]:
+            np.maximum(own, ends[need], out=own)
+        if lane >= 0:
+            if lane in last:
+                np.maximum(own, ends[last[lane]], out=own)
+            last[lane] = task
+        own += seconds[task]
+    return ends
+
+
+def interval(
+    tasks: Tasks, times: Times, deviations: Sequence[float], drift: float, step: int, seed: int = 0
+) -> tuple[Seconds, Seconds]:
+    """The 5th and the 95th percentile of the seconds of a step, from the end of the one before.
+
+    Args:
+        tasks: that run.
+        times: as expected.
+        deviations: standard deviation of the seconds of each; they do not hang together.
+        step: which.
+        drift: relative standard deviation that all of them have in common, from step to step.
+        seed: of the draws, which are the same in every run.
+    """
+    draws = np.random.Generator(np.random.Philox(seed))
+    expected = np.subtract(times.ends, times.starts)
+    each = draws.standard_normal((len(tasks), SAMPLES)) * np.asarray(deviations)[:, None]
+    common = 1.0 + drift * draws.standard_normal(SAMPLES)
+    seconds = np.maximum((expected[:, None] + each) * common, 0.0)
+    ends = propagate(tasks, times.order, seconds)
+    of = np.asarray([tasks.step_of(task) for task in range(len(tasks))])
+    took = ends[of == step].max(axis=0)
+    if step:
+        took = took - ends[of == step - 1].max(axis=0)
+    low, high = np.percentile(took, (LOW, HIGH))
+    return Seconds(float(low)), Seconds(float(high))
+
+
+def critical_path(tasks: Tasks, times: Times, step: int) -> list[int]:
+    """The tasks that make a step end when it does, first to last.
+
+    Of several that end in time, it is the first by number: what a task reads before its lane.
+    """
+    own = [
+        task for task in range(len(tasks)) if tasks.members[task] and tasks.step_of(task) == step
+    ]
+    if not own:
+        return []
+    before = _Before(tasks, times)
+    task: int | None = max(own, key=lambda each: (times.ends[each], -each))
+    found: list[int] = []
+    while task is not None:
+        if tasks.members[task]:
+            if tasks.step_of(task) != step:
+                break
+            found.append(task)
+        task = before.of(task)
+    return found[::-1]
+
+
+@final
+class _Before:
+    """The task that each waited for last."""
+
+    def __init__(self, tasks: Tasks, times: Times) -> None:
+        self._needs, self._times = tasks.needs, times
+        self._place = {task: place for place, task in enumerate(times.order)}
+        self._on_lane: dict[int, int] = {}
+        last: dict[int, int] = {}
+        for task in times.order:
+            lane = tasks.lane[task]
+            if lane >= 0:
+                if lane in last:
+                    self._on_lane[task] = last[lane]
+                last[lane] = task
+
+    def of(self, task: int) -> int | None:
+        """The one whose end let a task begin; None for one that waited for nothing."""
+        begin = self._times.starts[task]
+        others: Sequence[int] = (*self._needs[task], *self._lane_before(task))
+        in_time = [one for one in others if self._times.ends[one] == begin]
+        # Of those that last no time, what ended last: it may have waited for the others.
+        return max(in_time, key=self._place.__getitem__, default=None)
+
+    def _lane_before(self, task: int) -> tuple[int, ...]:
+        return (self._on_lane[task],) if task in self._on_lane else ()

@@ -6,8 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, final
 
-from weft.simulator.results.facts import MemoryUse, PathAct, RankTimes
-from weft.simulator.results.largest import LargestCost
+from weft.simulator.results.facts import LargestCost, MemoryUse, PathAct, RankTimes
 from weft.traces.rows import RankTrace
 from weft.units import Bytes, Flops, Seconds, bytes_text, seconds_text
 

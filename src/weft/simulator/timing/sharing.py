@@ -18,6 +18,9 @@ import numpy.typing as npt
 
 from weft.cached import cached_property
 from weft.hardware.costs import LinkUse
+from weft.ir.plan import Communicate, RankPlan
+from weft.simulator.steps.acts import ActCosts
+from weft.simulator.timing.tasks import Tasks, in_ticks
 from weft.units import Seconds
 
 # For each link that may be too little, by number, the share of a communication's seconds in which it is needed whole.
@@ -152,3 +155,38 @@ def _first_alike(
     _, first, place = np.unique(marks, return_index=True, return_inverse=True)
     found: npt.NDArray[np.int64] = first[place.reshape(-1)]
     return found
+
+
+@final
+class SharedLinks:
+    """The needs of links of the communications of plans.
+
+    Args:
+        plans: of the ranks that stand for all.
+        acts: costs of their acts.
+
+    Attributes:
+        sharing: the needs, by number; communications of one family have one number for the same exchange.
+    """
+
+    def __init__(self, plans: Sequence[RankPlan], acts: ActCosts) -> None:
+        self._of: dict[tuple[int, int], int] = {}
+        numbers: dict[LinkUse, int] = {}
+        uses: list[tuple[LinkUse, Seconds, str]] = []
+        for plan in plans:
+            lasts = acts.seconds(plan.rank)
+            for actor in plan.actors:
+                parts = acts.parts[plan.rank][actor.id]
+                links = parts[0].cost.links if parts and isinstance(actor, Communicate) else None
+                seconds = in_ticks(lasts[actor.id])
+                if links is None or not seconds:
+                    continue
+                number = numbers.setdefault(links, len(numbers))
+                self._of[plan.rank, actor.id] = number
+                if number == len(uses):
+                    uses.append((links, seconds, actor.queue))
+        self.sharing = LinkSharing.of(uses)
+
+    def uses(self, tasks: Tasks) -> Sequence[int]:
+        """For each task, the number of what it needs; -1 where nothing is known."""
+        return [self._of.get(members[0][:2], -1) if members else -1 for members in tasks.members]

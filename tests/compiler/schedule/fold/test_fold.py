@@ -17,7 +17,7 @@ from weft.capture import Captured, capture
 from weft.compiler import pipeline
 from weft.compiler.options import options_of
 from weft.compiler.pipeline import Compiled, compile_graph
-from weft.compiler.schedule.fold.like import like
+from weft.compiler.schedule.fold.classes import like
 from weft.compiler.stages.stages import stage_placements
 from weft.compiler.strategy_hints import strategy_hints
 from weft.errors import InternalError

@@ -11,9 +11,12 @@ from weft.actors.simulate import simulate
 from weft.compiler.schedule.actor_graph import prove_live
 from weft.compiler.schedule.bucket import bucket
 from weft.compiler.schedule.credits import credit
-from weft.compiler.schedule.gathers.gathers_first import gathers_first
-from weft.compiler.schedule.gathers.prefetch import prefetch
-from weft.compiler.schedule.gathers.rings import AHEAD, gather_rings
+from weft.compiler.schedule.gathers.gathers_first import (
+    AHEAD,
+    gather_rings,
+    gathers_first,
+    prefetch,
+)
 from weft.compiler.schedule.segment import segment
 from weft.ir.plan import (
     Collective,

@@ -22,6 +22,7 @@ are made smaller, in the worst case until each rank stands for itself.
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
 from typing import final
@@ -29,12 +30,20 @@ from typing import final
 import numpy as np
 
 from weft.boxing.box_steps import step_groups
-from weft.boxing.step import EXCHANGES
+from weft.boxing.transfer import EXCHANGES
 from weft.compiler.boxings import TensorStep, tensor_steps
-from weft.compiler.schedule.fold.colours import Colours, Numbers
-from weft.compiler.schedule.fold.features import by_calls, by_shapes, by_steps, by_windows
+from weft.compiler.schedule.fold.features import (
+    Colours,
+    Numbers,
+    by_calls,
+    by_shapes,
+    by_steps,
+    by_windows,
+)
+from weft.errors import InternalError
+from weft.ir.legal.plans import verify_plan
 from weft.ir.logical import LogicalGraph
-from weft.ir.plan import Communicator
+from weft.ir.plan import Actor, Communicator, Order, RankPlan, Register
 
 
 def rank_classes(
@@ -180,3 +189,48 @@ def _used(
 
 def _none() -> Numbers:
     return np.zeros(0, dtype=np.int64)
+
+
+# A plan with the copies and orders that were found for a rank that is alike.
+#
+# They have been simulated and proven live for both.
+
+
+def like(plan: RankPlan, first: RankPlan) -> RankPlan:
+    """`plan` with the copies and orders of `first`.
+
+    Raises:
+        InternalError: when the two ranks are not alike; names what differs.
+    """
+    queues: dict[str, str] = {}
+    for own, other in zip(plan.actors, first.actors, strict=False):
+        if (
+            _shown_copy(own) != _shown_copy(other)
+            or queues.setdefault(other.queue, own.queue) != own.queue
+        ):
+            raise _unlike(plan, first, f"actor {own.id}")
+    if len(plan.actors) != len(first.actors) or len(set(queues.values())) != len(queues):
+        raise _unlike(plan, first, "the number of actors, or of their queues")
+    if list(map(_bare, plan.registers)) != list(map(_bare, first.registers)):
+        raise _unlike(plan, first, "the registers")
+    registers = tuple(
+        replace(own, credits=other.credits)
+        for own, other in zip(plan.registers, first.registers, strict=True)
+    )
+    orders = tuple(Order(queues[order.queue], order.acts) for order in first.orders)
+    return verify_plan(replace(plan, registers=registers, orders=orders))
+
+
+def _shown_copy(actor: Actor) -> tuple[object, ...]:
+    """The facts of an actor that a simulation sees, but for its queue."""
+    return type(actor), actor.id, actor.acts, actor.priority, actor.consumes, actor.produces
+
+
+def _bare(register: Register) -> Register:
+    return replace(register, credits=1)
+
+
+def _unlike(plan: RankPlan, first: RankPlan, what: str) -> InternalError:
+    return InternalError(
+        f"ranks {first.rank} and {plan.rank} were planned as equal, but differ in {what}"
+    )

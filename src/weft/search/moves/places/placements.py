@@ -13,8 +13,8 @@ from typing import final
 
 from weft.layout import Placement
 from weft.patterns import around, covers, matches
-from weft.search.moves.places.rows import row_count, some_rows
-from weft.search.moves.strategy_move import StrategyMove
+from weft.search.moves.places.runs import row_count, some_rows
+from weft.search.moves.sequences import StrategyMove
 from weft.search.steps.parts import ModelPart, Parts
 from weft.strategy.parts import Stage
 from weft.strategy.strategy import Strategy

@@ -11,14 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
+from math import prod
 from typing import Any, final
 
 from weft.ir.logical import Input
-from weft.layout import SBP, broadcast, split
+from weft.layout import SBP, Placement, broadcast, split
 from weft.patterns import around, first_match
 from weft.planning.stored_step import StoredStep
-from weft.search.moves.strategy_move import StrategyMove
-from weft.search.steps.forward_calls import ForwardCalls
+from weft.search.moves.sequences import StrategyMove
+from weft.search.steps.ways_back import ForwardCalls
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import SBPs
 
@@ -137,3 +138,45 @@ def _laid_together(
     rest = {name: said for name, said in strategy.parameters.items() if name not in laid}
     changed: dict[str, Any] = {**fixed, **laid, **rest}
     return replace(strategy, parameters=changed)
+
+
+def row_count(placement: Placement) -> int:
+    """The number of rows of a grid along its first axis of several ranks; 1 without any."""
+    return placement.shape[_axis(placement)]
+
+
+def some_rows(placement: Placement, rows: Sequence[int]) -> Placement:
+    """The ranks of some rows.
+
+    Args:
+        placement: the grid.
+        rows: their numbers; one at least.
+    """
+    axis = _axis(placement)
+    inner = prod(placement.shape[axis + 1 :])
+    ranks = [placement.ranks[row * inner + place] for row in rows for place in range(inner)]
+    return _like(placement, axis, len(rows), ranks)
+
+
+def joined_rows(one: Placement, other: Placement) -> Placement | None:
+    """The ranks of both, in their order; None where their rows are not of the same shape."""
+    axis = min(_axis(one), _axis(other))
+    if one.axes != other.axes or one.shape[axis + 1 :] != other.shape[axis + 1 :]:
+        return None
+    blocks = _blocks(one, axis) | _blocks(other, axis)
+    return _like(one, axis, len(blocks), [rank for block in sorted(blocks) for rank in block])
+
+
+def _blocks(placement: Placement, axis: int) -> set[tuple[int, ...]]:
+    """The ranks of each row."""
+    inner, ranks = prod(placement.shape[axis + 1 :]), placement.ranks
+    return {ranks[place : place + inner] for place in range(0, len(ranks), inner)}
+
+
+def _axis(placement: Placement) -> int:
+    return next((axis for axis, size in enumerate(placement.shape) if size > 1), 0)
+
+
+def _like(placement: Placement, axis: int, count: int, ranks: Sequence[int]) -> Placement:
+    shape = (*placement.shape[:axis], count, *placement.shape[axis + 1 :])
+    return Placement(placement.device_type, shape, tuple(ranks))

@@ -10,15 +10,21 @@ from typing import final
 
 from weft.cached import cached_property
 from weft.compiler.pipeline import Compiled
-from weft.hardware.seconds_model import seconds_model
+from weft.hardware.costs import seconds_model
 from weft.ir.logical import Call
 from weft.layout import Placement
 from weft.planning.moves import Candidate, StageBorder
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.moves.places.placements import PlacementMove, PlacementMoves, with_stages
-from weft.search.moves.places.rows import joined_rows, row_count, some_rows
-from weft.search.moves.places.runs import WeightRun, runs_of, weights_of
-from weft.search.moves.strategy_move import StrategyMove
+from weft.search.moves.places.runs import (
+    WeightRun,
+    joined_rows,
+    row_count,
+    runs_of,
+    some_rows,
+    weights_of,
+)
+from weft.search.moves.sequences import StrategyMove
 from weft.search.steps.facts import StepFacts
 from weft.search.steps.parts import Parts, parts_of
 from weft.search.steps.repeated import Blocks
