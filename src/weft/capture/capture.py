@@ -20,7 +20,7 @@ from weft.capture.precision import Casts
 from weft.capture.tracing.between import check_constants
 from weft.capture.tracing.convert import Boundary, to_logical
 from weft.capture.tracing.leftovers import nothing_left
-from weft.capture.tracing.shared_memory import check_memory
+from weft.capture.tracing.lending import check_memory
 from weft.capture.tracing.step_call import LossFunction, ModelTensors, read_variables
 from weft.capture.tracing.trace import Skeletons, Traced, trace_step
 from weft.capture.watch import Entry, Watch

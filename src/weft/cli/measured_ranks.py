@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from weft.cli.capture import find_job
 from weft.hardware.here import keep_here
 from weft.planning.progress import display_options, is_terminal
-from weft.program.measured.machine import measured_job, measured_machine
+from weft.program.measured.general import measured_job, measured_machine
 from weft.runtime.world.distributed import current_world
 from weft.runtime.world.world import local_world
 from weft.strategy import Strategy

@@ -2,7 +2,7 @@
 
 from weft.program.compile import compile as compile
 from weft.program.data.loader import Loader as Loader
-from weft.program.data.packing import Packed as Packed
+from weft.program.data.order import Packed as Packed
 from weft.program.feeding.buckets import Buckets as Buckets
 from weft.program.job import Job as Job
 from weft.program.live.live import release as release

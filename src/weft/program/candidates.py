@@ -12,9 +12,8 @@ from weft.layout import Placement
 from weft.program.everyone import agreed
 from weft.program.live.holds import Lying
 from weft.program.planner import Planner
-from weft.program.planning.auto import PlacedStrategy
+from weft.program.planning.auto import PlacedStrategy, agreed_costs
 from weft.program.planning.build import local_ranks
-from weft.program.planning.costs import agreed_costs
 from weft.program.planning.step import Step
 from weft.runtime.compiled.choice import Kernels
 from weft.runtime.world.world import World

@@ -26,9 +26,8 @@ from weft.program.live.variables import add_loss_scale, add_masters
 from weft.program.modes import check_modes
 from weft.program.one_thread import at_work, lock_of
 from weft.program.planner import Planner
-from weft.program.planning.auto import asked_of, chosen
+from weft.program.planning.auto import agreed_costs, asked_of, chosen
 from weft.program.planning.build import local_ranks
-from weft.program.planning.costs import agreed_costs
 from weft.program.planning.same_program import asked_by
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned

@@ -18,8 +18,7 @@ from models import GPT, GPT_COLUMNS, GPT_ROWS, token_batch, token_loss
 from weft.errors import UserError
 from weft.ir.logical import Box
 from weft.planning.exchanges import exchanges
-from weft.program.explain.beside import box_times
-from weft.program.explain.exchanges import exchanged
+from weft.program.explain.beside import box_times, exchanged
 
 STRATEGIES: dict[str, tuple[Any, weft.Strategy]] = {
     "data": ([0, 1], weft.data_parallel()),

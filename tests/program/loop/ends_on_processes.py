@@ -14,7 +14,7 @@ import torch
 
 import weft
 from weft.errors import NoAnswer
-from weft.program.loop.old_world import end_old_world
+from weft.program.loop.elastic import end_old_world
 from weft.runtime.failures.board import PeerFailure
 from weft.runtime.world import distributed
 from weft.runtime.world.distributed import current_world, give_up

@@ -15,7 +15,6 @@ import torch
 import weft
 from weft.errors import NoAnswer, RankFailure, UserError
 from weft.program.loop import elastic as module
-from weft.program.loop import old_world
 
 
 class Leading:
@@ -118,7 +117,7 @@ def test_where_the_launcher_starts_all_again_the_rank_fails(leading: Leading) ->
 def test_a_thread_that_still_works_is_in_the_way(
     leading: Leading, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(old_world, "_PATIENCE", 0.05)
+    monkeypatch.setattr(module, "_PATIENCE", 0.05)
     end = threading.Event()
     thread = threading.Thread(target=end.wait, name="weft snapshot", daemon=True)
     thread.start()
@@ -150,8 +149,8 @@ def test_programs_that_nobody_closed_are_closed(leading: Leading) -> None:
 
 
 def test_devices_that_are_not_cpus_are_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(old_world, "lasting_worlds", lambda: [SimpleNamespace(device_type="cuda")])
-    assert "not CPUs" in old_world.end_old_world()
+    monkeypatch.setattr(module, "lasting_worlds", lambda: [SimpleNamespace(device_type="cuda")])
+    assert "not CPUs" in module.end_old_world()
 
 
 def test_ranks_that_have_met_before_are_refused(

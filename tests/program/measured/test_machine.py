@@ -10,9 +10,8 @@ from weft.hardware.measured import Measurements, Sample
 from weft.layout import Placement
 from weft.ops import flops, traffic
 from weft.planning.plans import plan_stored
-from weft.program.measured import general, machine
-from weft.program.measured.general import general_steps
-from weft.program.measured.machine import measured_job, roofline
+from weft.program.measured import general
+from weft.program.measured.general import general_steps, measured_job, roofline
 from weft.runtime.measured.operands import calls_in_order
 from weft.units import Seconds
 
@@ -47,7 +46,7 @@ def test_a_job_is_measured_without_being_run(monkeypatch: pytest.MonkeyPatch) ->
         seen.append((len(compiled[0].programs), [type(each) for each in optimizers.each]))
         return Measurements({})
 
-    monkeypatch.setattr(machine, "measured", noting)
+    monkeypatch.setattr(general, "measured", noting)
     with torch.device("meta"):
         model, batch = torch.nn.Linear(4, 4), torch.zeros(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

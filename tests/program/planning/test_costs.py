@@ -9,8 +9,8 @@ import pytest
 
 from weft.hardware.here import keep_here, this_machine
 from weft.hardware.measured import MeasuredCosts, Measurements
-from weft.program.planning import costs
-from weft.program.planning.costs import agreed_costs
+from weft.program.planning import auto
+from weft.program.planning.auto import agreed_costs
 from weft.runtime.world.world import LocalWorld
 from weft.units import Seconds
 
@@ -29,12 +29,12 @@ def test_all_ranks_take_those_of_the_first(monkeypatch: pytest.MonkeyPatch, tmp_
     found = agreed_costs(world)
     assert isinstance(found, MeasuredCosts)
     assert found.of_act(0) == 1.0
-    first = costs._text(world)
+    first = auto._text(world)
     kept(3.0)
 
     def from_rank_0(world: object, what: str, tell: Callable[[], str]) -> list[str]:
         assert tell() != first
         return [first, ""]
 
-    monkeypatch.setattr(costs, "told", from_rank_0)
+    monkeypatch.setattr(auto, "told", from_rank_0)
     assert agreed_costs(world) == found

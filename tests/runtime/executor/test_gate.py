@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.actors.messages import Turn
-from weft.runtime.executor.gate import Gate
+from weft.runtime.executor.queues import Gate
 
 # Ends stand in the order of actors 1, 3, 2; actor 2 waits for the ends of 1 and 3.
 TURNS = (Turn(1, 0, 0, 0), Turn(2, 0, 2, 2), Turn(3, 0, 1, 0))

@@ -7,8 +7,8 @@ from typing import Any, final
 
 import torch
 
-from weft.capture.optimizers.copies import copy_for
 from weft.capture.optimizers.groups import Optimizers
+from weft.capture.optimizers.kernels import copy_for
 from weft.capture.optimizers.observer import StepObserver
 from weft.errors import UserError
 

@@ -9,13 +9,17 @@ the user asks for lists: the numbers are the same.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, final
 
 import torch
 from torch.optim.optimizer import Optimizer
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
+
+from weft.capture.optimizers.given import attributes_for_copy, give_attributes, options_of
 
 Kernels: TypeAlias = Literal["fused", "lists", "loop"]
 
@@ -95,3 +99,42 @@ class HeldBytes:
     def _gone(self, key: int, size: int, _: object) -> None:
         del self._alive[key]
         self.now -= size
+
+
+def copy_for(
+    optimizer: torch.optim.Optimizer,
+    group: int,
+    *probes: torch.nn.Parameter,
+    put_on: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
+    """A copy of the optimizer that holds only `probes` and shares nothing that a step writes.
+
+    `put_on` are attributes that the user has put on the parameter that they stand for.
+    """
+    return copy_in_groups(optimizer, group, put_on, probes)
+
+
+def copy_in_groups(
+    optimizer: torch.optim.Optimizer,
+    group: int,
+    put_on: Mapping[str, Any],
+    *every: Sequence[torch.nn.Parameter],
+) -> Any:
+    """The same with several groups of parameters, each with the options of the one."""
+    copy = object.__new__(type(optimizer))
+    # Schedulers put their own `step` on the instance.
+    copy.__dict__.update({k: v for k, v in vars(optimizer).items() if k != "step"})
+    copy.__dict__.update(attributes_for_copy(optimizer, tensors=True))
+    copy.param_groups = []
+    for probes in every:
+        for probe in probes:
+            give_attributes(probe, put_on)
+        options = options_of(optimizer.param_groups[group], tensors=True)
+        options["params"] = list(probes)
+        # Other implementations of the same update; they ask for devices that tensors without data
+        # are not on.
+        ways = ("fused", "foreach", "capturable")
+        options.update({name: False for name in ways if name in options})
+        copy.param_groups.append(options)
+    copy.state = defaultdict(dict)
+    return copy

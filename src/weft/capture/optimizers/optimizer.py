@@ -17,7 +17,6 @@ from typing import Any, final
 import torch
 
 from weft.capture.optimizers.checks import check_apart, check_optimizer, updates_parts_alike
-from weft.capture.optimizers.copies import copy_for, copy_in_groups
 from weft.capture.optimizers.counted import count_step, counters_of, find_counters
 from weft.capture.optimizers.foreign import check_foreign, check_repeats
 from weft.capture.optimizers.given import (
@@ -26,7 +25,7 @@ from weft.capture.optimizers.given import (
     is_foreign,
 )
 from weft.capture.optimizers.groups import Optimizers
-from weft.capture.optimizers.kernels import clones_gradients, kernels_of
+from weft.capture.optimizers.kernels import clones_gradients, copy_for, copy_in_groups, kernels_of
 from weft.capture.optimizers.observer import StepObserver
 from weft.errors import CaptureError
 from weft.ir.nodes import MASTER, NO_UPDATE_BYTES, UpdateBytes

@@ -6,6 +6,8 @@ properties too. Objects that the step itself makes are none of them: it makes th
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import os
 import sys
 import types
@@ -15,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from inspect import unwrap
 from typing import Any, Protocol, final
+from weakref import WeakKeyDictionary, WeakSet, WeakValueDictionary
 
 import torch
 from torch import nn
@@ -321,3 +324,26 @@ def _own_dict(owner: Any) -> dict[str, Any]:
 def _space(owner: Any, name: str) -> Any:
     own = _own_dict(owner)
     return own if name in own else Attribute(owner)
+
+
+_VIEWS: tuple[type, ...] = (
+    types.MappingProxyType,
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+)
+_WEAK = (WeakValueDictionary, WeakKeyDictionary, WeakSet)
+# Their content is their bytes.
+BYTES = (bytearray, memoryview, ctypes._SimpleCData, ctypes.Array, ctypes.Structure)
+
+
+def shown(value: Any) -> Any:
+    """The dict behind a view of one, the items of a weak container, the value in shared memory; else the value."""
+    kind = type(value)  # and not what a class of the user's may say that it is
+    if kind in _VIEWS:
+        return next((each for each in gc.get_referents(value) if hasattr(each, "items")), value)
+    if issubclass(kind, _WEAK):
+        return value.data
+    if kind.__module__ == "multiprocessing.sharedctypes":
+        return value.get_obj()
+    return value

@@ -30,7 +30,7 @@ from weft.capture.python.caches import Cache
 from weft.capture.python.changes import Moving
 from weft.capture.python.contents import CONTAINERS, HOLDERS, Contents
 from weft.capture.python.keys import Keys
-from weft.capture.python.objects import Objects, has_own_reads
+from weft.capture.python.objects import BYTES, Objects, has_own_reads, shown
 from weft.capture.python.reached import (
     asked_in,
     bound_to,
@@ -43,7 +43,6 @@ from weft.capture.python.reached import (
     user_attributes,
     user_functions,
 )
-from weft.capture.python.views import BYTES, shown
 from weft.capture.watch import (
     FUNCTIONS,
     MISSING,

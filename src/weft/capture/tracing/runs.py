@@ -19,7 +19,7 @@ from weft.capture.numbers.later import forget_numbers
 from weft.capture.numbers.spies import spied
 from weft.capture.python.changes import depends_on, keeps
 from weft.capture.python.recorder import Counted
-from weft.capture.python.rewriting.labels import labels_ignored
+from weft.capture.python.rewriting.rewrites import labels_ignored
 from weft.capture.tracing.before import restored
 from weft.capture.tracing.same import same_but_for, same_graph
 from weft.capture.tracing.step_call import StepCall

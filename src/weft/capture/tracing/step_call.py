@@ -19,8 +19,7 @@ from weft.capture.ops.grids import GridsOfOne
 from weft.capture.ops.recurrent import LayersKept
 from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
 from weft.capture.precision import Casts, loss_seed
-from weft.capture.python.caches import Cache
-from weft.capture.python.memos import kept_results
+from weft.capture.python.caches import Cache, kept_results
 from weft.capture.python.recorder import PythonRecorder
 from weft.capture.python.rewriting.hooks import gradient_hooks
 from weft.capture.python.rewriting.rewrites import Rewritten, counts_in_the_graph

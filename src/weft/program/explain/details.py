@@ -19,8 +19,7 @@ from weft.errors import UserError
 from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Node, Update, Value
 from weft.layout import Layout
 from weft.patterns import covers
-from weft.program.explain.beside import HALO, BoxTimes
-from weft.program.explain.exchanges import exchange_tables
+from weft.program.explain.beside import HALO, BoxTimes, exchange_tables
 from weft.program.explain.kernels import bucket_tables
 from weft.program.explain.memory import ProgramMemory
 from weft.program.explain.schedule import schedule_tables, stage_table, time_notes

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled
 from weft.compiler.stages.lay_out import Deduced
+from weft.program.explain.beside import exchange_lines
 from weft.program.explain.details import deduction_notes
-from weft.program.explain.exchanges import exchange_lines
 from weft.program.explain.limits import limit_lines, memory_line
 from weft.program.explain.memory import ProgramMemory
 from weft.program.explain.schedule import exceptions
@@ -53,3 +54,20 @@ def _notes(compiled: Compiled) -> Iterator[str]:
     yield from (f"note: {text}" for text in found[:NOTES])
     if len(found) > NOTES:
         yield f"… and {len(found) - NOTES} more notes, below the tables"
+
+
+_CELL = "text-align: left; vertical-align: top"
+
+
+def short_html(
+    compiled: Compiled, options: Options, peaks: ProgramMemory, more: Mapping[str, str]
+) -> str:
+    """The model, the way its step is shared out, what is sent, memory, and `more` rows, as a table of HTML."""
+    name, sent = title(compiled.graph), next(exchange_lines(compiled))
+    words = {"strategy": strategy_words(compiled, options), **more}
+    words |= dict(line.split(": ", 1) for line in (sent, memory_line(peaks)))
+    rows = "".join(
+        f'<tr><th style="{_CELL}">{escape(key)}</th><td style="{_CELL}">{escape(text)}</td></tr>'
+        for key, text in words.items()
+    )
+    return f"<table><caption>{escape(name)}</caption><tbody>{rows}</tbody></table>"

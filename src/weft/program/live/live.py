@@ -26,7 +26,7 @@ from weft.program.live.holds import (
     named_variables,
 )
 from weft.program.live.laid import check_unused, cut_value, laid_as, parts_of, swap, whole_of
-from weft.program.live.unwrapped import retired
+from weft.program.live.variables import retired
 from weft.runtime.memory.state import Variables
 from weft.runtime.world.world import World
 from weft.tensor import GlobalTensor

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import threading
+import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
@@ -13,9 +17,12 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import RankFailure, UserError, shown
-from weft.program.loop.old_world import end_old_world
-from weft.runtime.world.distributed import give_up, lasting_worlds
-from weft.runtime.world.in_place.follower import Follower, follower
+from weft.program.live.holds import open_programs
+from weft.runtime.world.distributed import end_lasting_worlds, give_up, lasting_worlds
+from weft.runtime.world.in_place.follower import LISTENS, Follower, follower
+from weft.runtime.world.world import World
+from weft.tensor.mesh import forget_world
+from weft.units import Seconds
 
 T = TypeVar("T")
 
@@ -103,3 +110,42 @@ class _Generators:
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         torch.set_rng_state(self.torch)
+
+
+# For which threads are waited that still work for the old world.
+_PATIENCE = Seconds(2.0)
+
+
+def end_old_world() -> str:
+    """Close the programs of this process, its channels, worlds and process groups, and see that no thread works on.
+
+    Returns:
+        Why that cannot be, as a thread that hangs could write into what the new world reads; "" where it was done.
+    """
+    worlds = lasting_worlds()
+    if any(world.device_type != "cpu" for world in worlds):
+        return "work on devices that are not CPUs cannot be ended in place"
+    for program in open_programs():
+        with suppress(Exception):  # of its threads, which have lost their peers
+            program.close()
+    for world in worlds:
+        _forget(world)
+    end_lasting_worlds()
+    gc.collect()
+    return _left(time.monotonic() + _PATIENCE)
+
+
+def _forget(world: World) -> None:
+    with suppress(Exception):
+        forget_world(world)
+
+
+def _left(until: float) -> str:
+    """The name of a thread of weft's that still works at a time of the clock; "" where there is none."""
+    own = threading.current_thread()
+    for thread in threading.enumerate():
+        if thread is not own and thread.name.startswith("weft ") and thread.name != LISTENS:
+            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():
+                return f"the thread {thread.name!r} still works"
+    return ""

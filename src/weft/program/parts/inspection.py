@@ -14,11 +14,10 @@ from weft.hardware.planning_costs import costs_text
 from weft.program.explain.beside import BoxTimes, box_times, step_line
 from weft.program.explain.details import details as tables
 from weft.program.explain.details import details_of
-from weft.program.explain.explain import explain
+from weft.program.explain.explain import explain, short_html
 from weft.program.explain.kernels import kernel_text, replay_text
 from weft.program.explain.loading import loading_text
 from weft.program.explain.memory import ProgramMemory, program_memory
-from weft.program.explain.short import short_html
 from weft.program.explain.words import title
 from weft.program.parts.core import ProgramCore
 from weft.program.predict import costs_in, predicted

@@ -15,10 +15,10 @@ from weft.program.saving.load import load
 from weft.program.saving.manifest import Manifest, put_back
 from weft.program.saving.memory.shelf import shelf_of
 from weft.program.saving.memory.snapshots import Snapshots
-from weft.program.saving.module_states import put_module_states, with_module_states
 from weft.program.saving.paths import checkpoint_path
 from weft.program.saving.program_state import ProgramState
 from weft.program.saving.save import save
+from weft.program.saving.saved_tensors import put_module_states, with_module_states
 from weft.program.saving.writing import Writing
 
 

@@ -19,7 +19,7 @@ from weft.errors import UserError
 from weft.planning.progress import uncollected
 from weft.planning.stored_step import StoredStep
 from weft.program.feeding.shards import layouts_of_shards, without_shards
-from weft.program.live.unwrapped import unwrapped
+from weft.program.live.variables import unwrapped
 from weft.program.planning.guards import Guards
 from weft.strategy.precision import Precision, precision_of
 from weft.strategy.strategy import Strategy

@@ -15,8 +15,7 @@ import torch
 
 from weft.runtime.channels.local import LocalChannel
 from weft.runtime.channels.process import GlooChannel, GroupChannel, NcclChannel
-from weft.runtime.devices.cuda_channel import CudaLocalChannel
-from weft.runtime.devices.cuda_streams import CudaStreams
+from weft.runtime.devices.cuda_streams import CudaLocalChannel, CudaStreams
 from weft.runtime.devices.graphs import CudaTape
 from weft.runtime.devices.replay import Tape
 from weft.runtime.devices.streams import MakeStreams

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from queue import SimpleQueue
 from threading import Lock
 from typing import NamedTuple, TypeAlias, final
 
 from weft.actors import Act, Driver, Event, QueueMachine, Ready, Released
+from weft.actors.messages import Turn
 from weft.ir.plan import COMPUTE
-from weft.runtime.executor.gate import Gate
 from weft.runtime.executor.queue_work import QueueWork
 from weft.runtime.executor.work import Work
 
@@ -217,3 +217,58 @@ class Queue:
             self._on_control(message)
         elif not isinstance(message, GateOpened):
             self.driver.receive(message)
+
+
+@final
+class Gate:
+    """The acts of a rank's step that have ended, and the queues whose next act waits for more of them.
+
+    Args:
+        turns: all acts that take memory; the others wait for nothing.
+    """
+
+    def __init__(self, turns: Iterable[Turn]) -> None:
+        self._turns = {(turn.actor, turn.micro): turn for turn in turns}
+        self._lock = Lock()
+        # By place among the ends of a step; the first `_count` have all been.
+        self._ended = [False] * (len(self._turns) + 1)
+        self._count = 0
+        # The queues that wait, and for how many ends.
+        self._waiting: dict[str, int] = {}
+
+    @property
+    def needed(self) -> bool:
+        """True where some act waits."""
+        return any(turn.waits for turn in self._turns.values())
+
+    def begin(self) -> None:
+        """A step begins; the last one has ended."""
+        self._ended = [False] * len(self._ended)
+        self._count = 0
+
+    def opens(self, queue: str, actor: int, micro: int) -> bool:
+        """True where an act may begin now; else its queue is among those that `end` returns one day."""
+        turn = self._turns.get((actor, micro))
+        if turn is None or not turn.waits:
+            return True
+        with self._lock:
+            if turn.waits <= self._count:
+                return True
+            self._waiting[queue] = turn.waits
+            return False
+
+    def end(self, actor: int, micro: int) -> tuple[str, ...]:
+        """An act has ended, and given back what it read; returns the queues that need not wait any more."""
+        turn = self._turns.get((actor, micro))
+        if turn is None:
+            return ()
+        with self._lock:
+            self._ended[turn.place] = True
+            while self._ended[self._count]:
+                self._count += 1
+            if not self._waiting:
+                return ()
+            free = tuple(queue for queue, count in self._waiting.items() if count <= self._count)
+            for queue in free:
+                del self._waiting[queue]
+            return free

@@ -13,10 +13,16 @@ from typing import final
 import torch
 
 from weft.actors import (
+    Act,
     Begin,
     Event,
     QueueMachine,
+    QueueStatistics,
+    actor_text,
     machines,
+    root_cause,
+    waiting_text,
+    when_text,
 )
 from weft.actors.messages import Turn
 from weft.capture.optimizers.groups import Optimizing
@@ -24,12 +30,10 @@ from weft.errors import NoAnswer
 from weft.ir.plan import COMPUTE, Communicate, Feed, Fetch, Order, RankPlan
 from weft.runtime.channels.channel import Channel
 from weft.runtime.compiled.choice import Kernels
-from weft.runtime.executor.gate import Gate
 from weft.runtime.executor.lone_acts import LoneActs
 from weft.runtime.executor.queue_work import ActError
-from weft.runtime.executor.queues import Control, Ended, Queue, Stop
+from weft.runtime.executor.queues import Control, Ended, Gate, Queue, Stop
 from weft.runtime.executor.rank_executor import RankExecutor
-from weft.runtime.executor.silence import silence_text
 from weft.runtime.executor.work import Rank
 from weft.runtime.memory.state import Variables
 from weft.runtime.memory.threads import HeapThread
@@ -224,3 +228,41 @@ def _no_autocast(device_type: str) -> AbstractContextManager[object]:
     if torch.is_autocast_enabled(device_type):
         return torch.autocast(device_type, enabled=False)
     return _NOTHING
+
+
+def silence_text(
+    plan: RankPlan, statistics: Sequence[QueueStatistics], channels: Mapping[int, Channel]
+) -> str:
+    """Names actors with what they wait for: registers, free copies, their turn, peers.
+
+    Args:
+        plan: the rank's plan.
+        statistics: of all its queues.
+        channels: the rank's ends of communicators, by id.
+
+    Returns:
+        On the first line what is at the root of it; then a line for each actor.
+    """
+    acts = {queue.running.actor: queue.running for queue in statistics if queue.running}
+    blamed = root_cause(plan, statistics)
+    names = [actor_text(plan.actors[id]) for id in blamed]
+    root = f"everything waits for {''.join(names)}"
+    if len(blamed) > 1:
+        root = f"each of {', '.join(names)} waits for the next one"
+    elif blamed and blamed[0] in acts:
+        root += f", which {_doing(plan, acts[blamed[0]], channels)}"
+    lines = [
+        f"  {actor_text(plan.actors[id])} {_doing(plan, act, channels)}" for id, act in acts.items()
+    ]
+    return "\n".join([root, waiting_text(plan, statistics), *lines])
+
+
+def _doing(plan: RankPlan, act: Act, channels: Mapping[int, Channel]) -> str:
+    """The work of an actor that runs, in words: wait for its peers, if it communicates."""
+    actor = plan.actors[act.actor]
+    when = when_text(actor, act.step, act.micro)
+    if not isinstance(actor, Communicate):
+        return f"has not ended in {when}"
+    ranks = channels[actor.collectives[0].communicator].ranks
+    peers = [rank for rank in ranks if rank != plan.rank]
+    return f"waits for ranks {peers} in {when}"

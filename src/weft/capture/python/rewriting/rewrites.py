@@ -7,6 +7,7 @@ checks by a value, the graph checks in every step (`weft.required`).
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
@@ -14,6 +15,7 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch.autograd.profiler import record_function
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules import batchnorm
 from torch.overrides import TorchFunctionMode
@@ -282,3 +284,21 @@ _TABLE: dict[Any, Callable[..., Any]] = {
 }
 if hasattr(F, "linear_cross_entropy"):
     _TABLE[F.linear_cross_entropy] = _linear_cross_entropy
+
+
+@contextmanager
+def labels_ignored() -> Iterator[None]:
+    """While this lasts, `torch.profiler.record_function` does nothing in this thread."""
+    own = threading.get_ident()
+    enter: Any = record_function.__enter__
+    leave: Any = record_function.__exit__
+
+    def entered(label: record_function) -> Any:
+        return label if threading.get_ident() == own else enter(label)
+
+    def left(label: record_function, *error: Any) -> None:
+        if label.record is not None:
+            leave(label, *error)
+
+    with patch.multiple(record_function, __enter__=entered, __exit__=left):
+        yield

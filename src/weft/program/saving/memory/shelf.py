@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import final
 
 from weft.program.everyone import told
-from weft.program.saving.memory.hosts import Hosts
-from weft.program.saving.memory.line import BuddyLine
+from weft.program.saving.memory.hosts import BuddyLine, Hosts
 from weft.program.saving.memory.places import (
     folder_of,
     host_folder,

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.program.saving.files import summing
-from weft.program.saving.memory.line import BuddyLine
+from weft.program.saving.memory.hosts import BuddyLine
 from weft.program.saving.memory.mapped import FormedFile, MappedFile, in_pieces
 from weft.program.saving.memory.places import RECORD, UNSURE
 from weft.program.saving.save import EXTRA_FILE
