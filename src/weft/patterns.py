@@ -11,6 +11,8 @@ as in "[0].mask", the key of a leaf. Upper and lower case differ.
 - Modules as places (`stages`, `offload`, `explain(op=)`): the pattern `covers` the module that it
   names and all below; "embed.*" covers what "embed" itself computes as well.
 
+Names are those of the model without torch.compile around parts of it; patterns may be of either form.
+
 A pattern that names nothing is an error with names that come close (`check_named`); "*" alone, for
 all there may be, is none. docs/patterns.md says the same with examples.
 """
@@ -24,8 +26,14 @@ from fnmatch import fnmatchcase
 from weft.errors import StrategyError
 
 
+def without_wrappers(name: str) -> str:
+    """A name of a model as it is where no part of it is in torch.compile, which adds a word to the names in it."""
+    return name.replace("_orig_mod.", "")
+
+
 def matches(pattern: str, name: str) -> bool:
     """True where a pattern names just this: the whole name fits."""
+    pattern = without_wrappers(pattern)
     return fnmatchcase(name, pattern) or (
         "[" in name and fnmatchcase(name, pattern.replace("[", "[[]"))
     )

@@ -128,12 +128,27 @@ def test_an_interrupt_ends_all_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux only")
-def test_no_rank_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
+def test_no_rank_outlives_a_launcher_that_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setenv("TMPDIR", str(place))
     with idle(tmp_path) as (_, pids):
         pass
+    (left,) = place.glob("weft-*")
+    others = [place / "weft-of-others", place / "weft-run-file"]
+    others[0].mkdir()
+    others[1].write_text("")
     deadline = time.monotonic() + SECONDS
     while any(alive(pid) for pid in pids):
         assert time.monotonic() < deadline, "a rank is still there"
+    # Its folder goes when the next one begins.
+    script = tmp_path / "next.py"
+    script.write_text("")
+    assert subprocess.run(command(script), timeout=SECONDS, check=False).returncode == 0
+    assert not left.exists()
+    assert all(each.exists() for each in others)
 
 
 def alive(pid: int) -> bool:

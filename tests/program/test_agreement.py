@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 import weft
 from weft.program.agreement import BatchSums, OptionsChecksum, batch_sums
+from weft.program.feeding import feed
+from weft.program.setting import Setting
 
 
 @pytest.mark.parametrize(
@@ -34,11 +39,61 @@ def test_any_other_element_is_seen_in_the_first_steps_and_now_and_then(step: int
     assert batch_sums({"x": leaf}, {}, step) != batch_sums({"x": other}, {}, step)
 
 
+def test_the_first_steps_are_those_after_a_checkpoint_was_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def noted(leaves: Any, given: Any, step: int) -> BatchSums:
+        seen.append(step)
+        return batch_sums(leaves, given, step)
+
+    monkeypatch.setattr(feed, "batch_sums", noted)
+    model, x = torch.nn.Linear(2, 1), torch.ones(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with weft.local_world(2):
+        # Of ranks in one process no batches are compared.
+        monkeypatch.setattr(Setting, "several", property(lambda _: True))
+        ranks = weft.placement("cpu", [0, 1])
+        program = weft.compile(model, mean, optimizer, x, placement=ranks)
+        for _ in range(3):
+            program.step(x)
+        program.save(tmp_path / "saved")
+        program.load(tmp_path / "saved")
+        program.step(x)
+        assert program.steps == 4
+        program.close()
+    assert seen == [0, 1, 2, 0]
+
+
+def mean(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    loss: torch.Tensor = model(x).mean()
+    return loss
+
+
 def test_another_batch_is_seen_in_every_step() -> None:
     generator = torch.Generator().manual_seed(0)
     for shape in [(1000,), (8, 512), (512, 8), (2, 3, 4, 5, 6), (100_000, 1)]:
         one, other = (torch.randn(shape, generator=generator) for _ in range(2))
         assert batch_sums({"x": one}, {}, 5) != batch_sums({"x": other}, {}, 5)
+
+
+class OnDevice:
+    """In place of a tensor on a GPU."""
+
+    def __init__(self, value: float) -> None:
+        self.held: Any = torch.full((4, 3), value)
+        self.device, self.nbytes, self.shape = torch.device("cuda"), 48, self.held.shape
+
+    def __getitem__(self, places: Any) -> Any:
+        return self.held[places]
+
+
+@pytest.mark.parametrize(("step", "seen"), [(0, True), (3, True), (5, False), (16, True)])
+def test_a_batch_on_a_device_is_looked_at_now_and_then(step: int, seen: bool) -> None:
+    leaves: list[Any] = [OnDevice(1.0), OnDevice(2.0)]
+    found = [batch_sums({"x": leaf}, {}, step) for leaf in leaves]
+    assert (found[0] != found[1]) is seen
 
 
 def test_parts_count_among_ranks_that_have_the_same() -> None:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from on_ranks import passed
 from program import divergent_on_processes as script
 
 # Seconds for all pairs of processes, which the first test waits for.
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.timeout(LIMIT + 20)
 SCRIPT = Path(__file__).with_name("divergent_on_processes.py")
 # The line of the loss.
 LINE = 1 + SCRIPT.read_text()[: SCRIPT.read_text().index(".square().mean()")].count("\n")
+AS_NCCL = {case.__name__ for case in script.AS_NCCL}
 
 
 # What each case differs in, and the words by which both ranks are told.
@@ -132,6 +134,26 @@ def test_both_ranks_are_told_over_a_network(outcomes: Any, case: str, words: lis
     for seconds, error, _ in found.values():
         assert all(word in error for word in words), error
         assert seconds < 60
+
+
+@pytest.mark.parametrize(("case", "words"), [row for row in TABLE if row[0] in AS_NCCL])
+def test_both_ranks_are_told_as_between_gpus(outcomes: Any, case: str, words: list[str]) -> None:
+    found = outcomes[f"{case} as nccl"]
+    assert found.keys() == {"0", "1"}
+    for seconds, error, _ in found.values():
+        assert all(word in error for word in words), error
+        assert seconds < 60
+
+
+def test_ranks_as_between_gpus_that_are_alike_go_on(outcomes: Any) -> None:
+    for case in ("two_steps", "other_weights_put_right"):
+        (_, error, loss), (_, other, same) = outcomes[f"{case} as nccl"].values()
+        assert (error, other) == ("", "")
+        assert loss == same == outcomes[case]["0"][2] > 0
+
+
+def test_no_rank_as_between_gpus_makes_a_step_that_another_does_otherwise() -> None:
+    passed(Path(__file__).with_name("odd_rank_on_processes.py"), 4, seconds=100)
 
 
 def test_a_rank_that_has_ended_is_told_of(outcomes: Any) -> None:

@@ -205,3 +205,5 @@ def _check_device(device_type: str) -> None:
             f"cannot capture for device type {device_type!r}: this machine's torch has no such device; "
             "expected 'cpu', or a machine with that device"
         )
+    # torch 2.13 takes gradients of tensors without data on a device only once there was one with data (pytorch#191293).
+    torch.empty(1, device=device_type)

@@ -8,7 +8,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
@@ -31,7 +31,7 @@ from weft.runtime.world.launch import (
 from weft.runtime.world.leader import Leader, Starts
 from weft.runtime.world.nodes.joined import Joined
 from weft.runtime.world.nodes.launchers import Launchers, Nodes, launchers
-from weft.runtime.world.snapshot_folder import snapshot_folder
+from weft.runtime.world.snapshot_folder import run_folder, snapshot_folder
 from weft.runtime.world.variables import LAUNCHER, MEETING, RESTART, SECRET, TIMEOUT, new_secret
 from weft.units import counted
 
@@ -125,7 +125,7 @@ def _run_joined(
                 number = node.start
                 environment = _environment(folder, number, options)
                 return number, _run_node(
-                    command, node, environment, Path(folder), interrupts, options.grace
+                    command, node, environment, folder, interrupts, options.grace
                 )
         except KeyboardInterrupt:
             return number, _interrupted()
@@ -135,9 +135,8 @@ def _run_once(
     command: Sequence[str], options: RunOptions, starts: Starts, interrupts: Interrupts
 ) -> int:
     """Start the ranks, for the time that `starts` says, and lead them on in place; gives the exit code."""
-    with _folder() as made:
-        folder = Path(made)
-        environment = {**_environment(made, starts.number, options), **_alone(folder)}
+    with _folder() as folder:
+        environment = {**_environment(folder, starts.number, options), **_alone(folder)}
         lead = _leader(starts, folder) if starts.left and sys.platform == "linux" else None
         try:
             ending = launch(
@@ -170,9 +169,9 @@ def _leader(starts: Starts, folder: Path) -> Leader:
     return Leader(starts, variables, cause, told, ASKS)
 
 
-def _environment(folder: str, number: int, options: RunOptions) -> dict[str, str]:
+def _environment(folder: Path, number: int, options: RunOptions) -> dict[str, str]:
     """The variables of all ranks of a start."""
-    found = {**os.environ, NOTES: folder, LAUNCHER: str(os.getpid()), RESTART: str(number)}
+    found = {**os.environ, NOTES: str(folder), LAUNCHER: str(os.getpid()), RESTART: str(number)}
     return found if options.timeout is None else {**found, TIMEOUT: str(options.timeout)}
 
 
@@ -181,9 +180,9 @@ def _interrupted() -> int:
     return INTERRUPTED
 
 
-def _folder() -> tempfile.TemporaryDirectory[str]:
+def _folder() -> AbstractContextManager[Path]:
     """A folder for files of this run, which nobody else can reach."""
-    return tempfile.TemporaryDirectory(prefix="weft-", ignore_cleanup_errors=True)
+    return run_folder(Path(tempfile.gettempdir()), "weft-run-")
 
 
 @contextmanager

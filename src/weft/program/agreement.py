@@ -93,7 +93,7 @@ def batch_sums(
     Args:
         leaves: that every process gives whole, by key.
         given: leaves that are global tensors.
-        step: of the program.
+        step: since the program was compiled or has loaded.
     """
     parts = [(x.spec.layout, _checksums(x.shards().values(), step)) for x in given.values()]
     return BatchSums(_checksums(leaves.values(), step), tuple(parts))
@@ -106,13 +106,13 @@ def _checksums(tensors: Iterable[Tensor], step: int, before: int = 0) -> int:
 
 
 def _checksum(leaf: Tensor, step: int, before: int) -> int:
-    """A checksum carried on; tensors on devices count in the first steps only, as the host has to wait for them."""
-    if leaf.device.type != "cpu" and step >= _FIRST:
+    """A checksum carried on; tensors on devices count once in a while only, as the host has to wait for them."""
+    on_host, often = leaf.device.type == "cpu", step < _FIRST or step % _EVERY == 0
+    if not (on_host or often):
         return before
-    values = _values(leaf)
-    all_of_it = step < _FIRST or step % _EVERY == 0
-    if not (all_of_it and leaf.nbytes <= _BYTES):
-        values = values[_places(tuple(leaf.shape), step)]
+    whole = often and leaf.nbytes <= _BYTES
+    places = () if whole else _places(tuple(leaf.shape), step)
+    values = _values(leaf)[places] if on_host else _values(leaf[places])
     return zlib.crc32(values.tobytes(), before)
 
 

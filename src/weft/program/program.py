@@ -291,8 +291,8 @@ class Program:
         Args:
             path: on a file system that all processes see.
             extra: more that `load` gives back: numbers, texts, tensors, lists and dicts of them, and objects with
-                `state_dict` and `load_state_dict` such as learning-rate schedulers. Those of the first process count;
-                global tensors in them must be the same on all.
+                `state_dict` and `load_state_dict` such as learning-rate schedulers. Where they differ between
+                processes, each keeps its own; global tensors in them must be the same on all.
             wait: False goes on as soon as all is copied to host memory; a thread writes meanwhile. The next `save`,
                 `load`, `wait_for_saved` and `close` wait for it, and raise what has failed.
             replace: True puts it in the place of what is at `path`, once it is whole; else nothing may be there.
@@ -387,11 +387,12 @@ class Program:
             model_only: True reads parameters and buffers, and leaves optimizers, steps and extras as they are.
 
         Returns:
-            What `save` was given as `extra`.
+            What `save` was given as `extra`, by this process where they differ.
 
         Raises:
             UserError: on every process, before anything is written: there is no checkpoint, a file is damaged or
-                missing, or it is of another model, optimizer or seed.
+                missing, it is of another model, optimizer or seed, or extras differ and were saved by another number
+                of processes.
         """
         return self._saving.load(path, extra, model_only)
 

@@ -32,7 +32,7 @@ class Signalled(Dataset[int]):
         return number
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_workers_go_on(number: int) -> None:
     loader = weft.Loader(Signalled(number), 2, workers=1)
     assert [each.tolist() for each in loader] == [[0, 1], [2, 3], [4, 5]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import faulthandler
 import json
 import os
 import signal
@@ -365,7 +366,7 @@ def test_the_users_function_ends_it() -> None:
     assert (ended.steps, ended.why) == (6, "stop")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_signal_ends_it_with_a_checkpoint(number: signal.Signals, tmp_path: Path) -> None:
     kept = weft.Checkpoints(tmp_path / "run", every=100)
 
@@ -382,6 +383,27 @@ def test_a_signal_ends_it_with_a_checkpoint(number: signal.Signals, tmp_path: Pa
     assert 3 <= ended.steps <= 4
     assert [each.name for each in kept.all()] == [f"step-{ended.steps:08d}"]
     assert signal.getsignal(number) is before
+
+
+def test_signals_of_the_users_are_left_to_them(tmp_path: Path) -> None:
+    came: list[int] = []
+
+    def raise_both(step: int, _: Any) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGUSR2)
+
+    before = signal.signal(signal.SIGUSR1, lambda number, _: came.append(number))
+    with (tmp_path / "places").open("w+") as places:
+        faulthandler.register(signal.SIGUSR2, places)
+        try:
+            with compiled() as (program, _):
+                ended = weft.fit(program, loader(program), steps=2, log=[raise_both], log_every=2)
+        finally:
+            faulthandler.unregister(signal.SIGUSR2)
+            signal.signal(signal.SIGUSR1, before)
+        places.seek(0)
+        assert "raise_both" in places.read()
+    assert (ended.why, came) == ("steps", [signal.SIGUSR1])
 
 
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])

@@ -61,9 +61,9 @@ if __name__ == "__main__":
         if layout == "data":
             told = fail(program, folder, rank, beside)
         else:
-            program.save(folder, {"rank": rank}, wait=not beside)
+            program.save(folder, {"saved": 2}, wait=not beside)
     else:
-        told = str(program.load(folder).get("rank"))
+        told = str(program.load(folder).get("saved"))
     program.wait_for_saved()
     losses = [float(program.step(batch_of(step))) for step in (2, 3)]
     Path(out, f"{rank}.json").write_text(json.dumps([losses, told, program.steps]))

@@ -223,3 +223,39 @@ def test_an_element_of_any_stride_is_saved(tmp_path: Path) -> None:
     with compiled(Case()) as (program, _):
         program.save(tmp_path / "saved", {"single": single})
         assert torch.equal(program.load(tmp_path / "saved")["single"], single)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_what_stands_in_the_place_of_a_checkpoint_and_is_none_ends_no_run(
+    wait: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = weft.Checkpoints(tmp_path / "run", every=1, keep=2, wait=wait)
+    old, cut, foreign, linked = (tmp_path / f"run/step-0000000{step}" for step in (0, 2, 3, 4))
+    elsewhere = tmp_path / "elsewhere"
+    with compiled(Case()) as (program, _):
+        program.step(batch_of(0))
+        kept.save(program, {"number": 1})
+        program.step(batch_of(1))
+        kept.save(program, {"number": 2})
+        program.wait_for_saved()
+        (cut / "weft.json").unlink()  # as when taking it away was cut short
+        for place in (old, foreign, elsewhere):
+            place.mkdir()
+            (place / "notes.txt").write_text("mine")
+        (foreign / "model.safetensors").write_text("mine, too")
+        linked.symlink_to(elsewhere)
+    with compiled(Case()) as (program, _):
+        assert kept.load_newest(program) == {"number": 1}
+        for step in (1, 2, 3):
+            program.step(batch_of(step))
+            kept.save(program, {"number": step + 1})
+        program.wait_for_saved()
+    abouts = [json.loads((each / "weft.json").read_text())["about"] for each in kept.all()[-2:]]
+    assert [each["steps"] for each in abouts] == [3, 4]
+    aside = sorted(each.name for each in (tmp_path / "run").glob("*.aside-*"))
+    assert aside == ["step-00000003.aside-1", "step-00000004.aside-1"]
+    for name in aside:
+        assert (tmp_path / "run" / name / "notes.txt").read_text() == "mine"
+    for place in (old, elsewhere):
+        assert (place / "notes.txt").read_text() == "mine"
+    assert "step-00000003 is no checkpoint, and stands in the place of one: it is" in caplog.text

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from weft.errors import NoAnswer
 from weft.ir.plan import Collective, LocalValue
 from weft.runtime.channels import process as process_channel
 from weft.runtime.channels.collectives import run_collectives
@@ -83,3 +84,51 @@ def test_uneven_gathers_are_exchanges(
     run_collectives(channel, [gathered((1, 2))], [torch.ones(2, 2)])
     assert exchanged == [2]
     assert "all_gather" not in operations.done
+
+
+class QuietBoard:
+    """Nobody has announced a failure."""
+
+    def cause(self, seconds: float) -> None:
+        return None
+
+
+def reduced(operations: Operations, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """An all-reduce in which NCCL raises an error."""
+    channel = NcclChannel(None, RANKS, 1, torch.device("cpu"), QuietBoard())
+
+    def fail(*arguments: Any, **named: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(operations, "all_reduce", fail)
+    channel.all_reduce([torch.ones(2)], "sum")
+
+
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("no such kernel")]
+)
+def test_what_is_no_peers_doing_is_raised_as_it_is(
+    operations: Operations, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    with pytest.raises(type(error)) as found:
+        reduced(operations, monkeypatch, error)
+    assert found.value is error
+
+
+def test_a_lost_peer_is_told_of(operations: Operations, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = torch.distributed.DistBackendError("NCCL error")
+    with pytest.raises(NoAnswer, match=r"an all_reduce with ranks \[3\] failed, so one of them"):
+        reduced(operations, monkeypatch, lost)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.int16])
+def test_what_nccl_does_not_reduce_is_exchanged(
+    operations: Operations, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    channel = NcclChannel(None, RANKS, 1, torch.device("cpu"), None)
+    exchanged: list[Any] = []
+    monkeypatch.setattr(NcclChannel, "_exchange", lambda *_: exchanged.append(dtype))
+    operations.done.clear()
+    channel.all_reduce([torch.ones(2, dtype=dtype)], "max")
+    assert exchanged
+    assert operations.done == []

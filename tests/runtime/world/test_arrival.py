@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
 from on_ranks import run_ranks
-from weft.errors import NoAnswer, RankFailure
+from weft.errors import NoAnswer, RankFailure, UserError
 from weft.runtime.world.arrival import await_all, connecting
 
 SCRIPT = """
@@ -77,3 +77,12 @@ def test_ranks_that_wait_in_torch_for_an_entry_are_told_for_whom() -> None:
         store.wait(["1/cpu"], timedelta(milliseconds=1))
     with pytest.raises(RuntimeError, match="no backend"), connecting(0, range(3), lambda _: True):
         raise RuntimeError("no backend")
+
+
+def test_a_network_interface_that_is_down_is_named() -> None:
+    down = "[enforce fail at device.cc:79] ifa != nullptr. Unable to find address for: lo"
+    words = (
+        r"rank 0: .*interface lo, which is down or not there: .*ip link set lo up.*GLOO_SOCKET_IF"
+    )
+    with pytest.raises(UserError, match=words), connecting(0, range(2), lambda _: False):
+        raise RuntimeError(down)

@@ -10,7 +10,7 @@ import pytest
 
 from weft.runtime.world.interrupts import Interrupts
 
-ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 @pytest.fixture(autouse=True)

@@ -1,8 +1,8 @@
 """Processes that load samples: signals by which a job is told to end are left to the process that they load for.
 
-Schedulers send SIGTERM to all processes of a job, and terminals send Ctrl-C to all. Workers that ended by it would take
-away the batches of the steps that are still to come, and with them the checkpoint of the end. So they pass both over,
-and are killed where they do not end by themselves once nobody needs them.
+Schedulers send SIGTERM, or SIGUSR1, to all processes of a job, and terminals send Ctrl-C to all. Workers that ended by
+it would take away the batches of the steps that are still to come, and with them the checkpoint of the end. So they
+pass them over, and are killed where they do not end by themselves once nobody needs them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from types import FrameType
 from typing import Any
 from weakref import WeakKeyDictionary
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from weft.runtime.world.interrupts import ending_signals
+
+_BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 # Of all loops, and the process that they load for.
 _workers: WeakKeyDictionary[BaseProcess, int] = WeakKeyDictionary()
 
@@ -25,9 +27,9 @@ _workers: WeakKeyDictionary[BaseProcess, int] = WeakKeyDictionary()
 def begin_worker(_number: int) -> None:
     """Called in each worker at its beginning, where the signals are blocked."""
     # No handler of the system's: what a worker starts would pass them over, too.
-    for number in _SIGNALS:
+    for number in ending_signals():
         signal.signal(number, _pass_over)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
 
 
 def with_workers(loading: Iterable[Any]) -> Iterator[Any]:
@@ -35,7 +37,7 @@ def with_workers(loading: Iterable[Any]) -> Iterator[Any]:
     # A worker that is spawned imports modules before it begins, and one that is forked may be by a server.
     if get_start_method() != "fork":
         resource_tracker.ensure_running()  # which, where it begins later, unblocks the signals
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     try:
         iterator = iter(loading)
     finally:

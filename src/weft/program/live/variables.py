@@ -129,6 +129,8 @@ _wrappers: WeakKeyDictionary[nn.Module, WeakSet[DistributedDataParallel]] = Weak
 def unwrapped(model: nn.Module) -> nn.Module:
     """The model that `DistributedDataParallel`, `DataParallel` or `torch.compile` wraps; others as they are.
 
+    Parts of it that `torch.compile` wraps take the wrapper's place, so that all names are those of the plain model.
+
     Raises:
         UserError: when `fully_shard` or another library has made the model's parameters DTensors;
             when a lazy module was never called.
@@ -140,14 +142,24 @@ def unwrapped(model: nn.Module) -> nn.Module:
             model = model.module
         elif isinstance(model, DataParallel):
             model = model.module
-        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):  # of torch.compile
-            model = model._orig_mod  # type: ignore[assignment]
+        elif (inner := _uncompiled(model)) is not model:
+            model = inner
         else:
             break
     _check_plain(model)
+    for path, part in reversed(list(model.named_modules(remove_duplicate=False))):
+        if (inner := _uncompiled(part)) is not part:
+            around, _, name = path.rpartition(".")
+            setattr(model.get_submodule(around), name, inner)
     if wrappers:
         _wrappers.setdefault(model, WeakSet()).update(wrappers)
     return model
+
+
+def _uncompiled(module: nn.Module) -> nn.Module:
+    """The module that `torch.compile` wraps; others as they are."""
+    inner = getattr(module, "_orig_mod", None)
+    return _uncompiled(inner) if isinstance(inner, nn.Module) else module
 
 
 def _check_plain(model: object) -> None:

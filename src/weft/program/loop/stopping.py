@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, final
 
+from weft.runtime.world.interrupts import ending_signals
 from weft.units import Seconds
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Processes compare notes about so often.
 _EVERY = Seconds(0.5)
 # Steps between two comparisons at most: steps may become slower.
@@ -62,11 +62,11 @@ class Stopping:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """SIGTERM and Ctrl-C are noted meanwhile, where this is the main thread."""
+        """The signals that tell a job to end are noted meanwhile, where this is the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        before: dict[int, Any] = {each: signal.signal(each, self.note) for each in _SIGNALS}
+        before: dict[int, Any] = {each: signal.signal(each, self.note) for each in ending_signals()}
         try:
             yield
         finally:

@@ -42,6 +42,7 @@ class ProgramCore:
         variants, step, training: the same.
         setting: of all programs of the model.
         steps: made so far, those before a checkpoint that was loaded included.
+        first: the number of the first step that was made here.
         waits: for the batches of the last steps that were made in a loop of weft's, by the number of the step.
         loads: the acts that brought the batches of such steps where they were loaded ahead, likewise.
         loading: the plan of the last loop that loads ahead; None before one.
@@ -56,7 +57,7 @@ class ProgramCore:
         self.setting = variants.setting
         self.step = step
         self.training = training
-        self.steps = 0
+        self.steps = self.first = 0
         self.waits: dict[int, StepSpan] = {}
         self.loads: dict[int, LoadedActs] = {}
         self.loading: RankPlan | None = None
@@ -136,6 +137,7 @@ class ProgramCore:
 
     def note_loaded(self) -> None:
         """All that a failed step may have changed was loaded."""
+        self.first = self.steps
         if self.failed is not None:
             self.failed.loaded = True
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import zlib
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -44,8 +46,7 @@ class ProgramSaving:
         """As `Program.save` says."""
         place = checkpoint_path(path)
         self._core.make_ready("save")
-        self._core.enter(f"save {place}")
-        state, about = self._to_save("save")
+        state, about = self._to_save("save", f"save {place}")
         before, self._writing = self._writing, None
         given = with_module_states(extra, self._core.setting.model)
         self._writing = save(state, place, about, given, before, wait, replace)
@@ -72,8 +73,7 @@ class ProgramSaving:
         """As `Program.save_in_memory` says."""
         place = checkpoint_path(path)
         self._core.make_ready("save")
-        self._core.enter(f"save {place} in memory")
-        state, about = self._to_save("save_in_memory")
+        state, about = self._to_save("save_in_memory", f"save {place} in memory")
         given = with_module_states(extra, self._core.setting.model)
         self._snapshots_of(place).take(state, self._core.steps, about, given)
 
@@ -111,13 +111,20 @@ class ProgramSaving:
             for each in snapshots.values():
                 stack.callback(each.close)
 
-    def _to_save(self, call: str) -> tuple[ProgramState, dict[str, Any]]:
-        """The content of a checkpoint: tensors and states, and what is neither, as JSON."""
+    def _to_save(self, call: str, text: str) -> tuple[ProgramState, dict[str, Any]]:
+        """The content of a checkpoint: tensors and states, and what is neither, as JSON.
+
+        Args:
+            call: a method of programs.
+            text: the call, in words.
+        """
         core, state = self._core, self._state()
+        about = about_program(state, core.steps, core.step.optimizers)
+        core.enter(f"{text}, options {zlib.crc32(json.dumps(about['groups']).encode()):x}")
         if core.training is not None:
             core.training.take()
             self._check_no_gradients(call)
-        return state, about_program(state, core.steps, core.step.optimizers)
+        return state, about
 
     def _load(
         self,

@@ -54,7 +54,7 @@ class ProgramSteps:
         batch = batch if isinstance(batch, CutBatch) else core.setting.whole(batch)
         core.places.check()
         enter = partial(self._enter_step, adding=standing)
-        feeds, sums = variants.feeds(batch, core.steps, enter)
+        feeds, sums = variants.feeds(batch, core.steps - core.first, enter)
         if training is not None:
             if adds and update:
                 training.gradients.check_update(variants.current.compiled)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from weft.capture.optimizers.groups import Optimizers
 from weft.errors import UserError
+from weft.patterns import without_wrappers
 from weft.program.live.laid import whole_of
 from weft.program.live.masters import Masters
 from weft.program.live.variables import load_whole, state_dict_names
@@ -59,6 +60,8 @@ class WholeState:
         """As `Program.load_full_state_dict` says."""
         setting = self._core.setting
         self._core.enter("load_full_state_dict")
+        if isinstance(state, Mapping):
+            state = {without_wrappers(str(name)): each for name, each in state.items()}
         load_whole(setting, self._core.compiled.graph, state)
         if self._core.training is not None:
             self._core.training.masters.fill_waiting(

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol, final
@@ -16,12 +20,14 @@ from weft.errors import DamagedCheckpoint, UserError
 from weft.program.saving.claims import claim_for_job, is_of_another_job
 from weft.program.saving.extras import EXTRA
 from weft.program.saving.files import SUFFIX
-from weft.program.saving.manifest import NAME, put_back, read_manifest
+from weft.program.saving.manifest import NAME, may_go, put_back, read_manifest
 from weft.program.saving.paths import PARTIAL, REPLACED, checkpoint_path
 
 _log = logging.getLogger("weft")
 _PREFIX = "step-"
 SCORE = "score"
+# The files of a checkpoint beside its manifest.
+_OWN = re.compile(r"(shard-\d+-model-\d+|extra(-\d+)?)\.safetensors|rank-\d+\.json")
 
 
 class Saving(Protocol):
@@ -128,8 +134,8 @@ class Checkpoints:
         Args:
             program: that trains.
             extra: as `Program.save` takes it.
-            score: the least is the best, as of a validation loss, and one that is not finite never is; it stands
-                among the extras as "score", which no other extra may be called.
+            score: the least is the best, as of a validation loss, and one that is not finite never is; that of the
+                first process counts, and stands among the extras as "score", which no other extra may be called.
 
         Returns:
             The folder of the checkpoint.
@@ -140,11 +146,14 @@ class Checkpoints:
         _check_program(program)
         check_names(extra, (SCORE,), "the score of a checkpoint stands")
         scored = {} if score is None else {SCORE: _number(score)}
+        if not program.is_first:  # whose score counts, also where others have found another one
+            scored = {}
         claim_for_job(self.folder, program)
         place = self.folder / f"{_PREFIX}{program.steps:08d}"
         program.wait_for_saved()
         if program.is_first:
             self._clear()
+            _make_room(place)
         # A run that went on from an earlier one may come here again, as after damage.
         program.save(place, {**(extra or {}), **scored}, self.wait, replace=True)
         if program.is_first:
@@ -265,7 +274,7 @@ class Checkpoints:
             ((s, each) for _, each in found if (s := _score(each)) is not None), default=None
         )
         for each in every[: -self.keep]:
-            if best is None or each != best[1]:
+            if (best is None or each != best[1]) and _is_own(each):
                 shutil.rmtree(each, ignore_errors=True)
         if len(every) < len(found):
             _log.warning(
@@ -297,6 +306,33 @@ def _is_any(place: Path) -> bool:
         return True
     _log.warning("%s is no checkpoint, as it has no %s; trying the one before", place, NAME)
     return False
+
+
+def _is_own(place: Path) -> bool:
+    """True for a checkpoint, also one of which a part is gone: nothing of others lies there."""
+    with suppress(OSError):  # nobody may look there
+        names = [] if place.is_symlink() else os.listdir(place)
+        return may_go(place) or (bool(names) and all(map(_OWN.fullmatch, names)))
+    return False
+
+
+def _make_room(place: Path) -> None:
+    """Take away what is left of a checkpoint where a new one is to be; what is none's is set aside."""
+    if not os.path.lexists(place):
+        return
+    try:
+        if _is_own(place):
+            if not may_go(place):
+                shutil.rmtree(place)
+            return
+        numbers = (place.with_name(f"{place.name}.aside-{number}") for number in count(1))
+        aside = next(each for each in numbers if not os.path.lexists(each))
+        place.rename(aside)
+        _log.warning(
+            "%s is no checkpoint, and stands in the place of one: it is %s now", place, aside
+        )
+    except OSError as error:  # saving tells all processes that it cannot be replaced
+        _log.warning("%s is no checkpoint, and cannot be taken away: %s", place, error)
 
 
 def _number(score: object) -> float:

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import logging
+import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
 from weft.errors import DamagedCheckpoint, UserError
+from weft.layout.region import Region
 from weft.ops.dtypes import dtype_name
-from weft.program.everyone import agreed, told
-from weft.program.saving.files import Reading, slices
+from weft.program.everyone import told
+from weft.program.saving.files import SUFFIX, Reading, checksum, plain_values, slices
 from weft.program.saving.manifest import DTYPES, Manifest, Stored
 from weft.program.saving.pieces import pieces_of
 from weft.program.saving.saved_tensors import SavedTensor
@@ -24,6 +28,9 @@ from weft.tensor import GlobalTensor
 from weft.tensor.spec import contiguous
 
 EXTRA = "extra"
+# Where those stand in a manifest that differ between processes: for each process, its own.
+OWN = "extra of each process"
+_log = logging.getLogger("weft")
 
 
 @final
@@ -32,63 +39,115 @@ class Extras:
     """The user's own, as a checkpoint takes it.
 
     Attributes:
-        content: as JSON; of the first process.
-        plain: the tensors in it by name, which the first process writes.
+        about: the part that is no tensor, as JSON; of the first process what is the same on all.
+        file: that this process writes.
+        pieces: where each of its tensors lies, whole, and its values, by name: in the first process those that are the
+            same on all, and in each its own.
+        shapes: shape and dtype of the tensors that all processes write so.
         laid: the global ones, of which each process writes what falls to its ranks.
     """
 
-    content: Any = field(default_factory=dict)
-    plain: Mapping[str, Tensor] = field(default_factory=dict)
-    laid: Sequence[SavedTensor] = ()
-
-    @property
-    def laid_text(self) -> str:
-        """The global tensors, as text that is the same on all processes."""
-        return json.dumps(
-            [[each.name, list(each.shape), each.dtype, str(each.layout)] for each in self.laid]
-        )
+    about: Mapping[str, Any]
+    file: str
+    pieces: Mapping[str, tuple[Region, Tensor]]
+    shapes: Mapping[str, tuple[tuple[int, ...], str]]
+    laid: Sequence[SavedTensor]
 
 
 def extras_of(world: World, extra: Any) -> Extras:
-    """The extras of the first process; global tensors in them must be the same on all. Every process must call it.
+    """The extras of all processes. Every process must call it.
+
+    What a process does not give is that of the first one; what differs is kept for each.
 
     Raises:
         UserError: on all processes: it holds what no checkpoint takes, or other global tensors on another process.
     """
-    first = 0 in world.ranks
-    found: list[Extras] = []
+    states: dict[str, Any] = {}
+    several = len(world.ranks) < world.size
 
     def tell() -> str:
-        found.append(_parts_of(extra) if first else Extras())
-        return found[0].laid_text
-
-    laid = told(world, "the extras", tell)[0]
-    if laid == Extras().laid_text:
-        return found[0]
-
-    def same() -> Extras:
-        own = found[0] if first else _parts_of(extra)
-        if own.laid_text != laid:
+        if not isinstance(extra, Mapping):
             raise UserError(
-                f"extra: global tensors must be the same on all processes; the first one gives {laid}, this one "
-                f"{own.laid_text}: give each process the same extra"
+                f"extra takes a dict of what is to be saved by name, found a {type(extra).__name__}"
             )
-        return own
+        states.update({name: state_of(each, f"{EXTRA}.{name}") for name, each in extra.items()})
+        return json.dumps({name: _sum(each, name) for name, each in states.items() if several})
 
-    return agreed(world, "the global tensors of the extras", same)
+    every = list(map(json.loads, told(world, "the extras", tell)[:: len(world.ranks)]))
+    _check_laid(every)
+    differs = {n for own in every for n, found in own.items() if found != every[0].get(n)}
+    process, found, kept = world.ranks[0], dict[str, Tensor](), dict[str, Tensor]()
+    shared = to_json({n: x for n, x in states.items() if str(n) not in differs}, EXTRA, found)
+    own = to_json({n: x for n, x in states.items() if str(n) in differs}, _own(process), kept)
+    plain, laid = _parted(found)
+    mine = (plain if process == 0 else {}) | kept
+    about, shapes = {EXTRA: shared}, _shapes(mine)
+    if differs:
+        texts = told(world, "the extras of each", lambda: json.dumps([own, shapes]))
+        about[OWN] = [json.loads(text)[0] for text in texts]
+        shapes = {name: each for text in texts for name, each in json.loads(text)[1].items()}
+        if process == 0:
+            _tell_of(tuple(sorted(differs)), len(every))
+    pieces = {name: (tuple((0, size) for size in x.shape), x) for name, x in mine.items()}
+    return Extras(about, extra_file(process), pieces, shapes, laid)
 
 
-def _parts_of(extra: Any) -> Extras:
-    if not isinstance(extra, Mapping):
-        raise UserError(
-            f"extra takes a dict of what is to be saved by name, found a {type(extra).__name__}"
-        )
+def _check_laid(every: Sequence[Mapping[str, Sequence[Any]]]) -> None:
+    """Check that all processes give the same extras of those that hold global tensors, of which each writes a part."""
+    for rank, own in enumerate(every):
+        for name, found in own.items():
+            others = [i for i, each in enumerate(every) if each.get(name) != found]
+            if found[1] and others:
+                raise UserError(
+                    "extra: global tensors must be the same on all processes, and so must be all that is saved with "
+                    f"them under one name: {name!r} has {found[1]} on rank {rank}, and is another on rank {others[0]}; "
+                    "give each process the same extra"
+                )
+
+
+def extra_file(process: int) -> str:
+    """The file of the tensors that a process writes of the user's own."""
+    return f"{EXTRA}-{process + 1:05d}{SUFFIX}"
+
+
+@cache
+def _tell_of(names: tuple[str, ...], processes: int) -> None:
+    """Say it once of each set of names, as a job may go on among fewer."""
+    _log.warning(
+        "the extras %s differ between processes: a checkpoint keeps those of each, and goes on in %d processes alone",
+        *(", ".join(names), processes),
+    )
+
+
+def _own(process: int) -> str:
+    """The begin of the names of what a process has by itself."""
+    return f"{EXTRA}/{process}"
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, tuple[tuple[int, ...], str]]:
+    return {name: (tuple(x.shape), dtype_name(x.dtype)) for name, x in tensors.items()}
+
+
+def _sum(state: Any, name: str) -> tuple[int, str]:
+    """A checksum of an extra, and what is the same of its global tensors on all processes."""
     found: dict[str, Tensor] = {}
-    own = {name: state_of(each, f"{EXTRA}.{name}") for name, each in extra.items()}
-    content = to_json(own, EXTRA, found)
-    plain = {name: each for name, each in found.items() if not isinstance(each, GlobalTensor)}
-    laid = [_entry(n, x) for n, x in found.items() if isinstance(x, GlobalTensor)]
-    return Extras(content, plain, laid)
+    text = json.dumps(to_json(state, f"{EXTRA}.{name}", found, 1), sort_keys=True)
+    plain, laid = _parted(found)
+    sums = list(map(checksum, plain_values(plain).values()))
+    return zlib.crc32(f"{text} {_shapes(found)} {sums}".encode()), laid_text(laid) if laid else ""
+
+
+def _parted(found: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[SavedTensor]]:
+    """Plain tensors, and the global ones."""
+    plain = {name: x for name, x in found.items() if not isinstance(x, GlobalTensor)}
+    return plain, [_entry(n, x) for n, x in found.items() if isinstance(x, GlobalTensor)]
+
+
+def laid_text(laid: Sequence[SavedTensor]) -> str:
+    """Global tensors, as text that is the same on all processes."""
+    return json.dumps(
+        [[each.name, list(each.shape), each.dtype, str(each.layout)] for each in laid]
+    )
 
 
 def _entry(name: str, tensor: GlobalTensor) -> SavedTensor:
@@ -120,7 +179,13 @@ def state_of(value: Any, where: str) -> Any:
         ) from error
 
 
-def read_extra(manifest: Manifest, objects: Mapping[str, Any]) -> dict[str, Any]:
+def stored_extras(manifest: Manifest, world: World) -> dict[str, Stored]:
+    """The tensors of the user's own that this process reads."""
+    begins = f"{EXTRA}.", f"{_own(world.ranks[0])}."
+    return {name: each for name, each in manifest.tensors.items() if name.startswith(begins)}
+
+
+def read_extra(manifest: Manifest, objects: Mapping[str, Any], world: World) -> dict[str, Any]:
     """The user's own of a checkpoint.
 
     Tensors in it are whole, but for those that stand where an object that is given has a global tensor of the same
@@ -129,15 +194,17 @@ def read_extra(manifest: Manifest, objects: Mapping[str, Any]) -> dict[str, Any]
     Args:
         manifest: of the checkpoint.
         objects: that are to load it, by name.
+        world: of all processes.
 
     Raises:
         DamagedCheckpoint: it is none.
+        UserError: it is not the same on all processes, and there are more or fewer than those that saved it.
     """
     there = _laid_in(objects)
-    stored = {name: x for name, x in manifest.tensors.items() if name.startswith(f"{EXTRA}.")}
+    contents = manifest.about.get(EXTRA, {}), _own_content(manifest, world)
     tensors: dict[str, Tensor] = {}
     with torch.no_grad(), Reading(manifest.folder) as reading:
-        for name, each in stored.items():
+        for name, each in stored_extras(manifest, world).items():
             if each.dtype not in DTYPES.values():
                 raise DamagedCheckpoint(f"{manifest.folder}: {name} is of no dtype {each.dtype!r}")
             model = there.get(name)
@@ -147,10 +214,29 @@ def read_extra(manifest: Manifest, objects: Mapping[str, Any]) -> dict[str, Any]
                 tensors[name] = torch.empty(each.shape, dtype=getattr(torch, each.dtype))
                 whole = tuple((0, size) for size in each.shape)
                 reading.piece(each.extents, whole, tensors[name])
-    found = from_json(manifest.about.get(EXTRA, {}), EXTRA, tensors)
-    if not isinstance(found, dict):
+    shared, own = (from_json(each, EXTRA, tensors) for each in contents)
+    if not isinstance(shared, dict) or not isinstance(own, dict):
         raise DamagedCheckpoint(f"{manifest.folder}: its extra is no dict; load another checkpoint")
-    return found
+    return {**shared, **own}
+
+
+def _own_content(manifest: Manifest, world: World) -> Any:
+    """The user's own that this process has by itself, as JSON."""
+    every, now = manifest.about.get(OWN), world.size // len(world.ranks)
+    if every is None:
+        return {}
+    if not isinstance(every, list) or not all(isinstance(own, dict) for own in every):
+        raise DamagedCheckpoint(
+            f"{manifest.folder}: its extras are none of each process; load another checkpoint"
+        )
+    if len(every) != now:
+        names = ", ".join(sorted({name for own in every for name in own}))
+        raise UserError(
+            f"program.load: the extras {names} of {manifest.folder} are others in each of the {len(every)} processes "
+            f"that saved them, and there are {now} now: load it in {len(every)}, or the model alone (model_only=True). "
+            "What all processes save alike goes on in any number"
+        )
+    return every[world.ranks[0]]
 
 
 def _laid_in(objects: Mapping[str, Any]) -> dict[str, GlobalTensor]:

@@ -81,7 +81,7 @@ def write_file(
     Raises:
         UserError: it cannot be written, as where the disk is full.
     """
-    values = _plain({name: tensor for name, (_, tensor) in pieces.items()})
+    values = plain_values({name: tensor for name, (_, tensor) in pieces.items()})
     about = about_file({name: [at for at, _ in whole] for name, (whole, _) in pieces.items()})
     path = folder / file
     try:
@@ -95,7 +95,7 @@ def write_file(
 
 def file_bytes(pieces: Mapping[str, tuple[Region, Tensor]]) -> tuple[bytes, dict[str, int]]:
     """The bytes that `write_file` would write, and the checksums."""
-    values = _plain({name: tensor for name, (_, tensor) in pieces.items()})
+    values = plain_values({name: tensor for name, (_, tensor) in pieces.items()})
     about = about_file({name: [at for at, _ in whole] for name, (whole, _) in pieces.items()})
     return save_bytes(values, about), {name: checksum(each) for name, each in values.items()}
 
@@ -304,7 +304,7 @@ def _damaged(path: Path, error: object, name: str = "") -> str:
     return f"{path}{what} is missing or damaged: {error}; load another checkpoint"
 
 
-def _plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def plain_values(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Contiguous tensors on the CPU, each with memory of its own, as safetensors wants them: copies where need be."""
     found: dict[str, Tensor] = {}
     seen: set[int] = set()

@@ -16,7 +16,7 @@ from weft.errors import DamagedCheckpoint, UserError
 from weft.layout.region import overlap, region_size
 from weft.program.everyone import agreed, told
 from weft.program.live.variables import state_dict_names
-from weft.program.saving.extras import EXTRA, read_extra
+from weft.program.saving.extras import read_extra, stored_extras
 from weft.program.saving.files import Reading, check_extents, slices
 from weft.program.saving.groups import check_program, options_of, put_options
 from weft.program.saving.idle import IdleParameter, idle_pieces, idle_state
@@ -92,7 +92,7 @@ def load(
     else:
         bring(manifest, _read_files(state, manifest, entries, sources, kept))
 
-    extra = agreed(world, "the extra", lambda: read_extra(manifest, objects))
+    extra = agreed(world, "the extra", lambda: read_extra(manifest, objects, world))
     agreed(world, "what is given", lambda: _give(objects, extra, path))
 
     def read() -> None:
@@ -269,7 +269,7 @@ def _read_files(
     kept: Mapping[str, Sequence[str]],
 ) -> set[str]:
     """The files that hold something of what ranks of this process read."""
-    extra = (x for name, x in manifest.tensors.items() if name.startswith(f"{EXTRA}."))
+    extra = stored_extras(manifest, state.setting.world).values()
     found = {extent.file for each in extra for extent in each.extents}
     pairs = [
         (source, entry.pieces(rank))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shutil
 import stat
@@ -18,6 +19,7 @@ from typing import Any, final
 
 from weft.errors import UNREADABLE, DamagedCheckpoint, UserError
 from weft.layout.region import Region, overlap, region_size
+from weft.patterns import without_wrappers
 from weft.program.saving.files import DTYPES as DTYPES
 from weft.program.saving.files import SUFFIX, Extent, extents_of_file, is_shard, to_disk
 from weft.program.saving.paths import PARTIAL, REPLACED, hidden_beside
@@ -112,7 +114,11 @@ def read_manifest(folder: Path) -> Manifest:
         lacking = sorted(set(map(str, about.get("names", ()))) - tensors.keys())
         if lacking:
             raise ValueError(f"it lacks {lacking[0]}")
-        return Manifest(folder, tensors, about)
+        # Of a model in parts of which was torch.compile.
+        for name in ("optimizers", "numbers", "tied"):
+            if name in about:
+                about[name] = json.loads(without_wrappers(json.dumps(about[name])))
+        return Manifest(folder, _plainly_named(tensors), about)
     except UNREADABLE as error:
         raise DamagedCheckpoint(
             f"{path} is damaged: {type(error).__name__}: {error}; load another checkpoint"
@@ -224,7 +230,11 @@ def _of_headers(folder: Path) -> Manifest:
                 f"{folder}: {name} in {held}: {error}; give a folder in which each tensor stands once"
             ) from None
         tensors[name] = Stored(shape, dtypes[name], tuple(every))
-    return Manifest(folder, tensors)
+    return Manifest(folder, _plainly_named(tensors))
+
+
+def _plainly_named(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+    return {without_wrappers(name): each for name, each in tensors.items()}
 
 
 def begin(path: Path, replaces: bool = False) -> Path:
@@ -235,7 +245,7 @@ def begin(path: Path, replaces: bool = False) -> Path:
     """
     if path.exists() and not replaces:
         raise UserError(f"{path} exists; give a path where nothing is")
-    if path.is_symlink() or (path.exists() and not _may_go(path)):
+    if os.path.lexists(path) and not may_go(path):
         raise UserError(f"{path} is no checkpoint, and is not replaced; give another path")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -253,9 +263,13 @@ def check_place(folder: Path) -> None:
     abandon(begin(folder / "checkpoint"))
 
 
-def _may_go(path: Path) -> bool:
+def may_go(path: Path) -> bool:
     """True for a checkpoint, and for an empty folder."""
-    return path.is_dir() and ((path / NAME).is_file() or not any(path.iterdir()))
+    return (
+        not path.is_symlink()
+        and path.is_dir()
+        and ((path / NAME).is_file() or not any(path.iterdir()))
+    )
 
 
 def put_back(path: Path) -> None:

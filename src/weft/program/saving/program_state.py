@@ -10,6 +10,7 @@ from typing import Any, final
 from torch import Tensor
 
 from weft.compiler.training.loss_scale import FIRST_VALUES
+from weft.errors import UserError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Value
 from weft.ir.nodes import MASTER
@@ -138,10 +139,8 @@ class ProgramState:
 
     def kept(self) -> tuple[dict[str, list[str]], dict[str, Any]]:
         """By parameter, the names of the states that are tensors, and those that are none, as JSON. Collective."""
-        merged: dict[str, Any] = {}
-        told_here = told(self.setting.world, "what is kept", lambda: json.dumps(self.kept_here()))
-        for text in told_here:
-            merged |= json.loads(text)
+        texts = told(self.setting.world, "what is kept", lambda: json.dumps(self.kept_here()))
+        merged = merged_alike(map(json.loads, texts))
         tensors = {key: each[0] for key, each in merged.items()}
         return tensors, {key: each[1] for key, each in merged.items() if each[1]}
 
@@ -155,3 +154,20 @@ class ProgramState:
             if key in own[rank]
         }
         return SavedTensor(name, key, value.shape, value.dtype, layout, shares, parts)
+
+
+def merged_alike(every: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """All that ranks keep, by parameter.
+
+    Raises:
+        UserError: two ranks keep something else of one.
+    """
+    merged: dict[str, Any] = {}
+    for rank, own in enumerate(every):
+        for key, each in own.items():
+            if merged.setdefault(key, each) != each:
+                raise UserError(
+                    f"{STATE}{key} is {merged[key]} on a rank and {each} on rank {rank}; set the states of optimizers "
+                    "alike on all ranks"
+                )
+    return merged

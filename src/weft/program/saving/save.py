@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.errors import UserError
 from weft.layout.region import Region
 from weft.program.everyone import agreed, told
-from weft.program.saving.extras import EXTRA, Extras, extras_of
+from weft.program.saving.extras import Extras, extras_of
 from weft.program.saving.files import SUFFIX, slices
 from weft.program.saving.manifest import DTYPES, abandon, begin
 from weft.program.saving.pieces import Piece
@@ -23,7 +23,6 @@ from weft.program.saving.saved_tensors import SavedTensor, writers
 from weft.program.saving.writing import WriteJob, Writing
 
 TIED = "tied"
-EXTRA_FILE = f"{EXTRA}{SUFFIX}"
 
 
 def save(
@@ -102,21 +101,16 @@ def _work(
     about: Mapping[str, Any],
     extras: Extras,
 ) -> WriteJob:
-    """The job of this process: the pieces of its ranks; by the first one the user's plain tensors, too."""
+    """The job of this process: the pieces of its ranks, and its tensors of the user's own."""
     _check_dtypes(entries)
     files = files_of(entries, writers(entries))
-    tensors = {each.name: (each.shape, each.dtype) for each in entries}
+    if extras.pieces:
+        files[extras.file] = dict(extras.pieces)
+    tensors = {each.name: (each.shape, each.dtype) for each in entries} | dict(extras.shapes)
     world = state.setting.world
-    if 0 in world.ranks:
-        for name, tensor in extras.plain.items():
-            whole = tuple((0, size) for size in tensor.shape)
-            files.setdefault(EXTRA_FILE, {})[name] = whole, tensor
-            tensors[name] = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     own = world.ranks[0]
     others = range(world.size) if len(world.ranks) < world.size else (own,)
-    return WriteJob(
-        path, beside, files, tensors, {**about, EXTRA: extras.content}, own, tuple(others)
-    )
+    return WriteJob(path, beside, files, tensors, {**about, **extras.about}, own, tuple(others))
 
 
 def _check_dtypes(entries: Sequence[SavedTensor]) -> None:

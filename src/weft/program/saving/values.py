@@ -58,7 +58,9 @@ def to_json(value: Any, where: str, tensors: dict[str, Tensor], deep: int = 0) -
             return [inner(each, number) for number, each in enumerate(value)]
         case tuple() | set() | frozenset():
             kind = "tuple" if isinstance(value, tuple) else type(value).__name__
-            return {_KIND: kind, "value": [inner(each, i) for i, each in enumerate(value)]}
+            # Texts have another order in the set of each process.
+            every = value if kind == "tuple" else sorted(value, key=repr)
+            return {_KIND: kind, "value": [inner(each, i) for i, each in enumerate(every)]}
         case dict() if all(type(key) is str for key in value) and _KIND not in value:
             return {key: inner(each, key) for key, each in value.items()}
         case dict():

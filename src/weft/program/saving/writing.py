@@ -38,7 +38,7 @@ class WriteJob:
         path: of the checkpoint.
         beside: the folder in which it is written until it is whole.
         files: boxes of tensors, by file and by the tensor's name.
-        tensors: whole shape and dtype of all that is saved; of the user's own only in the first process.
+        tensors: whole shape and dtype of all that is saved.
         about: what is no tensor.
         rank: the first of this process.
         processes: the first ranks of all.

@@ -13,7 +13,6 @@ from weft.capture.outputs import Number
 from weft.capture.precision import Casts
 from weft.errors import VerificationError
 from weft.ir.logical import Input, Update
-from weft.program.everyone import everyone
 from weft.program.verification.compare import (
     Compared,
     Rounding,
@@ -70,9 +69,7 @@ def verified(subject: Subject, batch: Any) -> Verified:
     text = failure_text(comparison.repeated(), captured, CHANGES)
     compared = [] if text else comparison.compared()
     text = text or failure_text(compared, captured, DIFFERS)
-    with everyone(setting.world) as channel:
-        texts = [text] if channel is None else channel.exchange_text(text)
-    for each in filter(None, texts):
+    for each in filter(None, setting.world.gather(dict.fromkeys(setting.world.ranks, text))):
         raise VerificationError(each)
     return Verified(tuple(in_order(compared, captured)))
 

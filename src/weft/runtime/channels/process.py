@@ -42,7 +42,12 @@ class ProcessChannel(Channel):
         index: position of this rank among them.
         device: the rank's device.
         board: where failures are made known to all ranks.
+
+    Attributes:
+        lost: the kind of errors of the backend by which a peer can be lost.
     """
+
+    lost: type[RuntimeError] = RuntimeError
 
     def __init__(
         self, ranks: Sequence[int], index: int, device: torch.device, board: FailureBoard
@@ -74,10 +79,14 @@ class ProcessChannel(Channel):
         """Say of a backend's error which peers were waited for, and who failed, if that is known."""
         try:
             yield
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             known = self._board.cause(EXPLANATION_SECONDS)
             if known is not None:
                 raise known from error
+            if not isinstance(error, self.lost):
+                raise
             peers = [rank for rank in self.ranks if rank != self.rank]
             raise NoAnswer(
                 f"rank {self.rank}: {what} with ranks {peers} failed, so one of them died, ended early or did not "
@@ -90,7 +99,14 @@ class GroupChannel(ProcessChannel):
 
     Args:
         group: the process group of exactly these ranks; torch orders a group by rank.
+
+    Attributes:
+        has_room: true where messages carry stamps.
+        beside: a channel of the host between the same ranks, by which they compare stamps elsewhere.
     """
+
+    has_room = False
+    beside: GlooChannel | None = None
 
     def __init__(
         self,
@@ -110,6 +126,28 @@ class GroupChannel(ProcessChannel):
         super().close()
         if not self._board.failed:
             dist.destroy_process_group(self._group)
+        if self.beside is not None:
+            self.beside.close()
+
+    def compare(self) -> None:
+        """Compare a new stamp in rounds, after which each rank has heard, by others, of all: none goes on alone."""
+        beside = self.beside
+        if beside is None or self.stamp == beside.stamp:
+            return
+        beside.stamp, beside.while_waiting = self.stamp, self._look
+        for turn in range((self.size - 1).bit_length()):
+            after, before = ((self.index + way) % self.size for way in (1 << turn, -1 << turn))
+            sends, receives = (
+                [[torch.zeros(1)] if peer == other else [] for peer in range(self.size)]
+                for other in (after, before)
+            )
+            beside.exchange(sends, receives)
+
+    def _look(self) -> None:
+        known = self._board.cause(0)
+        if known is not None:
+            raise known
+        self.while_waiting()
 
     def _pairs(self, tensors: Sequence[Sequence[Tensor]]) -> Iterator[tuple[int, int, Tensor]]:
         """(peer's number, place, bytes) of every piece that is not empty and not this rank's own."""
@@ -129,6 +167,8 @@ class GlooChannel(GroupChannel):
     looks around meanwhile; else Gloo waits in another thread. The stamp of a step goes to each peer
     with the first message that it gets in the step.
     """
+
+    has_room = True
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -215,6 +255,8 @@ class GlooChannel(GroupChannel):
 class NcclChannel(GroupChannel):
     """A communicator between CUDA devices. What NCCL does itself is left to it."""
 
+    lost = dist.DistError
+
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         # NCCL connects ranks in their first operation, which all of them must take part in; in an
@@ -269,7 +311,8 @@ class NcclChannel(GroupChannel):
         shapes = [own.shape for own in mine]
         even = all([part.shape for part in parts] == shapes for parts in pieces)
         numel = sum(own.numel() for own in mine)
-        if not (even and mine[0].is_floating_point() and numel and reduction in _OPERATIONS):
+        floats = mine[0].is_floating_point() and _reduces(mine[0], reduction)
+        if not (even and floats and numel):
             return super().reduce_scatter(pieces, reduction)
         ordered: list[Sequence[Tensor]] = [mine] * self.size
         for member, parts in zip(self._members, pieces, strict=True):
@@ -300,10 +343,13 @@ def _even(receives: Sequence[Sequence[Tensor]]) -> bool:
 
 def _reduces(tensor: Tensor, reduction: str) -> bool:
     """True where NCCL has a reduction of a dtype."""
-    if tensor.dtype in (torch.bool, torch.int16) or reduction not in _OPERATIONS:
-        return False
-    return not tensor.is_complex() or reduction == "sum"
+    if tensor.is_complex():
+        return reduction == "sum"
+    return tensor.dtype in _REDUCED and reduction in _OPERATIONS
 
+
+_REDUCED = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+_REDUCED |= {torch.int64, torch.int32, torch.int8, torch.uint8}
 
 _OPERATIONS: dict[str, Any] = {
     "sum": dist.ReduceOp.SUM,

@@ -101,6 +101,8 @@ class RankExecutor(ABC):
         self._rank.batches.held = not update
         self.recorder.begin()
         try:
+            for channel in self._rank.channels.values():
+                channel.compare()
             self._run(step)
         except BaseException as error:
             failure = self._fail(error)

@@ -21,7 +21,7 @@ from typing import Any, TextIO
 import torch.distributed as dist
 from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
-from weft.errors import NoAnswer
+from weft.errors import NoAnswer, UserError
 from weft.runtime.failures.awaited import Entries
 from weft.runtime.failures.board import first_line
 from weft.runtime.world.nodes.joined import ended_key
@@ -31,6 +31,8 @@ from weft.runtime.world.variables import started
 _HERE = "weft.compile, or whatever else needs all ranks; every process must come there"
 # Words of torch's errors where a process has not come to the others, or has ended, while they make a group.
 _ALONE = ("wait timeout", "timeout waiting", "timed out", "connectfullmesh failed", "by peer")
+# Of Gloo's message about a network interface that is down, or not there.
+_NO_ADDRESS = "Unable to find address for: "
 # Seconds in which a process that ends reaches torchrun's store.
 _REACH = timedelta(seconds=5)
 # The process that torchrun has started, so that those that it starts do not speak for it.
@@ -99,10 +101,18 @@ def connecting(rank: int, ranks: Sequence[int], gone: Callable[[int], bool]) -> 
 
     Raises:
         NoAnswer: one of them has ended, or did not answer in time.
+        UserError: naming a network interface without an address.
     """
     try:
         yield
     except RuntimeError as error:
+        _, asked, interface = str(error).partition(_NO_ADDRESS)
+        if asked:
+            name = interface.split()[0]
+            raise UserError(
+                f"rank {rank}: Gloo finds no address of the network interface {name}, which is down or not there: "
+                f"bring it up (ip link set {name} up), or name another one in GLOO_SOCKET_IFNAME"
+            ) from error
         others = [other for other in ranks if other != rank]
         if not others or not any(words in str(error).lower() for words in _ALONE):
             raise

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import hashlib
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -19,8 +18,8 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from weft.errors import UserError
 from weft.hardware import Device, usual_device
 from weft.ir.plan import Communicator
-from weft.runtime.channels.channel import Channel, check_same
-from weft.runtime.channels.process import GlooChannel, ProcessChannel
+from weft.runtime.channels.channel import Channel
+from weft.runtime.channels.process import GlooChannel, GroupChannel, ProcessChannel
 from weft.runtime.channels.shared import SharedChannel
 from weft.runtime.channels.shared_link import host
 from weft.runtime.devices.backend import BACKENDS
@@ -92,8 +91,15 @@ class DistributedWorld(World):
         """Find out on which hosts the others are, and connect with them."""
         offers = self._backend.shares_memory
         self._hosts = _hosts(self._entries, self.rank, self.size, shares) if offers else ()
-        everyone = Communicator(0, tuple(range(self.size)))
-        return self.connect((everyone,))[self.rank][0]
+        return self._everyone_on_host()
+
+    def _everyone_on_host(self) -> Channel:
+        """A new channel between all processes for tensors in host memory."""
+        every = Communicator(0, tuple(range(self.size)))
+        if self._backend.process_channel.has_room:
+            return self.connect((every,))[self.rank][0]
+        # What connects devices does not take tensors of the host, and nobody looks around while it waits.
+        return self._beside(every.ranks, self._group(list(every.ranks), "gloo"))
 
     @property
     def rank(self) -> int:
@@ -115,34 +121,43 @@ class DistributedWorld(World):
     def _channel_of(self, communicator: Communicator) -> Channel | None:
         """This rank's end of a communicator; None when it is not in it."""
         ranks, own = communicator.ranks, self.rank in communicator.ranks
-        shared, group = self._on_one_host(ranks), None
-        if not shared:  # all processes must make the group
-            library = self._backend.library
-            group = self._group(sorted(ranks), library)
+        shared, kind = self._on_one_host(ranks), self._backend.process_channel
+        # All processes must make the groups.
+        libraries = [] if shared else [self._backend.library] + ["gloo"] * (not kind.has_room)
+        groups = [self._group(sorted(ranks), library) for library in libraries]
         if not own:
             return None
         index, timeout = ranks.index(self.rank), self._timeout.total_seconds()
         found: ProcessChannel = (
             SharedChannel(self._entries, self._connected, ranks, index, self._board, timeout)
             if shared
-            else self._backend.process_channel(group, ranks, index, self._device, self._board)
+            else kind(groups[0], ranks, index, self._device, self._board)
         )
-        found.while_waiting = looking(self.calls, self._board, self.rank, tuple(ranks))
-        found.account = accounts(self.calls, self._board, self.rank, tuple(ranks))
-        self._note(found)
+        if isinstance(found, GroupChannel) and not kind.has_room:
+            found.beside = self._beside(ranks, groups[1])
+        return self._noted(found)
+
+    def _beside(self, ranks: Sequence[int], group: Any) -> GlooChannel:
+        """This rank's end of a communicator for tensors in host memory."""
+        index, host = ranks.index(self.rank), torch.device("cpu")
+        made = GlooChannel(group, ranks, index, host, self._board)
+        self._noted(made)
+        return made
+
+    def _noted(self, found: ProcessChannel) -> ProcessChannel:
+        """The same channel, which looks at what other ranks do while it waits, and ends with the world."""
+        found.while_waiting = looking(self.calls, self._board, self.rank, found.ranks)
+        found.account = accounts(self.calls, self._board, self.rank, found.ranks)
+        with self._lock:
+            self._open.add(found)
+            lost = self._lost
+        if lost is not None:  # `give_up` was called before
+            found.abort(lost)
         return found
 
     def _group(self, ranks: list[int], library: str) -> Any:
         with connecting(self.rank, ranks, self._gone):
             return dist.new_group(ranks, timeout=self._timeout, backend=library)
-
-    def _note(self, channel: ProcessChannel) -> None:
-        """Keep a channel in mind that `give_up` is to end; at once where that was called before."""
-        with self._lock:
-            self._open.add(channel)
-            lost = self._lost
-        if lost is not None:
-            channel.abort(lost)
 
     def give_up(self, why: str) -> None:
         """Have every wait of this process for another one end with an error, as far as that can be; from any thread.
@@ -161,17 +176,7 @@ class DistributedWorld(World):
     def host_channel(self) -> Channel | None:
         if self.size == 1:
             return None
-        every = tuple(range(self.size))
-        if self.device_type == "cpu":
-            found = self.connect((Communicator(0, every),))[self.rank][0]
-        else:
-            # What connects devices does not take tensors of the host.
-            group = self._group(list(every), "gloo")
-            host = torch.device("cpu")
-            made = GlooChannel(group, every, self.rank, host, self._board)
-            self._note(made)
-            made.account = accounts(self.calls, self._board, self.rank, every)
-            found = made
+        found = self._everyone_on_host()
         # It is used beside the calls that all ranks make in one order, and may wait while some are ahead.
         found.while_waiting = _nothing
         found.spins = False
@@ -196,10 +201,6 @@ class DistributedWorld(World):
     def run(self, function: Callable[[int], T]) -> list[T]:
         self.check_process()
         return [function(self.rank)]
-
-    def check_same(self, texts: Mapping[int, str], what: str) -> None:
-        digest = hashlib.sha256(texts[self.rank].encode()).hexdigest()
-        check_same(self._everyone.exchange_text(digest), range(self.size), what)
 
     def gather(self, texts: Mapping[int, str]) -> list[str]:
         return self._everyone.exchange_text(texts[self.rank])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -9,7 +10,19 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, final
 
-_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+from weft.runtime.world.processes import catches
+
+# By which schedulers tell jobs to end that ask for it, as by Slurm's --signal.
+_OF_SCHEDULERS = ("SIGUSR1", "SIGUSR2")
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", *_OF_SCHEDULERS)
+
+
+def ending_signals() -> list[signal.Signals]:
+    """SIGINT and SIGTERM, and of SIGUSR1 and SIGUSR2 those that this process has no handler for and would die of."""
+    others = [getattr(signal, name) for name in _OF_SCHEDULERS if hasattr(signal, name)]
+    default = (n for n in others if signal.getsignal(n) is signal.SIG_DFL)
+    # faulthandler.register tells Python's own table nothing.
+    return [signal.SIGINT, signal.SIGTERM, *(n for n in default if not catches(os.getpid(), n))]
 
 
 def _nothing() -> None: ...

@@ -226,7 +226,7 @@ class Processes:
             ranks: that are asked; None for all.
         """
         asked = [self.started[r].pid for r in self.running if ranks is None or r in ranks]
-        asked = [pid for pid in asked if not _state(pid) and _catches(pid, number)]
+        asked = [pid for pid in asked if not _state(pid) and catches(pid, number)]
         for pid in asked:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -319,7 +319,7 @@ def _send(group: int, number: int) -> None:
         os.killpg(group, number)
 
 
-def _catches(pid: int, number: int) -> bool:
+def catches(pid: int, number: int) -> bool:
     """True where a process has a handler for a signal; False where the system does not tell."""
     if sys.platform != "linux":
         return False

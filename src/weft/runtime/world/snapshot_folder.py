@@ -1,4 +1,4 @@
-"""The folder of a run in the host's memory: it outlives the ranks, over their restarts, and goes with the launcher.
+"""The folders of a run: that in the host's memory outlives the ranks, over their restarts, and goes with the launcher.
 
 A lock says that its launcher lives. What a launcher has left that was killed goes when the next one of the same user
 begins. This module needs no torch.
@@ -10,10 +10,9 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TextIO
 
 from weft.runtime.world.variables import SNAPSHOTS
 
@@ -32,39 +31,43 @@ def snapshot_folder(memory: Path = MEMORY) -> Iterator[None]:
     Args:
         memory: a memory file system.
     """
-    if os.environ.get(SNAPSHOTS) or not os.access(memory, os.W_OK):
+    with ExitStack() as stack:
+        if not os.environ.get(SNAPSHOTS) and os.access(memory, os.W_OK):
+            with suppress(
+                OSError
+            ):  # it is full; who asks for snapshots is told that there is no place
+                folder = stack.enter_context(run_folder(memory, _PREFIX))
+                os.environ[SNAPSHOTS] = str(folder)
+                stack.callback(os.environ.pop, SNAPSHOTS)
         yield
-        return
-    _clear(memory)
+
+
+@contextmanager
+def run_folder(place: Path, prefix: str) -> Iterator[Path]:
+    """A folder for this user alone, while the body runs; those that launchers have left that were killed go before.
+
+    Args:
+        place: where it lies.
+        prefix: of its name.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    _clear(place, prefix)
+    # It has its name only when it is locked.
+    made = Path(mkdtemp(prefix=f".{prefix}", dir=place))
     try:
-        folder, lock = _made(memory)
-    except OSError:  # it is full; who asks for snapshots is told that there is no place
-        yield
-        return
-    os.environ[SNAPSHOTS] = str(folder)
-    try:
-        yield
+        with (made / _LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            made = made.rename(made.with_name(made.name[1:]))
+            yield made
     finally:
-        del os.environ[SNAPSHOTS]
-        shutil.rmtree(folder, ignore_errors=True)
-        lock.close()
-
-
-def _made(memory: Path) -> tuple[Path, TextIO]:
-    """Make a folder for this user alone, which has its name only when it is locked."""
-    made = Path(mkdtemp(prefix=f".{_PREFIX}", dir=memory))
-    try:
-        lock = (made / _LOCK).open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return made.rename(made.with_name(made.name[1:])), lock
-    except OSError:
         shutil.rmtree(made, ignore_errors=True)
-        raise
 
 
-def _clear(memory: Path) -> None:
+def _clear(place: Path, prefix: str) -> None:
     """Take away the folders of this user whose launchers are gone."""
-    for folder in memory.glob(f"{_PREFIX}*"):
+    for folder in place.glob(f"{prefix}*"):
         with suppress(OSError):  # another user's, or another launcher takes it away
             if folder.lstat().st_uid != os.geteuid() or folder.is_symlink():
                 continue

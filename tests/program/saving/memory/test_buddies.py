@@ -66,8 +66,8 @@ def test_after_the_loss_of_a_host_the_run_has_the_same_bits(
             opened.seek(-3, os.SEEK_END)
             opened.write(b"?!?")
     after = _ran(folder, "resume", left, hosts, **variables)
-    for (began, found, losses, _, _), first in zip(after, before, strict=True):
-        assert (began, found) == (4, {"rank": 0, "step": 4})
+    for rank, ((began, found, losses, _, _), first) in enumerate(zip(after, before, strict=True)):
+        assert (began, found) == (4, {"rank": rank, "drawn": 10 * rank, "step": 4})
         assert losses == first[2]
     assert after[0][3]
     for told in after[0][3]:  # it may have been sent on before it was checked
@@ -75,9 +75,11 @@ def test_after_the_loss_of_a_host_the_run_has_the_same_bits(
         assert told.endswith("a copy of it is looked for on other hosts")
 
 
-def test_fewer_ranks_read_what_is_left(trained: tuple[Path, list[Any]], tmp_path: Path) -> None:
+def test_fewer_ranks_read_what_is_left(tmp_path: Path) -> None:
     """Ranks 0 and 1 go on where ranks 0 and 2 were; what rank 1 had comes from its copy."""
-    folder, before = trained
+    folder = tmp_path / "trained"
+    folder.mkdir()
+    before = _ran(folder, "alike", folder / "roots", "012")
     for began, _, losses, told, _ in _ran(folder, "resume", _left(folder, tmp_path, (1,)), "02"):
         assert (began, told) == (4, [])
         assert losses == pytest.approx(before[0][2], rel=1e-9)
@@ -89,8 +91,8 @@ def test_a_host_that_is_lost_with_its_buddy_s_is_told_and_the_disk_is_read(
     folder, before = trained
     left = _left(folder, tmp_path, (1, 2))
     after = _ran(folder, "resume", left, "012")
-    for began, found, losses, told, _ in after:
-        assert (began, found) == (3, {"rank": 0, "step": 3})
+    for rank, (began, found, losses, told, _) in enumerate(after):
+        assert (began, found) == (3, {"rank": rank, "drawn": 10 * rank, "step": 3})
         assert losses == before[0][2]
         assert "the snapshot of step 4 in memory lacks the parts of ranks [1]: " in told[0]
     # The run has snapshots again, on all hosts, and none of before.

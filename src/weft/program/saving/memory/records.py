@@ -3,56 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, final
-
-from torch import Tensor
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from weft.program.saving.extras import Extras
 from weft.program.saving.files import file_bytes
 from weft.program.saving.manifest import VERSION
 from weft.program.saving.memory.mapped import FileForm
-from weft.program.saving.save import EXTRA_FILE
 
 
-@final
-@dataclass(frozen=True)
-class ExtraPart:
-    """The user's own, which the first process saves.
-
-    Attributes:
-        content: as JSON.
-        parts: name, file, box and checksum of the tensors in it.
-        tensors: their shapes and dtypes.
-        bytes: of the file that holds them; empty where there are none.
-    """
-
-    content: Any = field(default_factory=dict)
-    parts: Sequence[Sequence[Any]] = ()
-    tensors: Mapping[str, Any] = field(default_factory=dict)
-    bytes: bytes = b""
-
-    @property
-    def files(self) -> dict[str, int]:
-        """Bytes by name."""
-        return {EXTRA_FILE: len(self.bytes)} if self.bytes else {}
-
-
-def extra_part(extras: Extras) -> ExtraPart:
-    """Copy what the user gives, but for global tensors."""
-    content, found = extras.content, extras.plain
-    if not found:
-        return ExtraPart(content)
-    pieces = {name: (_whole(x), x) for name, x in found.items()}
-    made, sums = file_bytes(pieces)
-    parts = [[name, EXTRA_FILE, whole, sums[name]] for name, (whole, _) in pieces.items()]
-    tensors = {n: [list(x.shape), str(x.dtype).removeprefix("torch.")] for n, x in found.items()}
-    return ExtraPart(content, parts, tensors, made)
-
-
-def _whole(tensor: Tensor) -> tuple[tuple[int, int], ...]:
-    return tuple((0, size) for size in tensor.shape)
+def extra_part(extras: Extras) -> tuple[dict[str, Any], bytes]:
+    """The user's own tensors, as a record of this process has them, and the bytes of their file, if there are any."""
+    made, sums = file_bytes(extras.pieces) if extras.pieces else (b"", {})
+    parts = [[name, extras.file, whole, sums[name]] for name, (whole, _) in extras.pieces.items()]
+    files = {extras.file: len(made)} if made else {}
+    return {"files": files, "parts": parts, "tensors": extras.shapes}, made
 
 
 def fixed_text(
@@ -74,7 +39,7 @@ def fixed_text(
 
 
 def record_text(
-    fixed: str, step: int, sums: Iterable[int], extra: ExtraPart, about: Any, numbers: Any
+    fixed: str, step: int, sums: Iterable[int], extra: Mapping[str, Any], about: Any, numbers: Any
 ) -> str:
     """A record of a process.
 
@@ -82,12 +47,11 @@ def record_text(
         fixed: of `fixed_text`.
         step: after which it was taken.
         sums: of the boxes, in the order of the parts.
-        extra: the user's own, in the first process.
+        extra: of `extra_part`.
         about: what is no tensor, in the first process.
         numbers: states of optimizers that are no tensors, by parameter.
     """
-    now = {"step": step, "sums": list(sums), "files": extra.files, "parts": extra.parts}
-    now |= {"tensors": extra.tensors, "about": about, "numbers": numbers}
+    now = {"step": step, "sums": list(sums), **extra, "about": about, "numbers": numbers}
     return f'{{"fixed": {fixed}, "now": {json.dumps(now)}}}'
 
 

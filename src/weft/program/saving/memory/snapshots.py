@@ -20,16 +20,16 @@ import torch
 from weft.errors import DamagedCheckpoint
 from weft.ir import LogicalGraph
 from weft.program.everyone import agreed, told
-from weft.program.saving.extras import EXTRA, extras_of
+from weft.program.saving.extras import extras_of, laid_text
 from weft.program.saving.memory.generations import Generation, generations
 from weft.program.saving.memory.mapped import FormedFile, MappedFile
 from weft.program.saving.memory.places import TURNS, discount, part_folder, take_away
 from weft.program.saving.memory.plan import Files, SnapshotPlan, entries_of, planned
 from weft.program.saving.memory.reading import SnapshotReading
-from weft.program.saving.memory.records import ExtraPart, extra_part, record_text
+from weft.program.saving.memory.records import extra_part, record_text
 from weft.program.saving.memory.shelf import Shelf
 from weft.program.saving.memory.taking import HeldFiles, TakenSnapshot
-from weft.program.saving.program_state import ProgramState
+from weft.program.saving.program_state import ProgramState, merged_alike
 from weft.program.saving.save import TIED, files_of
 from weft.program.saving.saved_tensors import SavedTensor
 from weft.runtime.world.world import World
@@ -75,7 +75,7 @@ class Snapshots:
             state: of the program.
             step: that it has made last.
             about: the program, as JSON.
-            extra: the user's own, of which that of the first process counts.
+            extra: the user's own.
 
         Raises:
             UserError: on all processes, where `extra` or a tensor is what no checkpoint takes.
@@ -88,10 +88,13 @@ class Snapshots:
 
         def tell() -> str:
             names = json.dumps({key: each[0] for key, each in here.items()})
-            names += state.beside_the_plan() + extras.laid_text
-            return f"{self._number(state.graph)} {zlib.crc32(names.encode())}"
+            names += state.beside_the_plan() + laid_text(extras.laid)
+            return json.dumps([self._number(state.graph), zlib.crc32(names.encode()), numbers])
 
-        texts = tuple(told(self._world, "a snapshot", tell))
+        numbers = {key: each[1] for key, each in here.items() if each[1]}
+        every = list(map(json.loads, told(self._world, "a snapshot", tell)))
+        merged_alike(each[2] for each in every)
+        texts = tuple(json.dumps(each[:2]) for each in every)
         if texts not in self._plans:
             self._plans[texts] = self._planned(state, extras.laid)
         plan = self._plans[texts]
@@ -103,17 +106,14 @@ class Snapshots:
         assert held is not None  # it was prepared
         discount(held.places)
         _fill(held, files_of([*entries_of(state, plan.kept), *extras.laid], plan.writers))
-        numbers = {key: each[1] for key, each in here.items() if each[1]}
-        own = extra_part(extras) if 0 in self._world.ranks else ExtraPart()
-        told_about = (
-            {**about, TIED: plan.tied, EXTRA: own.content} if 0 in self._world.ranks else {}
-        )
+        own, file = extra_part(extras)
+        told_about = {**about, TIED: plan.tied, **extras.about} if 0 in self._world.ranks else {}
 
         def record(sums: Sequence[int]) -> str:
             return record_text(plan.fixed, step, sums, own, told_about, numbers)
 
         self._taken += 1
-        self._taking = step, TakenSnapshot(held, record, own.bytes, self.shelf.line)
+        self._taking = step, TakenSnapshot(held, record, file, self.shelf.line)
 
     def wait(self) -> None:
         """Wait until the snapshot that was taken last counts.

@@ -11,11 +11,11 @@ from typing import final
 import torch
 from torch import Tensor
 
+from weft.program.saving.extras import extra_file
 from weft.program.saving.files import summing
 from weft.program.saving.memory.hosts import BuddyLine
 from weft.program.saving.memory.mapped import FormedFile, MappedFile, in_pieces
 from weft.program.saving.memory.places import RECORD, UNSURE
-from weft.program.saving.save import EXTRA_FILE
 
 
 @final
@@ -91,8 +91,9 @@ class TakenSnapshot:
     def _taken(self) -> str:
         tensors = [each for file in self._files.own.values() for each in file.tensors]
         sums = summing(tensors)()
-        texts = {self._files.place: (self._record(sums).encode(), self._extra)}
-        texts |= self._swapped(*texts[self._files.place])
+        record, process = self._record(sums).encode(), self._line.process
+        texts = {self._files.place: {extra_file(process): self._extra, UNSURE: record}}
+        texts |= self._swapped(record, self._extra)
         why = self._line.failed(_written(texts))
         for place in texts:
             if why:
@@ -101,7 +102,7 @@ class TakenSnapshot:
                 (place / UNSURE).replace(place / RECORD)
         return why
 
-    def _swapped(self, record: bytes, extra: bytes) -> dict[Path, tuple[bytes, bytes]]:
+    def _swapped(self, record: bytes, extra: bytes) -> dict[Path, dict[str, bytes]]:
         """Give the buddy its copy; the records and extras of those whose buddy this process is, by folder."""
         line, copies = self._line, self._files.copies
         buddy = line.hosts.buddies.get(line.process)
@@ -123,7 +124,10 @@ class TakenSnapshot:
         }
         line.swap(dict.fromkeys(to, mine), coming)
         return {
-            place: (texts[process][0].numpy().tobytes(), texts[process][1].numpy().tobytes())
+            place: {
+                file: text.numpy().tobytes()
+                for file, text in zip((UNSURE, extra_file(process)), texts[process], strict=True)
+            }
             for process, (place, _) in copies.items()
         }
 
@@ -133,13 +137,13 @@ def _tensor(text: bytes) -> Tensor:
     return torch.frombuffer(bytearray(text or b"-"), dtype=torch.uint8)[: len(text)]
 
 
-def _written(texts: Mapping[Path, tuple[bytes, bytes]]) -> str:
+def _written(texts: Mapping[Path, Mapping[str, bytes]]) -> str:
     """Write extras and records that do not count yet; why that did not do, "" where it did."""
-    for place, (record, extra) in texts.items():
+    for place, files in texts.items():
         try:
-            if extra:
-                (place / EXTRA_FILE).write_bytes(extra)
-            (place / UNSURE).write_bytes(record)
+            for file, text in files.items():
+                if text:
+                    (place / file).write_bytes(text)
         except OSError as error:
             return f"cannot write into {place}: {error.strerror}"
     return ""
