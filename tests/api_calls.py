@@ -221,6 +221,7 @@ def api_calls() -> Iterator[Callable[[], ApiCall]]:
         "full": {"size": [4], "value": 1.0, **made},
         "from_dtensor": {"x": None},
         "to_dtensor": {"x": None},
+        "whole": {"value": [torch.ones(2)]},
     }
     for name, arguments in plain.items():
         yield partial(ApiCall, name, getattr(weft, name), arguments)

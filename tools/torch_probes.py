@@ -224,7 +224,7 @@ _CORE = {
         f"torch._C.DispatchKey.{name}": _key(name)
         for name in (
             *("CompositeExplicitAutograd", "CompositeImplicitAutograd"),
-            *("Conjugate", "Negative"),
+            *("ADInplaceOrView", "Conjugate", "Negative"),
         )
     },
     "torch._C._disabled_torch_function_impl": Probe(

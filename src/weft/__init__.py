@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from weft.tensor import strict_boxing as strict_boxing
     from weft.tensor import tensor as tensor
     from weft.tensor import to_dtensor as to_dtensor
+    from weft.tensor import whole as whole
     from weft.tensor import zeros as zeros
 
 # The names of the public interface, by the package that holds them.
@@ -82,7 +83,7 @@ _NAMES = {
     ),
     "weft.tensor": (
         "GlobalTensor arange check_every_op distribute empty from_dtensor from_local full manual_seed ones rand randn "
-        "strict_boxing tensor to_dtensor zeros"
+        "strict_boxing tensor to_dtensor whole zeros"
     ),
 }
 _HOMES = {name: home for home, names in _NAMES.items() for name in names.split()}

@@ -354,11 +354,11 @@ def pairs(width: int = 4) -> dict[str, torch.Tensor]:
 def forgotten(rank: int) -> float:
     """A program that nobody closed is gone on one rank, and not on the other."""
     model = mlp()
-    kept = [compiled(model, pairs())]
+    kept = [compiled(model, pairs(), strategy=weft.Strategy(parameters={"0.*": weft.split(0)}))]
     if rank:
         kept.clear()
         gc.collect()
-    compiled(model, pairs(), strategy=weft.Strategy(parameters={"0.weight": weft.split(0)}))
+    compiled(model, pairs(), strategy=weft.Strategy(parameters={"0.weight": weft.broadcast}))
     return 0.0
 
 

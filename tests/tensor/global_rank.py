@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import time
 
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
 import weft
-from weft.errors import LayoutError, RankFailure
+from weft.errors import LayoutError, RankFailure, UserError
 from weft.runtime.failures.waits import PATIENCE
 from weft.runtime.world import distributed
 from weft.runtime.world.distributed import DistributedWorld
@@ -197,6 +198,35 @@ def parts(rank: int) -> None:
     assert torch.equal(x.full(), torch.ones(4, 4))
 
 
+def sparse(rank: int) -> None:
+    """Sparse tensors that are the same on both ranks may meet global ones; others are told."""
+    whole = torch.arange(16.0).view(4, 4)
+    for sbp in (B, S(0)):
+        x = weft.tensor(whole, placement=PAIR, sbp=sbp)
+        for other in (torch.eye(4).to_sparse(), torch.eye(4).to_sparse_csr()):
+            assert torch.equal(torch.sparse.mm(other, x).full(), whole)
+        own = torch.eye(4).mul(1 + rank).to_sparse()
+        with pytest.raises(RankFailure, match="plain tensors that met global ones differ"):
+            ((own @ x) * weft.ones(4, 4, placement=PAIR, sbp=P())).full()
+
+
+def plain_forms(rank: int) -> None:
+    """Each process has the values of what is whole, and asks no other for them."""
+    x = weft.ones(2, 2, placement=PAIR, sbp=B)
+    there = weft.ones(2, 2, placement=weft.placement("cpu", [0]), sbp=B)
+    part = weft.ones(2, 2, placement=PAIR, sbp=S(0))
+    for tensor in (x, there, part):
+        if tensor is x or (tensor is there and rank == 0):
+            assert tensor.numpy().tolist() == [[1, 1], [1, 1]]
+            assert pickle.loads(pickle.dumps(tensor)).tolist() == [[1, 1], [1, 1]]
+        else:
+            with pytest.raises(UserError, match=r"numpy\(\) of float32.*x\.full\(\)"):
+                tensor.numpy()
+            with pytest.raises(UserError, match=r"pickling of float32.*weft\.whole\(x\)"):
+                pickle.dumps(tensor)
+    assert weft.whole([part, 3])[0].tolist() == [[1, 1], [1, 1]]
+
+
 def missing(rank: int) -> None:
     """Rank 1 does not come: rank 0 is told within the time-out."""
     x = weft.ones(4, 4, placement=PAIR, sbp=P())
@@ -230,7 +260,17 @@ def slow(rank: int) -> None:
 if __name__ == "__main__":
     here = start()
     divergences = (diverging, diverging_early, diverging_where_nothing_is_sent)
-    together = (training, borders, dtensors, *divergences, plain, parts, missing)
+    together = (
+        training,
+        borders,
+        dtensors,
+        *divergences,
+        plain,
+        parts,
+        sparse,
+        plain_forms,
+        missing,
+    )
     for case in (slow, crossing) if sys.argv[1:] else together:
         case(here)
         sys.stdout.write(f"{case.__name__} passed\n")

@@ -130,7 +130,7 @@ def test_printed(golden):
 def test_pickling_is_refused_and_copies_are_deep():
     with weft.local_world(2):
         x = weft.ones(4, placement=PAIR, sbp=S(0))
-        with pytest.raises(UserError, match=r"cannot be pickled.*full_state_dict.*x\.full\(\)"):
+        with pytest.raises(UserError, match=r"pickling of .*x\.full\(\).*full_state_dict"):
             torch.save(x, io.BytesIO())
         module = weft.distribute(torch.nn.Linear(2, 2), PAIR)
         twin = copy.deepcopy(module)
@@ -150,5 +150,5 @@ def test_values_come_out():
         assert float(x.sum()) == 6
         assert bool((x > 0).all())
         assert torch.equal(x, x.to_global(sbp=B))
-        with pytest.raises(UserError, match=r"take x.full\(\).numpy\(\)"):
+        with pytest.raises(UserError, match=r"numpy\(\) of .*x\.full\(\)"):
             x.numpy()

@@ -18,7 +18,8 @@ SCRIPT = Path(__file__).with_name("global_rank.py")
 
 TOGETHER = [
     *("training", "borders", "dtensors", "diverging"),
-    *("diverging_early", "diverging_where_nothing_is_sent", "plain", "parts", "missing"),
+    *("diverging_early", "diverging_where_nothing_is_sent", "plain", "parts"),
+    *("sparse", "plain_forms", "missing"),
 ]
 
 

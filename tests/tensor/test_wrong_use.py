@@ -53,8 +53,6 @@ def test_plain_tensors_are_the_same_on_all_ranks_but_train_nothing_and_are_not_w
         torch.tensor(1.0).add_(x.sum())
     with pytest.raises(LayoutError, match="cannot write a global tensor into a plain one"):
         torch.zeros(4).index_put_((x.long(),), torch.tensor(1.0))
-    with pytest.raises(LayoutError, match="that is sparse"):
-        x + torch.ones(4).to_sparse()
 
 
 def test_placements_do_not_mix():

@@ -30,6 +30,7 @@ class Hints:
         leaving: names of values that other stages read: nothing of them crosses as a part of a sum, so
             their reduction is a cost of the stage that makes them.
         signatures: of single calls, by the name of the first result, one for each axis.
+        whole: keys of parameters that lie whole: where `inputs` splits one, its readers take parts of it.
     """
 
     inputs: Mapping[str, tuple[SBP | None, ...]] = field(default_factory=dict)
@@ -37,6 +38,7 @@ class Hints:
     shares: Mapping[str, Shares] | None = None
     leaving: frozenset[str] = frozenset()
     signatures: Mapping[str, tuple[Signature, ...]] = field(default_factory=dict)
+    whole: frozenset[str] = frozenset()
 
 
 # What the user fixed, by the number of axes of a placement.

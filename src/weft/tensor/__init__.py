@@ -16,3 +16,4 @@ from weft.tensor.dtensor import to_dtensor as to_dtensor
 from weft.tensor.global_tensor import GlobalTensor as GlobalTensor
 from weft.tensor.module import distribute as distribute
 from weft.tensor.strict import strict_boxing as strict_boxing
+from weft.tensor.whole import whole as whole

@@ -224,9 +224,14 @@ def _checksum(tensor: torch.Tensor) -> int:
     known = _checksums.get(tensor)
     if known is not None and known[0] == version and version is not None:
         return int(known[1])
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
-    values: Any = plain.reshape(-1).view(torch.uint8).numpy()
-    found = zlib.crc32(values)
+    found, parts = 0, [tensor.detach()]
+    if tensor.layout != torch.strided:
+        entries = parts[0].to_sparse_coo().coalesce()  # type: ignore[no-untyped-call]
+        parts = [entries.indices(), entries.values()]
+    for part in parts:
+        plain = part.resolve_conj().resolve_neg().cpu().contiguous()
+        values: Any = plain.reshape(-1).view(torch.uint8).numpy()
+        found = zlib.crc32(values, found)
     _checksums[tensor] = (version, found)
     return found
 

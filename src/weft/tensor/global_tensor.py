@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.boxing import gradient_layout
 from weft.errors import LayoutError, UserError
-from weft.layout import SBP, Layout, Placement, Shares, Split, broadcast_layout
+from weft.layout import SBP, Broadcast, Layout, Placement, Shares, Split, broadcast_layout
 from weft.tensor.chain import Locals
 from weft.tensor.dispatch.dispatch import dispatch
 from weft.tensor.dispatch.shares import check_order, relaid, stored_in
@@ -194,14 +194,44 @@ class GlobalTensor(Tensor):
         parts = dict(zip(self.spec.mesh.ranks, self.locals, strict=True))
         return show(self.spec, parts, self.requires_grad, self.shares)
 
+    def _here(self, what: str) -> Tensor:
+        """The whole tensor, where this process has it: the memory of its first rank; `what` is done with it.
+
+        Raises:
+            UserError: where this process has a part of it only, or nothing.
+        """
+        grid = self.placement.shape
+        parted = any(n > 1 and sbp != Broadcast() for n, sbp in zip(grid, self.sbp, strict=True))
+        if parted or not self.locals or self.shares is not None:
+            raise UserError(
+                f"{user_line()}: {what} of {self.spec}: this process has a part of it only, or nothing. Every process "
+                "takes x.full(), or weft.whole(x), which takes modules and dicts, too; of a compiled model save "
+                "program.full_state_dict() and program.full_optimizer_state_dict(), or what "
+                "weft.release(model, optimizer) gives back"
+            )
+        return self.locals[0].detach().requires_grad_(self.requires_grad)
+
     def __reduce_ex__(self, protocol: Any) -> Any:
+        """As the plain tensor, without what else lies in its memory."""
+        plain = self._here("pickling").detach().clone().requires_grad_(self.requires_grad)
+        if isinstance(self, torch.nn.Parameter):
+            plain = torch.nn.Parameter(plain, self.requires_grad)
+        return plain.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
+
+    def __copy__(self) -> Any:
         raise UserError(
-            "a global tensor cannot be pickled, or taken by copy.copy: each process holds only its part. Of a compiled "
-            "model save program.full_state_dict() and program.full_optimizer_state_dict(), or close the program and "
-            "save the ordinary tensors that weft.release(model, optimizer) gives back; of others x.full(), or "
-            "x.to_local() on each rank, which weft.tensor and weft.from_local make global again. copy.deepcopy and "
-            "x.clone() copy one"
+            f"{user_line()}: copy.copy of {self.spec}: copy.deepcopy and x.clone() copy a global tensor, x.detach() is "
+            "another one with its memory"
         )
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self._here("dlpack").clone().__dlpack__(**options)
+
+    def data_ptr(self) -> int:
+        return self._here("data_ptr()").data_ptr()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self._here("untyped_storage()").untyped_storage()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GlobalTensor:
         if id(self) not in memo:
@@ -219,18 +249,25 @@ class GlobalTensor(Tensor):
         return self.detach().full().tolist()  # type: ignore[attr-defined]
 
     def numpy(self, *, force: bool = False) -> Any:
-        raise UserError("a global tensor is no numpy array; take x.full().numpy()")
+        """The memory of this process's first rank, to be read: a write would not reach other ranks."""
+        found = self._here("numpy()").numpy(force=force)
+        found.flags.writeable = False
+        return found
 
     def share_memory_(self) -> Any:
         raise UserError(
             "the parts of a global tensor cannot be moved to shared memory; weft.release(model) gives ordinary tensors"
         )
 
+    def is_pinned(self, device: Any = None) -> bool:
+        return all(part.is_pinned() for part in self.locals)
+
     def pin_memory(self, device: Any = None) -> Any:
         raise UserError("a global tensor cannot be pinned; take x.full().pin_memory()")
 
-    def __array__(self, dtype: Any = None) -> Any:
-        return self.numpy()
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        found = self.numpy()
+        return found.astype(dtype or found.dtype, copy=bool(copy))
 
 
 def keep_gradient_with(parameter: Any) -> None:

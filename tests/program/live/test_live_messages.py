@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import pickle
 import warnings
@@ -50,15 +49,18 @@ def test_copies_of_before_compiling_do_not_follow() -> None:
         lambda model, _: torch.save(model, io.BytesIO()),
         lambda _, optimizer: torch.save(optimizer.state_dict(), io.BytesIO()),
         lambda model, _: pickle.dumps(model.first.weight),
-        lambda model, _: copy.copy(model.first.weight),
+        lambda model, _: model.first.weight.detach().numpy(),
     ],
 )
 def test_what_cannot_be_pickled_names_what_can(save: Callable[[Any, Any], Any]) -> None:
     words = r"full_state_dict.*full_optimizer_state_dict.*weft\.release\(model, optimizer\)"
-    with twins("data") as both:
+    with twins("zero 3") as both:
         both.step()
         with pytest.raises(UserError, match=words):
             save(both.model, both.optimizer)
+    with twins("data") as both:  # each process has all of it
+        both.step()
+        save(both.model, both.optimizer)
 
 
 def test_an_identity_is_written_to_a_live_parameter() -> None:
@@ -133,7 +135,10 @@ def test_tensors_that_modules_compute_and_keep_are_named(kind: str) -> None:
     torch.manual_seed(0)
     plain = made()
     other = adamw(plain)
-    words = r"first\.weight is kept by its module.*weight_norm.*prune\.remove.*detach\(\)"
+    words = (
+        r"needs its values: first\.weight is kept by its module.*old torch\.nn\.utils\.weight_norm.* "
+        r"torch\.nn\.utils\.parametrizations\.weight_norm .*prune\.remove.*detach\(\)"
+    )
     with weft.local_world(2):
         with pytest.raises(UserError, match=words):
             compiled(model)

@@ -198,14 +198,18 @@ class Solved:
     def _allowed(self, hints: Hints) -> bool:
         """True where every input lies as hints say, and none that they fixed before has become free."""
         before, values = self.hints, self.assignment.values
-        if (hints.stored, hints.signatures) != (before.stored, before.signatures):
+        if (hints.stored, hints.signatures, hints.whole) != (
+            before.stored,
+            before.signatures,
+            before.whole,
+        ):
             return False
         if not before.inputs.keys() <= hints.inputs.keys():
             return False
         return all(
             wanted in (None, sbp)
             for node in self.graph.of_kind(Input)
-            if node.key in hints.inputs
+            if node.key in hints.inputs and node.key not in hints.whole
             for wanted, sbp in zip(hints.inputs[node.key], values[node.value.name].sbp, strict=True)
         )
 

@@ -120,14 +120,21 @@ def uses(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, str
     """Parameters, and what ops of one operand make of them, such as transposes and casts: name -> parameter.
 
     What repeats one, as a token for each sequence of the batch, is an activation.
+
+    Args:
+        graph: of a stage.
+        parameters: by name, the SBPs that the strategy says: a hint that says the same ends no intent.
     """
     found = {name: name for name in parameters}
     for node in graph.of_kind(Call):
         names = operand_names(node)
-        if len(names) == 1 and names[0] in found and is_ours(node):
+        if len(names) != 1 or names[0] not in found:
+            continue
+        parameter = found[names[0]]
+        if is_ours(node) or node.hint.sbps == parameters[parameter]:
             size = math.prod(graph.values[names[0]].shape)
             made = (value for value in node.outputs if value and math.prod(value.shape) <= size)
-            found.update((value.name, found[names[0]]) for value in made)
+            found.update((value.name, parameter) for value in made)
     return found
 
 

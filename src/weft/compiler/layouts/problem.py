@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, final
 
@@ -148,9 +148,9 @@ def build(
     """The problem of a graph without layouts.
 
     Raises:
-        LayoutError: when a hint does not fit the value, or the update of a variable.
+        LayoutError: when a hint does not fit the value.
     """
-    owners, whole = _owners(graph), _whole_targets(graph)
+    owners, whole = _owners(graph), _lying_whole(graph, hints)
     thin = thin_splits(graph, hints, placement)
     problem = Problem(
         intents=intents(graph, hints, placement.axes),
@@ -237,9 +237,11 @@ def _owners(graph: LogicalGraph) -> dict[str, str]:
     }
 
 
-def _whole_targets(graph: LogicalGraph) -> dict[str, str]:
-    """Variables whose update needs the whole tensor, with its rule."""
-    return {u.target.name: u.rule for u in graph.of_kind(Update) if not u.elementwise}
+def _lying_whole(graph: LogicalGraph, hints: Hints) -> frozenset[str]:
+    """Variables that lie whole on every rank, as an update needs them so, or hints say so."""
+    updated = (u.target.name for u in graph.of_kind(Update) if not u.elementwise)
+    hinted = (node.value.name for node in graph.of_kind(Input) if node.key in hints.whole)
+    return frozenset((*updated, *hinted))
 
 
 def _readers(graph: LogicalGraph) -> dict[str, int]:
@@ -309,22 +311,14 @@ def _input(
     node: Input,
     hints: Hints,
     placement: Placement,
-    whole: Mapping[str, str],
+    whole: Collection[str],
     thin: ThinSplits,
     free: tuple[SBP, ...],
 ) -> Given:
-    rule = whole.get(node.value.name)
     hinted = hints.inputs.get(node.key, (None,) * placement.axes)
-    choices = []
-    for fixed in hinted:
-        sbps = (Broadcast(),) if rule else free
-        if fixed is not None:
-            sbps = (fixed,)
-        choices.append(tuple(_same(sbp) for sbp in sbps))
-    if rule and any(isinstance(fixed, Split) for fixed in hinted):
-        raise LayoutError(
-            f"the hint for {node.key!r} splits it, but its update by {rule} needs the whole tensor; broadcast it"
-        )
+    if node.value.name in whole:
+        hinted = (Broadcast(),) * placement.axes
+    choices = [tuple(map(_same, free if fixed is None else (fixed,))) for fixed in hinted]
     prefer = node.role in ("parameter", "buffer")
     allowed = thin.get(node.value.name, frozenset())
     fed = node.role == "batch"

@@ -1,4 +1,4 @@
-"""Find where a parameter that lies in shards becomes whole, and for which readers.
+"""Find where a parameter that lies in shards becomes whole, or a whole one is cut, and for which readers.
 
 Before: calls read a parameter, or views and casts of it. After: each group of readers has a chain
 of its own, in which a hint says from where on the parameter is whole; deduction puts the all-gather
@@ -46,10 +46,10 @@ _CASTS = frozenset(("aten._to_copy.default", "prims.convert_element_type.default
 @final
 @dataclass(frozen=True)
 class Gather:
-    """A gather of one parameter for its readers.
+    """A gather of one parameter for its readers, or the cut of one that lies whole.
 
     Attributes:
-        shard: how it is stored, for each stage.
+        shard: how it is stored, for each stage; of use where it is gathered each time.
         whole: how it is used, for each stage.
         each_time: true where the readers in one block and phase gather it for themselves, in each
             micro-batch, together with what else the block reads; otherwise it is gathered once a

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -27,6 +27,8 @@ from weft.strategy.sharding import (
 def choose_shards(graph: LogicalGraph, context: Context) -> Context:
     """Decide what lies in shards: what an optimizer updates, as `Options.zero` says; at level 3 other parameters too.
 
+    What an update needs whole lies whole, also where the strategy splits it; calls that read it take parts of it then.
+
     Another program may have sharded parameters that are alive; nothing else is sharded then.
 
     The hints get the layouts of the shards; a parameter that stays as it is, is noted, and so are all where another
@@ -37,11 +39,13 @@ def choose_shards(graph: LogicalGraph, context: Context) -> Context:
         context: with levels and axis, None for nothing but what hints say is stored in shards; hints and stages.
 
     Raises:
-        StrategyError: when no placement has the axis; a pattern names no parameter; or a parameter lies in shards, and
-            its update needs it whole.
+        StrategyError: when no placement has the axis; a pattern names no parameter; or another plan has decided that
+            a parameter lies in parts, and its update needs it whole.
     """
     stages = context.stages
     stored = _stored(context)
+    whole = _whole_rules(graph)
+    context = _kept_whole(context, whole, stored)
     rules = zero_rules(context.options.zero)
     check_zero_patterns(rules, (n.key for n in graph.of_kind(Input) if n.role == "parameter"))
     asked = zero_axis(rules)
@@ -55,7 +59,7 @@ def choose_shards(graph: LogicalGraph, context: Context) -> Context:
             f"one of {', '.join(map(str, range(first.axes)))}"
         )
     axis, moved = _along_ranks(axis, stages)
-    search = _Search(graph, context.hints, rules, axis, stages, stored)
+    search = _Search(graph, context.hints, rules, axis, stages, stored, whole)
     dims = {node.key: search.dim(node) for node in graph.of_kind(Input) if search.concerns(node)}
     sharded = {key: dim for key, dim in dims.items() if isinstance(dim, int)}
     notes = tuple(
@@ -69,6 +73,42 @@ def choose_shards(graph: LogicalGraph, context: Context) -> Context:
         stored=dict.fromkeys(sharded, axis),
         notes=(*moved, *notes, *context.notes),
     )
+
+
+def _whole_rules(graph: LogicalGraph) -> dict[str, str]:
+    """For the key of each parameter whose update needs the whole tensor, the rule."""
+    keys = {node.value.name: node.key for node in graph.of_kind(Input)}
+    return {keys[u.target.name]: u.rule for u in graph.of_kind(Update) if not u.elementwise}
+
+
+def _kept_whole(context: Context, rules: Mapping[str, str], stored: Collection[str]) -> Context:
+    """Let parameters that hints split lie whole where their updates need that."""
+    hints = context.hints
+    split = {
+        key: rule
+        for key, rule in rules.items()
+        if key in stored
+        or any(isinstance(sbp, Split) for own in hints.values() for sbp in own.inputs.get(key, ()))
+    }
+    decided = _is_decided(hints, stored)
+    for key, rule in split.items() if decided else ():
+        if not any(key in own.whole for own in hints.values()):
+            raise StrategyError(
+                f"{key} lies in parts, as the plan made first does not train it by {rule}, and its update by {rule} "
+                "needs the whole tensor: close the open programs of the model and compile first what trains it so, or "
+                "give it weft.broadcast in the strategy of the one compiled first"
+            )
+    if not split:
+        return context
+    rule = ", ".join(dict.fromkeys(split.values()))
+    note = f"{', '.join(split)} lie whole and are used in parts: updates by {rule} need the whole tensor"
+    kept = {axes: replace(own, whole=own.whole.union(split)) for axes, own in hints.items()}
+    return replace(context, hints=kept, notes=(note, *context.notes))
+
+
+def _is_decided(hints: Mapping[int, Hints], stored: Collection[str]) -> bool:
+    """True where another plan has decided how variables are stored."""
+    return bool(stored) or any(each.shares is not None for each in hints.values())
 
 
 def _stored(context: Context) -> dict[str, int]:
@@ -103,6 +143,7 @@ class _Search:
         rules: levels by patterns of parameters.
         axis: of the shards.
         stored: what another program has sharded; nothing else is then.
+        whole: the rules of updates that need the whole tensor, by the key of the parameter.
     """
 
     graph: LogicalGraph
@@ -111,11 +152,12 @@ class _Search:
     axis: int
     stages: Stages
     stored: Mapping[str, int]
+    whole: Mapping[str, str]
 
     @property
     def is_decided(self) -> bool:
         """True where another plan has decided what lies in shards."""
-        return bool(self.stored) or any(each.shares is not None for each in self.hints.values())
+        return _is_decided(self.hints, self.stored)
 
     def concerns(self, node: Input) -> bool:
         """True where a variable is a parameter that is to be sharded where possible."""
@@ -124,7 +166,7 @@ class _Search:
         if node.role != "parameter" or not self.graph.users[node.value.name]:
             return False
         level = level_of(self.rules, node.key)
-        return level == 3 or (level > 0 and self._update(node) is not None)
+        return level == 3 or (level > 0 and self._is_updated(node))
 
     def dim(self, node: Input) -> int | str:
         """The dimension along which a parameter is cut, or why it stays whole."""
@@ -135,12 +177,10 @@ class _Search:
         here = fixed[axis]
         if isinstance(here, Split):
             if node.key in self.stored:
-                self._check_update(node)
                 return here.dim
             return f"the strategy splits it along axis {axis} already"
-        update = self._update(node)
-        if update is not None and not update.elementwise:
-            return f"its update by {update.rule} needs the whole tensor"
+        if node.key in self.whole:
+            return f"its update by {self.whole[node.key]} needs the whole tensor"
         taken = {sbp.dim for sbp in fixed if isinstance(sbp, Split)}
         found = _best_dim(node.value.shape, taken, placement.shape[axis])
         return f"no free dimension has {placement.shape[axis]} elements" if found is None else found
@@ -154,10 +194,11 @@ class _Search:
                 fixed[self.axis] = Split(dims[node.key])
                 layouts[self._home(node).axes][node.key] = tuple(fixed)
         return {
-            axes: Hints(
-                {**given.inputs, **layouts[axes]},
-                dict.fromkeys(dims, self.axis),
-                signatures=given.signatures,
+            axes: replace(
+                given,
+                inputs={**given.inputs, **layouts[axes]},
+                stored=dict.fromkeys(dims, self.axis),
+                shares=None,
             )
             for axes, given in self.hints.items()
         }
@@ -169,18 +210,9 @@ class _Search:
         axes = self._home(node).axes
         return self.hints[axes].inputs.get(node.key, (None,) * axes)
 
-    def _check_update(self, node: Input) -> None:
-        update = self._update(node)
-        if update is not None and not update.elementwise:
-            raise StrategyError(
-                f"{node.key} lies in shards, as the plan made first did not train it, and its update by {update.rule} "
-                "needs the whole tensor: close the open programs of the model and compile again, now that it is trained"
-            )
-
-    def _update(self, node: Input) -> Update | None:
+    def _is_updated(self, node: Input) -> bool:
         users = self.graph.users[node.value.name]
-        updates = (user for user in users if isinstance(user, Update))
-        return next((one for one in updates if one.target.name == node.value.name), None)
+        return any(isinstance(u, Update) and u.target.name == node.value.name for u in users)
 
 
 def _best_dim(shape: tuple[int, ...], taken: set[int], parts: int) -> int | None:

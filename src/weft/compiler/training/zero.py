@@ -47,12 +47,19 @@ ACCUMULATE = "weft.accumulate"
 def shard_variables(graph: LogicalGraph, context: Context) -> LogicalGraph:
     """The graph with gathers of what lies in shards, and at levels 2 and 3 with early reductions.
 
+    Of what lies whole and is split where it is used, hints say so.
+
     Args:
         graph: without layouts.
         context: with what was chosen to lie in shards (`choose_shards`).
     """
+    parts = {
+        node.value.name: Gather((), _parts(context, node.key), False)
+        for node in graph.of_kind(Input)
+        if any(node.key in own.whole for own in context.hints.values())
+    }
     if not context.stored:
-        return graph
+        return gather_parameters(graph, parts) if parts else graph
     axis = next(iter(context.stored.values()))
     stored = [node for node in graph.of_kind(Input) if node.key in context.stored]
     shards = {
@@ -62,8 +69,16 @@ def shard_variables(graph: LogicalGraph, context: Context) -> LogicalGraph:
     whole = _hints(context, axis, Broadcast())
     gathers = {name: Gather(shard, whole, levels[name] == 3) for name, shard in shards.items()}
     early = {name: shard for name, shard in shards.items() if levels[name] > 1}
-    made = gather_parameters(graph, gathers, turning_stage(context))
+    made = gather_parameters(graph, {**gathers, **parts}, turning_stage(context))
     return _reduced_early(made, early) if early else made
+
+
+def _parts(context: Context, key: str) -> tuple[Hint, ...]:
+    """For each stage a hint that says how the strategy has a parameter used."""
+    return tuple(
+        Hint(context.hints[p.axes].inputs.get(key, (None,) * p.axes))
+        for p in context.stages.placements
+    )
 
 
 def _home_sbps(context: Context, node: Input) -> tuple[SBP | None, ...]:

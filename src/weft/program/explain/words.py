@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from weft.compiler.microbatch.prepare import cut_leaves
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled
-from weft.ir.logical import Call, Input, LogicalGraph, Update
+from weft.ir.logical import Box, Call, Input, LogicalGraph, Update, Value
 from weft.layout import Placement, Split
 from weft.strategy.parts import Zero
 from weft.strategy.sharding import highest_level, level_of, zero_rules
@@ -67,7 +67,8 @@ def _batch(graph: LogicalGraph) -> Iterator[str]:
         if node.role == "batch":
             # A leaf in micro-batches has one dimension more.
             before = 1 if node.value.name in cut else 0
-            found.update(((axis, ranks, dim - before), None) for axis, ranks, dim in _splits(node))
+            splits = _splits(node.value)
+            found.update(((axis, ranks, dim - before), None) for axis, ranks, dim in splits)
     for axis, ranks, dim in found:
         where = f"axis {axis} ({ranks} ranks)"
         yield (
@@ -78,18 +79,16 @@ def _batch(graph: LogicalGraph) -> Iterator[str]:
 
 
 def _parameters(compiled: Compiled) -> Iterator[str]:
-    """Along which axes how many parameters are used in shards."""
-    split, every = Counter[tuple[int, int]](), 0
-    for node in compiled.graph.of_kind(Input):
-        if node.role == "parameter":
-            every += 1
-            split.update(
-                (axis, ranks)
-                for axis, ranks, _ in _splits(node)
-                if compiled.stored.get(node.key) != axis
-            )
+    """Along which axes how many parameters are used in shards, also such as lie whole."""
+    graph = compiled.graph
+    nodes = [node for node in graph.of_kind(Input) if node.role == "parameter"]
+    split = Counter[tuple[int, int]]()
+    for node in nodes:
+        boxed = (each.output for each in graph.users[node.value.name] if isinstance(each, Box))
+        found = {part[:2] for value in (node.value, *boxed) for part in _splits(value)}
+        split.update(each for each in found if compiled.stored.get(node.key) != each[0])
     for (axis, ranks), number in split.items():
-        yield f"{number} of {every} parameters split over axis {axis} ({ranks} ranks)"
+        yield f"{number} of {len(nodes)} parameters split over axis {axis} ({ranks} ranks)"
 
 
 def _zero(compiled: Compiled, options: Options) -> Iterator[str]:
@@ -112,9 +111,9 @@ def _levels(compiled: Compiled, options: Options) -> str:
     return f"ZeRO {', '.join(each)} of {len(keys)} parameters"
 
 
-def _splits(node: Input) -> Iterator[tuple[int, int, int]]:
+def _splits(value: Value) -> Iterator[tuple[int, int, int]]:
     """Axis, its ranks and the dimension, where a value is split over several ranks."""
-    layout = node.value.layout
+    layout = value.layout
     assert layout is not None  # all values of a compiled graph have one
     placement: Placement = layout.placement
     for axis, sbp in enumerate(layout.sbp):

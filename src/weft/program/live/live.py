@@ -123,15 +123,15 @@ def _agree(
 
 
 def _kept_with_graph(model: nn.Module) -> str:
-    """Advice about a tensor that a module keeps with its graph of autograd; "" where there is none."""
+    """The tensor that a module keeps with its graph of autograd, and what to do; "" where there is none."""
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if isinstance(value, Tensor) and value.grad_fn is not None:
                 return (
-                    f". {path}.{name} is kept by its module with such a graph, as torch.nn.utils.weight_norm and "
-                    "torch.nn.utils.prune do: use torch.nn.utils.parametrizations, make pruning permanent "
-                    f"(prune.remove), or cut it off, module.{name} = module.{name}.detach(), which a call of the "
-                    "module computes anew"
+                    f"{path}.{name} is kept by its module with such a graph, as the old torch.nn.utils.weight_norm, "
+                    "spectral_norm and prune do. Use torch.nn.utils.parametrizations.weight_norm or .spectral_norm, "
+                    f"make pruning permanent (prune.remove), or cut it off, module.{name} = module.{name}.detach(), "
+                    "which a call of the module computes anew"
                 )
     return ""
 
@@ -141,7 +141,9 @@ def _check_free(model: nn.Module, key: str, own: Tensor) -> None:
     try:
         check_unused(own, key)
     except UserError as error:
-        raise UserError(f"{error}{_kept_with_graph(model)}") from None
+        kept = _kept_with_graph(model)
+        reason = f"{key} cannot be taken over, as a graph of autograd needs its values: {kept}"
+        raise UserError(reason if kept else str(error)) from None
     check_unread(key, own)
 
 

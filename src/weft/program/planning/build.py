@@ -28,7 +28,7 @@ from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Output, Ref, Update, Value
 from weft.ir.nodes import MASTER, VARIABLE_ROLES, Role
 from weft.ir.plan import RankPlan
-from weft.layout import SBP, Layout, Placement, Shares, Split
+from weft.layout import SBP, Broadcast, Layout, Placement, Shares, Split
 from weft.program.everyone import agreed
 from weft.program.feeding.shards import (
     layouts_of_shards,
@@ -260,18 +260,24 @@ def compiled_like(
 def with_lying(hints: Mapping[int, Hints], held: Lying, graph: LogicalGraph) -> dict[int, Hints]:
     """Hints that fix what open programs hold, too, to how it lies, where nothing else is said of it."""
     shares = _with_states(held.shares, graph) if held.layouts else None
-    return {
-        axes: replace(
+    parameters = {node.key for node in graph.of_kind(Input) if node.role == "parameter"}
+    found = {}
+    for axes, own in hints.items():
+        lying = {k: x.sbp for k, x in held.layouts.items() if x.placement.axes == axes}
+        # What lies whole may be read in parts.
+        whole = {
+            key
+            for key, sbps in own.inputs.items()
+            if lying.get(key) == (Broadcast(),) * axes and any(isinstance(x, Split) for x in sbps)
+        }
+        found[axes] = replace(
             own,
-            inputs={
-                **{k: x.sbp for k, x in held.layouts.items() if x.placement.axes == axes},
-                **own.inputs,
-            },
+            inputs={**lying, **own.inputs},
             stored={**held.stored, **own.stored},
             shares=shares,
+            whole=frozenset(whole & parameters),
         )
-        for axes, own in hints.items()
-    }
+    return found
 
 
 def _with_states(shares: Mapping[str, Shares], graph: LogicalGraph) -> dict[str, Shares]:

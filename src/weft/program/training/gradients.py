@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import repeat
 from operator import attrgetter, is_
@@ -100,7 +100,7 @@ class Gradients:
         # The last plan knows the groups that parameters are in now.
         self._steps.insert(0, (compiled, frozenset(members)))
         self.renew()
-        self._members = members | self._members
+        self._members |= members
         every = {id(p) for _, _, group in self._optimizers.groups() for p in group["params"]}
         named = self._setting.model.named_parameters()
         self._parameters = {key: p for key, p in named if key in self._members or id(p) in every}
@@ -138,8 +138,8 @@ class Gradients:
         Raises:
             UserError: naming a parameter that has a gradient, and that no step updates.
         """
-        given = {key for key, p in self._parameters.items() if p.grad is not None}
-        self._step_of((*given, *self._updated_by(compiled)))
+        given = self._keys()
+        self._graded((*given, *self._updated_by(compiled)))
         if not self.open and not self._said:
             self._said = True
             _log.warning(
@@ -198,7 +198,7 @@ class Gradients:
         """The executors that run an update by the gradients in `parameter.grad`.
 
         Raises:
-            UserError: when no parameter has a gradient, or no step updates all that have one.
+            UserError: when no parameter has a gradient, or one has that no step updates.
         """
         keys = self._keys()
         if not keys:
@@ -209,9 +209,13 @@ class Gradients:
         if keys not in self._plans:
             if len(self._plans) == MOST:
                 _end(self._plans.pop(next(iter(self._plans))))
-            trained = self._step_of(keys)
-            graph, leaves = _update_graph(trained.graph, keys)
-            compiled = compiled_like(self._setting, trained, graph, leaves, clipped=True)
+            # Steps may update different parameters: of each the update counts that the last such plan has.
+            members = self._graded(keys)
+            leaves = {f"{each.key}.grad": each.layout for each in members}
+            laid = [node for each in members for node in each.inputs]
+            compiled = compiled_like(
+                self._setting, self._steps[0][0], _update_graph(members), leaves, True, laid
+            )
             self._plans[keys] = build(self._setting, {}, compiled, self._optimizers)
         return self._plans[keys]
 
@@ -271,32 +275,34 @@ class Gradients:
         """The keys of the parameters that a step updates."""
         return next(keys for compiled, keys in self._steps if compiled is step)
 
-    def _step_of(self, keys: tuple[str, ...]) -> Compiled:
-        """The plan of a step that updates all these parameters."""
-        for compiled, updated in self._steps:
-            if updated.issuperset(keys):
-                return compiled
-        strange = [key for key in keys if key not in self._members]
-        if strange:
-            raise UserError(
-                f"{strange[0]} has a gradient, but no step of this program updates it; optimizer.step() uses all "
-                "gradients that there are, or let this one be None"
-            )
-        raise UserError(
-            f"no step of this program updates all of {', '.join(keys[:5])} together, which have gradients; call "
-            "program.update() before other parameters are frozen or thawed, or optimizer.zero_grad()"
-        )
+    def _graded(self, keys: Collection[str]) -> list[_Graded]:
+        """The updates of these parameters, by the optimizers and groups that they are in now."""
+        groups = {id(p): n for _, n, group in self._optimizers.groups() for p in group["params"]}
+        for key in keys:
+            member = self._members.get(key)
+            if member is None or groups.get(id(member.parameter)) != member.update.group:
+                raise UserError(
+                    f"{key} has a gradient, but no step of this program updates it; optimizer.step() uses all "
+                    "gradients that there are, or let this one be None"
+                )
+        return [self._members[key] for key in keys]
 
 
 @final
 @dataclass(frozen=True)
 class _Graded:
-    """A parameter that is updated, and its gradient as a plan makes it: in the shares of the parameter."""
+    """A parameter that is updated, and its gradient as a plan makes it: in the shares of the parameter.
+
+    Attributes:
+        inputs: what the update writes, as it lies: the parameter, then its states.
+    """
 
     key: str
     parameter: Tensor
     value: Value
     shares: Shares | None
+    update: Update
+    inputs: tuple[Input, ...]
 
     @property
     def layout(self) -> Layout:
@@ -338,36 +344,25 @@ def _graded(model: nn.Module, compiled: Compiled) -> Iterator[_Graded]:
         if update.rule != "copy":
             node = inputs[update.target.name]
             value = graph.values[update.source.name]
-            yield _Graded(node.key, tensors[node.key], value, node.shares)
+            written = tuple(inputs[ref.name] for ref in (update.target, *update.states))
+            yield _Graded(node.key, tensors[node.key], value, node.shares, update, written)
 
 
-def _update_graph(
-    trained: LogicalGraph, keys: tuple[str, ...]
-) -> tuple[LogicalGraph, dict[str, Layout]]:
-    """The updates of some parameters alone, by gradients that are fed; and how these lie."""
-    inputs = {node.value.name: node for node in trained.of_kind(Input)}
-    updates = [
-        each
-        for each in trained.of_kind(Update)
-        if each.rule != "copy" and inputs[each.target.name].key in keys
-    ]
-    read = {ref.name for each in updates for ref in (each.target, *each.states)}
-    variables = [_bare(node) for name, node in inputs.items() if name in read]
-    fed, layouts, by_fed = [], {}, []
-    for each in updates:
-        key = f"{inputs[each.target.name].key}.grad"
-        source = trained.values[each.source.name]
-        value = Value(f"{key}.fed", source.shape, source.dtype)
-        fed.append(Input(value, "batch", key))
-        by_fed.append(replace(each, source=Ref(value.name), skip=None))
-        if source.layout is not None:
-            layouts[key] = source.layout
+def _update_graph(members: Sequence[_Graded]) -> LogicalGraph:
+    """The updates of some parameters alone, by gradients that are fed."""
+    variables, fed, updates = [], [], []
+    for each in members:
+        value = Value(f"{each.key}.grad.fed", each.value.shape, each.value.dtype)
+        fed.append(Input(value, "batch", f"{each.key}.grad"))
+        # Plans may name them differently; their keys are the same.
+        for node in each.inputs:
+            bare = Value(node.key, node.value.shape, node.value.dtype)
+            variables.append(replace(node, value=bare))
+        target, *states = (Ref(node.key) for node in each.inputs)
+        update = replace(each.update, target=target, states=tuple(states), source=Ref(value.name))
+        updates.append(replace(update, skip=None))
     variables.sort(key=lambda node: ROLES.index(node.role))
-    return LogicalGraph("update", (*variables, *fed, *by_fed)), layouts
-
-
-def _bare(node: Input) -> Input:
-    return replace(node, value=replace(node.value, layout=None))
+    return LogicalGraph("update", (*variables, *fed, *updates))
 
 
 def _end(executors: Mapping[int, ThreadExecutor | DeviceExecutor]) -> None:

@@ -45,8 +45,8 @@ class Reader:
         self._slots = slots
         self.tensors: list[Any] = []
         self.floats: list[float] = []
-        # Whether plain tensors are among them.
-        self.plain = False
+        # Whether plain tensors are among them, and such as are not strided.
+        self.plain = self.sparse = False
 
     def key(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """The key by which it is decided how an op with these arguments is run."""
@@ -82,6 +82,7 @@ class Reader:
         if isinstance(value, Tensor):
             self.tensors.append(value)
             self.plain = True
+            self.sparse = self.sparse or value.layout != torch.strided
             return (Tensor, value.dtype, value.shape, value.device.type)
         return value
 

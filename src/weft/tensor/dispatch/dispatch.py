@@ -12,10 +12,11 @@ from torch.utils import _pytree as pytree
 from weft.tensor import mesh as meshes
 from weft.tensor.dispatch import shares
 from weft.tensor.dispatch.arguments import Reader, takes_slots
+from weft.tensor.dispatch.gathered import gathered
 from weft.tensor.dispatch.operands import common_mesh, lifted, met
 from weft.tensor.dispatch.recipe import Recipe, make_recipe
 from weft.tensor.dispatch.views import note_copies
-from weft.tensor.dispatch.ways import honour_lazy_bits, way_of
+from weft.tensor.dispatch.ways import honour_lazy_bits, note_views, way_of
 from weft.tensor.divergence import check_every, checking, note_op, note_write
 from weft.tensor.spec import Spec
 
@@ -27,10 +28,11 @@ MOST_RECIPES = 256
 class _OpFacts:
     """The facts known of one op: how it runs otherwise than by a recipe, and recipes by arguments and layouts."""
 
-    __slots__ = ("recipes", "slots", "way", "writes")
+    __slots__ = ("aliases", "recipes", "slots", "way", "writes")
 
     def __init__(self, op: Any) -> None:
         self.writes = op._schema.is_mutable
+        self.aliases = any(result.alias_info is not None for result in op._schema.returns)
         self.way = way_of(op)
         self.slots = takes_slots(op)
         self.recipes: dict[Any, Recipe] = {}
@@ -69,17 +71,23 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         UserError: when torch refuses the whole tensors, or the op would give what is stored in shares another shape.
     """
     honour_lazy_bits()
+    known = _known.get(id(op)) or _knowing(op)
+    in_inference = known.aliases and torch.is_inference_mode_enabled()
+    viewed = _viewed(kind, known, op, args, kwargs) if in_inference else NotImplemented
+    if viewed is not NotImplemented:
+        return viewed
     if shares.in_use:
         args, kwargs, of = shares.with_stand_ins(kind, op, args, kwargs)
         if of:
             return shares.originals(dispatch(kind, op, args, kwargs), of)
     if meshes.families:
         args, kwargs = met(kind, op, args, kwargs)
-    known = _known.get(id(op)) or _knowing(op)
     other = _other_way(kind, known, op, args, kwargs)
     if other is not NotImplemented:
         return other
     reader, key = _read(kind, known, args, kwargs)
+    if reader.sparse:
+        return gathered(kind, op, args, kwargs)
     if reader.plain:
         mesh = common_mesh(kind, op, reader.tensors)
         args = lifted(kind, op, mesh, args)
@@ -93,10 +101,7 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         tensor.locals if tensor.__class__ is kind else (tensor,) * len(recipe.kernels)
         for tensor in reader.tensors
     ]
-    if not recipe.mesh.in_process and recipe.mesh.ranks:
-        note_op(recipe.mesh, recipe.op, recipe.token, reader.floats)
-    if checking():
-        check_every(recipe.mesh, f"{recipe.op} where {recipe.advice}")
+    _note(recipe, reader)
     made = _wrapped(kind, recipe, recipe.run(own, reader.floats), reader.tensors)
     if recipe.viewed or (recipe.offsets and hasattr(reader.tensors[0], "origin")):
         results = made if recipe.listed else [made]
@@ -107,6 +112,32 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
             elements=op not in _OTHER_ELEMENTS,
         )
     return made
+
+
+def _viewed(
+    kind: Any, known: _OpFacts, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """The result in inference mode of an op that may give a view; NotImplemented where that runs like any other.
+
+    torch takes a view of an ordinary tensor for an ordinary one there.
+    """
+    if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.ADInplaceOrView):
+        if known.writes or args[0].is_inference():
+            return NotImplemented
+        with torch.inference_mode(False), torch.no_grad():
+            return dispatch(kind, op, args, kwargs)
+    if op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd):
+        note_views()  # in other modes autograd has taken it apart
+        return op.decompose(*args, **kwargs)
+    return NotImplemented
+
+
+def _note(recipe: Recipe, reader: Reader) -> None:
+    """Remember what runs, which must be the same on all ranks."""
+    if not recipe.mesh.in_process and recipe.mesh.ranks:
+        note_op(recipe.mesh, recipe.op, recipe.token, reader.floats)
+    if checking():
+        check_every(recipe.mesh, f"{recipe.op} where {recipe.advice}")
 
 
 def _other_way(

@@ -1,7 +1,7 @@
 """Ops that run whole at once: operands are gathered, every rank computes all, the result is Broadcast.
 
-So run ops whose results depend on values in more than their elements (shapes, numbers for Python), and those that
-have no rule.
+So run ops whose results depend on values in more than their elements (shapes, numbers for Python), those that
+have no rule, and those of sparse tensors.
 """
 
 from __future__ import annotations
@@ -76,6 +76,8 @@ def _whole(kind: Any, op: Any, mesh: Mesh, value: Any) -> Any:
         return _Whole(part.clone() for part in own)
     if isinstance(value, list | tuple):
         return [_whole(kind, op, mesh, part) for part in value]
+    if isinstance(value, Tensor) and value.layout != torch.strided:
+        return _Whole(value.to(mesh.device_of(rank)) for rank in mesh.ranks)
     return value
 
 
@@ -103,7 +105,8 @@ def joined_copies(kind: Any, mesh: Mesh, made: Sequence[Tensor]) -> Any:
     """
     if made[0].layout != torch.strided:
         raise UserError(
-            f"{user_line()}: global tensors are strided, found {made[0].layout}; use x.full()"
+            f"{user_line()}: the result is {made[0].layout}, and global tensors are strided: take it of the whole "
+            "tensor, x.full(), or of the dense form of what is sparse, to_dense()"
         )
     own = tuple(x.resolve_conj().resolve_neg() for x in made)
     layout = broadcast_layout(mesh.placement)

@@ -44,12 +44,14 @@ def common_mesh(kind: Any, op: Any, tensors: Sequence[Any]) -> Mesh:
 
 
 def lifted(kind: Any, op: Any, mesh: Mesh, value: Any) -> Any:
-    """An argument with its plain tensors as global ones, Broadcast; scalars stay, as they are promoted otherwise.
+    """An argument with its plain tensors as global ones, Broadcast.
+
+    Scalars stay, as they are promoted otherwise; so do sparse tensors, which are never global.
 
     That they are the same on all ranks is checked with the next communication.
 
     Raises:
-        LayoutError: for a plain tensor that wants a gradient, or is not strided.
+        LayoutError: for a plain tensor that wants a gradient.
     """
     if isinstance(value, list | tuple):
         parts = [lifted(kind, op, mesh, part) for part in value]
@@ -59,13 +61,14 @@ def lifted(kind: Any, op: Any, mesh: Mesh, value: Any) -> Any:
     note_plain(mesh, value)
     if not value.dim():
         return value
-    if value.layout != torch.strided or (value.requires_grad and torch.is_grad_enabled()):
-        why = "wants a gradient" if value.layout == torch.strided else "is sparse"
+    if value.requires_grad and torch.is_grad_enabled():
         raise LayoutError(
-            f"{user_line()}: {op} mixes global tensors and a plain {list(value.shape)} that {why}. Make it global: "
-            "weft.tensor(x, placement=…, sbp=…) when each process has the whole, weft.from_local(x, …) when it has its "
-            "own part, weft.distribute(module, …) for parameters"
+            f"{user_line()}: {op} mixes global tensors and a plain {list(value.shape)} that wants a gradient. Make it "
+            "global: weft.tensor(x, placement=…, sbp=…) when each process has the whole, weft.from_local(x, …) when it "
+            "has its own part, weft.distribute(module, …) for parameters"
         )
+    if value.layout != torch.strided:
+        return value
     return everywhere(kind, mesh, value)
 
 

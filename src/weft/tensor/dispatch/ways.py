@@ -207,6 +207,11 @@ _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
 _CONJUGATE, _NEGATIVE = torch._C.DispatchKey.Conjugate, torch._C.DispatchKey.Negative
 
 
+def note_views() -> None:
+    """Until this call of `__torch_dispatch__` returns, let torch note what its ops take views of."""
+    _exclude(torch._C.DispatchKey.ADInplaceOrView, False)
+
+
 def honour_lazy_bits() -> None:
     """Until this call of `__torch_dispatch__` returns, let kernels see which of their values are lazy."""
     _exclude(_CONJUGATE, False)
