@@ -32,6 +32,25 @@ _CODE = (type, FunctionType, MethodType, ModuleType, torch.nn.Module)
 _ABSENT = object()
 
 
+def steps_of_states(make: Make, dims: int) -> int:
+    """The steps after which an update has made all its states, two at least, as trials on small tensors show.
+
+    Args:
+        make, dims: as in `check_repeats`.
+    """
+    parameter, names, steps = torch.nn.Parameter(small_values(dims, 0.0)), set[str](), 2
+    optimizer = make([parameter])
+    try:
+        for step in range(TRIAL_STEPS):
+            parameter.grad = small_values(dims, step + 2.0)
+            optimizer.step()
+            if new := optimizer.state[parameter].keys() - names:
+                names, steps = names | new, max(steps, step + 1)
+    except Exception:
+        return 2  # as in `check_foreign`
+    return steps
+
+
 def check_repeats(optimizer: object, make: Make, name: str, dims: int) -> None:
     """Check, on small tensors with values, that an update of the user's is the same when it runs again.
 

@@ -18,7 +18,7 @@ import torch
 
 from weft.capture.optimizers.checks import check_apart, check_optimizer, updates_parts_alike
 from weft.capture.optimizers.counted import count_step, counters_of, find_counters
-from weft.capture.optimizers.foreign import check_foreign, check_repeats
+from weft.capture.optimizers.foreign import check_foreign, check_repeats, steps_of_states
 from weft.capture.optimizers.given import (
     attributes_of,
     give_attributes,
@@ -278,20 +278,22 @@ def _stepped(
     give_attributes(probe, put_on)
     options = dict(copy.param_groups[0])
     observer = StepObserver()
+    foreign, copies = is_foreign(optimizer), partial(copy_in_groups, optimizer, group, put_on)
+    states: dict[str, StateSpec] = {}
     # Twice: some states appear with the first step, some ops only with the second.
-    for _ in range(2):
+    for _ in range(steps_of_states(copies, len(shape)) if foreign else 2):
         probe.grad = torch.empty_like(probe)
         with observer:
             copy.step()
+        states |= {each.name: each for each in _states(copy, probe)}
     counters: Collection[str] = ()
-    if is_foreign(optimizer) and _changed(options, copy.param_groups[0]):
-        copies = partial(copy_in_groups, optimizer, group, put_on)
+    if foreign and _changed(options, copy.param_groups[0]):
         counters = {
             each.name for each in find_counters(optimizer, copies, len(shape)) if each.of_group
         }
     _check_options(optimizer, options, copy.param_groups[0], counters)
     _check_draws(optimizer, observer.draws)
-    return _states(copy, probe), bool(observer.mixing)
+    return tuple(states.values()), bool(observer.mixing)
 
 
 def _taken(

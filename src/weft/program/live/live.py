@@ -17,6 +17,7 @@ from weft.ir.logical import Input
 from weft.layout import Layout, Placement, Shares
 from weft.program.everyone import agreed, everyone, told
 from weft.program.feeding.shards import shares_of
+from weft.program.live.elsewhere import agree
 from weft.program.live.first_values import check_initial_values, initial_values
 from weft.program.live.holds import (
     LiveHold,
@@ -203,6 +204,7 @@ def release(model: nn.Module, optimizer: Optimizing = None) -> None:
     for world in _worlds(model):
         world.calls.enter("release")
         told(world, "what can be released", lambda: _check_released(model))
+    agree(optimizers.each)
     for tensor in global_variables(model).values():
         _swap(tensor, whole_of(tensor))
     for one in optimizers.each:

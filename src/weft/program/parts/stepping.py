@@ -74,11 +74,14 @@ class ProgramSteps:
         core.steps += 1
         self._ran = executors
         if training is not None:
+            compiled = variants.current.compiled
+            updated: Collection[str] | None
+            updated = training.gradients.updated_by(compiled) if update else None
             if adds:
-                training.gradients.show(variants.current.compiled)
+                training.gradients.show(compiled)
             if adds and update:
-                self._update(training, options)
-            self._show(training, update)
+                updated = self._update(training, options)
+            self._show(training, updated)
         if is_first:  # what compiling has run is not run again
             let_go_of_code()
         return results
@@ -96,8 +99,7 @@ class ProgramSteps:
         core.enter(f"update by {training.gradients.text}, options {options:x}")
         core.places.check()
         training.take()
-        self._update(training, options)
-        self._show(training, True)
+        self._show(training, self._update(training, options))
 
     def verify(self, batch: Any) -> Verified:
         """As `Program.verify` says."""
@@ -107,7 +109,7 @@ class ProgramSteps:
         number, metrics = core.steps, core.metrics
         measured = {each for each in core.variants.executors() if each.measured is not None}
 
-        def run(batch: Any, update: bool) -> Any:
+        def run(number: int, batch: Any, update: bool) -> Any:
             core.steps = number
             return self.step(batch, update)
 
@@ -135,9 +137,10 @@ class ProgramSteps:
         outside = variants.current.outside.of(self._core.steps)
         return Stamps(sums, options ^ numbers ^ outside, self._chain).among
 
-    def _update(self, training: Training, options: int) -> None:
+    def _update(self, training: Training, options: int) -> Collection[str]:
+        """Update by the gradients in `parameter.grad`; the keys of the parameters that have one."""
         gradients = training.gradients
-        executors = gradients.executors()
+        keys, executors = gradients.keys(), gradients.executors()
         if self._core.setting.several:
             stamp = Stamps(BatchSums(), options, self._chain).among
             for executor in executors.values():
@@ -147,15 +150,16 @@ class ProgramSteps:
         except BaseException as error:
             self._core.note_failure(error, executors, gradients.renew)
             raise
+        return keys
 
-    def _show(self, training: Training, updated: bool) -> None:
+    def _show(self, training: Training, updated: Collection[str] | None) -> None:
         """Show what a step or an update has made, where it will stay; then call hooks behind an update.
 
         Copies take what the step has given back.
         """
         training.settle(sum(each.given_back for each in self._ran))
         training.show(updated)
-        if updated:
+        if updated is not None:
             optimizers = self._core.variants.optimizers
             check_step_hooks(optimizers, self._core.compiled.graph)
             call_step_hooks(optimizers)

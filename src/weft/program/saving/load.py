@@ -11,10 +11,12 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from weft.capture.optimizers.given import is_foreign
 from weft.capture.optimizers.groups import Optimizers
 from weft.errors import DamagedCheckpoint, UserError
 from weft.layout.region import overlap, region_size
 from weft.program.everyone import agreed, told
+from weft.program.live.elsewhere import agree
 from weft.program.live.variables import state_dict_names
 from weft.program.saving.extras import read_extra, stored_extras
 from weft.program.saving.files import Reading, check_extents, slices
@@ -109,6 +111,7 @@ def load(
         put_options(groups, optimizers)
 
     agreed(world, "the values", read)
+    agree(optimizers.each)
     return Loaded(manifest.about, extra)
 
 
@@ -225,9 +228,13 @@ def _kept(state: ProgramState, manifest: Manifest) -> dict[str, list[str]]:
     idle = state.idle()
     found = _by_parameter(manifest, {key for key, _, _ in state.stated()} | idle.keys())
     known: dict[str, list[str]] = {}
+    every = state.training.states if state.training is not None else ()
+    foreign = {x.key for each in every if is_foreign(each.optimizer) for x in each.members}
     for key, states, _ in state.stated():
         saved = found.get(key, [])
-        if saved and set(saved) != set(states):
+        # What others than torch's own keep may come with a later step.
+        lacking = set() if key in foreign else set(states) - set(saved)
+        if saved and (lacking or set(saved) - set(states)):
             raise UserError(
                 f"{manifest.folder} has the states {_few(sorted(saved))} of {key}, the program's update keeps "
                 f"{_few(sorted(states))}; load it with the optimizer that was saved, with the same options"

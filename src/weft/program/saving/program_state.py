@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from weft.compiler.training.loss_scale import FIRST_VALUES
 from weft.errors import UserError
@@ -16,6 +17,8 @@ from weft.ir.logical import Input, Value
 from weft.ir.nodes import MASTER
 from weft.layout import Shares
 from weft.program.everyone import told
+from weft.program.live.elsewhere import agree
+from weft.program.live.holds import named_variables
 from weft.program.live.variables import state_dict_names
 from weft.program.saving.idle import IdleParameter, idle_entry, idle_parameters
 from weft.program.saving.saved_tensors import SavedTensor
@@ -104,27 +107,6 @@ class ProgramState:
             for member in each.members:
                 yield member.key, member.states, member.shares
 
-    def kept_here(self) -> dict[str, tuple[list[str], Any]]:
-        """By parameter, what ranks of this process keep: names of states that are tensors, and the others as JSON.
-
-        And what optimizers hold of parameters that no plan updates so far.
-        """
-        found: dict[str, tuple[list[str], Any]] = {}
-        for key, states, _ in self.stated():
-            for variables in self.setting.variables.values():
-                entries = variables.kept.entries.get(key)
-                if entries:
-                    tensors = [name for name in entries if name in states]
-                    others = {n: x for n, x in entries.items() if n not in states}
-                    found[key] = tensors, to_json(others, STATE + key, {})
-        for key, parameter in self.idle().items():
-            held = parameter.states
-            if held:
-                tensors = [name for name, value in held.items() if isinstance(value, Tensor)]
-                others = {n: x for n, x in held.items() if n not in tensors}
-                found[key] = tensors, to_json(others, STATE + key, {})
-        return found
-
     def beside_the_plan(self) -> str:
         """All that is saved of other plans than the one that ran last, as text: it may change while that stays."""
         masters = self.training.masters if self.training is not None else None
@@ -139,10 +121,24 @@ class ProgramState:
 
     def kept(self) -> tuple[dict[str, list[str]], dict[str, Any]]:
         """By parameter, the names of the states that are tensors, and those that are none, as JSON. Collective."""
-        texts = told(self.setting.world, "what is kept", lambda: json.dumps(self.kept_here()))
+        optimizers = [each.optimizer for each in self.training.states] if self.training else []
+        agree(optimizers)
+        texts = told(self.setting.world, "what is kept", lambda: json.dumps(self._held(optimizers)))
         merged = merged_alike(map(json.loads, texts))
         tensors = {key: each[0] for key, each in merged.items()}
         return tensors, {key: each[1] for key, each in merged.items() if each[1]}
+
+    def _held(self, optimizers: Sequence[Optimizer]) -> dict[str, tuple[list[str], Any]]:
+        """By parameter, what optimizers hold: names of states that are tensors, and the others as JSON."""
+        found: dict[str, tuple[list[str], Any]] = {}
+        for key, parameter in named_variables(self.setting.model).items():
+            for held in (each.state.get(parameter) or {} for each in optimizers):
+                known = {n: x for n, x in held.items() if not (isinstance(x, Tensor) and x.is_meta)}
+                if any(x is not None for x in known.values()):  # others begin anew
+                    tensors = [name for name, x in known.items() if isinstance(x, Tensor)]
+                    others = {name: x for name, x in known.items() if name not in tensors}
+                    found[key] = tensors, to_json(others, STATE + key, {})
+        return found
 
     def _entry(self, name: str, key: str, value: Value, shares: Shares | None) -> SavedTensor:
         layout = value.layout

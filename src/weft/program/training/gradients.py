@@ -91,6 +91,8 @@ class Gradients:
         self._left_out: list[str] = []
         # Whether steps have left gradients that no update has used.
         self.open = self._said = False
+        # Whether the updates of a step may be skipped, as an overflow wants it.
+        self.skips = False
         for optimizer in optimizers.each:
             _trained.setdefault(optimizer, WeakSet()).add(self)
 
@@ -99,6 +101,7 @@ class Gradients:
         members = {each.key: each for each in _graded(self._setting.model, compiled)}
         # The last plan knows the groups that parameters are in now.
         self._steps.insert(0, (compiled, frozenset(members)))
+        self.skips = any(each.skip for each in compiled.graph.of_kind(Update))
         self.renew()
         self._members |= members
         every = {id(p) for _, _, group in self._optimizers.groups() for p in group["params"]}
@@ -138,8 +141,8 @@ class Gradients:
         Raises:
             UserError: naming a parameter that has a gradient, and that no step updates.
         """
-        given = self._keys()
-        self._graded((*given, *self._updated_by(compiled)))
+        given = self.keys()
+        self._graded((*given, *self.updated_by(compiled)))
         if not self.open and not self._said:
             self._said = True
             _log.warning(
@@ -164,7 +167,7 @@ class Gradients:
 
     def show(self, compiled: Compiled) -> None:
         """Let `parameter.grad` be what the ranks have added up in a step; the same memory."""
-        for member in map(self._members.__getitem__, self._updated_by(compiled)):
+        for member in map(self._members.__getitem__, self.updated_by(compiled)):
             every = by_placement(self._setting.variables, member.parameter)
             parts = [x.gradients[member.key] for x in every if member.key in x.gradients]
             member.show(parts)
@@ -184,14 +187,14 @@ class Gradients:
                 ", ".join(self._left_out[:5]),
             )
 
-    def _keys(self) -> tuple[str, ...]:
+    def keys(self) -> tuple[str, ...]:
         """The parameters that have a gradient."""
         return tuple(key for key, p in self._parameters.items() if p.grad is not None)
 
     @property
     def text(self) -> str:
         """The gradients in `parameter.grad`, as text, the same on all ranks that have gradients alike."""
-        keys = self._keys()
+        keys = self.keys()
         return f"{len(keys)} gradients ({zlib.crc32(' '.join(keys).encode()):08x})"
 
     def executors(self) -> dict[int, ThreadExecutor | DeviceExecutor]:
@@ -200,7 +203,7 @@ class Gradients:
         Raises:
             UserError: when no parameter has a gradient, or one has that no step updates.
         """
-        keys = self._keys()
+        keys = self.keys()
         if not keys:
             raise UserError(
                 "program.update() found no gradients; make a step(batch, update=False) before, or call backward() on "
@@ -271,7 +274,7 @@ class Gradients:
         """The parameters that have a gradient now."""
         return [each for each in self._members.values() if each.parameter.grad is not None]
 
-    def _updated_by(self, step: Compiled) -> frozenset[str]:
+    def updated_by(self, step: Compiled) -> frozenset[str]:
         """The keys of the parameters that a step updates."""
         return next(keys for compiled, keys in self._steps if compiled is step)
 

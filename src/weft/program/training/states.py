@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_
 from typing import Any, final
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import register_pytree_node, tree_map
+from torch.utils._pytree import tree_map
 
 from weft.capture.optimizers.groups import Optimizers
 from weft.errors import UserError
@@ -18,6 +17,7 @@ from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Update, Value
 from weft.ir.nodes import MASTER
 from weft.layout import Layout, Shares
+from weft.program.live.elsewhere import Shown, agree, showing
 from weft.program.live.holds import named_variables
 from weft.program.live.laid import by_placement, cut_value, laid_as, of_rank, whole_of
 from weft.runtime.memory.state import Variables
@@ -54,7 +54,7 @@ class States:
         self._model = model
         self._variables = variables
         self._members: dict[str, Stated] = {}
-        self._changes = _changes.setdefault(optimizer, _Changes())
+        self._of = showing(optimizer)
         # What was there when it was last compared: the user's dicts, the changes in them, and the
         # ranks' versions.
         self._state: Any = None
@@ -62,6 +62,8 @@ class States:
         self._change = self._version = -1
         # Entries that are no tensors, for which there is no common memory.
         self._numbers: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = []
+        # Those that no rank of this process updates.
+        self._elsewhere: list[Stated] = []
 
     def know(self, graph: LogicalGraph) -> None:
         """A plan is to run, which updates these parameters. Call `check_states` first."""
@@ -74,7 +76,10 @@ class States:
                 self._members.pop(each.key, None)
             elif each.key not in self._members:
                 self._members[each.key] = each
+                self._of.know(each.parameter, each.shown)
                 self._take(each)
+        here = self._variables
+        self._elsewhere = [x for x in self.members if not by_placement(here, x.parameter)]
         self._note()
 
     def take(self) -> None:
@@ -86,9 +91,7 @@ class States:
         state = self.optimizer.state
         same = state is self._state and len(state) == len(self._dicts)
         if not (
-            same
-            and self._change == self._changes.count
-            and all(map(is_, state.values(), self._dicts))
+            same and self._change == self._of.changes and all(map(is_, state.values(), self._dicts))
         ):
             for member in self._members.values():
                 self._take(member)
@@ -101,16 +104,32 @@ class States:
         """The tensors that the ranks have made and the user's optimizer does not show yet; mostly none, at once."""
         if self._version != self._versions():
             for member in self._members.values():
-                if self._is_new(member):
+                if not self.optimizer.state.get(member.parameter):
                     for kept in self._kept(member):
                         yield from (each for each in kept.values() if isinstance(each, Tensor))
 
-    def show(self) -> None:
-        """Let the user's optimizer hold what the ranks have made in a step; some microseconds when that is nothing."""
-        if self._version != self._versions():
-            for member in self._members.values():
-                self._show(member)
+    def show(self, updated: Collection[str] = (), surely: bool = True) -> None:
+        """Let the user's optimizer hold what the ranks have made in a step; some microseconds when that is nothing.
+
+        Args:
+            updated: the parameters that the step has updated, on whatever rank.
+            surely: False where the update may have been skipped.
+        """
+        made = self._version != self._versions()
+        for member in self._members.values() if made else ():
+            self._show(member)
+        state = self.optimizer.state
+        new = [
+            each
+            for each in (self._elsewhere if made or surely else ())
+            if each.states and each.key in updated and not state.get(each.parameter)
+        ]
+        for each in new:
+            entries = {name: each.shown(name, []) for name in each.states}
+            state[each.parameter] = Shown(entries, self._of, elsewhere=True)
+        if made or new:
             self._note()
+        self._of.agreed &= not updated
         for shown, name, kept in self._numbers:
             dict.__setitem__(shown, name, kept[0][name])
 
@@ -132,7 +151,7 @@ class States:
         """Give the ranks what the user's optimizer holds for a parameter."""
         found = self.optimizer.state.get(member.parameter)
         laid = member.taken(found or {})
-        same = isinstance(found, _Shown)
+        same = isinstance(found, Shown) and all(x is found[name] for name, x in laid.items())
         for rank, variables in self._variables.items():
             if member.key in variables:
                 member.note_taken_out(variables.kept.entries.get(member.key, {}), laid)
@@ -144,23 +163,22 @@ class States:
                 name: member.shown(name, [own[name] for own in kept]) if kept else value
                 for name, value in laid.items()
             }
-            self.optimizer.state[member.parameter] = _Shown(shown, self._changes)
+            self.optimizer.state[member.parameter] = Shown(shown, self._of, elsewhere=not kept)
 
     def _show(self, member: Stated) -> None:
-        """Let the user's optimizer hold what the ranks keep for a parameter that it knows nothing of."""
-        if not self._is_new(member):
-            return
+        """Let the user's optimizer hold what the ranks keep for a parameter, where it holds something else."""
         kept = self._kept(member)
-        if kept and not kept[0]:
-            return
-        names = kept[0] if kept else member.states
-        entries = {name: member.shown(name, [own[name] for own in kept]) for name in names}
-        self.optimizer.state[member.parameter] = _Shown(entries, self._changes)
-
-    def _is_new(self, member: Stated) -> bool:
-        """True where the user's optimizer holds nothing for a parameter."""
         shown = self.optimizer.state.get(member.parameter) or {}
-        return all(value is None for value in shown.values())
+        if not kept or not kept[0]:
+            return
+        parts = {name: [own[name] for own in kept] for name in kept[0]}
+        if shown.keys() != parts.keys() or not all(
+            all(map(is_, _parts(shown[name]), every))
+            for name, every in parts.items()
+            if isinstance(every[0], Tensor)
+        ):
+            entries = {name: member.shown(name, every) for name, every in parts.items()}
+            self.optimizer.state[member.parameter] = Shown(entries, self._of)
 
     def _kept(self, member: Stated) -> list[dict[str, Any]]:
         """The states that the ranks of this process keep for a parameter; nothing where it lives on others."""
@@ -170,13 +188,13 @@ class States:
     def _note(self) -> None:
         state = self.optimizer.state
         self._state, self._dicts = state, list(state.values())
-        self._change, self._version = self._changes.count, self._versions()
+        self._change, self._version = self._of.changes, self._versions()
         self._numbers = [
             (state[member.parameter], name, kept)
             for member in self._members.values()
             if (kept := self._kept(member)) and member.parameter in state
             for name, value in kept[0].items()
-            if isinstance(value, int | float)
+            if not isinstance(value, Tensor)
         ]
 
     def _versions(self) -> int:
@@ -230,15 +248,25 @@ class Stated:
                 note_write(mesh.placement, f"{self.key} without {gone}")
 
     def shown(self, name: str, parts: list[Any]) -> Any:
-        """A state that the ranks keep, as the user sees it."""
+        """A state that the ranks keep, as the user sees it.
+
+        Raises:
+            UserError: the state came so late that the plan knows nothing of it.
+        """
         value = self.states.get(name)
-        if value is None or not isinstance(self.parameter, GlobalTensor):
+        if not isinstance(self.parameter, GlobalTensor):
+            return parts[0]
+        if value is None or (parts and not isinstance(parts[0], Tensor)):
+            if isinstance(parts[0], Tensor):
+                raise UserError(
+                    f"the optimizer keeps the state {self.key}.{name} now, and did not in its first steps, by "
+                    "which the program is planned; let its first step make all states"
+                )
             return parts[0]
         layout, dtype = _laid_out(value)
         mesh = self.parameter.spec.mesh.at(layout.placement)
-        if (
-            parts and parts[0].device.type != mesh.device.type
-        ):  # numbers of steps stay with the host
+        # Numbers of steps stay with the host.
+        if parts and parts[0].device.type != mesh.device.type:
             return parts[0]
         spec = contiguous(mesh, layout, value.shape, dtype)
         return stored_in(GlobalTensor(spec, tuple(parts)), self.shares.get(name))
@@ -294,73 +322,9 @@ def full_states(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
             return whole_of(value)
         return value.detach().clone() if isinstance(value, Tensor) else value
 
+    agree([optimizer])
     found: dict[str, Any] = tree_map(whole, optimizer.state_dict())
     return found
-
-
-@final
-class _Changes:
-    """Counts what users put into the dicts that an optimizer shows."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-
-_changes: WeakKeyDictionary[torch.optim.Optimizer, _Changes] = WeakKeyDictionary()
-
-
-@final
-class _Shown(dict[str, Any]):
-    """The state that an optimizer keeps for a parameter, as the user sees it; copies are ordinary dicts."""
-
-    def __init__(self, entries: Mapping[str, Any], changes: _Changes) -> None:
-        super().__init__(entries)
-        self._changes = changes
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        # Optimizers put back what they took out.
-        if self.get(name) is not value:
-            self._changes.count += 1
-        super().__setitem__(name, value)
-
-    def __delitem__(self, name: str) -> None:
-        self._changes.count += 1
-        super().__delitem__(name)
-
-    def clear(self) -> None:
-        self._changes.count += 1
-        super().clear()
-
-    def update(self, *entries: Any, **named: Any) -> None:
-        self._changes.count += 1
-        super().update(*entries, **named)
-
-    def __ior__(self, entries: Any) -> Any:  # type: ignore[misc]  # `|` gives a plain dict
-        self.update(entries)
-        return self
-
-    def setdefault(self, name: str, value: Any = None) -> Any:
-        self._changes.count += 1
-        return super().setdefault(name, value)
-
-    def popitem(self) -> tuple[str, Any]:
-        self._changes.count += 1
-        return super().popitem()
-
-    def pop(self, *args: Any) -> Any:
-        self._changes.count += 1
-        return super().pop(*args)
-
-    def __reduce__(self) -> Any:
-        return dict, (dict(self),)
-
-
-# Who walks over states finds the tensors in them.
-register_pytree_node(
-    _Shown,
-    lambda shown: (list(shown.values()), list(shown)),
-    lambda x, names: dict(zip(names, x, strict=True)),
-)
 
 
 def _stated(model: nn.Module, graph: LogicalGraph) -> Iterator[Stated]:
@@ -375,6 +339,11 @@ def _stated(model: nn.Module, graph: LogicalGraph) -> Iterator[Stated]:
             values = {name: node.value for name, node in named.items()}
             shares = {name: node.shares for name, node in named.items() if node.shares}
             yield Stated(key, tensors[key], update.group, values, shares)
+
+
+def _parts(shown: Any) -> Sequence[Any]:
+    """The parts that this process has of a state that the user sees."""
+    return shown.locals if isinstance(shown, GlobalTensor) else (shown,)
 
 
 def _laid_out(value: Value) -> tuple[Layout, torch.dtype]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import final
 
 from torch import Tensor
@@ -13,6 +13,7 @@ from weft.capture.optimizers.optimizer import count_steps
 from weft.compiler.pipeline import Compiled
 from weft.ir import LogicalGraph
 from weft.program.everyone import agreed
+from weft.program.live.elsewhere import agree
 from weft.program.live.masters import Masters
 from weft.program.planning.variants import Variants
 from weft.program.setting import Setting
@@ -72,6 +73,7 @@ class Training:
             UserError: on every process, naming a state that an optimizer brings on one of them and
                 its update does not have, or of another shape.
         """
+        agree(each.optimizer for each in self.states)
         agreed(self._world, "the states of the optimizers", lambda: self._check(compiled.graph))
         self.masters.know(compiled.graph)
         for each in self.states:
@@ -98,14 +100,17 @@ class Training:
         if made:
             lay_together(made, room)
 
-    def show(self, updated: bool) -> None:
+    def show(self, updated: Collection[str] | None) -> None:
         """Show the user what a step has made; and schedulers, that it has updated.
 
         Ranks of this process may have run none of an optimizer's updates.
+
+        Args:
+            updated: the parameters that it has updated, on whatever rank; None where it was a step without an update.
         """
         for each in self.states:
-            each.show()
-            if updated:
+            each.show(updated or (), surely=not self.gradients.skips)
+            if updated is not None:
                 each.optimizer._opt_called = True  # type: ignore[attr-defined]
                 count_steps(each.optimizer)
 

@@ -33,7 +33,14 @@ from weft.program.verification.planned import (
     run_planned,
     whole_batch,
 )
-from weft.program.verification.report import CHANGES, DIFFERS, Verified, failure_text, in_order
+from weft.program.verification.report import (
+    CHANGES,
+    DIFFERS,
+    LATER,
+    Verified,
+    failure_text,
+    in_order,
+)
 from weft.program.verification.snapshot import Snapshot
 from weft.program.verification.updates import PlainUpdate
 from weft.strategy.precision import Precision
@@ -50,28 +57,44 @@ _WIDEST = {float: torch.float64, complex: torch.complex128}
 def verified(subject: Subject, batch: Any) -> Verified:
     """Compare a step of the plan with a plain one; the program is afterwards as it was.
 
+    Where that is the step in which states begin, the next one is compared, too: it is the first to go by them.
+
     Every process must call it, and all raise alike.
 
     Raises:
         VerificationError: naming the first result that differs.
     """
     check_values(batch)
-    setting = subject.setting
-    snapshot = Snapshot(
-        setting.model, setting.variables, subject.training, subject.step.optimizers.each
-    )
+    optimizers = subject.step.optimizers.each
+    parts = subject.setting.model, subject.setting.variables, subject.training, optimizers
+    snapshot = Snapshot(*parts)
     try:
-        planned = run_planned(subject, batch, snapshot)
+        compared, began = _compared(subject, batch, snapshot, DIFFERS)
+        if began:
+            subject.run(subject.number, batch, True)
+            subject = replace(subject, number=subject.number + 1)
+            more, _ = _compared(subject, batch, Snapshot(*parts), LATER)
+            compared = list({(x.kind, x.name): x for x in [*compared, *more]}.values())
     finally:
         snapshot.put_back()
+    return Verified(tuple(in_order(compared, subject.variants.current.captured)))
+
+
+def _compared(
+    subject: Subject, batch: Any, snapshot: Snapshot, told: str
+) -> tuple[list[Compared], bool]:
+    """Compare one step, which is taken back; and whether it has made states where there were none."""
+    planned = run_planned(subject, batch, snapshot)
+    snapshot.rewind()
     comparison = _Comparison(subject, batch, planned)
     captured = subject.variants.current.captured
     text = failure_text(comparison.repeated(), captured, CHANGES)
     compared = [] if text else comparison.compared()
-    text = text or failure_text(compared, captured, DIFFERS)
-    for each in filter(None, setting.world.gather(dict.fromkeys(setting.world.ranks, text))):
+    text = text or failure_text(compared, captured, told)
+    world = subject.setting.world
+    for each in filter(None, world.gather(dict.fromkeys(world.ranks, text))):
         raise VerificationError(each)
-    return Verified(tuple(in_order(compared, captured)))
+    return compared, comparison.began
 
 
 @final
@@ -96,6 +119,11 @@ class _Comparison:
         self._rounding = Rounding(eps)
         most = max(map(largest, self._plain.gradients.values()), default=0.0)
         self._of_gradients = Rounding(eps, eps * most)
+
+    @property
+    def began(self) -> bool:
+        """True where the step has made states of a parameter that had none."""
+        return any(key not in self._before.states for key in self._planned.states)
 
     def repeated(self) -> list[Compared]:
         """The results of the plain step, run a second time, compared with those of the first."""
@@ -209,6 +237,11 @@ class _Comparison:
         planned = self._planned.gradients
         gradients = self._plain.gradients if planned is None else planned
         own = {key: gradients[key] for key in updated if key in gradients}
+        made = {
+            f"{key}.{name}": value
+            for key in own
+            for name, value in self._planned.states.get(key, {}).items()
+        }
         if not own or not all(_finite(each) for each in own.values()):
             return
         yield from PlainUpdate(
@@ -222,7 +255,7 @@ class _Comparison:
                 for key, x in own.items()
             },
             self._subject.setting.options.clip_norm,
-        ).compared({**self._planned.tensors, **self._planned.states}, self._rounding)
+        ).compared(self._planned.tensors, made, self._rounding)
 
     def _updated(self) -> list[str]:
         """The keys of the parameters that optimizers update, in the plan or plainly."""

@@ -14,6 +14,7 @@ from weft.compiler.training.loss_scale import FIRST_VALUES, SCALE
 from weft.errors import BatchError
 from weft.ir.logical import Input, Update
 from weft.ir.nodes import MASTER
+from weft.program.live.elsewhere import agree
 from weft.program.live.holds import named_variables
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Variants
@@ -34,7 +35,7 @@ class Subject:
     Attributes:
         setting, variants, training, step: of the program.
         number: of its next step.
-        run: `run(batch, update)` makes that step.
+        run: `run(number, batch, update)` makes a step.
     """
 
     setting: Setting
@@ -42,7 +43,7 @@ class Subject:
     training: Training | None
     step: Step
     number: int
-    run: Callable[[Any, bool], Any]
+    run: Callable[[int, Any, bool], Any]
 
     @property
     def scale(self) -> float:
@@ -84,14 +85,14 @@ class Planned:
         outputs: leaves of what `step` returns, in order, by their paths.
         gradients: before they are clipped; None where a step cannot leave them.
         tensors: parameters and buffers.
-        states: of the optimizer, as `parameter.name`.
+        states: of the optimizer, by parameter and name.
         skipped: true where there was no update, as a gradient was not finite.
     """
 
     outputs: dict[str, Any]
     gradients: dict[str, Tensor] | None
     tensors: dict[str, Tensor]
-    states: dict[str, Any]
+    states: dict[str, dict[str, Any]]
     skipped: bool
 
 
@@ -100,20 +101,15 @@ def run_planned(subject: Subject, batch: Any, snapshot: Snapshot) -> Planned:
     model, gradients = subject.setting.model, None
     # The plan for this batch is known when it has run.
     if subject.training is not None and not subject.scaled:
-        subject.run(batch, False)
+        subject.run(subject.number, batch, False)
         named = dict(model.named_parameters())
         gradients = wholes({key: p.grad for key, p in named.items() if p.grad is not None})
         snapshot.rewind()
     scale = subject.scale
-    leaves, _ = flatten(subject.run(batch, True), "output")
+    leaves, _ = flatten(subject.run(subject.number, batch, True), "output")
     outputs = {path: whole(leaf) for path, leaf in leaves}
-    states = {
-        f"{key}.{name}": value
-        for key, entries in _states(subject).items()
-        for name, value in entries.items()
-    }
     tensors = wholes(named_variables(model))
-    return Planned(outputs, gradients, tensors, states, subject.scale < scale)
+    return Planned(outputs, gradients, tensors, _states(subject), subject.scale < scale)
 
 
 def before(subject: Subject) -> Before:
@@ -143,7 +139,8 @@ def check_values(batch: Any) -> None:
 
 
 def _states(subject: Subject) -> dict[str, dict[str, Any]]:
-    """The states that the user's optimizers keep for the parameters of the model, whole."""
+    """The states that the user's optimizers keep for the parameters of the model, whole. Collective."""
+    agree(subject.step.optimizers.each)
     return {
         key: {name: whole(value) for name, value in each.state[parameter].items()}
         for each in subject.step.optimizers.each

@@ -18,10 +18,15 @@ _KINDS = {
     "state": "optimizer states",
 }
 DIFFERS = "a step of the plan does not give what a plain eager step of the same code gives"
+LATER = f"in a second step, {DIFFERS}"
 CHANGES = "a plain eager step, run twice with the same values, gives two results, so that no plan can stand for it"
+_FAULT = (
+    "docs/soundness.md lists what weft takes over of the Python around a step; when this step keeps to it, the fault "
+    "is weft's: please report it with this text"
+)
 _HELP = {
-    DIFFERS: "docs/soundness.md lists what weft takes over of the Python around a step; when this step keeps to it, "
-    "the fault is weft's: please report it with this text",
+    DIFFERS: _FAULT,
+    LATER: _FAULT,
     CHANGES: "Pass what changes from call to call in the batch (docs/soundness.md); where kernels add up in any order, "
     "call torch.use_deterministic_algorithms(True)",
 }
@@ -88,7 +93,7 @@ def failure_text(compared: Sequence[Compared], captured: Captured, told: str) ->
     Args:
         compared: the results.
         captured: the step.
-        told: what it means that they differ: `DIFFERS` or `CHANGES`.
+        told: what it means that they differ: `DIFFERS`, `LATER` or `CHANGES`.
     """
     differing = [each for each in in_order(compared, captured) if not each.agrees]
     if not differing:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from weft.capture.optimizers.counted import counted_now, put_counters
+from weft.program.live.elsewhere import showing
 from weft.program.training.training import Training
 from weft.runtime.memory.state import Variables
 
@@ -41,9 +42,9 @@ class Snapshot:
             for own in variables.values()
             for key in own
         ]
-        self._states: list[tuple[Any, dict[Tensor, dict[str, Any]]]] = [
-            (each, {p: dict(own) for p, own in each.state.items()}) for each in optimizers
-        ]
+        # What ranks keep, and what users see of it: the dicts, and what is in them.
+        self._kept = [(own, _contents(own.kept.entries)) for own in variables.values()]
+        self._states = [(each, _contents(each.state)) for each in optimizers]
         self._counted = [(each, counted_now(each)) for each in optimizers]
         self._parameters = list(dict(model.named_parameters()).values())
         self._gradients = [parameter.grad for parameter in self._parameters]
@@ -57,8 +58,14 @@ class Snapshot:
             tensor.copy_(before)
         if self._training is None:
             return
+        for variables, kept in self._kept:
+            for key in {**variables.kept.entries, **kept}:
+                entries = kept.get(key)
+                variables.keep(key, None if entries is None else _filled(*entries))
         for optimizer, states in self._states:
-            _put_back(optimizer.state, states)
+            showing(optimizer).agreed = False
+            optimizer.state.clear()
+            optimizer.state.update({p: _filled(*entries) for p, entries in states.items()})
         for optimizer, counted in self._counted:
             for group, numbers in zip(optimizer.param_groups, counted, strict=True):
                 put_counters(optimizer, [group], numbers)
@@ -80,11 +87,13 @@ class Snapshot:
             self._training.gradients.open = False
 
 
-def _put_back(state: Any, before: Mapping[Tensor, Mapping[str, Any]]) -> None:
-    """Take what is new out of an optimizer's state, and put its numbers back; of tensors, the ranks' are written."""
-    for parameter in [each for each in state if each not in before]:
-        del state[parameter]
-    for parameter, entries in before.items():
-        for name, value in entries.items():
-            if not isinstance(value, Tensor):
-                state[parameter][name] = value
+def _contents(every: Mapping[Any, Any]) -> dict[Any, tuple[Any, dict[str, Any]]]:
+    """Dicts by key, each with what is in it now."""
+    return {key: (each, dict(each)) for key, each in every.items()}
+
+
+def _filled(each: Any, content: dict[str, Any]) -> Any:
+    """A dict with what was in it before."""
+    each.clear()
+    each.update(content)
+    return each

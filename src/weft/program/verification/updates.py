@@ -42,18 +42,22 @@ class PlainUpdate:
     bounds: Mapping[str, float]
     clip: float | None
 
-    def compared(self, found: Mapping[str, Any], by: Rounding) -> Iterator[Compared]:
+    def compared(
+        self, tensors: Mapping[str, Tensor], states: Mapping[str, Any], by: Rounding
+    ) -> Iterator[Compared]:
         """Compare new parameters and states of the plan with those of a plain update.
 
         Args:
-            found: parameters by key, states by key and name, as `key.name`.
+            tensors: parameters by key.
+            states: of the parameters that are updated, by key and name, as `key.name`.
             by: what a rounding is.
         """
         every = [self._run(sign) for sign in (0.0, 1.0, -1.0)]
-        for name in every[0]:
+        for name in {**every[0], **states}:
             kind = "parameter" if name in self.values else "state"
-            before = self.values.get(name)
-            yield _between(kind, name, found.get(name), [each[name] for each in every], before, by)
+            found = tensors.get(name, states.get(name))
+            expected = [each.get(name) for each in every]
+            yield _between(kind, name, found, expected, self.values.get(name), by)
 
     def _run(self, sign: float) -> dict[str, Any]:
         """Parameters and states after an update by gradients that are moved by `sign` times their bounds."""
@@ -94,7 +98,7 @@ def _between(
     """Compare with what lies between several expected values, of which the first is the middle."""
     expected = every[0]
     if not isinstance(expected, Tensor):
-        differs = found is not None and found != expected
+        differs = isinstance(found, Tensor) or found != expected
         text = f"is {found!r} in the plan, and {expected!r} in the plain step" if differs else ""
         return Compared(kind, name, text=text)
     if not isinstance(found, Tensor):

@@ -111,7 +111,7 @@ class OptimizerUpdates:
         if not self._run_directly(gradients):
             self._step(gradients)
             self._round()
-            if not self._complete:
+            if self._foreign or not self._complete:
                 self._keep_new()
         self._user._opt_called = True  # type: ignore[attr-defined]  # what schedulers look at before they warn
 
@@ -189,6 +189,12 @@ class OptimizerUpdates:
     def _adopt(self) -> None:
         """Take over what is kept for the parameters now, be it of the user, or made by an executor of another plan."""
         kept = self._variables.kept
+        pairs = zip(self._keys, self._shards, strict=True)
+        if self._complete and all(
+            self._optimizer.state[shard] is kept.entries.get(key) for key, shard in pairs
+        ):
+            self._version = kept.version
+            return
         self._optimizer.state.clear()
         for key, shard in zip(self._keys, self._shards, strict=True):
             if key in kept.entries:
@@ -198,10 +204,9 @@ class OptimizerUpdates:
         self._version = kept.version
 
     def _keep_new(self) -> None:
-        """Show what the optimizer has made anew, under the names that users know."""
-        kept = self._variables.kept
+        """Show what the optimizer has made anew, or put in the place of another tensor, as users know it."""
         for key, shard in zip(self._keys, self._shards, strict=True):
-            if key not in kept.entries:
+            if not self._variables.keeps(key, self._optimizer.state[shard]):
                 self._variables.keep(key, self._optimizer.state[shard])
 
     def _direct_steps(self) -> list[DirectStep]:

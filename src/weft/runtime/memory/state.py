@@ -18,11 +18,13 @@ class Kept:
 
     Attributes:
         entries: by parameter.
-        version: another number as soon as an entry is replaced by another dict.
+        known: the same as it was when it was kept: an optimizer may put other tensors into its dicts.
+        version: another number as soon as an entry is replaced by another dict, or has other tensors.
     """
 
     def __init__(self) -> None:
         self.entries: dict[str, dict[str, Any]] = {}
+        self.known: dict[str, dict[str, Any]] = {}
         self.version = 0
 
 
@@ -71,12 +73,26 @@ class Variables(Mapping[str, Tensor]):
         if self._tensors.setdefault(key, tensor) is not tensor:
             raise InternalError(f"the variable {key} exists already")
 
+    def keeps(self, parameter: str, entries: dict[str, Any]) -> bool:
+        """True where this is what the optimizer keeps for a parameter, with the tensors that are known."""
+        known = self.kept.known.get(parameter, {})
+        return (
+            self.kept.entries.get(parameter) is entries
+            and known.keys() == entries.keys()
+            and all(
+                x is known[name]
+                for name, x in entries.items()
+                if isinstance(x, Tensor) or isinstance(known[name], Tensor)
+            )
+        )
+
     def keep(self, parameter: str, entries: dict[str, Any] | None) -> None:
         """Put what the optimizer keeps for a parameter in place of what it kept; None where it has not stepped yet."""
-        for name in self.kept.entries.pop(parameter, {}):
+        self.kept.entries.pop(parameter, None)
+        for name in self.kept.known.pop(parameter, {}):
             self._tensors.pop(f"{parameter}.{name}", None)
         if entries is not None:
-            self.kept.entries[parameter] = entries
+            self.kept.entries[parameter], self.kept.known[parameter] = entries, dict(entries)
             tensors = {f"{parameter}.{n}": x for n, x in entries.items() if isinstance(x, Tensor)}
             self._tensors.update(tensors)
         self.kept.version += 1

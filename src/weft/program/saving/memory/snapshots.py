@@ -29,7 +29,7 @@ from weft.program.saving.memory.reading import SnapshotReading
 from weft.program.saving.memory.records import extra_part, record_text
 from weft.program.saving.memory.shelf import Shelf
 from weft.program.saving.memory.taking import HeldFiles, TakenSnapshot
-from weft.program.saving.program_state import ProgramState, merged_alike
+from weft.program.saving.program_state import ProgramState
 from weft.program.saving.save import TIED, files_of
 from weft.program.saving.saved_tensors import SavedTensor
 from weft.runtime.world.world import World
@@ -84,17 +84,13 @@ class Snapshots:
         self.wait()
         if self.off:
             return
-        extras, here = extras_of(self._world, extra), state.kept_here()
+        extras, (kept, numbers) = extras_of(self._world, extra), state.kept()
 
         def tell() -> str:
-            names = json.dumps({key: each[0] for key, each in here.items()})
-            names += state.beside_the_plan() + laid_text(extras.laid)
-            return json.dumps([self._number(state.graph), zlib.crc32(names.encode()), numbers])
+            names = json.dumps(kept) + state.beside_the_plan() + laid_text(extras.laid)
+            return f"{self._number(state.graph)} {zlib.crc32(names.encode())}"
 
-        numbers = {key: each[1] for key, each in here.items() if each[1]}
-        every = list(map(json.loads, told(self._world, "a snapshot", tell)))
-        merged_alike(each[2] for each in every)
-        texts = tuple(json.dumps(each[:2]) for each in every)
+        texts = tuple(told(self._world, "a snapshot", tell))
         if texts not in self._plans:
             self._plans[texts] = self._planned(state, extras.laid)
         plan = self._plans[texts]
