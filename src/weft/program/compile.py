@@ -97,7 +97,8 @@ def compile(
         strategy: what the user fixes; everything else is deduced. By default data parallel. "auto", or a `weft.Auto`
             with its options, searches the fastest one on these ranks, in any grid of them, as `weft.search` does;
             `Program.strategy` says what was found.
-        seed: of the random ops; by default torch's initial seed on the first rank.
+        seed: of the random ops; by default torch's initial seed on the first rank, as it is now: `torch.manual_seed`
+            between steps changes nothing.
         kernels: how local work runs: "aten" as calls of torch's ops, which is quick to compile, with
             kernels of weft's own in place of some that are slow (on CPUs large products by oneDNN,
             norms, losses, products that are joined); "torch" as calls of torch's ops alone, so that

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import weft
 from models import GPT, ResNet, classification_loss, image_batch, token_batch, token_loss
 from on_ranks import passed
+from weft.compiler.training import clip
 from weft.errors import BatchError, VerificationError
 from weft.program.verification.compare import Rounding, compare
 from weft.runtime.executor import optimizer as updates
@@ -440,6 +441,16 @@ def test_an_update_that_is_not_the_optimizers(monkeypatch: pytest.MonkeyPatch) -
         text = failure(program)
     assert "the updated tokens.weight differs by" in text
     assert "the state tokens.weight.exp_avg" in text
+
+
+def test_a_norm_of_the_gradients_that_leaves_one_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    with compiled(gpt(), metrics=["grad_norm"]) as program:
+        names = {each.name for each in program.verify(BATCH).compared}
+        assert "metrics['grad_norm']" in names
+    every = vars(clip)["gradients"]
+    monkeypatch.setattr(clip, "gradients", lambda *given: every(*given)[1:])
+    with compiled(gpt(), metrics=["grad_norm"]) as program:
+        assert "the output metrics['grad_norm'] differs by" in failure(program)
 
 
 def test_a_buffer_that_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -395,9 +395,15 @@ def nodes_so_far() -> int:
     return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
-def mark_backward(loss: torch.Tensor) -> None:
-    """Let every backward op below `loss` be recorded with the number of its autograd node."""
-    waiting, seen = [loss.grad_fn], set()
+def mark_backward(loss: torch.Tensor) -> list[torch.Tensor]:
+    """Let every backward op below `loss` be recorded with the number of its autograd node.
+
+    Returns:
+        The leaves that `loss.backward()` gives gradients.
+    """
+    leaves: list[torch.Tensor] = []
+    waiting: list[Any] = [loss.grad_fn]
+    seen = set()
     while waiting:
         node = waiting.pop()
         if node is None or node in seen:
@@ -405,6 +411,9 @@ def mark_backward(loss: torch.Tensor) -> None:
         seen.add(node)
         waiting += [following for following, _ in node.next_functions]
         _mark(node)
+        if type(node).__name__ == "AccumulateGrad":
+            leaves.append(node.variable)
+    return leaves
 
 
 def _mark(node: Any) -> None:

@@ -108,8 +108,12 @@ def _reads_later(frames: _Frames) -> bool:
 
 def refuse_reading(op: str) -> CaptureError:
     """The error for code that uses a value which there is not yet, at the line that runs."""
-    frames = list(traceback.walk_stack(sys._getframe(1)))[::-1]
-    return CaptureError(_where(frames) + _VALUE.format(what=op))
+    return CaptureError(running_line() + _VALUE.format(what=op))
+
+
+def running_line() -> str:
+    """The user's line that runs, as `source_line` gives it; empty where there is none."""
+    return _where(list(traceback.walk_stack(sys._getframe(1)))[::-1])
 
 
 def _advice(frames: _Frames) -> str | None:

@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from weft.capture.ops.generators import note_draw
+
 aten = torch.ops.aten
 Tensor = torch.Tensor
 
@@ -57,6 +59,7 @@ def _(
 
 def uniform(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Uniform numbers in [0, 1), shape `size`; float32 or float64. The salt is given once the graph is complete."""
+    note_draw(device)
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     whole = list(size)
     drawn: Tensor = torch.ops.weft.uniform(

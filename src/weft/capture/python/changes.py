@@ -5,17 +5,40 @@ Other values are compared before and after a trace by the recorder.
 
 from __future__ import annotations
 
+import os
 import queue
 import random
+import sys
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import Any, final
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from threading import get_ident
+from typing import Any, TypeAlias, final
+from unittest.mock import patch
 
 import numpy as np
+import torch
 
+from weft.capture.fx.private import Refusal
+from weft.capture.ops.generators import state_of
 from weft.capture.watch import Content, Entry
 from weft.errors import CaptureError
+from weft.files import in_library, standard, users_file
 
+Places: TypeAlias = "tuple[tuple[Any, str], ...]"
+# What sets the generators that all share, and what draws by chance where no seed is given.
+_SEEDS: Places = (
+    (random, "seed"),
+    (random, "setstate"),
+    (np.random, "seed"),
+    (np.random, "set_state"),
+)
+_CHANCE: Places = ((os, "urandom"), (random, "_urandom"), (random.Random, "seed"))
+_DRAWN = (
+    "draws random numbers of Python, numpy or the system, or sets their seed or state: captured once, it would do so "
+    "no more. Draw by torch.rand and the like, by random.Random(seed), or outside, and pass what was drawn in the batch"
+)
+_MOVING = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator, queue.Queue)
 # Of how many iterators inside of each other (`map`, `zip`) it is seen where they are.
 _DEPTH = 4
 
@@ -59,6 +82,56 @@ class Moving:
                 yield Entry({}, None, value, text)
 
 
+@contextmanager
+def randomness_refused() -> Iterator[None]:
+    """While this lasts, this thread may draw in Python by a seed of its own only.
+
+    Raises:
+        Refusal: where it sets the generators of `random` or `numpy.random`, or its code has none.
+        CaptureError: when these generators have been drawn from.
+    """
+    own, states = get_ident(), _random_states()
+    others = []  # threads, as those that load batches, which have the same generators
+
+    def watched(space: Any, name: str, refused: Callable[[str, tuple[Any, ...]], bool]) -> Any:
+        plain = getattr(space, name)
+
+        def call(*args: Any, **named: Any) -> Any:
+            if get_ident() != own:
+                others.append(get_ident())
+            elif refused(_caller(), args):
+                raise Refusal(_DRAWN)
+            return plain(*args, **named)
+
+        return patch.object(space, name, call)
+
+    with ExitStack() as stack:
+        for space, name in _SEEDS:
+            stack.enter_context(watched(space, name, lambda file, _: not in_library(file)))
+        for space, name in _CHANCE:
+            stack.enter_context(watched(space, name, _by_chance))
+        yield
+    if _random_states() != states and not others:
+        raise CaptureError(f"the step {_DRAWN}")
+
+
+def _by_chance(file: str, args: tuple[Any, ...]) -> bool:
+    """True for a call in the user's own code that gives no seed, which is the second argument."""
+    return users_file(file) and args[1:2] in ((), (None,))
+
+
+def _caller() -> str:
+    """The file of the code, other than Python's library, that has led to the running call."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and standard(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame.f_code.co_filename
+
+
+def _random_states() -> tuple[str, ...]:
+    return repr(random.getstate()), repr(np.random.get_state())
+
+
 def depends_on(changes: Sequence[Entry]) -> CaptureError:
     """The error for a step that is another one after it has changed some values."""
     shown = "; ".join(map(_words, changes[:3]))
@@ -86,7 +159,7 @@ def _words(entry: Entry) -> str:
 
 
 def _moves(value: Any) -> bool:
-    if isinstance(value, random.Random | np.random.Generator | np.random.RandomState | queue.Queue):
+    if isinstance(value, _MOVING):
         return True
     # A class of Python that is an iterator has attributes, which are watched.
     return hasattr(type(value), "__next__") and not hasattr(value, "__dict__")
@@ -100,6 +173,8 @@ def _at(value: Any, depth: int = _DEPTH) -> Any:
         return repr(value.bit_generator.state)
     if isinstance(value, np.random.RandomState):
         return repr(value.get_state(legacy=False))
+    if isinstance(value, torch.Generator):
+        return state_of(value)
     if isinstance(value, queue.Queue):
         return value.qsize()
     try:

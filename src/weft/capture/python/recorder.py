@@ -8,8 +8,6 @@ functions name; and, up to three dicts, lists or objects deep, what these functi
 from __future__ import annotations
 
 import array
-import random
-import sys
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +25,7 @@ from torch import nn
 from weft.capture.numbers.changing import is_changing
 from weft.capture.numbers.later import is_later
 from weft.capture.python.caches import Cache
-from weft.capture.python.changes import Moving
+from weft.capture.python.changes import Moving, randomness_refused
 from weft.capture.python.contents import CONTAINERS, HOLDERS, Contents
 from weft.capture.python.keys import Keys
 from weft.capture.python.objects import BYTES, Objects, has_own_reads, shown
@@ -120,12 +118,7 @@ class PythonRecorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """While this lasts, reading an attribute of a module of the model is noted.
-
-        Raises:
-            CaptureError: when Python's or numpy's random numbers were drawn.
-        """
-        states = _random_states()
+        """While this lasts, reading an attribute of a module of the model is noted; Python draws no random numbers."""
 
         def reading(module: nn.Module, name: str) -> Any:
             own = name in _INTERNAL or name.startswith("__")
@@ -146,15 +139,10 @@ class PythonRecorder:
 
         nn.Module.__getattribute__ = reading  # type: ignore[method-assign, assignment]
         try:
-            with self._objects.reading():
+            with randomness_refused(), self._objects.reading():
                 yield
         finally:
             del nn.Module.__getattribute__
-        if _random_states() != states:
-            raise CaptureError(
-                "Python's or numpy's random numbers were drawn while the step was captured, once for all steps; draw "
-                "by torch.rand and the like, or outside, and pass what was drawn in the batch"
-            )
 
     def watch(self) -> Watch:
         """The values that are to be compared before every step.
@@ -348,6 +336,9 @@ class PythonRecorder:
         for name in sorted(vars(plain).keys() - {"__wrapped__"}):
             self._name(vars(plain), name, f"{plain.__qualname__}.{name}")
         self._asked |= asked_in(plain.__code__)
+        if "initial_seed" in names_in(plain.__code__):
+            seed = Outcome(torch.initial_seed)
+            self.add(Entry(seed, "seed", seed.compute(), "torch.initial_seed()"))
         names, cells = globals_of(plain), cells_of(plain)
         for space, name in names:
             self._name(space, name, f"the global {name}")
@@ -519,9 +510,3 @@ def _alone(value: Any) -> bool:
     if isinstance(value, tuple):
         return all(isinstance(part, PLAIN) for part in value)
     return isinstance(value, (*PLAIN, torch.Tensor, *FUNCTIONS))
-
-
-def _random_states() -> tuple[str, ...]:
-    numpy = sys.modules.get("numpy")
-    own = (repr(random.getstate()),)
-    return own if numpy is None else (*own, repr(numpy.random.get_state()[1:3]))

@@ -74,14 +74,18 @@ def check_no_backward(parameters: Iterable[torch.Tensor]) -> None:
     Raises:
         CaptureError: when it has: in plain PyTorch they would add to those of the loss.
     """
-    with torch._C.DisableTorchFunction():
-        left = any(_Grad.__get__(each) is not None for each in parameters)
-    if left:
+    if any(each is not None for each in gradients_left(parameters)):
         raise CaptureError(
             "the loss function runs backward(); weft makes the gradients of the loss that it returns, and the update: "
             "leave backward(), optimizer.step() and zero_grad() out of it, and take torch.autograd.grad for gradients "
             "that the loss is made of"
         )
+
+
+def gradients_left(parameters: Iterable[torch.Tensor]) -> list[torch.Tensor | None]:
+    """The gradients that a backward of the user's has left on the parameters' stand-ins."""
+    with torch._C.DisableTorchFunction():
+        return [_Grad.__get__(each) for each in parameters]
 
 
 def check_constants(constants: Iterable[torch.Tensor], optimizers: Optimizers) -> None:

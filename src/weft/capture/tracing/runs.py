@@ -17,6 +17,7 @@ from weft.capture.hint import hints_recorded
 from weft.capture.numbers.changing import ChangingNumbers, plain_number
 from weft.capture.numbers.later import forget_numbers
 from weft.capture.numbers.spies import spied
+from weft.capture.ops.generators import generators_followed
 from weft.capture.python.changes import depends_on, keeps
 from weft.capture.python.recorder import Counted
 from weft.capture.python.rewriting.rewrites import labels_ignored
@@ -136,7 +137,7 @@ def _running(step: StepCall) -> Iterator[None]:
         module_paths_noted(step.model),
         labels_ignored(),
         masks_unread(),
-        torch.random.fork_rng(devices=[]),
+        generators_followed(),
         _compiled_parts_eager(),
         torch.set_grad_enabled(step.training),
     ):

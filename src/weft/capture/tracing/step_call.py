@@ -24,7 +24,7 @@ from weft.capture.python.recorder import PythonRecorder
 from weft.capture.python.rewriting.hooks import gradient_hooks
 from weft.capture.python.rewriting.rewrites import Rewritten, counts_in_the_graph
 from weft.capture.tracing.before import Writable
-from weft.capture.tracing.between import between_steps_refused, check_no_backward
+from weft.capture.tracing.between import between_steps_refused, check_no_backward, gradients_left
 from weft.capture.tracing.leftovers import Leftovers
 from weft.capture.tracing.lending import (
     attributes_carried,
@@ -231,15 +231,23 @@ class StepCall:
         for name, parameter in wanted.items():
             for hook in self.hooks[name]:
                 parameter.register_hook(hook)  # type: ignore[no-untyped-call]
-        mark_backward(loss)
+        # Of all leaves, so that whatever user code there is in the backward runs, as it does in `loss.backward()`.
+        inputs = [*wanted.values(), *mark_backward(loss)]
         with backward_noted():
             seed = loss_seed(loss) if self.casts.scaled else None
             try:
-                found = torch.autograd.grad(loss, list(wanted.values()), seed, allow_unused=True)
+                found = torch.autograd.grad(loss, inputs, seed, allow_unused=True)
             except Exception:
                 sequence = running_sequence()
                 self.failed_at = None if sequence is None else self.lines.line_of(sequence)
                 raise
-        named = {name: grad for name, grad in zip(wanted, found, strict=True) if grad is not None}
-        self.gradients = tuple(named)
-        return list(named.values())
+            totals = list(map(_total, found, gradients_left(wanted.values())))
+        self.gradients = tuple(
+            n for n, each in zip(wanted, totals, strict=True) if each is not None
+        )
+        return [each for each in totals if each is not None]
+
+
+def _total(given: torch.Tensor | None, left: torch.Tensor | None) -> torch.Tensor | None:
+    """The gradient that a backward gives, and what others inside of it have left, as of an `autograd.Function`."""
+    return left if given is None else given if left is None else given + left

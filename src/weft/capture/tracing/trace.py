@@ -37,6 +37,10 @@ from weft.capture.tracing.step_call import LossFunction, ModelTensors, StepCall
 from weft.capture.watch import Entry, Watch
 from weft.errors import WeftError
 
+_GIVEN = (
+    "reads a tensor from outside, to which a backward() inside of the step's backward gives a gradient, which no graph "
+    "would; make it a parameter of the model, or detach() it where it is read"
+)
 _UNSEEN = (
     "takes a tensor that the step has made where the trace does not see it, such as in a thread of its own; expected "
     "all tensor code in the thread that calls the loss function"
@@ -211,4 +215,10 @@ def _lift_constants(module: torch.fx.GraphModule, mode: FakeMode) -> tuple[torch
             lifted[id(tensor)] = (tensor, last[0])
         node.replace_all_uses_with(lifted[id(tensor)][1])
         graph.erase_node(node)
+    given = [(x, node) for x, node in lifted.values() if x.is_leaf and is_fake(x.grad)]
+    for tensor, _ in given:
+        tensor.grad = None
+    for _, node in given:
+        user = next(iter(node.users), node)
+        raise refuse_op(user.target, location_of(user), _GIVEN)
     return tuple(tensor for tensor, _ in lifted.values())

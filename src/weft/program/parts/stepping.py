@@ -113,7 +113,10 @@ class ProgramSteps:
             core.steps = number
             return self.step(batch, update)
 
-        subject = Subject(core.setting, core.variants, core.training, core.step, number, run)
+        subject = Subject(
+            *(core.setting, core.variants, core.training, core.step, number, run),
+            lambda: core.metrics,
+        )
         try:
             with without_step_hooks(core.variants.optimizers):
                 return verified(subject, batch)

@@ -184,7 +184,7 @@ class _Comparison:
         if self._planned.gradients is not None:
             found += self._gradients(updated)
         if not self._planned.skipped:
-            found += self._updates(updated)
+            found += [*self._metrics(updated), *self._updates(updated)]
         return found
 
     def _plain_step(self, precision: Precision) -> PlainStep:
@@ -231,6 +231,17 @@ class _Comparison:
             found, expected = self._planned.gradients.get(key), self._plain.gradients.get(key)
             noise = self._noise.get(("gradients", key), 0.0)
             yield compare("gradient", key, found, expected, noise, self._of_gradients)
+
+    def _metrics(self, updated: list[str]) -> Iterator[Compared]:
+        """What `Program.metrics` says, which is the norm of all gradients."""
+        own = {key: self._plain.gradients[key] for key in updated if key in self._plain.gradients}
+        noise = sum(
+            self._noise.get(("gradients", k), 0.0) * x.numel() ** 0.5 for k, x in own.items()
+        )
+        for name, found in self._planned.metrics.items():
+            norm = torch.nn.utils.get_total_norm(own.values()).to(found.dtype)
+            text = f"metrics[{name!r}]"
+            yield compare("output", text, found, norm, noise, self._of_gradients)
 
     def _updates(self, updated: list[str]) -> Iterator[Compared]:
         """New parameters and states."""

@@ -11,9 +11,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.capture.fx.checkpoints import checkpoints_noted
-from weft.capture.fx.private import Decompositions, DispatchMode
+from weft.capture.fx.private import Decompositions, DispatchMode, Refusal
 from weft.capture.ops import random, sampling
 from weft.capture.ops.decompositions import decompositions
+from weft.capture.ops.generators import generators_followed
+from weft.errors import VerificationError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Call
 from weft.runtime.random import uniform
@@ -35,8 +37,12 @@ def drawn(draws: tuple[_Draw, ...], seed: int, step: int) -> Iterator[Drawn | No
         yield None
         return
     # Checkpoints run once, as they would draw again; attention draws its mask where it is seen.
-    with checkpoints_noted(), sdpa_kernel(SDPBackend.MATH), Drawn(draws, seed, step) as mode:
-        yield mode
+    around = checkpoints_noted(), sdpa_kernel(SDPBackend.MATH), generators_followed()
+    with around[0], around[1], around[2], Drawn(draws, seed, step) as mode:
+        try:
+            yield mode
+        except Refusal as refusal:
+            raise VerificationError(f"the plain eager step {refusal}") from refusal
 
 
 @final

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -36,6 +36,7 @@ class Subject:
         setting, variants, training, step: of the program.
         number: of its next step.
         run: `run(number, batch, update)` makes a step.
+        metrics: gives those of the last step that was run.
     """
 
     setting: Setting
@@ -44,6 +45,7 @@ class Subject:
     step: Step
     number: int
     run: Callable[[int, Any, bool], Any]
+    metrics: Callable[[], Mapping[str, Tensor]]
 
     @property
     def scale(self) -> float:
@@ -87,6 +89,7 @@ class Planned:
         tensors: parameters and buffers.
         states: of the optimizer, by parameter and name.
         skipped: true where there was no update, as a gradient was not finite.
+        metrics: as `Program.metrics`.
     """
 
     outputs: dict[str, Any]
@@ -94,6 +97,7 @@ class Planned:
     tensors: dict[str, Tensor]
     states: dict[str, dict[str, Any]]
     skipped: bool
+    metrics: Mapping[str, Tensor]
 
 
 def run_planned(subject: Subject, batch: Any, snapshot: Snapshot) -> Planned:
@@ -109,7 +113,8 @@ def run_planned(subject: Subject, batch: Any, snapshot: Snapshot) -> Planned:
     leaves, _ = flatten(subject.run(subject.number, batch, True), "output")
     outputs = {path: whole(leaf) for path, leaf in leaves}
     tensors = wholes(named_variables(model))
-    return Planned(outputs, gradients, tensors, _states(subject), subject.scale < scale)
+    skipped = subject.scale < scale
+    return Planned(outputs, gradients, tensors, _states(subject), skipped, subject.metrics())
 
 
 def before(subject: Subject) -> Before:

@@ -38,7 +38,7 @@ class Verified:
     """A step of the plan that gave the same as a plain eager step.
 
     Attributes:
-        compared: every output, gradient, written buffer, updated parameter and optimizer state.
+        compared: every output, metric, gradient, written buffer, updated parameter and optimizer state.
     """
 
     compared: tuple[Compared, ...]

@@ -1,0 +1,136 @@
+"""torch's generators while a step runs: it may read their state and put it back, and draws from none that it has set.
+
+What a plan draws depends on its seed, the number of the step and positions in tensors. A draw by a seed or state of the
+step's own (`torch.manual_seed`, `set_rng_state`, `fork_rng` around draws) would be another one there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from threading import get_ident
+from typing import Any, final
+from unittest.mock import patch
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from weft.capture.fx.private import Refusal
+from weft.capture.fx.refusals import running_line
+from weft.errors import CaptureError
+
+_SETS = ("manual_seed", "seed", "set_state")
+_METHODS = (*_SETS, "get_state", "initial_seed", "get_offset", "set_offset")
+_DRAWS = (
+    "draws random numbers from a state of torch's generator that the step has set{place}; a plan draws by its seed, "
+    "the step and positions in tensors. Draw once and use it wherever the same numbers are needed, or draw outside of "
+    "the step, and pass it in the batch or keep it in a buffer"
+)
+_LEAVES = (
+    "the step sets the state of torch's generator{place} and leaves it so: captured once, it would do so no more. Set "
+    "it outside of the step"
+)
+
+
+@final
+class StepGenerator(torch.Generator):
+    """Stands for a generator of torch's own, from the state that it has, in the thread that makes it.
+
+    Attributes:
+        set_at: the user's line that has set it, where that is known.
+    """
+
+    def __new__(cls, real: torch.Generator) -> StepGenerator:
+        return super().__new__(cls, real.device)  # type: ignore[call-arg]
+
+    def __init__(self, real: torch.Generator) -> None:
+        self._real, self._thread = real, get_ident()
+        super().set_state(real.get_state())
+        self.set_at = ""
+        self._left: bytes | None = None
+        self._by_chance = False
+        self.drawn()
+
+    def __getattribute__(self, name: str) -> Any:
+        own = super().__getattribute__
+        if name not in _METHODS:
+            return own(name)
+        if own("_thread") != get_ident():
+            return getattr(own("_real"), name)
+        if name in _SETS:
+            self.set_at = running_line()
+            self._by_chance |= name == "seed"
+        return own(name)
+
+    def drawn(self) -> None:
+        """One more draw was made from it."""
+        with _disable_current_modes():
+            torch.rand(1, device=self.device, generator=self)
+        self._left = state_of(self)
+
+    @property
+    def set_since(self) -> bool:
+        """True where its state is not the one that the last draw has left."""
+        return state_of(self) != self._left
+
+    @property
+    def left_set(self) -> bool:
+        """True where it is left in a state that was set, but for one that nobody can know (`torch.seed`)."""
+        return self.set_since and not self._by_chance
+
+
+# Of the CPU, and of the device of this thread where there is one.
+_followed: ContextVar[Sequence[StepGenerator]] = ContextVar("weft_generators", default=())
+
+
+@contextmanager
+def generators_followed() -> Iterator[None]:
+    """While this lasts, this thread leaves torch's own generators as they are, and `note_draw` may refuse.
+
+    Raises:
+        CaptureError: when the block has left one in a state that it has set.
+    """
+    every = list(torch.cuda.default_generators)
+    followed = [StepGenerator(torch.default_generator)]
+    if every:  # CUDA has begun; a draw on other devices would begin there, too
+        at = torch.cuda.current_device()
+        followed.append(StepGenerator(every[at]))
+        every[at] = followed[1]
+    token = _followed.set(followed)
+    try:
+        with (
+            patch.object(torch, "default_generator", followed[0]),
+            patch.object(torch.random, "default_generator", followed[0]),
+            patch.object(torch.cuda, "default_generators", tuple(every)),
+        ):
+            yield
+    finally:
+        _followed.reset(token)
+    for each in followed:
+        if each.left_set:
+            raise CaptureError(_LEAVES.format(place=_place(each)))
+
+
+def note_draw(device: torch.device) -> None:
+    """The step is about to draw, on a device.
+
+    Raises:
+        Refusal: when it has set a state to draw from.
+    """
+    generators = _followed.get()
+    for each in generators:
+        if each.set_since:
+            raise Refusal(_DRAWS.format(place=_place(each)))
+    for each in generators[:1] if device.type == "cpu" else generators[-1:]:
+        each.drawn()
+
+
+def state_of(generator: torch.Generator) -> bytes:
+    """The state of a generator, also while a step is traced."""
+    with _disable_current_modes():
+        return generator.get_state().numpy().tobytes()
+
+
+def _place(generator: StepGenerator) -> str:
+    return f" ({generator.set_at.strip()})" if generator.set_at else ""
