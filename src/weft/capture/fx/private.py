@@ -28,7 +28,7 @@ import torch
 import torch.fx.traceback
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from weft.capture.fx.retrace import MAKER, Skeleton, retrace
 
@@ -79,6 +79,11 @@ def masks_unread() -> Iterator[None]:
         yield
 
 
+def values_made() -> AbstractContextManager[Any]:
+    """While this lasts, ops run on data whatever modes are on."""
+    return _disable_current_modes()
+
+
 def is_fake(value: Any) -> bool:
     """True where a value is a tensor without data."""
     return isinstance(value, FakeTensor)
@@ -116,9 +121,16 @@ def is_known(tensor: torch.Tensor) -> bool:
 
 
 def trace(
-    function: Callable[[Any], Any], inputs: Any, mode: FakeMode, table: Decompositions
+    function: Callable[[Any], Any],
+    inputs: Any,
+    mode: FakeMode,
+    table: Decompositions,
+    read: Callable[[torch.Tensor, str], None] = lambda tensor, op: None,
 ) -> torch.fx.GraphModule:
-    """Run `function(inputs)` on fake tensors and record every ATen op below autograd."""
+    """Run `function(inputs)` on fake tensors and record every ATen op below autograd.
+
+    An op that gives Python a value of a tensor from outside, also by way of numbers of Python, is told `read`.
+    """
     tracers: list[Any] = []
 
     def noting_tracer(given: Any) -> Any:
@@ -132,7 +144,7 @@ def trace(
         _allow_non_fake_inputs=True,
     )
     meta_kept = torch.fx.traceback.preserve_node_meta()
-    with mode, _NoOutsideWrites(), meta_kept, _own_notes(), _same_everywhere():
+    with mode, _Outside(read), meta_kept, _own_notes(), _same_everywhere():
         module = tracer(inputs)
 
     def maker(tensor: torch.Tensor) -> torch.fx.Node | None:
@@ -252,7 +264,7 @@ def written_in(node: torch.fx.Node) -> list[torch.fx.Node]:
     """The nodes that made the tensors to which a node writes in place."""
     if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
         return []
-    written = _written(node.target, node.args, node.kwargs)
+    written = written_by(node.target, node.args, node.kwargs)
     return [root_of(one) for one in written if isinstance(one, torch.fx.Node)]
 
 
@@ -292,20 +304,49 @@ class UnwritableView(Exception):
 
 
 @final
-class _NoOutsideWrites(DispatchMode):  # type: ignore[no-untyped-call]
-    """Stops an op before it writes a real tensor: without this it would run on the user's data."""
+class _Outside(DispatchMode):  # type: ignore[no-untyped-call]
+    """Stops an op before it writes a real tensor, which would be the user's data, and notes those that read one."""
+
+    def __init__(self, read: Callable[[torch.Tensor, str], None]) -> None:
+        super().__init__()
+        self._read = read
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func._schema.is_mutable and any(map(_is_real, _written(func, args, kwargs))):
+        if func._schema.is_mutable and any(map(_is_real, written_by(func, args, kwargs))):
             raise Refusal(
                 f"{func} writes a tensor that is neither a registered buffer nor made by the step: "
                 "register it with register_buffer, or compute a new one"
             )
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if torch.Tag.data_dependent_output in func.tags:
+            for x in args:
+                for source in _made_of(x) if isinstance(x, torch.Tensor) else ():
+                    self._read(source, str(func))
+        return result
 
 
-def _written(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+def _made_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors from outside of which the values of one that is known come; numbers of Python are none of them."""
+    if _is_real(tensor):
+        return [tensor]
+    tracer: Any = get_proxy_mode().tracer  # type: ignore[union-attr]
+    waiting, found = [get_proxy_slot(tensor, tracer).proxy.node], []
+    while waiting:
+        node = waiting.pop()
+        waiting += node.all_input_nodes
+        if node.op == "get_attr":
+            held = getattr(tracer.root, str(node.target))
+            lifted = any(
+                user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users
+            )
+            # Of numbers, if it is no memory of elsewhere, such as an array's.
+            found += [] if lifted and held.untyped_storage().resizable() else [held]
+    return found
+
+
+def written_by(op: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments that a call of an op writes in place."""
     written = [
         kwargs.get(argument.name, args[place] if place < len(args) else None)
         for place, argument in enumerate(op._schema.arguments)

@@ -15,6 +15,7 @@ import torch
 
 from weft.capture.fx.locations import TRACE_FILE, location_of
 from weft.capture.fx.private import Refusal, UnwritableView, written_copy
+from weft.capture.fx.writes import reason_against_write
 from weft.errors import CaptureError
 from weft.files import in_library, installed, standard
 from weft.ir.logical import Location
@@ -153,6 +154,9 @@ def check_ops(graph: torch.fx.Graph, copies: Sequence[torch.fx.Node] = ()) -> No
     for node in graph.nodes:
         if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
             _check_random(node.target, node, location_of(node))
+            reason = reason_against_write(node)
+            if reason is not None:
+                raise refuse_op(node.target, location_of(node), reason)
         elif node.op == "call_function" and node.target is not operator.getitem:
             raise refuse_op(
                 node.target, location_of(node), "is no ATen op; expected plain tensor code"

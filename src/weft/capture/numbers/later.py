@@ -57,19 +57,33 @@ class LaterNumber:
 _refused: list[CaptureError] = []
 
 
+def refuse_value(op: str) -> CaptureError:
+    """The error for code that reads a value which there is not yet by `op`; it is raised though it may be caught."""
+    _refused.append(refuse_reading(op))
+    return _refused[-1]
+
+
 def _refuse(number: LaterNumber, *_: object, **__: object) -> NoReturn:
-    error = refuse_reading(object.__getattribute__(number, "_op"))
-    _refused.append(error)
-    raise error
+    raise refuse_value(object.__getattribute__(number, "_op"))
 
 
 @contextmanager
 def all_refused() -> Iterator[None]:
-    """Raise at the end what was refused of the numbers that stand for others, although it was caught."""
+    """Raise at the end what was refused to code that reads values, although it was caught, and has led elsewhere."""
     _refused.clear()
-    yield
+    try:
+        yield
+    except CaptureError as error:
+        if _refused and error is not _refused[0]:
+            raise _refused[0] from error
+        raise
     if _refused:
         raise _refused[0]
+
+
+def forget_refused() -> None:
+    """Let go what was refused to a run that counts for nothing."""
+    _refused.clear()
 
 
 for _name in {*dir(int), *dir(float), *dir(complex)} - _KEPT:

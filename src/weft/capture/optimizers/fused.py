@@ -133,3 +133,8 @@ TABLE: dict[str, Callable[..., Any]] = {
     for name, run in _RUNS.items()
     for overload in ("default", "tensor_lr")
 }
+
+
+def updates(op: Any) -> bool:
+    """True for the op of a fused optimizer, which takes lists; others are named alike."""
+    return str(op).removeprefix("aten.") in TABLE

@@ -41,6 +41,7 @@ from weft.capture.python.reached import (
     user_attributes,
     user_functions,
 )
+from weft.capture.python.values import values_of
 from weft.capture.watch import (
     FUNCTIONS,
     MISSING,
@@ -88,8 +89,10 @@ class PythonRecorder:
         # Modules that are none of the model's, kept alive; of those in `_unread` nothing was read yet.
         self._others: dict[int, nn.Module] = {}
         self._unread: set[int] = set()
-        # Those of which attributes are watched.
-        self._tensors: dict[int, torch.Tensor] = {}
+        # Those of which attributes are watched, with the user's names of them.
+        self._tensors: dict[int, tuple[torch.Tensor, str]] = {}
+        # Those whose values Python reads.
+        self._valued: dict[int, torch.Tensor] = {}
         self._spaces: dict[type, Mapping[str, Any]] = {}
         self._seen: set[tuple[int, Any]] = set()
         self._entries: list[Entry] = []
@@ -236,7 +239,7 @@ class PythonRecorder:
         """Watch what the user has put on a tensor, and what functions ask for there."""
         if id(tensor) in self._tensors:
             return
-        self._tensors[id(tensor)] = tensor
+        self._tensors[id(tensor)] = tensor, text
         own = vars(tensor)
         for key, value in user_attributes(tensor).items():
             self.add(Entry(Attribute(tensor), key, value, f"{text}.{key}"))
@@ -244,6 +247,15 @@ class PythonRecorder:
         for key in self._asked:
             if key not in own and not hasattr(torch.Tensor, key):
                 self.add(Entry(Attribute(tensor), key, MISSING, f"{text}.{key}"))
+
+    def values(self, tensor: torch.Tensor) -> None:
+        """Watch the values of a tensor from outside, which Python reads."""
+        if id(tensor) in self._valued:
+            return
+        self._valued[id(tensor)] = tensor
+        _, text = self._tensors.get(id(tensor), (tensor, f"a tensor {list(tensor.shape)}"))
+        values = partial(values_of, tensor)
+        self.add(Entry(Outcome(values), "values", values(), f"the values of {text}"))
 
     def _begin(self, module: nn.Module, name: str, before: Mapping[str, Any]) -> None:
         """An attribute is to be read of a module: what comes before that."""

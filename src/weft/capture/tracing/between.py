@@ -23,13 +23,17 @@ _STATES = (
     f"reads the state of an optimizer, which every step changes: {_ONCE}. Keep what it needs in buffers of the model, "
     "written by the step, or read optimizer.state between steps and pass it in the batch"
 )
+_MOVES = (
+    "moves or casts a module, {} (`to`, `float`, `cuda` and the like), from {} on {} to {} on {}: its tensors would be "
+    "others from then on, also in later steps. Move it before compiling; cast inputs, or let autocast cast"
+)
 
 
 @contextmanager
 def between_steps_refused(names: Mapping[int, str]) -> Iterator[None]:
-    """While this lasts, the step may not read or set gradients, nor read an optimizer's state, nor a tensor's address.
+    """While this lasts, the step may not read or set gradients, move modules, read an optimizer's state or an address.
 
-    Gradients of tensors that the step makes itself are its own.
+    Gradients of tensors that the step makes itself are its own, and modules that are where they should be may stay.
 
     Args:
         names: of the model's parameters, by the ids of these and of their stand-ins.
@@ -38,7 +42,7 @@ def between_steps_refused(names: Mapping[int, str]) -> Iterator[None]:
         Refusal: when the step does so.
     """
     own = threading.get_ident()
-    state = torch.optim.Optimizer.__getattribute__
+    state, move = torch.optim.Optimizer.__getattribute__, torch.nn.Module._apply
     told = _OwnTensors(names)
 
     def reading(optimizer: torch.optim.Optimizer, name: str) -> Any:
@@ -54,6 +58,17 @@ def between_steps_refused(names: Mapping[int, str]) -> Iterator[None]:
 
         return checked
 
+    def applied(module: torch.nn.Module, function: Callable[..., Any], recurse: bool = True) -> Any:
+        if threading.get_ident() != own:
+            return move(module, function, recurse)  # type: ignore[no-untyped-call]
+        for tensor in (*module.parameters(recurse), *module.buffers(recurse)):
+            with torch.no_grad():
+                made = function(tensor)
+            if made is not tensor and _lies(made) != _lies(tensor):
+                kinds = (each for x in (tensor, made) for each in (x.dtype, x.device))
+                raise Refusal(_MOVES.format(type(module).__name__, *kinds))
+        return module
+
     # No function mode sees what hooks do in a backward.
     gradients = property(
         gradient("reads", _Grad.__get__),
@@ -63,9 +78,14 @@ def between_steps_refused(names: Mapping[int, str]) -> Iterator[None]:
     with (
         patch.object(torch.optim.Optimizer, "__getattribute__", reading),
         patch.object(torch.Tensor, "grad", gradients),
+        patch.object(torch.nn.Module, "_apply", applied),
         told,
     ):
         yield
+
+
+def _lies(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return id(tensor.untyped_storage()), tensor.dtype, tensor.shape, tensor.stride()
 
 
 def check_no_backward(parameters: Iterable[torch.Tensor]) -> None:

@@ -23,6 +23,7 @@ _OTHER_DATA = (
     "puts another value into tensor.data of a tensor that is none of the model, which the graph would not see; compute "
     "a new tensor, or write it in place: with torch.no_grad(): tensor.copy_(value)"
 )
+_KEEP = "keep shape and dtype, or call the model once before compiling, where its first call alone makes the buffer"
 
 
 @final
@@ -141,19 +142,26 @@ def write_replaced(
 
 
 def check_memory_kept(
-    stand_ins: Mapping[str, torch.Tensor], memory: Sequence[object], casts: Mapping[str, int]
+    stand_ins: Mapping[str, torch.Tensor],
+    memory: Sequence[tuple[object, str]],
+    casts: Mapping[str, int],
 ) -> None:
-    """Check that a trace has not given stand-ins another memory, nor written to casts of them, which nobody sees.
+    """Check that a trace has not given stand-ins another memory or shape, nor written to casts of them.
 
     Args:
         stand_ins: by the names of what they stand for.
-        memory: of each, before the trace (see `memory_of`).
+        memory: of each, before the trace (see `memory_of`), and its kind.
         casts: versions of those that are casts, before the trace, by name.
 
     Raises:
         CaptureError: naming the tensor.
     """
-    for (name, stand_in), before in zip(stand_ins.items(), memory, strict=True):
+    for (name, stand_in), (before, kind) in zip(stand_ins.items(), memory, strict=True):
+        if kind_of(stand_in) != kind:
+            raise CaptureError(
+                f"the step gives {name} another shape (resize_, out=, or a shape changed in place): it was {kind} and "
+                f"is {kind_of(stand_in)}; {_KEEP}"
+            )
         if memory_of(stand_in) is not before:
             raise CaptureError(
                 f"the step gives {name} other memory (tensor.set_, or tensor.data in a backward); write into it, under "
@@ -179,11 +187,9 @@ def _replacing(place: LentPlace, now: Any, names: int) -> torch.Tensor:
         )
     if names > 1:
         raise _not_replaced(place, "it has several names; write the new values into it with copy_")
-    if not isinstance(now, torch.Tensor) or _kind(now) != _kind(place.stand_in):
-        found = _kind(now) if isinstance(now, torch.Tensor) else repr(now)
-        raise _not_replaced(
-            place, f"it was {_kind(place.stand_in)} and is {found}; keep shape and dtype"
-        )
+    if not isinstance(now, torch.Tensor) or kind_of(now) != kind_of(place.stand_in):
+        found = kind_of(now) if isinstance(now, torch.Tensor) else repr(now)
+        raise _not_replaced(place, f"it was {kind_of(place.stand_in)} and is {found}; {_KEEP}")
     return now
 
 
@@ -196,7 +202,8 @@ def _copied_where_written(
     return [x.clone() if own and id(memory_of(x)) in own else x for x in tensors]
 
 
-def _kind(tensor: torch.Tensor) -> str:
+def kind_of(tensor: torch.Tensor) -> str:
+    """The dtype and the shape of a tensor, in words."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
 
 
@@ -230,11 +237,11 @@ class _Replacing(TorchFunctionMode):
                 raise Refusal(_OTHER_DATA)
             _SET_DATA(tensor, value)
             return
-        if not isinstance(value, torch.Tensor) or _kind(value) != _kind(tensor):
-            found = _kind(value) if isinstance(value, torch.Tensor) else repr(value)
+        if not isinstance(value, torch.Tensor) or kind_of(value) != kind_of(tensor):
+            found = kind_of(value) if isinstance(value, torch.Tensor) else repr(value)
             raise Refusal(
-                f"puts another value into tensor.data of a tensor of the model: it was {_kind(tensor)} and is {found}; "
-                "keep shape and dtype"
+                f"puts another value into tensor.data of a tensor of the model: it was {kind_of(tensor)} and is "
+                f"{found}; {_KEEP}"
             )
         if memory_of(value) is memory_of(tensor):
             value = value.clone()

@@ -15,7 +15,7 @@ from weft.capture.fx.locations import module_paths_noted
 from weft.capture.fx.private import masks_unread
 from weft.capture.hint import hints_recorded
 from weft.capture.numbers.changing import ChangingNumbers, plain_number
-from weft.capture.numbers.later import forget_numbers
+from weft.capture.numbers.later import forget_numbers, forget_refused
 from weft.capture.numbers.spies import spied
 from weft.capture.ops.generators import generators_followed
 from weft.capture.python.changes import depends_on, keeps
@@ -58,6 +58,7 @@ def traced(run: Run, begin: Begin) -> Found | None:
         left = step.left
         del step, inputs  # or what they hold would be looked for in all that is alive
         left.drop()
+        forget_refused()
         return None
     return module, step, inputs
 

@@ -15,20 +15,24 @@ from weft.capture.fx.locations import LinesNoted, backward_noted
 from weft.capture.fx.private import mark_backward, running_sequence
 from weft.capture.fx.refusals import in_function
 from weft.capture.numbers.changing import ChangingNumbers, CountedWithTensors, is_changing
+from weft.capture.numbers.later import refuse_value
 from weft.capture.ops.grids import GridsOfOne
 from weft.capture.ops.recurrent import LayersKept
 from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
 from weft.capture.precision import Casts, loss_seed
 from weft.capture.python.caches import Cache, kept_results
 from weft.capture.python.recorder import PythonRecorder
+from weft.capture.python.rewriting.checks import is_check
 from weft.capture.python.rewriting.hooks import gradient_hooks
 from weft.capture.python.rewriting.rewrites import Rewritten, counts_in_the_graph
+from weft.capture.python.values import reads_noted
 from weft.capture.tracing.before import Writable
 from weft.capture.tracing.between import between_steps_refused, check_no_backward, gradients_left
 from weft.capture.tracing.leftovers import Leftovers
 from weft.capture.tracing.lending import (
     attributes_carried,
     check_memory_kept,
+    kind_of,
     lent,
     memory_of,
     write_replaced,
@@ -139,7 +143,7 @@ class StepCall:
         cast = [self.casts.parameter(parameter) for parameter in parameters]
         stand_ins = dict(zip(map(id, own.values()), [*cast, *buffers], strict=True))
         named = dict(zip(own, stand_ins.values(), strict=True))
-        memory = list(map(memory_of, named.values()))
+        memory = [(memory_of(each), kind_of(each)) for each in named.values()]
         casts = {
             name: x._version
             for name, x, plain in zip(own, cast, parameters, strict=False)
@@ -151,6 +155,7 @@ class StepCall:
                 attributes_carried(own, stand_ins),
                 self._around(stand_ins),
                 between_steps_refused(self._names(cast)),
+                reads_noted(self.values_read, stand_ins),
             ):
                 result = self._forward(batch, cast)
                 self._described(check_no_backward, parameters)
@@ -187,6 +192,14 @@ class StepCall:
             result = self.loss_fn(self.model, self._batch(batch))
         self.recurrent = frozenset(name for name, one in by_name.items() if id(one) in layers.seen)
         return result
+
+    def values_read(self, tensor: torch.Tensor, by: str) -> None:
+        """Python has read the values of a tensor from outside, or, refused, of the model; a check is in the graph."""
+        own = (*self.variables.parameters.values(), *self.variables.buffers.values())
+        if any(tensor is each for each in own):
+            raise refuse_value(by)
+        if not is_check(by):
+            self.recorder.values(tensor)
 
     def _around(self, stand_ins: Mapping[int, torch.Tensor]) -> AbstractContextManager[None]:
         return nullcontext() if self.around is None else self.around.lent(stand_ins)

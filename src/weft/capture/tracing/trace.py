@@ -173,7 +173,7 @@ def _trace(
     step: StepCall, inputs: Any, mode: FakeMode, table: Decompositions
 ) -> torch.fx.GraphModule:
     try:
-        return trace(step, inputs, mode, table)
+        return trace(step, inputs, mode, table, step.values_read)
     except WeftError:
         raise
     except Exception as error:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from weft.capture.optimizers import fused
 from weft.errors import LayoutError
 from weft.layout import Layout, broadcast_layout
 from weft.tensor.boxing import box
@@ -97,7 +98,7 @@ def met(
     That is the placement of what the op writes, else of a parameter or buffer of a compiled model,
     which stay where they are, else of the first operand. Others are left for who names the error.
     """
-    if op._schema.name.partition("::")[2].startswith(("_foreach_", "_fused_")):
+    if fused.updates(op) or op._schema.name.startswith("aten::_foreach_"):
         return args, kwargs  # they take their lists apart
     every = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, kind)]
     meshes = [x.spec.mesh for x in every]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from weft.capture.optimizers import fused
 from weft.errors import UserError
 from weft.layout import Broadcast, Layout, Shares, Split
 from weft.tensor.boxing import box
@@ -157,8 +158,9 @@ def with_stand_ins(
 
 def _takes_any_order(op: Any) -> bool:
     name = op._schema.name.partition("::")[2]
-    fused = name.startswith("_fused_") and op._schema.is_mutable
-    return fused or op in _SAME or name.startswith("_foreach_") or name.endswith("_like")
+    return (
+        fused.updates(op) or op in _SAME or name.startswith("_foreach_") or name.endswith("_like")
+    )
 
 
 def _note(tensor: Any, made: Any) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from weft.capture.ops.decompositions import decompositions
 from weft.capture.ops.fallback import fallback
+from weft.capture.optimizers import fused
 from weft.errors import UserError
 from weft.layout import broadcast_layout
 from weft.ops import has_rule
@@ -45,7 +46,7 @@ def way_of(op: Any) -> Way | None:
         return _SPECIAL[op]
     if name.startswith("_foreach_"):
         return _one_by_one
-    if name.startswith("_fused_") and op._schema.is_mutable:
+    if fused.updates(op):
         return fused_update
     if not _OF_VALUES.isdisjoint(op.tags):
         return in_place if op._schema.is_mutable else gathered

@@ -34,6 +34,8 @@ _BETWEEN = (
 )
 _TESTS = ("POP_JUMP", "JUMP_IF", "TO_BOOL", "UNARY_NOT")  # beginnings of instructions
 
+_READ = str(aten._local_scalar_dense.default)
+
 # First line, last line, first column, last column.
 _Place: TypeAlias = tuple[int | None, int | None, int | None, int | None]
 
@@ -55,6 +57,11 @@ def _read_value(self: torch.Tensor) -> Any:
     true = self.reshape(()) != 0
     aten._assert_async.msg(true if check.outcome else true.logical_not(), check.text)
     return check.outcome
+
+
+def is_check(op: str) -> bool:
+    """True where `op`, which runs, is the truth test of a check, which stands in the graph."""
+    return op == _READ and _check_at(_reader()) is not None
 
 
 def _reader() -> FrameType | None:
