@@ -84,6 +84,11 @@ class BatchSpec:
         """The tensors of the batch, in order."""
         return tuple(leaf for leaf in self.leaves if isinstance(leaf, TensorLeaf))
 
+    @property
+    def rows(self) -> int:
+        """Rows of the whole batch: the first dimension of its first tensor."""
+        return next((leaf.shape[0] if leaf.shape else 1 for leaf in self.tensors), 0)
+
     def flatten_batch(self, batch: Any) -> dict[str, torch.Tensor]:
         """The tensors of a later batch by key.
 
@@ -105,7 +110,7 @@ class BatchSpec:
 
     def _flattened(self, batch: Any) -> tuple[list[tuple[str, Any]], Tree]:
         """The leaves of a later batch, by key, and its containers; dicts in the order of the example's."""
-        return flatten(in_order(unflatten(list(self.leaves), self.tree), batch), "batch")
+        return leaves_of(in_order(unflatten(list(self.leaves), self.tree), batch))
 
     def _is_built_alike(self, leaves: Sequence[tuple[str, Any]], tree: Tree) -> bool:
         """True for leaves of the same keys in the same containers."""
@@ -144,7 +149,7 @@ def describe_batch(batch: Any, constants: dict[str, Any] | None = None) -> Batch
         BatchError: when a leaf is neither a dense tensor nor a plain constant, or two leaves have
             the same key.
     """
-    found, tree = flatten(batch, "batch")
+    found, tree = leaves_of(batch)
     leaves = tuple(_describe(key, leaf) for key, leaf in found)
     keys = [leaf.key for leaf in leaves]
     for key in keys:
@@ -155,19 +160,62 @@ def describe_batch(batch: Any, constants: dict[str, Any] | None = None) -> Batch
     return BatchSpec(tree, leaves, constants)
 
 
+def leaves_of(tree: Any, root: str = "batch") -> tuple[list[tuple[str, Any]], Tree]:
+    """As `flatten`, but a list, tuple or dict of nothing but constants is one leaf."""
+    return flatten(tree, root, _is_container)
+
+
+@final
+class NotLoaded:
+    """Stands in a list of the batch for what is of a row that this process has not loaded."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # for who copies it
+            raise AttributeError(name)
+        return self._refuse()
+
+    def _refuse(self, *_: Any) -> Any:
+        raise BatchError(
+            "the step reads or returns a list of the batch that has an entry for each row, and this process has only "
+            "some rows; pass what it reads as a tensor, or let each process have the whole batch (of a weft.Loader: "
+            "split=False)"
+        )
+
+    __repr__ = __len__ = __iter__ = __getitem__ = __contains__ = __eq__ = _refuse
+    __hash__ = None  # type: ignore[assignment]
+
+
+def spread(leaf: Any, rows: int, size: int) -> Any:
+    """A leaf of some rows of a batch as one of the whole batch: lists of as many entries with stand-ins in them."""
+    if isinstance(leaf, dict):
+        return {name: spread(part, rows, size) for name, part in leaf.items()}
+    fits = isinstance(leaf, list | tuple) and len(leaf) == rows != size
+    return type(leaf)([NotLoaded()] * size) if fits else leaf
+
+
 def _constants(leaves: Sequence[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    return ((key, leaf) for key, leaf in leaves if _is_constant(leaf))
+    return ((key, leaf) for key, leaf in leaves if is_constant(leaf))
 
 
-def _is_constant(leaf: Any) -> bool:
-    return leaf is None or isinstance(leaf, bool | int | float | complex | str | torch.dtype)
+def is_constant(leaf: Any) -> bool:
+    """True for what a step may be given or return beside tensors: numbers, texts, None, and containers of them."""
+    plain = (bool, int, float, complex, str, bytes, torch.dtype, NotLoaded)
+    # By the type itself: what stands for a number that changes says that it is one.
+    return leaf is None or issubclass(type(leaf), plain) or _is_container(leaf)
+
+
+def _is_container(part: Any) -> bool:
+    """True for a list, tuple or dict of nothing but constants, at any depth."""
+    if type(part) not in (list, tuple, dict):
+        return False
+    return all(map(is_constant, part.values() if type(part) is dict else part))
 
 
 def _describe(key: str, leaf: Any) -> TensorLeaf | Static:
     if isinstance(leaf, torch.Tensor):
         _check_dense(key, leaf)
         return TensorLeaf(key, tuple(leaf.shape), dtype_name(leaf.dtype))
-    if _is_constant(leaf):
+    if is_constant(leaf):
         return Static(key, leaf)
     raise BatchError(
         f"the leaf {key!r} of the example batch is of type {type(leaf).__name__}; expected a torch.Tensor or a plain "
@@ -202,19 +250,18 @@ def _check_leaf(expected: TensorLeaf | Static, leaf: Any) -> None:
         _check_dense(expected.key, leaf)
         same = TensorLeaf(expected.key, tuple(leaf.shape), dtype_name(leaf.dtype)) == expected
     else:  # another value is seen by the guards
-        same = isinstance(expected, Static) and _is_constant(leaf)
+        same = isinstance(expected, Static) and is_constant(leaf)
     if not same:
         raise _mismatch(expected.key, str(expected), _shown(leaf))
 
 
 def in_order(template: Any, batch: Any) -> Any:
-    """The batch with the entries of its dicts in the template's order, where they are the same entries."""
-    if type(template) is not type(batch):
-        return batch
-    if type(template) is dict and template.keys() == batch.keys():
+    """The batch with the entries of its dicts in the template's order, and lists for its tuples or the other way."""
+    kinds = {type(template), type(batch)}
+    if kinds == {dict} and template.keys() == batch.keys():
         return {key: in_order(template[key], batch[key]) for key in template}
-    if type(template) in (list, tuple) and len(template) == len(batch):
-        return type(batch)(map(in_order, template, batch))
+    if kinds <= {list, tuple} and len(template) == len(batch):
+        return type(template)(map(in_order, template, batch))
     return batch
 
 
@@ -264,7 +311,8 @@ def _collect(template: Any, batch: Any, found: list[Any]) -> bool:
     if kind is int:
         found.append(batch)
         return True
-    if kind not in (dict, list, tuple) or kind is not type(batch) or len(template) != len(batch):
+    kinds = {kind, type(batch)}
+    if not (kinds == {dict} or kinds <= {list, tuple}) or len(template) != len(batch):
         return False
     if kind is dict:
         if list(template) != list(batch):

@@ -8,9 +8,10 @@ from typing import Any, final
 
 import torch
 
-from weft.capture.numbers.changing import number_now
+from weft.capture.batch import is_constant, leaves_of
+from weft.capture.numbers.changing import is_changing, number_now
 from weft.capture.numbers.later import is_later, tensor_of
-from weft.capture.tree import Static, Tree, flatten, unflatten
+from weft.capture.tree import Static, Tree, unflatten
 from weft.errors import CaptureError
 
 _RETURN_HELP = "return the loss, a tuple or list whose first entry is the loss, or a dict with the entry 'loss'"
@@ -31,6 +32,12 @@ class OutputSpec:
 
     tree: Tree
     leaves: tuple[str | Number | Static, ...]
+
+    def check_loaded(self) -> None:
+        """Raise BatchError where a leaf of the batch is returned of which this process has not all rows."""
+        for leaf in self.leaves:
+            if isinstance(leaf, Static) and is_changing(leaf.value):
+                repr(number_now(leaf.value))
 
     def unflatten(self, values: Mapping[str, Any]) -> Any:
         """Build what the loss function returned from the tensors by key."""
@@ -57,7 +64,7 @@ def describe_outputs(
     Raises:
         CaptureError: when all that is returned is such an object.
     """
-    found, tree = flatten(result, "output")
+    found, tree = leaves_of(result, "output")
     tensors: dict[str, torch.Tensor] = {}
     leaves: list[str | Number | Static] = []
     for path, leaf in found:
@@ -112,7 +119,7 @@ def _candidate(result: Any) -> Any:
 
 
 def _plain(path: str, leaf: Any) -> Any:
-    if leaf is None or isinstance(leaf, bool | int | float | complex | str | torch.dtype):
+    if is_changing(leaf) or is_constant(leaf):
         return leaf
     if path != "output":
         return None  # beside others, as a cache in what a model returns

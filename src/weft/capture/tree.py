@@ -10,7 +10,7 @@ before a tree is flattened, and built again when it is unflattened.
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeAlias, final
 
@@ -56,20 +56,36 @@ class Opened:
         self.values = values
 
 
-def opened(tree: Any) -> Any:
-    """`tree` with every container that pytrees do not know opened, at any depth; others stay what they are."""
+class Shut:
+    """A leaf in the place of a container, which `flatten` does not open."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+def opened(tree: Any, shut: Callable[[Any], bool] | None = None) -> Any:
+    """`tree` with every container that pytrees do not know opened, at any depth; others stay what they are.
+
+    Where `shut` says so, what a container holds is one leaf.
+    """
+
+    def part(value: Any) -> Any:
+        return Shut(value) if shut is not None and shut(value) else opened(value, shut)
+
+    if issubclass(type(tree), Shut):
+        return tree
     if isinstance(tree, _DICTS) and type(tree) in SUPPORTED_NODES:
-        return _with(tree, {name: opened(value) for name, value in tree.items()})
+        return _with(tree, {name: part(value) for name, value in tree.items()})
     if type(tree) in (list, tuple):
-        return type(tree)(opened(part) for part in tree)
+        return type(tree)(map(part, tree))
     if type(tree) in SUPPORTED_NODES:
         return tree
     if isinstance(tree, Mapping):
         names = tuple(tree)
-        return Opened(Kind(type(tree), names), [opened(tree[name]) for name in names])
+        return Opened(Kind(type(tree), names), [part(tree[name]) for name in names])
     if is_dataclass(tree) and not isinstance(tree, type):
         names = tuple(field.name for field in fields(tree))
-        return Opened(Kind(type(tree), names), [opened(getattr(tree, name)) for name in names])
+        return Opened(Kind(type(tree), names), [part(getattr(tree, name)) for name in names])
     return tree
 
 
@@ -112,10 +128,16 @@ class Static:
         return f"the constant {self.value!r}"
 
 
-def flatten(tree: Any, root: str) -> tuple[list[tuple[str, Any]], Tree]:
-    """The leaves of `tree` with their keys ("x", "a.b", "[0]", "[1].mask"; `root` for a bare leaf), and its shape."""
-    paths, spec = tree_flatten_with_path(opened(tree))
-    return [(_key(path) or root, leaf) for path, leaf in paths], spec
+def flatten(
+    tree: Any, root: str, shut: Callable[[Any], bool] | None = None
+) -> tuple[list[tuple[str, Any]], Tree]:
+    """The leaves of `tree` with their keys ("x", "a.b", "[0]", "[1].mask"; `root` for a bare leaf), and its shape.
+
+    A part of it for which `shut` is true is one leaf.
+    """
+    paths, spec = tree_flatten_with_path(opened(tree, shut))
+    leaves = ((_key(path) or root, leaf) for path, leaf in paths)
+    return [(key, leaf.value if type(leaf) is Shut else leaf) for key, leaf in leaves], spec
 
 
 def unflatten(leaves: list[Any], spec: Tree) -> Any:

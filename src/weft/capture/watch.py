@@ -271,7 +271,7 @@ class Outcome:
     def get(self, _name: str, default: Any) -> Any:
         try:
             return self.compute()
-        except (TypeError, ArithmeticError, ValueError):
+        except (TypeError, ArithmeticError, ValueError, LookupError):
             return default
 
 

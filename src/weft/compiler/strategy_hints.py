@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from weft.compiler.hints import Hints
@@ -58,6 +59,21 @@ def split_parameters(strategy: Strategy, names: Iterable[str]) -> frozenset[str]
         return False
 
     return frozenset(filter(splits, names))
+
+
+def batch_hints(
+    strategy: Strategy, graph: LogicalGraph, hints: Mapping[int, Hints]
+) -> dict[int, Hints]:
+    """Hints that fix leaves of another batch than the training step's, too, where its strategy fits them."""
+    batch = [node for node in graph.of_kind(Input) if node.role == "batch"]
+    found = {}
+    for axes, own in hints.items():
+        fitting: dict[str, tuple[SBP | None, ...]] = {}
+        for node in batch:
+            with suppress(LayoutError):  # no dimension of another shape
+                fitting |= _matched("batch", strategy.batch, [node], axes)
+        found[axes] = replace(own, inputs={**fitting, **own.inputs})
+    return found
 
 
 def with_leaves(hints: Mapping[int, Hints], leaves: Mapping[str, Layout]) -> dict[int, Hints]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from torch import Tensor, nn
@@ -53,7 +53,9 @@ class Setting:
     def whole(self, batch: Any) -> Any:
         """A batch as the program takes it: padded, and whole where each process brings a part."""
         if isinstance(batch, RowsOfBatch):
-            return batch
+            if self.buckets is None:
+                return batch
+            return replace(batch, batch=self.buckets.padded(batch.batch))  # of all rows
         if self.buckets is not None:
             batch = self.buckets.padded(batch, self._sizes(batch))
         return batch if self.local is None else self.local.whole(batch)
@@ -61,12 +63,17 @@ class Setting:
     def _sizes(self, batch: Any) -> dict[str, int]:
         """The sizes that all processes pad a batch to of which each brings its own rows: the longest that one needs."""
         buckets, world = self.buckets, self.world
-        if buckets is None or self.local is None or not self.several:
+        if buckets is None or not self.by_rows:
             return {}
         world.calls.enter("lengths of a batch")
         texts = told(world, "sizes", lambda: json.dumps(buckets.sizes_of(batch)))
         every = [json.loads(text) for text in texts]
         return {key: max(each.get(key, 0) for each in every) for key in every[0]}
+
+    @property
+    def by_rows(self) -> bool:
+        """True where a plain batch is taken for rows that this process brings, of several."""
+        return self.local is not None and self.several
 
     @property
     def several(self) -> bool:

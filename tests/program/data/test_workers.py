@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from errno import ENOSPC
 from multiprocessing import active_children
 
 import pytest
@@ -134,3 +136,46 @@ def test_an_error_of_the_sampler_s_own_is_no_worker_s() -> None:
 
     with pytest.raises(FileNotFoundError, match=r"order\.txt"):
         list(weft.Loader([1, 2], 2, workers=1, sampler=Reading()))
+
+
+class Stuck(Signalled):
+    """Never gives its fourth sample."""
+
+    def __getitem__(self, number: int) -> int:
+        if number == 3:
+            threading.Event().wait()
+        return number
+
+
+@pytest.mark.slow
+def test_workers_that_hang_are_waited_for_so_long() -> None:
+    found = iter(weft.Loader(Stuck(0), 2, workers=1, timeout=0.5))
+    assert next(found).tolist() == [0, 1]
+    with pytest.raises(UserError, match=r"no batch within timeout=0.5 s"):
+        next(found)
+
+
+@pytest.mark.parametrize("timeout", [-1, True, "1", float("nan")])
+def test_no_time_out_is_told(timeout: object) -> None:
+    with pytest.raises(UserError, match="timeout takes seconds from 0"):
+        weft.Loader(Signalled(0), 2, timeout=timeout)  # type: ignore[arg-type]
+
+
+def unsendable(samples: list[int]) -> object:
+    return lambda: samples
+
+
+def test_a_batch_that_cannot_be_sent_ends_the_loop(capfd: pytest.CaptureFixture[str]) -> None:
+    loader = weft.Loader(Stuck(0), 2, workers=1, collate_fn=unsendable)
+    with pytest.raises(UserError, match="a process that loads has ended.* /dev/shm .* TMPDIR"):
+        next(iter(loader))
+    assert "pickle" in capfd.readouterr().err
+
+
+def test_a_host_without_room_for_workers_is_told() -> None:
+    class Full:
+        def __iter__(self) -> Iterator[int]:
+            raise OSError(ENOSPC, "No space left on device")
+
+    with pytest.raises(UserError, match="cannot be started: .*No space left.* /dev/shm"):
+        with_workers(Full())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import io
+import json
 import math
 import os
 import sys
@@ -143,6 +145,37 @@ def test_a_table_gets_columns_as_figures_come(tmp_path: Path) -> None:
     assert path.read_text().splitlines()[-1] == "3,,2.5"
 
 
+def read(path: Path, kind: Any) -> list[dict[str, Any]]:
+    lines = path.read_text().splitlines()
+    if kind is weft.logs.JsonLines:
+        return [json.loads(line) for line in lines]
+    return [dict(row) for row in csv.DictReader(lines)]
+
+
+@pytest.mark.parametrize("kind", [weft.logs.JsonLines, weft.logs.Csv])
+def test_each_step_has_one_line(kind: Any, tmp_path: Path, caplog: Any) -> None:
+    """Also after a restart from an earlier step, and where an evaluation comes later."""
+    path = tmp_path / "log"
+    for begun, loss in ((0, 1.0), (3, 2.0)):
+        log = kind(path)
+        log.begin(begun)
+        if begun:  # an evaluation at the end of the run before was lost
+            log.write(begun, {"held": 7.0})
+        for step in range(begun + 1, begun + 4):
+            log.write(step, {"loss": loss})
+        log.write(step, {"held": 5.0})
+        log.write(step + 1, {"held": 6.0})
+        log.close()
+        caplog.set_level("WARNING", "weft")
+    found = read(path, kind)
+    assert [int(row["step"]) for row in found] == [1, 2, 3, 4, 5, 6, 7]
+    losses = [row.get("loss") or 0 for row in found]
+    assert list(map(float, losses)) == [1, 1, 1, 2, 2, 2, 0]
+    helds = [row.get("held") or 0 for row in found]
+    assert list(map(float, helds)) == [0, 0, 7, 0, 0, 5, 6]
+    assert "lines of steps after 3 are dropped (1)" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [
@@ -174,6 +207,18 @@ def test_a_figure_that_is_called_step_is_told(kind: Any, tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+def test_lines_go_into_a_pipe() -> None:
+    reading, writing = os.pipe()
+    log = weft.logs.JsonLines(f"/dev/fd/{writing}")
+    log.begin(0)
+    log.write(1, {"loss": 2.0})
+    log.write(1, {"held": 3.0})
+    log.close()
+    os.close(writing)
+    with os.fdopen(reading) as lines:
+        assert [json.loads(line)["step"] for line in lines] == [1, 1]
+
+
 class Full(io.StringIO):
     """A file on a disk that has no room left."""
 
@@ -186,7 +231,7 @@ def test_a_full_disk_is_told(kind: Any, tmp_path: Path) -> None:
     log = kind(tmp_path / "log")
     log.write(1, {"loss": 2.0})
     log.close()
-    log._columns, log._file = ["step", "loss"], Full()
+    log._columns, log._file._file = ["step", "loss"], Full()
     with pytest.raises(UserError, match="cannot write the log .*No space left"):
         log.write(2, {"loss": 1.0})
 

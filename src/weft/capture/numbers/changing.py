@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType
 from typing import Any, final
@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from weft.capture.fx.private import is_fake
+from weft.capture.tree import Shut
 from weft.capture.watch import Entry, Exactly, Outcome
 
 _DTYPES = (torch.float32, torch.float64)
@@ -55,14 +56,11 @@ _FOLLOWED = {
 }
 
 
-@final
-class ChangingNumber:
+class ChangingNumber(Shut):
     """A number that will be another one in later steps.
 
     Python takes it for one of its class (`isinstance`).
     """
-
-    __slots__ = ("__weakref__", "_all", "_compute", "_text")
 
     def __init__(self, numbers: ChangingNumbers, compute: Callable[[], Any], text: str) -> None:
         self._all = numbers
@@ -74,6 +72,9 @@ class ChangingNumber:
         return type(self._compute())
 
     def __getattr__(self, name: str) -> Any:
+        kind = type(self._compute())
+        if not hasattr(kind, name):
+            raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
         return getattr(_itself(self), name)
 
     def __bool__(self) -> bool:
@@ -87,19 +88,42 @@ class ChangingNumber:
 
 
 @final
+class ChangingLeaf(ChangingNumber):
+    """A text or container in the batch, of which later batches have others."""
+
+    def __len__(self) -> int:
+        return int(self._all.outcome(lambda: len(self._compute()), f"the length of {self._text}"))
+
+    def __iter__(self) -> Iterator[Any]:
+        if isinstance(self._compute(), dict):
+            return iter(_itself(self))
+        return (self[place] for place in range(len(self)))
+
+    def __contains__(self, item: Any) -> bool:
+        return item in _itself(self)
+
+    def __getitem__(self, key: Any) -> Any:
+        compute = lambda: self._compute()[number_now(key)]  # noqa: E731
+        return self._all.part(compute, f"{self._text}[{_name(key)}]")
+
+
+@final
 class ChangingNumbers:
-    """The numbers that change, of one capture.
+    """The numbers that change, of one capture, and leaves of the batch that are no tensors.
 
     Args:
         entries: where the user keeps them, and what they are now.
+        leaves: those of the batch.
 
     Attributes:
         outcomes: what was done with them otherwise than by counting, and what came of it.
         tensors: that stand for them, and how to compute each.
     """
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        self.entries = tuple(each for each in entries if can_follow(each))
+    def __init__(self, entries: Sequence[Entry], leaves: Iterable[Entry] = ()) -> None:
+        of_batch = {each.key: each for each in leaves if _class_of(each.value) is not None}
+        followed = (each for each in entries if can_follow(each) and each.key not in of_batch)
+        self.entries = (*followed, *of_batch.values())
         self.outcomes: list[Entry] = []
         self.tensors: dict[int, tuple[Tensor, ChangingNumber]] = {}
         self._made: dict[tuple[int, torch.dtype], Tensor] = {}
@@ -109,7 +133,7 @@ class ChangingNumbers:
         """While this lasts, they stand where the user keeps the numbers."""
         for entry in self.entries:
             place = _Place(entry)
-            number = ChangingNumber(self, place.value, entry.text)
+            number = (_class_of(entry.value) or ChangingNumber)(self, place.value, entry.text)
             kind = Outcome(place.kind)
             self.outcomes.append(Entry(kind, "type", place.kind(), f"the type of {entry.text}"))
             entry.put(number)
@@ -124,6 +148,14 @@ class ChangingNumbers:
         value = compute()
         self.outcomes.append(Entry(Outcome(compute), "outcome", value, text))
         return value
+
+    def part(self, compute: Callable[[], Any], text: str) -> Any:
+        """An entry of a leaf; what is no number, text or container every step compares."""
+        kind = _class_of(compute())
+        if kind is None:
+            return self.outcome(compute, text)
+        self.outcome(lambda: type(compute()).__name__, f"the type of {text}")
+        return kind(self, compute, text)
 
     def positions(self, constants: Sequence[Tensor]) -> dict[int, ChangingNumber]:
         """The numbers that some of the constants of a graph stand for, by their positions."""
@@ -150,8 +182,8 @@ class CountedWithTensors(TorchFunctionMode):
 
 
 def is_changing(value: Any) -> bool:
-    """True where a value stands for a number that changes."""
-    return type(value) is ChangingNumber
+    """True where a value stands for a number or leaf that changes."""
+    return issubclass(type(value), ChangingNumber)
 
 
 def number_now(value: Any) -> Any:
@@ -183,6 +215,13 @@ class _Place:
 
     def kind(self) -> str:
         return type(self.value()).__name__
+
+
+def _class_of(value: Any) -> type[ChangingNumber] | None:
+    """The class that stands for a leaf of the batch."""
+    if type(value) in _TYPES:
+        return ChangingNumber if math.isfinite(value) else None
+    return ChangingLeaf if type(value) in (str, bytes, list, tuple, dict) else None
 
 
 def can_follow(entry: Entry) -> bool:
@@ -222,7 +261,7 @@ def _counts(name: str, turned: bool) -> Callable[[ChangingNumber, Any], Any]:
     def count(self: ChangingNumber, other: Any) -> Any:
         if isinstance(other, Tensor):
             return (apply if turned else reflected)(other, self)
-        if type(other) not in (*_TYPES, bool, ChangingNumber):
+        if type(self) is not ChangingNumber or type(other) not in (*_TYPES, bool, ChangingNumber):
             return apply(other, _itself(self)) if turned else apply(_itself(self), other)
         left, right = (other, self) if turned else (self, other)
         text = f"({_name(left)} {sign} {_name(right)})"
@@ -242,7 +281,7 @@ def _compares(name: str) -> Callable[[ChangingNumber, Any], Any]:
     def compare(self: ChangingNumber, other: Any) -> Any:
         if isinstance(other, Tensor):
             return getattr(operator, _TURNED.get(name, name))(other, self)
-        if type(other) not in (*_TYPES, bool, ChangingNumber):
+        if not is_changing(other) and type(other) not in (*_TYPES, bool, str):
             return apply(_itself(self), other)
         compute = lambda: apply(number_now(self), number_now(other))  # noqa: E731
         return self._all.outcome(compute, f"{self._text} {_COMPARED[name]} {_name(other)}")

@@ -166,7 +166,7 @@ class StepCall:
                 check_memory_kept(named, memory, casts)
                 results = write_replaced(places, [*tensors.values(), *gradients])
             read = self.recorder.watch().entries
-            self.watch = Watch((*read, *kept_results(read), *self._constants()))
+            self.watch = Watch((*read, *kept_results(read), *self.constants()))
             self.caches = tuple(self.recorder.caches())
             self.made = self.recorder.made()
         return [*results, *(each.now for each in self.caches)]
@@ -228,7 +228,7 @@ class StepCall:
         ]
         return unflatten(leaves, self.batch.tree)
 
-    def _constants(self) -> Iterator[Entry]:
+    def constants(self) -> Iterator[Entry]:
         """The leaves of the batch that are no tensors, but for numbers that are inputs already."""
         space = self.batch.constants
         for leaf in self.batch.leaves:

@@ -129,9 +129,15 @@ def trace_step(
 
     found = (traced(alike, begin) if like else None) or traced(wholly, begin)
     assert found is not None  # `_trace` raises
-    numbers = ChangingNumbers(changing)
-    if numbers.entries:
-        found = with_numbers(numbers, found, begin, wholly)
+    leaves = list(found[1].constants())
+    containers = [each for each in leaves if isinstance(each.value, list | tuple | dict)]
+    # Where something takes no stand-in for one leaf of the batch, others are followed all the same.
+    for of_batch in (leaves, containers, []):
+        numbers = ChangingNumbers(changing, of_batch)
+        if numbers.entries:
+            plain, found = found, with_numbers(numbers, found, begin, wholly)
+            if found is not plain:
+                break
     return _described(found, numbers, mode, like)
 
 

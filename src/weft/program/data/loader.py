@@ -6,7 +6,8 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import islice
+from random import Random
 from typing import Any, Protocol, final
 
 import torch
@@ -17,12 +18,20 @@ from weft.program.data.loading import Ahead, loaded_ahead
 from weft.program.data.order import mixed, of_like_lengths, order_of
 from weft.program.data.samples import LoadedRows, Samples, Stream
 from weft.program.data.whole import whole_number, whole_numbers
-from weft.program.data.workers import begin_worker, with_workers
+from weft.program.data.workers import HINT, begin_worker, with_workers
+from weft.program.feeding.cut import CutBatch
+from weft.program.feeding.local_batch import mark_whole
 from weft.program.feeding.rows import RowsOfBatch
+from weft.program.setting import Setting
+
+# Samples that all processes load at the begin of a loop, to compare them.
+COMPARED = 3
 
 
 class Taking(Protocol):
     """A program, as far as its batches go."""
+
+    _setting: Setting
 
     def rows(self, size: int) -> list[int]:
         """The rows of a batch of so many that the ranks of this process take."""
@@ -48,6 +57,7 @@ class Loader:
         drop_last: True leaves out the last batch of an epoch where it has fewer samples.
         sampler: gives the numbers of samples in place of `shuffle`; the same on all processes.
         ahead: batches that a worker loads ahead.
+        timeout: seconds that a batch of workers is waited for; 0 for any time.
         split: False where `collate_fn` must see all samples of a batch, as one that pads to the longest, or draws.
         lengths: of all samples, such as tokens, whole numbers from 0 (a list, an array or a tensor): those of a batch
             have lengths alike then, and less of it is padding.
@@ -69,12 +79,13 @@ class Loader:
         drop_last: bool = False,
         sampler: Iterable[int] | None = None,
         ahead: int = 2,
+        timeout: float = 0,
         split: bool = True,
         lengths: Iterable[int] | None = None,
     ) -> None:
         batch_size, seed = _number("batch_size", batch_size, 1), _number("seed", seed)
         workers, ahead = _number("workers", workers, 0), _number("ahead", ahead, 1)
-        _check_kinds(shuffle, drop_last, split, program, collate_fn, sampler)
+        _check_kinds(shuffle, drop_last, split, program, collate_fn, sampler, timeout)
         iterable = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
         if iterable and not isinstance(dataset, Iterable):
             raise UserError(
@@ -101,7 +112,7 @@ class Loader:
         self._program = program
         self._iterable = iterable
         self._shuffle, self._sampler, self._seed = shuffle, sampler, seed
-        self._workers, self._ahead = workers, ahead
+        self._workers, self._ahead, self._timeout = workers, ahead, timeout
         self._collate = collate_fn or default_collate
         self._drop_last = drop_last
         self._split = split
@@ -144,6 +155,8 @@ class Loader:
             if loaded.error:
                 raise UserError(f"weft.Loader: {loaded.error}")
             self._step += 1
+            if not isinstance(loaded.batch, RowsOfBatch | CutBatch):
+                mark_whole(loaded.batch)
             yield loaded.batch
         self.epoch, self._step, self._samples = self.epoch + 1, 0, None
 
@@ -192,6 +205,22 @@ class Loader:
         self._samples = state.get("samples")
         self._loops += 1  # one that is under way stands elsewhere
 
+    @property
+    def _by_rows(self) -> bool:
+        """True where the program takes a plain batch for rows of this process."""
+        return self._program is not None and self._program._setting.by_rows
+
+    def _compared(self, rows: Sequence[int], size: int) -> bool:
+        """True where a step does not compare batches of so many: samples are to be compared then."""
+        several = self._program is not None and self._program._setting.several
+        return several and (len(rows) < size or self._by_rows)
+
+    def _part(self, loaded: LoadedRows, rows: Sequence[int], size: int, place: int) -> LoadedRows:
+        """Rows of a batch of so many as a part of it, with the checksum of its place; a whole batch as it is."""
+        if loaded.error or (len(rows) == size and not self._by_rows):
+            return loaded
+        return replace(loaded, batch=RowsOfBatch(loaded.batch, rows, size, place, loaded.sums))
+
     def _rows(self, size: int) -> Sequence[int]:
         """The rows of a batch of so many that this process loads."""
         if self._program is None or not self._split:
@@ -232,16 +261,20 @@ class Loader:
         starts = range(self._step * size, end, size)
         sizes = [min(size, len(order) - start) for start in starts]
         rows = {each: self._rows(each) for each in dict.fromkeys(sizes)}
-        wanted = [
-            (self.epoch, [order[start + row] for row in rows[each]])
+        wanted: list[tuple[int, list[int], list[int]]] = [
+            (self.epoch, [order[start + row] for row in rows[each]], [])
             for start, each in zip(starts, sizes, strict=True)
         ]
+        parted = (n for n, each in enumerate(sizes) if self._compared(rows[each], each))
+        for first in islice(parted, 1):
+            drawn = Random(mixed(self._seed, self.epoch))
+            wanted[first][2].extend(drawn.sample(order, min(COMPARED, len(order))))
         source = Samples(self.dataset, self._collate, self._seed)
         place = mixed(self._seed, self.epoch)
         loading = self._loading(source, sampler=wanted)
         for start, each, loaded in zip(starts, sizes, loading, strict=True):
             samples = _checksum(place, order[start : start + each])
-            yield _of_whole(loaded, rows[each], each, samples)
+            yield self._part(loaded, rows[each], each, samples)
 
     def _streamed(self) -> Iterator[LoadedRows]:
         set_epoch = getattr(self.dataset, "set_epoch", None)
@@ -251,16 +284,21 @@ class Loader:
         stream = Stream(
             *(self.dataset, self._collate, self.batch_size, rows, self._step, self._drop_last),
             mixed(self._seed, self.epoch),
+            self._compared(rows, self.batch_size),
         )
-        place, batches = mixed(self._seed, self.epoch), count(self._step)
-        for size, loaded in self._loading(stream):
+        place, first = mixed(self._seed, self.epoch), self._step
+        for number, (size, loaded) in enumerate(self._loading(stream), first):
             own = rows if size == self.batch_size else range(size)
-            yield _of_whole(loaded, own, size, _checksum(place, [next(batches), size]))
+            checksum = _checksum(place, [number, size, zlib.crc32(repr(loaded.sums).encode())])
+            if number > first:  # named are those of the first batch
+                loaded = replace(loaded, sums={})
+            yield self._part(loaded, own, size, checksum)
 
     def _loading(self, source: Dataset[Any], **more: Any) -> Iterator[Any]:
         """Items of a source, by workers where there are any."""
         if self._workers:
             more |= {"prefetch_factor": self._ahead, "worker_init_fn": begin_worker}
+            more |= {"timeout": self._timeout}
         # Without a generator of its own, a DataLoader draws from that of torch.
         own = torch.Generator().manual_seed(self._seed)
         common: dict[str, Any] = {
@@ -285,13 +323,6 @@ def _checksum(place: int, numbers: Sequence[int]) -> int:
     return zlib.crc32(" ".join(map(str, numbers)).encode(), place & 0xFFFFFFFF)
 
 
-def _of_whole(loaded: LoadedRows, rows: Sequence[int], size: int, samples: int) -> LoadedRows:
-    """Rows of a batch of so many as a part of it, with the checksum of its samples; as they are where they are all."""
-    if loaded.error or len(rows) == size:
-        return loaded
-    return replace(loaded, batch=RowsOfBatch(loaded.batch, rows, size, samples))
-
-
 def _cut(cut: Callable[[Any], Any], loaded: LoadedRows) -> LoadedRows:
     return loaded if loaded.error else replace(loaded, batch=cut(loaded.batch))
 
@@ -303,10 +334,16 @@ def _by_workers(loading: DataLoader[Any]) -> Iterator[Any]:
         yield from items
     except (RuntimeError, EOFError, OSError) as error:
         # The last two are of what processes talk over: samples' own errors are items.
-        if isinstance(error, RuntimeError) and "worker" not in str(error):
+        if isinstance(error, RuntimeError) and "DataLoader" not in str(error):
             raise
+        if "timed out" in str(error):
+            raise UserError(
+                f"weft.Loader: the workers gave no batch within timeout={loading.timeout} s; load with workers=0 to "
+                "see where they hang, or give them longer"
+            ) from error
         raise UserError(
-            f"weft.Loader: a process that loads has ended; load with workers=0 to see why: {error!r}"
+            "weft.Loader: a process that loads has ended; load with workers=0 to see why. Where it could not send a "
+            f"batch, what it wrote to stderr says so: {HINT}: {error!r}"
         ) from error
 
 
@@ -330,10 +367,13 @@ def _check_kinds(
     program: object,
     collate_fn: object,
     sampler: object,
+    timeout: object,
 ) -> None:
     for name, given in (("shuffle", shuffle), ("drop_last", drop_last), ("split", split)):
         if not isinstance(given, bool):
             raise UserError(f"weft.Loader: {name} takes True or False, found {given!r}")
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
+        raise UserError(f"weft.Loader: timeout takes seconds from 0, found {timeout!r}")
     if program is not None and not hasattr(program, "rows"):
         raise UserError(f"weft.Loader: program takes a weft.Program, found {program!r}")
     if collate_fn is not None and not callable(collate_fn):

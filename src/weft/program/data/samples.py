@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count, islice
 from typing import Any, final
 
@@ -12,15 +13,23 @@ from torch.utils.data import Dataset, IterableDataset
 
 from weft.files import users_file
 from weft.program.data.order import draw_by, generators_kept, mixed
+from weft.program.data.same_samples import Sums, sums_of, sums_of_stable
 
 
 @final
 @dataclass(frozen=True)
 class LoadedRows:
-    """Collated rows of a batch, or the error of one of its samples."""
+    """Collated rows of a batch, or the error of one of its samples.
+
+    Attributes:
+        batch: of these rows alone.
+        error: in words.
+        sums: of samples that all processes have loaded, where they are to be compared.
+    """
 
     batch: Any
     error: str = ""
+    sums: Sums = field(default_factory=dict)
 
 
 @final
@@ -38,19 +47,27 @@ class Samples(Dataset[LoadedRows]):
         self._collate = collate
         self._seed = seed
 
-    def __getitem__(self, rows: tuple[int, Sequence[int]]) -> LoadedRows:
-        epoch, numbers = rows
+    def __getitem__(self, rows: tuple[int, Sequence[int], Sequence[int]]) -> LoadedRows:
+        """The rows of some numbers in an epoch; and the checksums of samples that are to be compared."""
+        epoch, numbers, compared = rows
         found = []
         with generators_kept():
+            sums = {
+                f"sample {each}": sums_of_stable(partial(self._sample, epoch, each))
+                for each in compared
+            }
             for number in numbers:
-                draw_by(mixed(self._seed, epoch, number))
                 try:
-                    found.append(self._dataset[number])
+                    found.append(self._sample(epoch, number))
                 except Exception as error:
                     return LoadedRows(None, f"sample {number}: {_said(error)}")
             draw_by(mixed(self._seed, epoch, numbers[0], len(numbers)))
             what = f"samples {numbers[0]} to {numbers[-1]}"
-            return collated(self._collate, found, what)
+            return replace(collated(self._collate, found, what), sums=sums)
+
+    def _sample(self, epoch: int, number: int) -> Any:
+        draw_by(mixed(self._seed, epoch, number))
+        return self._dataset[number]
 
 
 @final
@@ -65,6 +82,7 @@ class Stream(IterableDataset[tuple[int, LoadedRows]]):
         skipped: batches that are passed over first.
         drop_last: leaves out a last batch of fewer samples.
         seed: by which the dataset draws.
+        compared: true where all samples of each batch are to be compared.
     """
 
     def __init__(
@@ -76,10 +94,11 @@ class Stream(IterableDataset[tuple[int, LoadedRows]]):
         skipped: int,
         drop_last: bool,
         seed: int,
+        compared: bool = False,
     ) -> None:
         self._dataset, self._collate, self._size = dataset, collate, size
         self._rows, self._skipped, self._drop_last = rows, skipped, drop_last
-        self._seed = seed
+        self._seed, self._compared = seed, compared
 
     def __iter__(self) -> Iterator[tuple[int, LoadedRows]]:
         source = self._drawn()
@@ -107,8 +126,9 @@ class Stream(IterableDataset[tuple[int, LoadedRows]]):
             return len(samples), LoadedRows(None)
         short = len(samples) < self._size
         own = samples if short else [samples[row] for row in self._rows]
+        sums = {f"batch {number}": sums_of(samples)} if self._compared else {}
         draw_by(mixed(self._seed, number + 1, len(own)))
-        return len(samples), collated(self._collate, own, f"batch {number}")
+        return len(samples), replace(collated(self._collate, own, f"batch {number}"), sums=sums)
 
     def _drawn(self) -> Iterator[Any]:
         """The samples; each draws by its number, and the generators are left as they are then."""

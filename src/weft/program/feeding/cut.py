@@ -40,17 +40,14 @@ class CutBatch:
     """A batch that was cut ahead of its step. `Program.step` takes it as it takes the batch.
 
     Args:
-        given: the batch as it was loaded.
         whole: as the step takes it, padded where the program pads.
         feeder: that has cut it.
         cut: what it has made.
         arrival: of what is on its way to devices.
     """
 
-    def __init__(
-        self, given: Any, whole: Any, feeder: object, cut: CutParts, arrival: Arrival
-    ) -> None:
-        self.given, self.whole, self.feeder = given, whole, feeder
+    def __init__(self, whole: Any, feeder: object, cut: CutParts, arrival: Arrival) -> None:
+        self.whole, self.feeder = whole, feeder
         self._cut: CutParts | None = cut
         self._arrival = arrival
 
@@ -65,11 +62,6 @@ class CutBatch:
 def uncut(batch: Any) -> Any:
     """The batch as a step takes it, whether it was cut ahead or not."""
     return batch.whole if isinstance(batch, CutBatch) else batch
-
-
-def as_loaded(batch: Any) -> Any:
-    """The batch as it was loaded, whether it was cut ahead or not."""
-    return batch.given if isinstance(batch, CutBatch) else batch
 
 
 def is_on_the_host(batch: Any) -> bool:

@@ -7,6 +7,7 @@ from typing import Any, final
 
 import torch
 
+from weft.capture.batch import leaves_of, spread
 from weft.capture.tree import flatten, unflatten
 from weft.errors import UserError
 from weft.layout import SBP, Broadcast, Placement, Split
@@ -16,6 +17,16 @@ from weft.strategy.strategy import Strategy
 from weft.strategy.text import SBPs
 from weft.tensor import GlobalTensor
 from weft.tensor.create import of_parts
+
+# The attribute of tensors that are leaves of a whole batch, the same in every process.
+_WHOLE = "_weft_whole"
+
+
+def mark_whole(batch: Any) -> None:
+    """Note that a batch is whole, so that no program takes it for rows of this process."""
+    for _, leaf in flatten(batch, "batch")[0]:
+        if isinstance(leaf, torch.Tensor):
+            setattr(leaf, _WHOLE, True)
 
 
 @final
@@ -48,10 +59,19 @@ class LocalBatch:
         """The batch with a global tensor in place of each leaf that is split."""
         if self._whole:
             return batch
-        found, tree = flatten(batch, "batch")
-        return unflatten([self._leaf(key, leaf) for key, leaf in found], tree)
+        found, tree = leaves_of(batch)
+        made = [self._leaf(key, leaf) for key, leaf in found]
+        pairs = ((x, y) for (_, x), y in zip(found, made, strict=True) if x is not y)
+        rows = next(((x.shape[0], y.shape[0]) for x, y in pairs if x.shape[0] < y.shape[0]), (0, 0))
+        return unflatten([spread(each, *rows) for each in made], tree)
 
     def _leaf(self, key: str, leaf: Any) -> Any:
+        if getattr(leaf, _WHOLE, False):
+            raise UserError(
+                f'batch="local": the leaf {key!r} is of a whole batch, as a weft.Loader gives that was made without '
+                "this program, which takes of each process its own rows; make weft.Loader(…, program), which gives "
+                "each process its rows. A loader of this process's own data is a torch.utils.data.DataLoader"
+            )
         if not isinstance(leaf, torch.Tensor) or isinstance(leaf, GlobalTensor) or not leaf.dim():
             return leaf
         sbp = self._sbp(key, leaf)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from weft.capture.batch import leaves_of, spread
+from weft.capture.tree import unflatten
 from weft.errors import BatchError
 from weft.layout.region import Region, region_shape
 from weft.program.feeding.shards import region_part
@@ -25,12 +26,14 @@ class RowsOfBatch:
         rows: their places in the whole batch, in order.
         size: how many rows the whole batch has.
         samples: a checksum of the numbers of all its samples, which all processes must have alike.
+        sums: of samples that all have loaded, to be compared before the step.
     """
 
     batch: Any
     rows: Sequence[int]
     size: int
     samples: int = 0
+    sums: Mapping[str, Any] = field(default_factory=dict)
 
     def stand_in(self) -> tuple[Any, dict[int, Tensor]]:
         """The whole batch with tensors without values, and the rows of each by its id.
@@ -40,13 +43,16 @@ class RowsOfBatch:
         found: dict[int, Tensor] = {}
 
         def replaced(leaf: Any) -> Any:
-            if not isinstance(leaf, Tensor) or not leaf.dim() or leaf.shape[0] != len(self.rows):
+            if not isinstance(leaf, Tensor):
+                return spread(leaf, len(self.rows), self.size)
+            if not leaf.dim() or leaf.shape[0] != len(self.rows):
                 return leaf
             whole = torch.empty((self.size, *leaf.shape[1:]), dtype=leaf.dtype, device="meta")
             found[id(whole)] = leaf
             return whole
 
-        return pytree.tree_map(replaced, self.batch), found
+        leaves, tree = leaves_of(self.batch)
+        return unflatten([replaced(leaf) for _, leaf in leaves], tree), found
 
     def part(self, key: str, leaf: Tensor, shape: tuple[int, ...], region: Region) -> Tensor:
         """The region of a leaf's input that a rank takes.
@@ -66,8 +72,9 @@ class RowsOfBatch:
         missing = [row for row in wanted if row not in places]
         if missing:
             raise BatchError(
-                f"batch leaf {key} lies otherwise now than when the loader was made: row {missing[0]} was not loaded "
-                "by this process; make the weft.Loader again, or give it split=False"
+                f"batch leaf {key} lies otherwise in this program than in the one that the loader was made with: row "
+                f"{missing[0]} was not loaded by this process; make a loader with the program that reads it, as "
+                "weft.Loader(…, evaluation), or give it split=False"
             )
         picked = _picked(leaf, [places[row] for row in wanted])
         whole = ((0, len(wanted)), *region[1 + cut :])

@@ -10,15 +10,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
 
-from torch import Tensor
-
 from weft.errors import UserError
 from weft.program.data.loader import Loader
 from weft.program.everyone import agreed
-from weft.program.feeding.cut import as_loaded
 from weft.program.loop.arguments import check_functions, check_kinds, check_numbers
 from weft.program.loop.bar import Bar
 from weft.program.loop.logs import Figures, Log, begin_logs, end_log, log_of
+from weft.program.loop.means import Means
 from weft.program.loop.stopping import Stopping
 from weft.program.parts.feeding import batches_of
 from weft.program.program import Program
@@ -95,7 +93,8 @@ def fit(
             does, is the user's to step, in `evaluate`.
         accumulate: batches whose gradients one update adds up; their mean is the user's to take in the loss.
         log: where the first process writes figures, as `weft.logs.Csv(path)` or a function of step and figures.
-        log_every: steps between figures; the loss is waited for then alone.
+        log_every: steps between figures: the loss is the mean over the batches since the last ones, and is waited for
+            then alone.
         stop: of step and figures, when there are new ones: True ends the loop. The first process asks it.
         progress: False shows no bar; it is shown by the first process, on a terminal.
 
@@ -179,14 +178,14 @@ class _Run:
 
     def _epoch(self) -> str:
         """The rest of an epoch; why it ended before its last batch."""
-        for result, samples, waited in self.loop.epoch():
-            why = self._after(result, samples, waited)
+        for samples, waited in self.loop.epoch():
+            why = self._after(samples, waited)
             self.loop.save(self.telling.now(), ends=bool(why))
             if why:
                 return why
         return ""
 
-    def _after(self, result: Any, samples: int, waited: Seconds) -> str:
+    def _after(self, samples: int, waited: Seconds) -> str:
         """Tell of an update; why the loop ends after it."""
         telling, step = self.telling, self.loop.program.steps
         telling.bar.advance(step, samples, waited)
@@ -194,7 +193,7 @@ class _Run:
         why = signal.Signals(number).name if number else "steps" if self._reached() else ""
         new: dict[str, float] = {}
         if _passed(self.before, step, self.log_every) or why:
-            new |= _figures(result) | telling.bar.figures()
+            new |= self.loop.means.taken() | telling.bar.figures()
         if self.evaluate_every and _passed(self.before, step, self.evaluate_every):
             new |= telling.evaluated()
         self.before = step
@@ -271,6 +270,7 @@ class _Loop:
     made: int = 0
     counted: int = 0
     known: int = 0
+    means: Means = field(default_factory=Means)
     # Names of all figures so far, and how many checkpoints have none that is the score.
     seen: set[str] = field(default_factory=set)
     unscored: int = 0
@@ -280,28 +280,28 @@ class _Loop:
         """Of the loader, those of earlier runs included."""
         return self.loader.epoch if isinstance(self.loader, Loader) else self.made
 
-    def epoch(self) -> Iterator[tuple[Any, int, Seconds]]:
-        """Train by what the loader still has; the result of each update's last batch, samples, and waits."""
+    def epoch(self) -> Iterator[tuple[int, Seconds]]:
+        """Train by what the loader still has; the samples of each update, and waits for its batches."""
         samples, waited = 0, 0.0
         ahead = AHEAD if isinstance(self.loader, Loader) else 0
         core = self.program._core
         for number, batch in enumerate(batches_of(core, self.loader, ahead), 1):
-            samples += _samples(as_loaded(batch))
             wait = core.waits[core.steps]
             waited += (wait.end - wait.begin) / 1e9
             updates = number % self.accumulate == 0
-            result = self.program.step(batch, update=updates)
+            self.means.add(self.program.step(batch, update=updates))
+            samples += core.samples
             if updates:
                 for each in self.schedulers:
                     each.step()
-                yield result, samples, Seconds(waited)
+                yield samples, Seconds(waited)
                 samples, waited = 0, 0.0
         if samples:
             # Fewer batches than an update takes were left.
             self.program.update()
             for each in self.schedulers:
                 each.step()
-            yield result, samples, Seconds(waited)
+            yield samples, Seconds(waited)
 
     def resume(self) -> None:
         """Go on from the newest checkpoint, if there is one."""
@@ -369,27 +369,3 @@ def _scheduler_names(schedulers: Sequence[Any]) -> list[str]:
 def _passed(before: int, now: int, every: int) -> bool:
     """True where a multiple lies behind one number of steps, up to another."""
     return now // every > before // every
-
-
-def _figures(result: Any) -> dict[str, float]:
-    """The numbers in what a step returned: a loss, or some by name."""
-    if isinstance(result, Tensor):
-        return {"loss": result.item()} if result.numel() == 1 else {}
-    if isinstance(result, Mapping):
-        single = {name: x for name, x in result.items() if isinstance(x, Tensor) and x.numel() == 1}
-        return {str(name): x.item() for name, x in single.items()}
-    if isinstance(result, Sequence) and result and not isinstance(result, str):
-        return _figures(result[0])
-    return {}
-
-
-def _samples(batch: Any) -> int:
-    """Rows of a batch: the first dimension of its first tensor."""
-    size = getattr(batch, "size", None)
-    if isinstance(size, int):
-        return size
-    if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.dim() else 1
-    inner = batch.values() if isinstance(batch, Mapping) else batch
-    each = next((x for x in inner if isinstance(x, Tensor | Mapping | Sequence)), None)
-    return 0 if each is None or isinstance(each, str) else _samples(each)

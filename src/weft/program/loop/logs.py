@@ -9,22 +9,13 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TextIO, TypeAlias, final, runtime_checkable
+from typing import Any, Protocol, TypeAlias, final, runtime_checkable
 
 from weft.errors import UserError
 from weft.program.loop.boards import TensorBoard as TensorBoard
 from weft.program.loop.boards import WeightsAndBiases as WeightsAndBiases
-from weft.program.loop.log_files import (
-    STEP,
-    append,
-    check_figures,
-    columns_of,
-    log_path,
-    opened_log,
-    rows_of,
-)
+from weft.program.loop.log_files import LogFile, Row, columns_of, lines_of, rows_of
 from weft.program.loop.prometheus import Prometheus as Prometheus
-from weft.whole_files import write_whole
 
 Figures: TypeAlias = Mapping[str, float]
 
@@ -49,43 +40,36 @@ class Log(Protocol):
 class JsonLines:
     """A file with a JSON object for each step that is logged, null for what is not finite; one that is there goes on.
 
+    Lines of steps after the one that a loop goes on from, which are made anew, go.
+
     Args:
         path: of the file.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._path = log_path(path)
-        self._file: TextIO | None = None
+        self._file = LogFile(path)
 
     def begin(self, step: int) -> None:
         """Open the file.
 
         Raises:
-            UserError: it cannot be written.
+            UserError: it cannot be read or written.
         """
-        self._opened()
+        self._file.begin(step, [], lines_of(self._file.path))
 
     def write(self, step: int, figures: Figures) -> None:
-        """Write a line.
+        """Write a line; figures of the step before join its line.
 
         Raises:
             UserError: the file cannot be written, or a figure is called "step".
         """
-        check_figures(figures)
-        file = self._opened()
         plain = {name: x if math.isfinite(x) else None for name, x in figures.items()}
-        append(file, json.dumps({STEP: step, **plain}) + "\n", self._path)
+        row = self._file.row(step, plain)
+        self._file.write(row, json.dumps(row) + "\n")
 
     def close(self) -> None:
         """Close the file; the next line opens it again."""
-        if self._file is not None:
-            self._file.close()
-        self._file = None
-
-    def _opened(self) -> TextIO:
-        if self._file is None:
-            self._file = opened_log(self._path)
-        return self._file
+        self._file.close()
 
 
 @final
@@ -93,64 +77,70 @@ class Csv:
     """A file with a row for each step that is logged; one that is there goes on.
 
     A figure that comes later than the first row, as of an evaluation, gets a column of its own; the file is written
-    anew then.
+    anew then. Rows of steps after the one that a loop goes on from, which are made anew, go.
 
     Args:
         path: of the file.
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._path = log_path(path)
-        self._columns: list[str] = []
-        self._file: TextIO | None = None
+        self._file = LogFile(path)
+        self._columns: list[str] | None = None
 
     def begin(self, step: int) -> None:
         """Open the file.
 
         Raises:
-            UserError: it cannot be written, or is another table than a log.
+            UserError: it cannot be read or written, or is another table than a log.
         """
-        self._opened()
+        self._columns = columns_of(self._file.path)
+        self._file.begin(step, *self._lines())
 
     def write(self, step: int, figures: Figures) -> None:
-        """Write a row.
+        """Write a row; figures of the step before join its row.
 
         Raises:
             UserError: the file cannot be written, is another table than a log, or a figure is called "step".
         """
-        check_figures(figures)
-        file = self._opened()
-        row = {STEP: step, **figures}
+        row = self._file.row(step, figures)
+        if self._columns is None:
+            self._columns = columns_of(self._file.path)
         more = [name for name in row if name not in self._columns]
         if more:
-            file.close()
-            self._file = None
             self._widen(more)
-            file = self._file = opened_log(self._path)
-        line = io.StringIO(newline="")
-        csv.DictWriter(line, self._columns).writerow(row)
-        append(file, line.getvalue(), self._path)
+        self._file.write(row, self._line(row))
 
     def close(self) -> None:
         """Close the file; the next row opens it again."""
-        if self._file is not None:
-            self._file.close()
-        self._file = None
-
-    def _opened(self) -> TextIO:
-        if self._file is None:
-            self._columns, self._file = columns_of(self._path), opened_log(self._path)
-        return self._file
+        self._file.close()
+        self._columns = None
 
     def _widen(self, more: list[str]) -> None:
         """Write the file anew, with more columns."""
-        columns = [*self._columns, *more]
-        text = io.StringIO(newline="")
-        table = csv.DictWriter(text, columns)
-        table.writeheader()
-        table.writerows(rows_of(self._path) if self._columns else ())
-        write_whole(self._path, text.getvalue(), "the log")
-        self._columns = columns
+        known = self._columns or []
+        rows = rows_of(self._file.path) if known else []
+        self._columns = [*known, *more]
+        try:
+            head, lines = self._lines(rows)
+            self._file.replace([*head, *(line for _, line in lines)], rows[-1] if rows else {})
+        except UserError:
+            self._columns = known
+            raise
+
+    def _lines(
+        self, rows: Sequence[Mapping[str, Any]] | None = None
+    ) -> tuple[list[str], list[Row]]:
+        """The header of the file, and rows of it with their lines; by default those that are there."""
+        if not self._columns:
+            return [], []
+        every = rows_of(self._file.path) if rows is None else rows
+        header = self._line(dict(zip(self._columns, self._columns, strict=True)))
+        return [header], [(row, self._line(row)) for row in every]
+
+    def _line(self, row: Mapping[str, Any]) -> str:
+        line = io.StringIO(newline="")
+        csv.DictWriter(line, self._columns or ()).writerow(row)
+        return line.getvalue()
 
 
 @final

@@ -43,6 +43,7 @@ class ProgramCore:
         setting: of all programs of the model.
         steps: made so far, those before a checkpoint that was loaded included.
         first: the number of the first step that was made here.
+        samples: of the last step, over all ranks.
         waits: for the batches of the last steps that were made in a loop of weft's, by the number of the step.
         loads: the acts that brought the batches of such steps where they were loaded ahead, likewise.
         loading: the plan of the last loop that loads ahead; None before one.
@@ -57,7 +58,7 @@ class ProgramCore:
         self.setting = variants.setting
         self.step = step
         self.training = training
-        self.steps = self.first = 0
+        self.steps = self.first = self.samples = 0
         self.waits: dict[int, StepSpan] = {}
         self.loads: dict[int, LoadedActs] = {}
         self.loading: RankPlan | None = None

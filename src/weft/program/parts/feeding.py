@@ -67,14 +67,15 @@ def _cut(core: ProgramCore, batch: Any) -> Any:
     """
     setting = core.setting
     try:
-        if setting.local is not None or not is_on_the_host(batch):
+        by_rows = setting.by_rows and not isinstance(batch, RowsOfBatch)
+        if by_rows or not is_on_the_host(batch):
             return batch
         with torch.no_grad(), ahead_of_use(map(setting.world.device, setting.variables)) as arrival:
             whole = setting.whole(batch)
             found = core.variants.cut(whole)
     except Exception:
         return batch
-    return batch if found is None else CutBatch(batch, whole, *found, arrival)
+    return batch if found is None else CutBatch(whole, *found, arrival)
 
 
 def _copied(batch: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import Any, final
@@ -9,7 +10,10 @@ from typing import Any, final
 from weft.errors import UserError
 from weft.program.agreement import BatchSums, OptionsChecksum, Stamps, checksum_of_numbers
 from weft.program.data.loader import Loader
-from weft.program.feeding.cut import CutBatch
+from weft.program.data.same_samples import check_same
+from weft.program.everyone import told
+from weft.program.feeding.cut import CutBatch, uncut
+from weft.program.feeding.rows import RowsOfBatch
 from weft.program.parts.core import ProgramCore
 from weft.program.parts.feeding import batches_of
 from weft.program.planning.variants import Variants
@@ -52,9 +56,11 @@ class ProgramSteps:
         adds = not update or standing
         variants = self._adding(update) if adds else core.variants
         batch = batch if isinstance(batch, CutBatch) else core.setting.whole(batch)
+        self._check_samples(uncut(batch))
         core.places.check()
         enter = partial(self._enter_step, adding=standing)
         feeds, sums = variants.feeds(batch, core.steps - core.first, enter)
+        variants.current.captured.outputs.check_loaded()
         if training is not None:
             if adds and update:
                 training.gradients.check_update(variants.current.compiled)
@@ -71,17 +77,18 @@ class ProgramSteps:
         except BaseException as error:
             core.note_failure(error, variants.current.executors, variants.renew)
             raise
-        core.steps += 1
+        core.steps, core.samples = core.steps + 1, variants.current.captured.batch.rows
         self._ran = executors
         if training is not None:
-            compiled = variants.current.compiled
-            updated: Collection[str] | None
-            updated = training.gradients.updated_by(compiled) if update else None
+            compiled, gradients = variants.current.compiled, training.gradients
             if adds:
-                training.gradients.show(compiled)
-            if adds and update:
-                updated = self._update(training, options)
-            self._show(training, updated)
+                gradients.show(compiled)
+            done = (
+                self._update(training, options)
+                if adds and update
+                else gradients.updated_by(compiled)
+            )
+            self._show(training, done if update else None)
         if is_first:  # what compiling has run is not run again
             let_go_of_code()
         return results
@@ -125,6 +132,13 @@ class ProgramSteps:
             # A checked step runs beside what is to be put back.
             for each in set(core.variants.executors()) - measured:
                 each.measure()
+
+    def _check_samples(self, batch: Any) -> None:
+        """Check that a loader has the same dataset in all processes, where it is at the begin of a loop."""
+        if self._core.setting.several and isinstance(batch, RowsOfBatch) and batch.sums:
+            self._core.enter("samples of a loader")
+            world = self._core.setting.world
+            check_same(told(world, "samples", lambda: json.dumps(batch.sums)))
 
     def _enter_step(self, shapes: str, adding: bool) -> None:
         onto = ", to add to gradients" if adding else ""

@@ -21,7 +21,7 @@ from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.plans.repeats import outline
 from weft.compiler.plans.replays import replays
 from weft.compiler.plans.specialize import Target, specialize
-from weft.compiler.strategy_hints import with_leaves
+from weft.compiler.strategy_hints import batch_hints, with_leaves
 from weft.errors import LayoutError
 from weft.hardware import usual_device
 from weft.ir import LogicalGraph
@@ -250,6 +250,7 @@ def compiled_like(
         options = replace(options, clip_norm=old.clip_norm, metrics=old.metrics)
     read = {node.key for node in graph.of_kind(Input)}
     hints = with_leaves(as_they_lie(trained, read, others), leaves or {})
+    hints = batch_hints(setting.strategy, graph, hints)
     stages = trained.stages
     ranks = tuple(setting.variables)
     masters = {f"{key}.{MASTER}": stage for key, stage in stages.homes.items()}

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from itertools import zip_longest
 from typing import TypeAlias
 
-from weft.capture.batch import describe_batch
+from weft.capture.batch import TensorLeaf, describe_batch
+from weft.capture.tree import Static
 from weft.compiler.pipeline import Compiled
 from weft.errors import UserError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update
@@ -26,8 +27,15 @@ def asked_by(step: Step) -> str:
     """Parameters, buffers, groups, options and leaves of the batch of a step, as `check_same_asked` takes them."""
     facts = dict(fact.split(": ", 1) for fact in step.facts())
     batch, _ = without_shards(step.example_batch)
-    leaves = {f"{LEAF}{leaf.key}": str(leaf) for leaf in describe_batch(batch).leaves}
+    leaves = {f"{LEAF}{leaf.key}": _kind(leaf) for leaf in describe_batch(batch).leaves}
     return json.dumps({**facts, **leaves})
+
+
+def _kind(leaf: TensorLeaf | Static) -> str:
+    """A leaf of the example in words; texts and lists, which a step need not read, by their type."""
+    if isinstance(leaf, Static) and isinstance(leaf.value, str | bytes | list | tuple | dict):
+        return f"a {type(leaf.value).__name__}"
+    return str(leaf)
 
 
 def check_same_program(world: World, compiled: Compiled) -> None:

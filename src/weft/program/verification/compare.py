@@ -14,6 +14,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from weft.capture.batch import is_constant
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input, node_outputs
 
@@ -21,7 +22,6 @@ from weft.ir.logical import Input, node_outputs
 # moves. With 16 bits both steps round at the same places, and sums inside of ops are float32.
 _FULL, _HALF = (8, 8), (4, 2)
 # Of values that a step hands back as they are.
-_PLAIN = (bool, int, float, complex, str, torch.dtype)
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -103,7 +103,7 @@ def _plainly(found: Any, expected: Any) -> str:
             return ""
         return f"is a tensor in the plan, and {expected!r} in the plain step"
     # What is neither tensor nor plain value is handed back as None (`capture/outputs.py`).
-    handed = expected if isinstance(expected, _PLAIN) else None
+    handed = expected if is_constant(expected) else None
     alike = found == handed or (found != found and handed != handed)  # NaN is not itself
     if type(found) is type(handed) and alike:
         return ""

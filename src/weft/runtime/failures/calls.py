@@ -28,6 +28,10 @@ from weft.runtime.failures.board import FailureBoard
 # So many calls back a divergence is found.
 _KEPT = 32
 _PYTHON = sysconfig.get_path("stdlib")
+_UNEVEN = (
+    "where a rank has fewer batches than others, or smaller ones, give all as many, as a weft.Loader of the program or "
+    "drop_last=True does"
+)
 # The kind of what is posted.
 CALLS = "calls"
 
@@ -197,6 +201,8 @@ def accounts(
             for peer, text in last.items()
             if text
         ]
+        if calls.last.text.startswith("step "):
+            texts.append(_UNEVEN)
         return "; ".join(["", f"rank {rank} is in {calls.last}", *texts])
 
     return tell
@@ -220,9 +226,10 @@ def looking(
             text = board.posted(peer, CALLS) if peer != rank else ""
             found = calls.parted(PostedCalls.parse(text), rank, peer) if text else None
             if found is not None:
+                end = f"; {_UNEVEN}" if found[0].text.startswith("step ") else ""
                 error = RankFailure(
                     "the ranks make different calls, and wait for one another; every rank must make the same calls in "
-                    f"the same order: rank {rank} is in {found[0]}, rank {peer} in {found[1]}"
+                    f"the same order: rank {rank} is in {found[0]}, rank {peer} in {found[1]}{end}"
                 )
                 board.announce(error)
                 raise error
