@@ -26,6 +26,8 @@ REMEDY = re.compile(
 )
 # Parts of messages whose remedy stands in a constant, or is given by who calls.
 ELSEWHERE = (
+    "cannot be captured: its step on",
+    "and reads it: captured once",
     "the loss function returned",
     "the step puts another value",
     "the update of",

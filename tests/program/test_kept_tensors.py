@@ -236,7 +236,11 @@ def test_nothing_is_looked_for_where_only_the_capture_held_it() -> None:
     assert not left()
 
 
-def test_of_the_frames_of_an_error_those_of_the_user_keep_their_variables() -> None:
+def test_of_the_frames_of_an_error_those_of_the_user_keep_their_variables(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WEFT_TRACEBACK", "full")
+
     def loss_fn(model: nn.Module, given: Any) -> torch.Tensor:
         number = len(given["x"])
         raise ValueError(f"no step of {number}")

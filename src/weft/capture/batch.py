@@ -217,9 +217,11 @@ def _describe(key: str, leaf: Any) -> TensorLeaf | Static:
         return TensorLeaf(key, tuple(leaf.shape), dtype_name(leaf.dtype))
     if is_constant(leaf):
         return Static(key, leaf)
+    array = hasattr(leaf, "__array__")
     raise BatchError(
         f"the leaf {key!r} of the example batch is of type {type(leaf).__name__}; expected a torch.Tensor or a plain "
-        "constant (bool, int, float, str, None): convert it, for instance with torch.as_tensor"
+        "constant (bool, int, float, str, None): "
+        + ("convert it with torch.as_tensor" if array else "pass a dict of its tensors instead")
     )
 
 

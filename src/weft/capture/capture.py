@@ -12,7 +12,7 @@ import torch
 from weft.capture.batch import BatchSpec, describe_batch
 from weft.capture.numbers.changing import ChangingNumber, number_text
 from weft.capture.numbers.later import all_refused
-from weft.capture.optimizers.checks import check_hyperparameters
+from weft.capture.optimizers.checks import check_hyperparameters, check_optimizer
 from weft.capture.optimizers.groups import Optimizers, Optimizing, optimizers_of
 from weft.capture.optimizers.optimizer import UpdateRule, groups_of, update_rules, with_states_of
 from weft.capture.outputs import OutputSpec
@@ -155,6 +155,8 @@ def _check_modes() -> None:
 def _checked(optimizer: Optimizing) -> Optimizers:
     optimizers = optimizers_of(optimizer)
     check_hyperparameters(optimizers)
+    for each in optimizers.each:
+        check_optimizer(each)
     return optimizers
 
 

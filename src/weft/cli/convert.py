@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from weft.errors import UserError
 from weft.program.saving.exported import export, import_model
 from weft.units import Bytes, bytes_text, counted
 
@@ -28,15 +30,20 @@ def export_checkpoint(
     return f"{folder}: {counted(done.tensors, 'tensor')}, {bytes_text(done.bytes)}"
 
 
-def import_files(source: Path, checkpoint: Path) -> str:
+def import_files(source: Path, checkpoint: Path, renamed: Sequence[str] = ()) -> str:
     """Write a checkpoint of safetensors files; returns a line that says what was written.
 
     Args:
         source: the folder of the files.
         checkpoint: the folder, which is not there yet.
+        renamed: "PATTERN=REPLACEMENT" of names, as `weft.Weights` takes them.
 
     Raises:
         UserError: it cannot be read or written.
     """
-    done = import_model(source.absolute(), checkpoint.absolute())
+    for each in renamed:
+        if "=" not in each:
+            raise UserError(f"--rename takes PATTERN=REPLACEMENT, found {each!r}")
+    names = dict(each.split("=", 1) for each in renamed)
+    done = import_model(source.absolute(), checkpoint.absolute(), names)
     return f"{checkpoint}: {counted(done.tensors, 'tensor')}, {bytes_text(done.bytes)}"

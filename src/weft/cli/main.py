@@ -414,10 +414,19 @@ def import_(
     checkpoint: Annotated[
         Path, typer.Argument(metavar="CHECKPOINT", help="The folder; it is not there yet.")
     ],
+    renamed: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rename",
+            metavar="PATTERN=REPLACEMENT",
+            help="Replace what a regular expression matches in names, such as ^=transformer.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Write a checkpoint of safetensors files, as Hugging Face has them."""
     with _told():
-        typer.echo(cli.import_files(source, checkpoint))
+        typer.echo(cli.import_files(source, checkpoint, renamed or ()))
 
 
 @app.command(rich_help_panel=LOOK)

@@ -11,3 +11,4 @@ from weft.program.loop.fit import fit as fit
 from weft.program.planning.step import Step as Step
 from weft.program.program import Program as Program
 from weft.program.saving.checkpoints import Checkpoints as Checkpoints
+from weft.program.saving.weights import Weights as Weights

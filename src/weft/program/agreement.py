@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.capture.optimizers.checks import check_hyperparameters
 from weft.capture.optimizers.groups import Optimizing, optimizers_of
 from weft.capture.optimizers.kept_states import KeptStates
-from weft.errors import UserError
+from weft.errors import UserError, shown
 from weft.layout import Broadcast, Layout
 from weft.runtime.failures.stamps import Stamp
 from weft.tensor import GlobalTensor
@@ -183,7 +183,10 @@ class OptionsChecksum:
                 `update` is no truth value.
         """
         if update is not True and update is not False:
-            raise UserError(f"update= takes True or False, found {update!r}")
+            raise UserError(
+                f"update= takes True or False, found {shown(update)}; a step takes one batch, which the loss function "
+                "gets as it is: program.step((x, y))"
+            )
         groups = [group for one in self._optimizers.each for group in one.param_groups]
         now = [_number(x) for group in groups for name, x in group.items() if name != "params"]
         if now != self._known[0]:

@@ -33,7 +33,7 @@ from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned
 from weft.program.program import Program
 from weft.program.saving.load import weights_in
-from weft.program.saving.paths import checkpoint_path
+from weft.program.saving.weights import Weights, located
 from weft.program.setting import Setting
 from weft.program.training.states import check_states
 from weft.program.training.training import training_of
@@ -47,9 +47,11 @@ from weft.search.auto import Auto
 from weft.strategy.strategy import Strategy, data_parallel
 from weft.strategy.text import plain
 from weft.tensor.mesh import mesh_of
+from weft.tracebacks import shortened
 from weft.version import __version__
 
 
+@shortened
 @uncollected()
 def compile(
     model: nn.Module | Step,
@@ -65,7 +67,7 @@ def compile(
     metrics: Sequence[Metric] = (),
     shapes: Buckets | None = None,
     verify: bool = False,
-    weights: str | Path | None = None,
+    weights: str | Path | Weights | None = None,
 ) -> Program:
     """Compile one training step of an ordinary single-device model for many ranks.
 
@@ -118,7 +120,8 @@ def compile(
         shapes: lengths that batches are padded to; without, the step is planned for each shape that
             comes.
         verify: run `Program.verify` with the example batch, which then needs values.
-        weights: a checkpoint, or a folder of safetensors as Hugging Face has them, whose values the model begins with.
+        weights: a checkpoint, or a folder of safetensors as Hugging Face has them, whose values the model begins with;
+            or a `weft.Weights`, where names are others or some are missing.
             Of a model on the meta device each rank reads its own parts; no process holds the whole.
 
     Raises:
@@ -234,7 +237,9 @@ def _searched(wanted: _Wanted, step: Step, auto: Auto) -> tuple[Strategy, Placem
         return Trials(wanted.world, step, wanted.kernels).fastest(candidates)
 
 
-def _started(wanted: _Wanted, step: Step, seed: int | None, weights: str | Path | None) -> Program:
+def _started(
+    wanted: _Wanted, step: Step, seed: int | None, weights: str | Path | Weights | None
+) -> Program:
     """The program of a step, whose model it takes over; every process must call it."""
     world, placement, ranks = wanted.world, wanted.placement, wanted.ranks
     modules = tuple(path for path, _ in step.model.named_modules(remove_duplicate=False) if path)
@@ -246,8 +251,10 @@ def _started(wanted: _Wanted, step: Step, seed: int | None, weights: str | Path 
         begin("filling variables")
         later: Collection[str] = ()
         if weights is not None:
-            folder = checkpoint_path(weights)
-            later = agreed(world, "the weights", lambda: weights_in(folder, step.model))
+            files, _ = located(weights)
+            later = agreed(world, "the weights", lambda: weights_in(files, step.model))
+            there = json.dumps({"what weights= holds": str(sorted(later))})
+            check_same_asked(told(world, "which weights", lambda: there))
         variables = take_over(step.model, graph, stored, world, placement, later)
         seed = agreed_seed(torch.initial_seed() if seed is None else seed, world)
         setting = Setting(
@@ -271,7 +278,7 @@ def _started(wanted: _Wanted, step: Step, seed: int | None, weights: str | Path 
     return program
 
 
-def _fill(program: Program, weights: str | Path) -> None:
+def _fill(program: Program, weights: str | Path | Weights) -> None:
     """Give a program the values of a folder; it is closed when they do not fit."""
     try:
         program.load(weights, model_only=True)

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from weft.errors import UserError
 from weft.runtime.world.world import World
+from weft.tracebacks import shortened
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -50,6 +51,7 @@ def one_at_a_time(call: Callable[Concatenate[Own, P], T]) -> Callable[Concatenat
     name = f"program.{call.__name__.lstrip('_')}"
 
     @wraps(call)
+    @shortened
     def alone(self: Own, /, *args: P.args, **kwargs: P.kwargs) -> T:
         with at_work(self.world, name, self.working):
             return call(self, *args, **kwargs)

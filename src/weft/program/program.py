@@ -29,6 +29,7 @@ from weft.program.planning.step import Step
 from weft.program.planning.variants import Variants
 from weft.program.saving.claims import claim, give_up
 from weft.program.saving.paths import checkpoint_path
+from weft.program.saving.weights import Weights
 from weft.program.trace import Trace
 from weft.program.training.training import Training
 from weft.program.verification import Verified
@@ -370,7 +371,7 @@ class Program:
     @one_at_a_time
     def load(
         self,
-        path: str | Path,
+        path: str | Path | Weights,
         extra: Mapping[str, Any] | None = None,
         model_only: bool = False,
     ) -> dict[str, Any]:
@@ -381,7 +382,7 @@ class Program:
         what it holds. Every process must call it.
 
         Args:
-            path: the folder.
+            path: the folder; or a `weft.Weights` of parameters and buffers alone, under other names, or not all there.
             extra: objects whose `load_state_dict` gets what `save` had under the same name; where they hold global
                 tensors, in the layouts of those.
             model_only: True reads parameters and buffers, and leaves optimizers, steps and extras as they are.

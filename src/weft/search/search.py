@@ -36,6 +36,7 @@ from weft.search.space.fixed import hand_only, space_of, with_fixed
 from weft.search.state import SearchState, Told
 from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy, data_parallel
+from weft.tracebacks import shortened
 
 # Parts of the seconds at which strategies that people write by hand end, and what comes first and second of other
 # points and moves.
@@ -45,6 +46,7 @@ _MOST_PLANNERS = 7
 IDLE = "the start: fewer ranks take part than must"
 
 
+@shortened
 def search(
     step: StoredStep | Capturable | str | Path,
     topology: str | Path | Topology | Machine = HERE,

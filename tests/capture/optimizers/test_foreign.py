@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from weft.capture.optimizers.checks import check_optimizer
 from weft.capture.optimizers.given import attributes_of, give_attributes, owned
 from weft.capture.optimizers.groups import Optimizers
 from weft.capture.optimizers.optimizer import UpdateRule, groups_of, update_rules
@@ -53,6 +54,8 @@ def rules(update: Update, groups: int = 1, **attributes: Any) -> dict[str, Updat
     if "special" in attributes:
         made.special = attributes["special"](every[0])
     parameters, optimizers = dict(model.named_parameters()), Optimizers((made,))
+    for each in optimizers.each:
+        check_optimizer(each)
     return update_rules(optimizers, parameters, groups_of(optimizers, parameters))
 
 

@@ -158,6 +158,17 @@ def test_the_commands(saved: tuple[Path, dict[str, Any]], tmp_path: Path) -> Non
     with compiled(Case((3,), seed=5)) as (program, _):
         program.load(again)
         assert_same(program.full_state_dict(), saved[1])
+    other = str(tmp_path / "other")
+    done = CliRunner().invoke(app, ["import", out, other, "--rename", "^first=second"])
+    assert done.exit_code == 0
+    with compiled(Case((3,), seed=5)) as (program, _):
+        with pytest.raises(UserError, match=r"lacks first\.bias, first\.weight, and has second\.b"):
+            program.load(other)
+        program.load(weft.Weights(other, {"^second": "first"}))
+        assert_same(program.full_state_dict(), saved[1])
+    done = CliRunner().invoke(app, ["import", out, str(tmp_path / "no"), "--rename", "first"])
+    assert done.exit_code == 2
+    assert "PATTERN=REPLACEMENT" in done.output
     done = CliRunner().invoke(app, ["export", again, out])
     assert done.exit_code == 2
     assert "exists" in done.output

@@ -17,6 +17,7 @@ from torch.nn.modules.module import (
 )
 from torch.overrides import TorchFunctionMode
 
+from weft.capture.fx.advice import hands_on
 from weft.capture.fx.checkpoints import checkpoint_of
 from weft.capture.fx.private import (
     backward_sequence_of,
@@ -165,7 +166,7 @@ def _user_frame() -> tuple[str, int] | None:
     """(file, line) of the innermost frame of the user's own code, inside of the traced function."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename != TRACE_FILE:
-        if not in_library(frame.f_code.co_filename):
+        if not in_library(frame.f_code.co_filename) and not hands_on(frame):
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back  # type: ignore[assignment]
     return None

@@ -8,11 +8,11 @@ import operator
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from types import FrameType
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
+from weft.capture.fx.advice import REMEDIES, Frames, advice, hands_on, reads_number
 from weft.capture.fx.locations import TRACE_FILE, location_of
 from weft.capture.fx.private import Refusal, UnwritableView, written_copy
 from weft.capture.fx.writes import reason_against_write
@@ -26,9 +26,10 @@ _VALUE_WORDS = (
     "trying to get value out of a tracing tensor",
     "GuardOnDataDependentSymNode",
     "LaterNumber",
+    "FakeTensor.__format__",
 )
 # Of a function that reads memory which no tensor of a trace has, and of one without a kernel.
-_NO_MEMORY = "its data is not allocated yet"
+_NO_MEMORY = ("its data is not allocated yet", ".numpy() is not supported for tensor subclasses")
 _BACKENDS = " This could be because the operator doesn't exist for this backend"
 _RANDOM = (
     "draws random numbers in a way that would differ from layout to layout; use torch.rand, randn, randint, "
@@ -38,16 +39,10 @@ _RANDOM_BACKWARD = (
     "runs in the backward pass, of an autograd.Function or a hook, where random numbers have no number of their own; "
     "draw them in the forward and save them for the backward"
 )
-_ONCE = (
-    "but the graph is captured once, before any values exist; keep values in tensors (torch.where, masks of fixed "
-    "shape), and use no bool(tensor), nonzero() or sizes that depend on data; .item() may only be returned"
-)
+_NUMBER = "a number of .item() or .tolist()"
+_ONCE = "but the graph is captured once, before any values exist; "
 _VALUE = "the step would depend on the values in a tensor ({what}), " + _ONCE
-READS = "reads the values in a tensor, " + _ONCE
-_EXPERTS = (
-    'load or configure the model with experts_implementation="grouped_mm", the default of transformers, whose '
-    "shapes do not depend on where tokens are routed"
-)
+READS = f"reads the values in a tensor, {_ONCE}{REMEDIES['']}"
 
 _WRITTEN = (
     "makes a view at a place that depends on a value, and the view or what it shows is written later; write with "
@@ -66,9 +61,6 @@ _HIGHER = (
 _CALLED = "weft calls loss_fn(model, batch), and takes a function that runs the model on a batch and returns the loss"
 _HIGHER_ORDER = "no rule registered for HigherOrderOperator "
 
-# The frames of the trace, outermost first, each with the line that it was at.
-_Frames: TypeAlias = Sequence[tuple[FrameType, int]]
-
 
 def refuse(error: Exception, backward_of: tuple[str, int] | None = None) -> CaptureError:
     """The error to raise in place of one that stopped the trace.
@@ -84,50 +76,30 @@ def refuse(error: Exception, backward_of: tuple[str, int] | None = None) -> Capt
     if isinstance(error, Refusal):
         return CaptureError(where + str(error))
     text = f"{type(error).__name__}: {error}".partition(_BACKENDS)[0]
-    if _NO_MEMORY in text:
-        reason = _VALUE.format(what="a function of torch reads its memory")
-    elif any(word in text for word in _VALUE_WORDS) or _reads_later(frames):
-        reason = _VALUE.format(what=_first_line(error))
+    op = str(getattr(error, "func", ""))
+    if any(word in text for word in _NO_MEMORY):
+        reason = _VALUE.format(what="a function reads its memory") + advice(frames, "numpy")
+    elif any(word in text for word in _VALUE_WORDS) or (
+        isinstance(error, TypeError) and reads_number(frames)
+    ):
+        reason = _VALUE.format(what=op or _NUMBER) + advice(frames, op, text)
     elif _HIGHER_ORDER in text:
         reason = _HIGHER.format(op=text.partition(_HIGHER_ORDER)[2].partition(" ")[0])
     else:
         reason = f"running the loss function on tensors without data failed with {text}"
         reason += "" if where else f"; {_CALLED}"
-    advice = _advice(frames)
-    return CaptureError(where + reason + (f"; here: {advice}" if advice else ""))
-
-
-def _reads_later(frames: _Frames) -> bool:
-    """True where Python's own library stopped at a number that there is not yet, as `json` does."""
-    frame = frames[-1][0] if frames else None
-    return (
-        frame is not None
-        and standard(frame.f_code.co_filename)
-        and any(type(value).__name__ == "LaterNumber" for value in frame.f_locals.values())
-    )
+    return CaptureError(where + reason)
 
 
 def refuse_reading(op: str) -> CaptureError:
     """The error for code that uses a value which there is not yet, at the line that runs."""
-    return CaptureError(running_line() + _VALUE.format(what=op))
+    frames = list(traceback.walk_stack(sys._getframe(1)))[::-1]
+    return CaptureError(_where(frames) + _VALUE.format(what=op) + advice(frames))
 
 
 def running_line() -> str:
     """The user's line that runs, as `source_line` gives it; empty where there is none."""
     return _where(list(traceback.walk_stack(sys._getframe(1)))[::-1])
-
-
-def _advice(frames: _Frames) -> str | None:
-    """Advice for code of libraries that is known to need values: a way that would work."""
-    for frame, _ in reversed(frames):
-        if "transformers" in frame.f_code.co_filename and _is_mixture(frame):
-            return _EXPERTS
-    return None
-
-
-def _is_mixture(frame: FrameType) -> bool:
-    """True where a frame of `transformers` belongs to a mixture of experts."""
-    return "Experts" in type(frame.f_locals.get("self")).__name__
 
 
 def refuse_write(view: UnwritableView) -> CaptureError:
@@ -198,9 +170,9 @@ def source_line(file: str, line: int) -> str:
     return f"{file}:{line}: {linecache.getline(file, line).strip()}\n  "
 
 
-def _where(frames: _Frames) -> str:
+def _where(frames: Frames) -> str:
     """The user's line; where a library of others stopped, its line too."""
-    lines = [(f.f_code.co_filename, line) for f, line in frames]
+    lines = [(f.f_code.co_filename, line) for f, line in frames if not hands_on(f)]
     # In a trace, the frames around what it calls are not the user's.
     calls = [i for i, (file, _) in enumerate(lines) if file == TRACE_FILE]
     lines = lines[calls[-1] + 1 :] if calls else lines
@@ -211,10 +183,3 @@ def _where(frames: _Frames) -> str:
     shown = [place for place in own if linecache.getline(*place)] or own
     places = dict.fromkeys([*shown[-1:], *[place for place in found[-1:] if place not in own]])
     return "".join(source_line(*place) for place in places)
-
-
-def _first_line(error: Exception) -> str:
-    func = getattr(error, "func", None)
-    if isinstance(func, torch._ops.OpOverload):
-        return str(func)
-    return (str(error).splitlines() or [type(error).__name__])[0]

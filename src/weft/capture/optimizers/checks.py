@@ -5,18 +5,32 @@ And what its hyperparameters must be.
 
 from __future__ import annotations
 
+import traceback
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from inspect import Parameter, signature
 from numbers import Real
 from types import MethodType
 from typing import Any
 
 import torch
 
+from weft.capture.fx.refusals import source_line
 from weft.capture.optimizers.groups import Optimizers
 from weft.capture.python.rewriting.hooks import named_hook
 from weft.errors import CaptureError, UserError
+from weft.files import in_library
 
+# By words of an error of an optimizer's step on a parameter without data: what it does, and what would do.
+_WHY = {
+    "branches on the value": "branches on the value of a tensor, of which there is none while the step is captured: "
+    "choose by torch.where, torch.maximum or clamp, or set the option of the optimizer that does without, as "
+    "scale_parameter=False of transformers.Adafactor",
+    "Cannot copy out of meta": "writes values of the parameter into a tensor that it has made elsewhere: make that on "
+    "the parameter's device, torch.ones((), device=param.device)",
+    "does not support dense gradients": "takes sparse gradients, and the gradients of a plan are dense: take one for "
+    "dense gradients, such as Adam, and nn.Embedding without sparse=True",
+}
 # Rows of a probe with values; enough for any way of mixing them.
 _SIZE = 3
 
@@ -56,8 +70,32 @@ def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
     Raises:
         CaptureError: naming the hook, the optimizer inside, or that parameters depend on each other.
     """
+    _check_closure(optimizer)
     _check_hooks(optimizer)
+    for key in optimizer.state:
+        if not isinstance(key, torch.Tensor):
+            raise of_no_parameter(optimizer, key)
     _check_attributes(optimizer)
+
+
+def _check_closure(optimizer: torch.optim.Optimizer) -> None:
+    closure = signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
+        raise CaptureError(
+            f"the optimizer {type(optimizer).__name__} cannot be captured: its step calls a closure. Compile the step "
+            "with another optimizer of the same parameters, such as torch.optim.SGD, which need never update; make "
+            f"{type(optimizer).__name__} behind weft.compile, and call optimizer.step(closure) with a closure that "
+            "calls optimizer.zero_grad() and returns program.step(batch, update=False)"
+        )
+
+
+def of_no_parameter(optimizer: object, key: object) -> CaptureError:
+    """The error for a state under a key that is no parameter."""
+    return CaptureError(
+        f"the optimizer {type(optimizer).__name__} cannot be captured: it keeps self.state[{key!r}], which "
+        "belongs to no parameter; ranks have copies of it, which would keep their own. Keep it for each parameter, "
+        "in self.state[param]"
+    )
 
 
 def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
@@ -111,6 +149,18 @@ def _parts(value: Any, depth: int = 3) -> Iterator[Any]:
     if depth and isinstance(value, list | tuple | set | frozenset | deque):
         for each in value:
             yield from _parts(each, depth - 1)
+
+
+def refuse_step(optimizer: object, name: str, error: Exception) -> CaptureError:
+    """The error to raise where the step of an optimizer on a parameter without data has failed, with its line."""
+    text = f"{type(error).__name__}: {error}"
+    failed = f"failed with {text}; expected an update of plain tensor code"
+    why = next((why for words, why in _WHY.items() if words in text), failed)
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not in_library(each[0])]
+    where = source_line(frames[-1].filename, frames[-1].lineno or 0) if frames else ""
+    return CaptureError(
+        f"{where}the optimizer {type(optimizer).__name__} cannot be captured: its step on {name!r} {why}"
+    )
 
 
 def check_apart(

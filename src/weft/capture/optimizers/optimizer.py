@@ -16,7 +16,12 @@ from typing import Any, final
 
 import torch
 
-from weft.capture.optimizers.checks import check_apart, check_optimizer, updates_parts_alike
+from weft.capture.optimizers.checks import (
+    check_apart,
+    of_no_parameter,
+    refuse_step,
+    updates_parts_alike,
+)
 from weft.capture.optimizers.counted import count_step, counters_of, find_counters
 from weft.capture.optimizers.foreign import check_foreign, check_repeats, steps_of_states
 from weft.capture.optimizers.given import (
@@ -115,8 +120,6 @@ def update_rules(
             "optimizer updates none; call model.bfloat16() before the optimizer is made, or leave masters "
             "out: parameters that are float32 are their own masters"
         )
-    for optimizer in optimizers.each:
-        check_optimizer(optimizer)
     # What an optimizer's step makes lies where values are looked at, whatever device is the user's default.
     with torch.device("cpu"):
         return _rules(optimizers, parameters, groups, masters, device_type)
@@ -196,10 +199,7 @@ def _try(
     except CaptureError:
         raise
     except Exception as error:
-        raise CaptureError(
-            f"the optimizer {type(optimizer).__name__} cannot be captured: its step on {name!r} failed with "
-            f"{type(error).__name__}: {error}. Its update must not branch on values of tensors, nor take a closure"
-        ) from error
+        raise refuse_step(optimizer, name, error) from error
     if any(state.name == MASTER for state in states):
         raise CaptureError(
             f"the optimizer {type(optimizer).__name__} keeps a state {MASTER!r}, a name that weft keeps "
@@ -393,11 +393,7 @@ def _states(copy: Any, probe: torch.Tensor) -> tuple[StateSpec, ...]:
     found = []
     others = [key for key in copy.state if key is not probe and not _is_empty(copy.state[key])]
     if others:
-        raise CaptureError(
-            f"the optimizer {type(copy).__name__} cannot be captured: its step keeps self.state[{others[0]!r}], which "
-            "belongs to no parameter; ranks have copies of it, which would keep their own. Keep it for each parameter, "
-            "in self.state[param]"
-        )
+        raise of_no_parameter(copy, others[0])
     for name, value in copy.state[probe].items():
         if isinstance(value, torch.Tensor):
             found.append(StateSpec(name, tuple(value.shape), dtype_name(value.dtype)))

@@ -68,17 +68,24 @@ _OF_GROUPS = ("params", "param_names", "initial_lr")
 _LIBRARIES = frozenset(["torch", "builtins", "weft", "types", "collections", "numpy"])
 
 
-@final
-class Counted(CaptureError):
-    """A step changes a number that it has read."""
+_SET = (
+    "Set it before weft.compile, as in the model's config, or call the model once before, where it stays from then on; "
+    "or pass it in the batch"
+)
+_KEEP = "Keep it in a tensor (register_buffer, and write it in place), or outside of the step and pass it in the batch"
 
 
 @final
 class PythonRecorder:
-    """Collects what the trace of one step reads."""
+    """Collects what the trace of one step reads.
+
+    Attributes:
+        counted: True once the step was refused, as it changes what it has read.
+    """
 
     def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:
         modules = list(model.named_modules())
+        self.counted = False
         self._paths = {id(module): path for path, module in modules}
         self._before = {id(module): dict(vars(module)) for _, module in modules}
         self._objects = Objects(self)
@@ -164,10 +171,10 @@ class PythonRecorder:
             plain = isinstance(now, PLAIN) and isinstance(before, PLAIN)
             if entry.key in read and plain and before is not None and not entry.holds():
                 then = replace(entry, value=before).then
-                raise Counted(
+                self.counted = True
+                raise CaptureError(
                     f"the step changes {entry.text} from {then} to {entry.now}, and reads it: captured once, it "
-                    "would read the same value for ever. Keep it in a tensor (register_buffer, and write it in "
-                    "place), or outside of the step and pass it in the batch"
+                    f"would read the same value for ever. {_SET if isinstance(now, str) else _KEEP}"
                 )
         held = [entry for entry in self._entries if entry.holds()]
         # Looking up made them.

@@ -19,7 +19,6 @@ from weft.capture.numbers.later import forget_numbers, forget_refused
 from weft.capture.numbers.spies import spied
 from weft.capture.ops.generators import generators_followed
 from weft.capture.python.changes import depends_on, keeps
-from weft.capture.python.recorder import Counted
 from weft.capture.python.rewriting.rewrites import labels_ignored
 from weft.capture.tracing.before import restored
 from weft.capture.tracing.same import same_but_for, same_graph
@@ -84,9 +83,9 @@ def _traced_again(
         try:
             with _running(again):
                 other = run(again, inputs, True)
-        except Counted:
-            raise
         except Exception as error:
+            if again.recorder.counted:
+                raise
             raise refused from error
     if reads:
         raise refused

@@ -23,6 +23,7 @@ from weft.program.program import Program
 from weft.program.saving.checkpoints import SCORE, Checkpoints, check_names
 from weft.program.saving.claims import claim_for_job
 from weft.program.saving.manifest import check_place
+from weft.tracebacks import shortened
 from weft.units import Seconds
 
 _log = logging.getLogger("weft")
@@ -54,6 +55,7 @@ class Fitted:
     figures: Figures = field(default_factory=dict)
 
 
+@shortened
 def fit(
     program: Program,
     loader: Iterable[Any],

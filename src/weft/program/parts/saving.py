@@ -21,6 +21,7 @@ from weft.program.saving.paths import checkpoint_path
 from weft.program.saving.program_state import ProgramState
 from weft.program.saving.save import save
 from weft.program.saving.saved_tensors import put_module_states, with_module_states
+from weft.program.saving.weights import Weights, located
 from weft.program.saving.writing import Writing
 
 
@@ -57,17 +58,18 @@ class ProgramSaving:
         agreed(self._core.setting.world, "what was written", self._written)
 
     def load(
-        self, path: str | Path, extra: Mapping[str, Any] | None, model_only: bool
+        self, path: str | Path | Weights, extra: Mapping[str, Any] | None, model_only: bool
     ) -> dict[str, Any]:
         """As `Program.load` says."""
-        place = checkpoint_path(path)
+        weights, place = located(path)
+        model_only = model_only or isinstance(path, Weights)
         self._core.check_open("load")
         self._core.enter(f"load {place}")
         world = self._core.setting.world
         first = 0 in world.ranks
         agreed(world, "the last checkpoint", self._written)
         agreed(world, "its place", lambda: put_back(place) if first else None)
-        return self._load(place, extra or {}, model_only)
+        return self._load(weights, extra or {}, model_only)
 
     def save_in_memory(self, path: str | Path, extra: Mapping[str, Any] | None) -> None:
         """As `Program.save_in_memory` says."""
@@ -96,7 +98,7 @@ class ProgramSaving:
         self._core.check_open("load")
         self._core.enter(f"load {place} from memory, step {step}")
         with self._snapshots_of(place).reading(step) as reading:
-            return self._load(reading.folder, extra or {}, bring=reading.bring)
+            return self._load(Weights(reading.folder), extra or {}, bring=reading.bring)
 
     def close(self) -> None:
         """Wait for what is still written or sent.
@@ -128,7 +130,7 @@ class ProgramSaving:
 
     def _load(
         self,
-        place: Path,
+        weights: Weights,
         extra: Mapping[str, Any],
         model_only: bool = False,
         bring: Callable[[Manifest, Collection[str]], None] | None = None,
@@ -136,7 +138,7 @@ class ProgramSaving:
         core = self._core
         if core.failed is None:
             self._check_no_gradients("load")
-        found = load(self._state(), place, core.step.optimizers, extra, model_only, bring)
+        found = load(self._state(), weights, core.step.optimizers, extra, model_only, bring)
         own, model = dict(found.extra), core.setting.model
         agreed(core.setting.world, "modules", lambda: put_module_states(own, model))
         core.steps = int(found.about.get("steps", core.steps))

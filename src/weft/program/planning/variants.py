@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeAlias, final
+from typing import Any, NoReturn, TypeAlias, final
 
 from torch import Tensor
 
@@ -97,11 +97,21 @@ class Variant:
                 executor.put_stamp(stamp)
         results = setting.run(lambda rank: self.executors[rank].step(feeds[rank], update))
         metrics = {k.removeprefix(METRIC): x for k, x in results.items() if k.startswith(METRIC)}
+        if "loss" in results:  # pickles and copies hold no method of it
+            vars(results["loss"]).update(backward=_made_already, __getstate__=dict)
         return self.captured.unflatten_outputs(results), metrics
 
     def close(self) -> None:
         for executor in self.executors.values():
             executor.close()
+
+
+def _made_already(*_: object, **__: object) -> NoReturn:
+    raise UserError(
+        "backward() of the loss that program.step has returned: the step has made gradients and the update already. "
+        "Leave backward(), optimizer.step(), clip_grad_norm_ and zero_grad() out of the loop; "
+        "program.step(batch, update=False) makes gradients alone, and clip_norm= of the strategy clips them"
+    )
 
 
 @final

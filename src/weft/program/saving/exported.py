@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, final
 
 import torch
@@ -29,6 +30,7 @@ from weft.program.saving.manifest import (
 )
 from weft.program.saving.program_state import MASTERS, MODEL
 from weft.program.saving.save import TIED
+from weft.program.saving.weights import renamed_in
 from weft.units import ITEM_SIZE, Bytes, counted
 
 # Of a file, as `transformers` has it.
@@ -102,23 +104,31 @@ def export(
     return Written(folder, len(named), Bytes(total))
 
 
-def import_model(source: Path, checkpoint: Path) -> Written:
+def import_model(
+    source: Path, checkpoint: Path, names: Mapping[str, str] = MappingProxyType({})
+) -> Written:
     """Write a checkpoint of files that another program wrote. One file at a time is in memory.
 
     Args:
         source: a folder of safetensors files as those of Hugging Face, under the names of the model's `state_dict()`,
             which `Program.load` reads as it is; or of `torch.distributed.checkpoint`, with states of optimizers.
         checkpoint: the folder, which is not there yet.
+        names: of tensors of safetensors files, as `weft.Weights` takes them.
 
     Raises:
         UserError: there are no such files, they are damaged, or it is a checkpoint already.
     """
-    tensors = Distcp(source) if (source / METADATA).exists() else _Safetensors(source)
+    distcp = (source / METADATA).exists()
+    if distcp and names:
+        raise UserError(
+            f"{source} is of torch.distributed.checkpoint; names takes safetensors files"
+        )
+    tensors = Distcp(source) if distcp else _Safetensors(source, names)
     sizes = tensors.sizes()
     beside, found = begin(checkpoint), dict[str, Stored]()
     try:
-        for number, names in enumerate(_files(sizes, MOST).values(), 1):
-            file, values = f"shard-00001-model-{number:05d}{SUFFIX}", tensors.read(names)
+        for number, part in enumerate(_files(sizes, MOST).values(), 1):
+            file, values = f"shard-00001-model-{number:05d}{SUFFIX}", tensors.read(part)
             whole = {name: tuple((0, size) for size in x.shape) for name, x in values.items()}
             sums = write_file(beside, file, {n: (whole[n], x) for n, x in values.items()})
             for name, x in values.items():
@@ -139,8 +149,8 @@ class _Safetensors:
         folder: of the files.
     """
 
-    def __init__(self, folder: Path) -> None:
-        manifest = read_manifest(folder)
+    def __init__(self, folder: Path, names: Mapping[str, str]) -> None:
+        manifest = renamed_in(read_manifest(folder), names)
         if manifest.about:
             raise UserError(f"{folder} is a checkpoint already; program.load reads it as it is")
         for name, each in manifest.tensors.items():

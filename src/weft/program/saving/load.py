@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +28,10 @@ from weft.program.saving.pieces import Piece
 from weft.program.saving.program_state import BUFFERS, MASTERS, MODEL, STATE, ProgramState
 from weft.program.saving.saved_tensors import SavedTensor
 from weft.program.saving.values import from_json
+from weft.program.saving.weights import Weights, renamed_in
 from weft.units import ITEM_SIZE
+
+_log = logging.getLogger("weft")
 
 # Names that are missing or unknown, in an error.
 _NAMED = 5
@@ -49,7 +53,7 @@ class Loaded:
 
 def load(
     state: ProgramState,
-    path: Path,
+    weights: Weights,
     optimizers: Optimizers,
     objects: Mapping[str, Any],
     model_only: bool = False,
@@ -61,7 +65,7 @@ def load(
 
     Args:
         state: of the program.
-        path: the folder.
+        weights: the folder, and the names of its tensors here.
         optimizers: whose options are loaded.
         objects: get what was saved of an extra of their name, by `load_state_dict`.
         model_only: leaves optimizers, steps and extras as they are.
@@ -71,16 +75,20 @@ def load(
     Raises:
         UserError: on all processes: there is no checkpoint, it is damaged, or it is of another model.
     """
-    world = state.setting.world
+    world, path = state.setting.world, Path(weights.path)
     entries = list(state.variables())
-    manifest = agreed(world, "the checkpoint", lambda: _named(read_manifest(path), entries))
+    manifest = agreed(
+        world,
+        "the checkpoint",
+        lambda: _named(renamed_in(read_manifest(path), weights.names), entries),
+    )
     manifest = of_model(manifest) if model_only else manifest
     sums = told(world, "which checkpoint", lambda: str(zlib.crc32(manifest.to_text().encode())))
     if len(set(sums)) > 1:
         raise UserError(
             f"the processes see different checkpoints at {path}; give a path on a file system that all share"
         )
-    sources = agreed(world, "what fits", lambda: _sources(manifest, entries))
+    sources = agreed(world, "what fits", lambda: _sources(state, manifest, entries, weights.strict))
     agreed(world, "the program", lambda: check_program(manifest.about, state, optimizers))
     groups = agreed(world, "the groups", lambda: options_of(manifest.about, optimizers))
     kept = agreed(world, "what fits of the optimizers", lambda: _kept(state, manifest))
@@ -156,36 +164,43 @@ def of_model(manifest: Manifest) -> Manifest:
     return Manifest(manifest.folder, kept)
 
 
-def weights_in(path: Path, model: nn.Module) -> frozenset[str]:
+def weights_in(weights: Weights, model: nn.Module) -> frozenset[str]:
     """The names of those tensors of a model for which a checkpoint, or files of safetensors, have values.
 
     Raises:
         UserError: there is none, or it is damaged.
     """
-    names, stored = state_dict_names(model), read_manifest(path).tensors
+    names = state_dict_names(model)
+    stored = renamed_in(read_manifest(Path(weights.path)), weights.names).tensors
     plain = not any(MODEL + name in stored for name in names)
     return frozenset(
         key for name, key in names.items() if (name if plain else MODEL + name) in stored
     )
 
 
-def _sources(manifest: Manifest, entries: Sequence[SavedTensor]) -> dict[str, str | None]:
+def _sources(
+    state: ProgramState, manifest: Manifest, entries: Sequence[SavedTensor], strict: bool
+) -> dict[str, str | None]:
     """The tensor of the checkpoint from which each entry is read; None where it keeps what it has."""
     stored = manifest.tensors
     names = {entry.name for entry in entries}
     # Of tied parameters, files of others hold one.
     models = [entry for entry in entries if entry.name.startswith(MODEL)]
     there = {entry.key: entry.name for entry in models if entry.name in stored}
-    missing = sorted(entry.name for entry in models if entry.key not in there)
-    unknown = sorted(n for n in stored if n.startswith(MODEL) and n not in names)
-    if missing or unknown:
+    missing = sorted(x.name.removeprefix(MODEL) for x in models if x.key not in there)
+    ours = (n for n in stored if n.startswith(MODEL) and n not in names)
+    unknown = sorted(name.removeprefix(MODEL) for name in ours)
+    if (missing or unknown) and (strict or not there):
         raise UserError(
             f"{manifest.folder} is of another model: it lacks {_few(missing)}, and has {_few(unknown)} which the model "
-            "has not; load it into the model that was saved"
+            f"has not; {_way(missing, unknown, state.setting.model)}"
         )
-    found = {entry.name: _source(entry, stored, there) for entry in entries}
+    if (missing or unknown) and 0 in state.setting.world.ranks:
+        text = "%s lacks %s, which stay as they are, and has %s, which the model has not"
+        _log.warning(text, manifest.folder, missing, unknown)
+    sources = {entry.name: _source(entry, stored, there) for entry in entries}
     for entry in entries:
-        source = found[entry.name]
+        source = sources[entry.name]
         if source is not None and stored[source].shape != entry.shape:
             raise UserError(
                 f"{entry.name} has shape {list(entry.shape)} in the program, {list(stored[source].shape)} in "
@@ -196,7 +211,29 @@ def _sources(manifest: Manifest, entries: Sequence[SavedTensor]) -> dict[str, st
                 f"{entry.name} is of {entry.dtype} in the program, and of {stored[source].dtype} in "
                 f"{manifest.folder}; load it into the model that was saved, or into one of complex numbers"
             )
-    return found
+    return sources
+
+
+def _way(missing: Sequence[str], unknown: Sequence[str], model: nn.Module) -> str:
+    """The way to load files whose names are not all those of a model."""
+    if hasattr(model, "save_pretrained") and any("experts" in name for name in missing):
+        return (
+            "transformers writes experts one by one, and holds them together: write files of what the model holds, "
+            "from_pretrained(…).save_pretrained(folder, save_original_format=False), and load these"
+        )
+    here, there = set(missing), set(unknown)
+    forms = (here, there, '{"^": "%s."}'), (there, here, r'{r"^%s\.": ""}')
+    guesses = [
+        (sum(f"{prefix}.{name}" in one for name in other), form % prefix)
+        for one, other, form in forms
+        for prefix in {name.partition(".")[0] for name in one}
+    ]
+    fitting, names = max(guesses)
+    names = names if fitting else '{"pattern": "replacement"}'
+    return (
+        f"load it into the model that was saved; or give weft.Weights(folder, names={names}) for other names, with "
+        "strict=False to take what is there"
+    )
 
 
 def _source(
@@ -205,8 +242,8 @@ def _source(
     """The tensor that an entry is read from; `there` are the names of parameters and buffers by their keys."""
     if entry.name.startswith(MASTERS):
         key = entry.name.removeprefix(MASTERS)
-        return entry.name if entry.name in stored else there.get(key, MODEL + key)
-    if entry.name.startswith(MODEL):
+        return entry.name if entry.name in stored else there.get(key)
+    if entry.name.startswith(MODEL) and entry.key in there:
         # What is wider here than it was saved goes on from its master.
         master = MASTERS + entry.key
         own = there[entry.key]

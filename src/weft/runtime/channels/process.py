@@ -332,7 +332,7 @@ class NcclChannel(GroupChannel):
 
 def _bytes(tensor: Tensor) -> Tensor:
     """The same contiguous memory as bytes."""
-    return tensor.detach().view(-1).view(torch.uint8)
+    return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def _even(receives: Sequence[Sequence[Tensor]]) -> bool:

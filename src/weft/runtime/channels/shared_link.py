@@ -248,7 +248,7 @@ def _chunks(places: Sequence[Tensor], own: Sequence[Tensor]) -> Iterator[Chunk]:
 
 def _pieces(tensor: Tensor) -> Sequence[Tensor]:
     """Flat pieces that fit a slot."""
-    flat = tensor.detach().view(-1)
+    flat = tensor.detach().as_strided((tensor.numel(),), (1,))  # one element may have any stride
     if flat.nbytes <= SLOT_BYTES:
         return (flat,) if flat.numel() else ()
     return torch.split(flat, SLOT_BYTES // flat.itemsize)

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias, final
 
 import torch
 
+from weft.capture.fx.advice import hands_on
 from weft.capture.python.rewriting.catches import is_caught, kind_raised
 from weft.files import PACKAGE
 
@@ -67,7 +68,7 @@ def is_check(op: str) -> bool:
 def _reader() -> FrameType | None:
     """The frame whose instruction reads the value."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+    while frame and (frame.f_code.co_filename.startswith(_BETWEEN) or hands_on(frame)):
         frame = frame.f_back
     return frame
 
