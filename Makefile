@@ -24,12 +24,14 @@ demo: $(READY)
 examples: $(READY)
 	$(BIN)/python examples/run_all.py --reports runs/gallery
 
+# A tenth of those of `tests/program` also on real processes, drawn by the commit.
 test: $(READY)
-	timeout $(LIMIT) $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	timeout $(LIMIT) $(BIN)/python -m pytest --numprocesses 2 --dist worksteal \
+		--processes "$$(git rev-parse HEAD 2>/dev/null || date +%F)"
 
-# All cases of every test: half an hour.
+# All cases of every test, and all of `tests/program` also on real processes: an hour and a half.
 thorough: $(READY)
-	timeout $(LIMIT) $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --thorough
+	timeout $$((3 * $(LIMIT))) $(BIN)/python -m pytest --numprocesses 2 --dist worksteal --thorough --processes all
 
 quick: $(READY)
 	timeout $(LIMIT) $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "not slow" @tests/quick.txt

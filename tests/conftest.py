@@ -9,7 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import final
+from typing import Any, final
 
 import pytest
 
@@ -23,11 +23,14 @@ os.environ.setdefault("WEFT_PLAN_COSTS", "usual")
 
 UPDATE = "--update-golden"
 THOROUGH = "--thorough"
+PROCESSES = "--processes"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(UPDATE, action="store_true", help="write the golden files anew")
     parser.addoption(THOROUGH, action="store_true", help="all cases of every test")
+    told = "also tests/program on real processes: all, or a tenth, drawn by this word"
+    parser.addoption(PROCESSES, help=told)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -41,12 +44,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
     """Those marked `thorough`, and of the cases of each test of a module in `sampled.txt` all but every n-th."""
-    found, numbers, sampled = set[pytest.Item](), Counter[tuple[Path, str]](), _sampled()
+    found, numbers, sampled = set[pytest.Item](), Counter[tuple[object, ...]](), _sampled()
     for item in items:
         if item.get_closest_marker("thorough"):
             found.add(item)
         elif item.path in sampled:
-            test = (item.path, getattr(item, "originalname", item.name))
+            cases: Any = getattr(item, "callspec", None)
+            form = cases and cases.params.get("processes")
+            test = (item.path, getattr(item, "originalname", item.name), form)
             if numbers[test] % sampled[item.path]:
                 found.add(item)
             numbers[test] += 1
@@ -93,8 +98,10 @@ EACH = 200
 frozen = Frozen()
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     gc.unfreeze = frozen.unfreeze
+    if config.getoption(PROCESSES):
+        config.pluginmanager.import_plugin("processes")
 
 
 def pytest_collection_finish() -> None:

@@ -110,7 +110,7 @@ def passed(script: Path, size: int, *arguments: str, **options: Any) -> list[str
     return [output for output, _ in ended]
 
 
-def _warm() -> None:
+def warm() -> None:
     """Compile once here: what is looked up on the way is there in all ranks."""
     model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()), torch.ones(2, 4)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -119,8 +119,6 @@ def _warm() -> None:
         program = weft.compile(model, _loss, optimizer, x, placement=placement)
         program.step(x)
         program.close()
-    assert threading.active_count() == 1, "a process with threads cannot be forked"
-    gc.freeze()
 
 
 def _loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
@@ -175,5 +173,7 @@ def _be(rank: int, folder: Path, size: int, seconds: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    _warm()
+    warm()
+    assert threading.active_count() == 1, "a process with threads cannot be forked"
+    gc.freeze()
     _serve()

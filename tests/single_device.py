@@ -65,13 +65,23 @@ def compiled(
         program.close()
 
 
+def processes() -> int:
+    """How many processes hold the ranks: in a local world one."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_first() -> bool:
+    """True in the process that has rank 0, which writes files of all."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def whole(tensor: torch.Tensor) -> torch.Tensor:
     """A live tensor, or an ordinary one, as an ordinary whole one; on every process, which all call it."""
     if not isinstance(tensor, weft.GlobalTensor):
         return tensor.detach()
     found: Any = tensor.detach()
-    if "WORLD_SIZE" in os.environ:
-        every = weft.placement("cpu", range(int(os.environ["WORLD_SIZE"])))
+    if processes() > 1:
+        every = weft.placement("cpu", range(processes()))
         found = found.to_global(placement=every, sbp=weft.broadcast)
     full: torch.Tensor = found.full()
     return full

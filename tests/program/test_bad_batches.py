@@ -91,7 +91,9 @@ def test_training_goes_on_after_an_interrupt(
             raise kind
         run(self, step)
 
-    with weft.local_world(2):
+    with weft.local_world(2) as world:
+        # Where the other rank is a process, it hears of a failure.
+        kinds = kind if 0 in world.ranks else (kind, RankFailure)
         program = weft.compile(
             model, token_loss, own, batch, placement=weft.placement("cpu", [0, 1])
         )
@@ -99,7 +101,7 @@ def test_training_goes_on_after_an_interrupt(
             loss = program.step(batch, update=False) if call == "update" else torch.empty(())
             with monkeypatch.context() as patch:
                 patch.setattr(ThreadExecutor, "_run", interrupted)
-                with pytest.raises(kind):
+                with pytest.raises(kinds):
                     program.update() if call == "update" else program.step(batch)
             if call == "update":
                 program.update()
@@ -120,7 +122,7 @@ def test_training_goes_on_after_a_failure_that_came_between_steps() -> None:
             model, token_loss, own, batch, placement=weft.placement("cpu", [0, 1])
         )
         program.step(batch)
-        program._core.executors[0]._fail(RankFailure("rank 1 failed"))
+        next(iter(program._core.executors.values()))._fail(RankFailure("rank 1 failed"))
         with pytest.raises(RankFailure, match="rank 1 failed"):
             program.step(batch)
         loss = program.step(batch).item()

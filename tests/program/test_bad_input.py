@@ -61,7 +61,7 @@ def test_what_is_no_placement() -> None:
 
 
 def test_a_placement_on_devices_that_are_not_there() -> None:
-    with weft.local_world(2), pytest.raises(LayoutError, match="cuda"):
+    with weft.local_world(2), pytest.raises(UserError, match="cuda"):
         compiled(placement=weft.placement("cuda", [0, 1]))
 
 
@@ -124,6 +124,7 @@ def test_strategy_files_that_cannot_be_read(tmp_path: Path, text: str, message: 
         weft.Strategy.load(tmp_path / "bad.yaml")
 
 
+@pytest.mark.one_process("the world of processes lasts as long as they do")
 def test_a_step_outside_of_its_world() -> None:
     with weft.local_world(2):
         program = compiled()
@@ -131,6 +132,7 @@ def test_a_step_outside_of_its_world() -> None:
         program.step(vector_batch(8, dtype=torch.float32))
 
 
+@pytest.mark.one_process("it counts the threads of all ranks")
 def test_a_program_that_is_gone_leaves_no_threads() -> None:
     with weft.local_world(2):
         before = threading.active_count()

@@ -144,7 +144,7 @@ def compiled(model: torch.nn.Module, strategy: weft.Strategy) -> weft.Program:
 
 def executors(program: weft.Program) -> list[DeviceExecutor]:
     found = [each for each in program._executors.values() if isinstance(each, DeviceExecutor)]
-    assert len(found) == 2
+    assert len(found) == len(program._executors)
     return found
 
 
@@ -153,7 +153,7 @@ def test_a_list_of_acts_trains_as_one_device(name: str) -> None:
     model = GPT()
     plain = copy.deepcopy(model)
     optimizer = adamw(plain)
-    with weft.local_world(2, timeout=30):
+    with weft.local_world(2, timeout=30) as world:
         program = compiled(model, STRATEGIES[name])
         for seed in range(3):
             batch = token_batch(8, seed=seed)
@@ -163,7 +163,7 @@ def test_a_list_of_acts_trains_as_one_device(name: str) -> None:
             optimizer.step()
             torch.testing.assert_close(program.step(batch), expected.detach(), rtol=0, atol=1e-10)
         assert executors(program)
-        found = program.memory()[0]
+        found = program.memory()[world.ranks[0]]
         assert found.measured is not None
         assert found.measured.peak <= found.predicted.peak * 1.02
         (last,) = {step.number for rank in program.trace() for step in rank.steps}
@@ -225,7 +225,8 @@ def test_an_order_must_hold_every_act_after_what_it_needs() -> None:
         with pytest.raises(InternalError, match="not every act"):
             launches(executor.plan, executor._works, order[1:])
         with pytest.raises(
-            InternalError, match=r"rank 0: .* may not act now [^$]* waits in step 0"
+            InternalError,
+            match=rf"rank {executor.plan.rank}: .* may not act now [^$]* waits in step 0",
         ):
             launches(executor.plan, executor._works, order[::-1])
 
@@ -274,19 +275,18 @@ def test_a_failing_act_is_named_and_ends_all(monkeypatch: pytest.MonkeyPatch) ->
     with weft.local_world(2, timeout=30):
         program = compiled(GPT(), STRATEGIES["data"])
         program.step(token_batch(8))
-        executor = executors(program)[1]
-        segment = next(launch for launch in executor._launches if launch.queue == "compute")
+        executor = program._executors.get(1)
 
         def fail(*_: Any) -> Any:
             raise ValueError("no luck")
 
-        monkeypatch.setattr(executor, "_act", fail)
+        if executor is not None:  # it is of this process
+            monkeypatch.setattr(executor, "_act", fail)
         with pytest.raises(RankFailure, match=r"rank 1: Feed .* failed in step 1: .*no luck"):
             program.step(token_batch(8))
         # The next step is made by new executors.
         program.step(token_batch(8))
-        assert executors(program)[1] is not executor
-        assert segment
+        assert executor is None or program._executors[1] is not executor
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -69,14 +69,14 @@ def test_predicted_is_measured(case: str) -> None:
     model, loss, batch = make()
     placement = weft.placement("cpu", ranks)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    with weft.local_world(len(placement.ranks)):
+    with weft.local_world(len(placement.ranks)) as world:
         program = weft.compile(
             model, loss, optimizer, batch, placement=placement, strategy=strategy
         )
         before = program.memory()
         program.step(batch)
         after = program.memory()
-    assert [each.rank for each in after] == list(placement.ranks)
+    assert [each.rank for each in after] == list(world.ranks)
     for old, new in zip(before, after, strict=True):
         assert old.measured is None
         assert old.predicted == new.predicted

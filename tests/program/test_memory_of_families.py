@@ -38,7 +38,7 @@ def held(make: Callable[[Random, int], Family], seed: int) -> list[tuple[int, in
 @pytest.mark.parametrize("make", FAMILIES, ids=lambda make: make.__name__)
 def test_held_is_never_above_planned(make: Callable[[Random, int], Family]) -> None:
     found = [row for seed in SEEDS for row in held(make, seed)]
-    assert len(found) > len(SEEDS)
+    assert len(found) >= len(SEEDS)
     above = [
         f"{text}: held {most}, planned {planned}" for most, planned, text in found if most > planned
     ]

@@ -170,8 +170,12 @@ def test_a_batch_may_come_in_parts() -> None:
         other = weft.from_local({0: batch["x"], 1: batch["x"]}, placement=PAIR, sbp=B)
         with pytest.raises(BatchError, match="batch leaf x lies as"):
             program.step({**batch, "x": other})
-        with pytest.raises(UserError, match=r"from_local takes \{rank: part\}"):
-            weft.from_local(batch["x"], placement=PAIR, sbp=S(0))
+
+
+@pytest.mark.one_process("a process with one rank may give its part alone")
+def test_parts_of_several_ranks_are_given_by_rank() -> None:
+    with weft.local_world(2), pytest.raises(UserError, match=r"takes \{rank: part\}"):
+        weft.from_local(torch.ones(4), placement=PAIR, sbp=S(0))
 
 
 def test_hints_in_the_models_code() -> None:
@@ -267,7 +271,7 @@ def test_explain_counts_repeated_blocks_once() -> None:
 
 
 def test_explain_lists_buckets() -> None:
-    with weft.local_world(2):
+    with weft.local_world(2) as world:
         model = MLP()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         placement = weft.placement("cpu", [0, 1])
@@ -280,7 +284,7 @@ def test_explain_lists_buckets() -> None:
             strategy=weft.data_parallel(),
         )
         text = program.explain(details=True)
-    title = text.splitlines().index("buckets of rank 0")
+    title = text.splitlines().index(f"buckets of rank {world.ranks[0]}")
     rows = [line.split() for line in text.splitlines()[title + 2 :]]
     row = next(row for row in rows if row[1:2] == ["all_reduce"])
     # All gradients go together.

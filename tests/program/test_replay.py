@@ -155,14 +155,14 @@ def test_replayed_segments_train_as_one_device(name: str, tapes: list[StandIn]) 
     for own, expected in found:
         torch.testing.assert_close(own, expected, rtol=0, atol=1e-10)
     # From the third step on; in the third one what was captured is launched, too.
-    for rank, executor in program._executors.items():
+    for tape, executor in zip(tapes, program._executors.values(), strict=True):
         chosen = executor.plan.replayed
         acts = sum(executor.plan.actors[actor].acts for actor in chosen)
-        assert tapes[rank].launches == 3 * acts > 0
+        assert tape.launches == 3 * acts > 0
         # What communications read must not be given out again.
         sent = {name for one in exchanges(executor.plan) for name in one.consumes}
         assert all(executor.replayer.leaves(name) for name in sent)
-        assert tapes[rank].unheld_tensors
+        assert tape.unheld_tensors
 
 
 def test_replayed_dropout_draws_anew_in_every_step(

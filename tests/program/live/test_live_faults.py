@@ -273,7 +273,7 @@ def test_ranks_of_a_placement_in_any_order(grid: Any, level: Any) -> None:
     placement = weft.placement("cpu", grid)
     rows = (weft.split(0), weft.broadcast)[: placement.axes]
     strategy = weft.Strategy(batch={"*": rows}, zero=weft.Zero(level))
-    with weft.local_world(4):
+    with weft.local_world(len(placement.ranks)):
         program = weft.compile(
             model, loss_fn, optimizer, batch, placement=placement, strategy=strategy
         )

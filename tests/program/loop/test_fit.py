@@ -20,6 +20,8 @@ import weft
 from program.data.datasets import Drawn, example, loss_fn, net
 from weft.errors import UserError
 
+pytestmark = pytest.mark.one_process_outside("rank 0 logs")
+
 SIZE = 10  # five batches an epoch
 
 
@@ -103,6 +105,7 @@ def test_it_goes_on_after_it_was_ended(cut: int, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.one_process("rank 0 alone logs, and fails")
 @pytest.mark.parametrize(
     ("every", "again"), [pytest.param(1, [8], marks=pytest.mark.thorough), (3, [7, 8])]
 )
@@ -531,6 +534,7 @@ def test_a_log_that_cannot_be_written_is_told_before_the_first_step(
     assert "loss" in (tmp_path / "a" / "log").read_text()
 
 
+@pytest.mark.one_process("rank 0 alone logs, and fails")
 def test_logs_are_told_that_the_loop_has_failed() -> None:
     told: list[str] = []
 

@@ -19,7 +19,6 @@ from weft.program.measured import measure, overheads
 from weft.program.measured.measure import Patience, measured
 from weft.program.measured.overheads import Overheads, filling_program, frame, middle
 from weft.runtime.measured import beside, exchanges, updates
-from weft.runtime.world.world import innermost_world
 from weft.units import Bytes, Seconds
 
 
@@ -35,7 +34,7 @@ def test_nothing_of_a_program_is_left_to_estimates(monkeypatch: pytest.MonkeyPat
     optimizer = torch.optim.AdamW(model.parameters())
     tokens = torch.randint(16, (4, 8))
     told: list[str] = []
-    with weft.local_world(2):
+    with weft.local_world(2) as world:
         program = weft.compile(
             model,
             token_loss,
@@ -43,13 +42,13 @@ def test_nothing_of_a_program_is_left_to_estimates(monkeypatch: pytest.MonkeyPat
             {"x": tokens, "y": tokens},
             placement=weft.placement("cpu", [0, 1]),
         )
-        compiled, world = program._compiled, program._setting.world
+        compiled = program._compiled
         quick = Patience(call=0.0, update=0.0)
         found = measured(world, [compiled], program._step.optimizers, quick, told.append)
         program.close()
     assert from_json(to_json(found), "file") == found
-    assert (found.machine["ranks"], found.machine["processes"]) == (2, 1)
-    assert "all_reduce of 2" in told
+    assert (found.machine["ranks"], found.machine["processes"]) == (2, 2 // len(world.ranks))
+    assert ("all_reduce of 2" in told) == (0 in world.ranks)
     assert "transfer of 2" in found.exchanges
     # Beyond the usual sizes, what the program sends at once.
     actors = [actor for plan in compiled.plan.ranks for actor in plan.actors]
@@ -112,9 +111,7 @@ def test_the_frame_of_a_step_that_fills_the_caches(monkeypatch: pytest.MonkeyPat
     """Each rank reads as many bytes as a step holds; what is between steps takes time."""
     monkeypatch.setattr(overheads, "_FIRST", 1)
     monkeypatch.setattr(overheads, "_STEPS", 3)
-    with weft.local_world(2):
-        world = innermost_world()
-        assert world is not None
+    with weft.local_world(2) as world:
         program, batch = filling_program(world, Bytes(4096))
         read = [node.value.shape for node in program._variants.current.compiled.programs[0].inputs]
         assert 0 < frame(program, batch) < 1

@@ -22,6 +22,7 @@ from weft.program.saving.exported import INDEX, export, import_model
 from weft.units import Bytes
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.one_process_outside("one process exports what all have saved")
 
 
 @pytest.fixture

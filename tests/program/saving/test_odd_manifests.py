@@ -18,6 +18,8 @@ from weft.errors import DamagedCheckpoint, UserError
 from weft.program.saving.exported import export
 from weft.program.saving.manifest import read_manifest
 
+pytestmark = pytest.mark.one_process_outside("one process breaks what all have saved")
+
 ODD: tuple[Any, ...] = (
     *(None, True, -1, 0, 1, 3, 1.5, float("nan"), float("inf"), 1 << 70, 10**400),
     *("", "float32", "float64", "int64", "complex64", "load", "no such", "x\0.safetensors"),

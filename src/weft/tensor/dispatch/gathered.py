@@ -24,9 +24,11 @@ from weft.tensor.mesh import Mesh
 from weft.tensor.spec import intern
 
 
-def gathered(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The results of `op`, an overload or any function, on whole copies of its operands, which it may write."""
-    reader = Reader(kind)
+def gathered(
+    kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], function: Any = None
+) -> Any:
+    """The results of `op`, or of a function in its place, on whole copies of its operands, which it may write."""
+    run, reader = function or op, Reader(kind)
     reader.key((*args, *kwargs.values()))
     home = common_mesh(kind, op, reader.tensors)
     mesh = of_all(home)
@@ -38,7 +40,7 @@ def gathered(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     whole = _whole(kind, op, mesh, lifted(kind, op, mesh, args))
     named = _whole(kind, op, mesh, [lifted(kind, op, mesh, value) for value in kwargs.values()])
     made = [
-        op(*_of_rank(whole, place), **dict(zip(kwargs, _of_rank(named, place), strict=True)))
+        run(*_of_rank(whole, place), **dict(zip(kwargs, _of_rank(named, place), strict=True)))
         for place in range(len(mesh.ranks))
     ]
     joined = _joined(kind, mesh, made)

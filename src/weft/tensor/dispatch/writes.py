@@ -97,7 +97,7 @@ def _made(
             f"{user_line()}: {op} has no form that returns its result, and would draw others on each rank; "
             "draw into a new tensor by torch.rand and the like, and copy it with copy_"
         )
-    return gathered(kind, on_copies, (), named)
+    return gathered(kind, op, (), named, on_copies)
 
 
 def _write_all(op: Any, targets: Sequence[Any], made: Sequence[Any]) -> None:

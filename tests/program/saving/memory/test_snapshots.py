@@ -19,6 +19,8 @@ from weft.errors import UserError
 from weft.program.saving.memory import places, plan, reading, taking
 from weft.program.saving.memory.places import RECORD, UNSURE
 
+# Of several processes, each has records of its own.
+ONE = pytest.mark.one_process("it reads and breaks what one process has left")
 WIDE = Case((2,), {"zero": weft.Zero(3)})
 
 
@@ -103,6 +105,7 @@ def test_two_generations_are_there(tmp_path: Path, host: Path) -> None:
         assert {path for path in host.rglob("*") if path.is_file()} == files
 
 
+@ONE
 def test_what_earlier_starts_have_left_goes_once_there_is_a_new_one(
     tmp_path: Path, host: Path
 ) -> None:
@@ -120,6 +123,7 @@ def test_what_earlier_starts_have_left_goes_once_there_is_a_new_one(
         assert left.parts[-4] == "start-00002"
 
 
+@ONE
 def test_a_damaged_file_is_named_and_the_generation_before_taken(
     tmp_path: Path, host: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -141,6 +145,7 @@ def test_a_damaged_file_is_named_and_the_generation_before_taken(
     assert not list(host.rglob("view"))
 
 
+@ONE
 def test_a_torn_generation_does_not_count(tmp_path: Path, host: Path) -> None:
     """What was being written, what not all had, and a file that is too short."""
     kept = kept_in(tmp_path)
@@ -240,6 +245,7 @@ def _full(*_: Any) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
+@ONE
 @pytest.mark.parametrize("found", ["before", "while files are made"])
 def test_without_room_a_line_says_so_and_the_run_goes_on(
     found: str,
@@ -263,6 +269,7 @@ def test_without_room_a_line_says_so_and_the_run_goes_on(
     assert not [path for path in host.rglob("*") if path.is_file()]
 
 
+@ONE
 def test_one_that_cannot_be_finished_is_dropped_and_the_one_before_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
