@@ -48,7 +48,9 @@ def reason_against_write(node: torch.fx.Node) -> str | None:
         return _ALIASING
     written = [x for x in written_by(op, node.args, node.kwargs) if isinstance(x, torch.fx.Node)]
     others = [x for x in node.all_input_nodes if x not in written] if written else []
-    views, read = ([v for v in map(_View.of, each) if v is not None] for each in (written, others))
+    views, read = (
+        [v for v in map(_Strided.of, each) if v is not None] for each in (written, others)
+    )
     if any(view.overlaps_itself() for view in views):
         return _EXPANDED
     if any(one.meets(other) for one in views for other in read):
@@ -76,7 +78,7 @@ def _tried(op: Any, node: torch.fx.Node, written: list[torch.fx.Node]) -> str | 
 
 @final
 @dataclass(frozen=True)
-class _View:
+class _Strided:
     """The bytes of a tensor in its memory: where they begin, strides and sizes in order, the largest stride first."""
 
     memory: torch.UntypedStorage
@@ -85,7 +87,7 @@ class _View:
     dims: _Dims
 
     @staticmethod
-    def of(node: torch.fx.Node) -> _View | None:
+    def of(node: torch.fx.Node) -> _Strided | None:
         """The view that a node gives; None where it is no dense tensor, or an empty one."""
         tensor = node.meta.get("val")
         if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
@@ -97,7 +99,7 @@ class _View:
         every = (*((int(stride) * width, int(size)) for stride, size in dims), (1, width))
         kept = tuple(each for each in every if each[1] > 1)
         start = int(tensor.storage_offset()) * width
-        return _View(tensor.untyped_storage(), start, kept, tuple(sorted(kept, reverse=True)))
+        return _Strided(tensor.untyped_storage(), start, kept, tuple(sorted(kept, reverse=True)))
 
     @property
     def end(self) -> int:
@@ -110,7 +112,7 @@ class _View:
             stride <= _extent(self.dims[at + 1 :]) for at, (stride, _) in enumerate(self.dims)
         )
 
-    def meets(self, other: _View) -> bool:
+    def meets(self, other: _Strided) -> bool:
         """True where another view shows some of the bytes, but not the same ones in the same order."""
         apart = self.start - other.start
         if self.memory is not other.memory or (apart == 0 and self.order == other.order):

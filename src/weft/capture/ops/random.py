@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from weft.capture.ops.generators import note_draw
+from weft.capture.fx.generators import note_draw
 
 aten = torch.ops.aten
 Tensor = torch.Tensor

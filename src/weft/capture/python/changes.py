@@ -19,8 +19,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from weft.capture.fx.generators import state_of
 from weft.capture.fx.private import Refusal
-from weft.capture.ops.generators import state_of
 from weft.capture.watch import Content, Entry
 from weft.errors import CaptureError
 from weft.files import in_library, standard, users_file

@@ -11,13 +11,13 @@ from typing import Any, TypeAlias
 
 import torch
 
+from weft.capture.fx.generators import generators_followed
 from weft.capture.fx.locations import module_paths_noted
 from weft.capture.fx.private import masks_unread
 from weft.capture.hint import hints_recorded
 from weft.capture.numbers.changing import ChangingNumbers, plain_number
 from weft.capture.numbers.later import forget_numbers, forget_refused
 from weft.capture.numbers.spies import spied
-from weft.capture.ops.generators import generators_followed
 from weft.capture.python.changes import depends_on, keeps
 from weft.capture.python.rewriting.rewrites import labels_ignored
 from weft.capture.tracing.before import restored

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias, final, runtime_checkable
 
 from weft.errors import UserError
+from weft.program.loop import log_files
 from weft.program.loop.boards import TensorBoard as TensorBoard
 from weft.program.loop.boards import WeightsAndBiases as WeightsAndBiases
-from weft.program.loop.log_files import LogFile, Row, columns_of, lines_of, rows_of
+from weft.program.loop.log_files import Row, columns_of, lines_of, rows_of
 from weft.program.loop.prometheus import Prometheus as Prometheus
 
 Figures: TypeAlias = Mapping[str, float]
@@ -47,7 +48,7 @@ class JsonLines:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._file = LogFile(path)
+        self._file = log_files.LogFile(path)
 
     def begin(self, step: int) -> None:
         """Open the file.
@@ -84,7 +85,7 @@ class Csv:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._file = LogFile(path)
+        self._file = log_files.LogFile(path)
         self._columns: list[str] | None = None
 
     def begin(self, step: int) -> None:

@@ -233,7 +233,7 @@ class _Comparison:
             yield compare("gradient", key, found, expected, noise, self._of_gradients)
 
     def _metrics(self, updated: list[str]) -> Iterator[Compared]:
-        """What `Program.metrics` says, which is the norm of all gradients."""
+        """The norm of all gradients, as `Program.metrics` has it."""
         own = {key: self._plain.gradients[key] for key in updated if key in self._plain.gradients}
         noise = sum(
             self._noise.get(("gradients", k), 0.0) * x.numel() ** 0.5 for k, x in own.items()

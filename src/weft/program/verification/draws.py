@@ -11,10 +11,10 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from weft.capture.fx.checkpoints import checkpoints_noted
+from weft.capture.fx.generators import generators_followed
 from weft.capture.fx.private import Decompositions, DispatchMode, Refusal
 from weft.capture.ops import random, sampling
 from weft.capture.ops.decompositions import decompositions
-from weft.capture.ops.generators import generators_followed
 from weft.errors import VerificationError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Call
