@@ -149,12 +149,21 @@ def checkpointed(model: Net, batch: Batch) -> torch.Tensor:
     return distance(model.last(x), batch)
 
 
+def around_a_checkpoint(model: Net, batch: Batch) -> torch.Tensor:
+    def layer(x: torch.Tensor) -> Any:
+        return checkpoint(model.layer, x, use_reentrant=True)
+
+    x: Any = Again.apply(layer, model.first(batch["x"]))  # type: ignore[no-untyped-call]
+    return distance(model.last(x), batch)
+
+
 DATA = weft.Strategy(batch={"*": S(0)})
 STEPS = [
     *map(through, (Again, Dot, Inputs, Twice, Nested)),
     asked_by_a_dummy,
     in_a_hook,
     checkpointed,
+    around_a_checkpoint,
 ]
 AT = [weft.placement("cpu", [rank]) for rank in range(2)]
 PIPELINE = weft.Strategy(

@@ -19,7 +19,7 @@ import torch
 import torch.utils.checkpoint as checkpoints
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft.capture.fx.private import note, notes_now
+from weft.capture.fx.private import note, notes_now, running_sequence
 
 _CHECKPOINT = "weft.checkpoint"
 
@@ -31,7 +31,8 @@ def checkpoints_noted() -> Iterator[None]:
 
     @contextmanager
     def region() -> Iterator[None]:
-        inside = _CHECKPOINT in notes_now()
+        # In a backward, as of a checkpoint written by hand, everything is made again already.
+        inside = _CHECKPOINT in notes_now() or running_sequence() is not None
         with note(**({} if inside else {_CHECKPOINT: next(numbers)})):
             yield
 

@@ -154,6 +154,7 @@ class StepCall:
             with (
                 attributes_carried(own, stand_ins),
                 self._around(stand_ins),
+                checkpoints_noted(),
                 between_steps_refused(self._names(cast)),
                 reads_noted(self.values_read, stand_ins),
             ):
@@ -178,14 +179,12 @@ class StepCall:
         layers = LayersKept([by_name[name] for name in self.apart])
         casts = self.casts.around(self.model)
         counting = CountedWithTensors() if self.numbers else nullcontext()
-        notes = checkpoints_noted()
         with (
             GridsOfOne(),
             Rewritten(),
             counting,
             layers,
             self.lines,
-            notes,
             casts,
             counts_in_the_graph(),
         ):
