@@ -158,8 +158,9 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def _uncompiled(module: nn.Module) -> nn.Module:
     """The module that `torch.compile` wraps; others as they are."""
-    inner = getattr(module, "_orig_mod", None)
-    return _uncompiled(inner) if isinstance(inner, nn.Module) else module
+    while isinstance(getattr(module, "_orig_mod", None), nn.Module):
+        module = module._orig_mod  # type: ignore[assignment]
+    return module
 
 
 def _check_plain(model: object) -> None:
