@@ -49,6 +49,12 @@ def exchanged(state: dict[str, Any], p: Any, lr: float) -> None:
     p.add_(state["a"], alpha=-lr)
 
 
+def data_of_the_parameter(state: dict[str, Any], p: Any, lr: float) -> None:
+    state["before"] = state.get("last", p.grad)
+    state["last"] = p.grad.clone()
+    p.data = p.data - lr * (p.grad + 0.5 * state["before"])
+
+
 def late_and_gone(state: dict[str, Any], p: Any, lr: float) -> None:
     state["count"] = state.get("count", 0) + 1
     state["odd"] = state["count"] % 2 == 1
@@ -59,7 +65,14 @@ def late_and_gone(state: dict[str, Any], p: Any, lr: float) -> None:
     p.add_(state.get("m", p.grad), alpha=-lr / state["count"])
 
 
-UPDATES = [heavy_ball, norm_after_a_number, own_gradient_and_value, exchanged, late_and_gone]
+UPDATES = [
+    heavy_ball,
+    norm_after_a_number,
+    own_gradient_and_value,
+    exchanged,
+    late_and_gone,
+    data_of_the_parameter,
+]
 
 
 class Own(torch.optim.Optimizer):

@@ -359,15 +359,18 @@ def _keep(variables: Variables, key: str, own: dict[str, Any] | None) -> bool:
     if not own or not before or not _alike(own, before):
         variables.keep(key, own)
         return False
-    same = True
+    # One may be in the memory of another, which is about to be written.
+    new = {
+        name: value.detach().clone()
+        for name, value in own.items()
+        if isinstance(value, Tensor) and before[name] is not value
+    }
     for name, value in own.items():
-        if isinstance(value, Tensor) and isinstance(before[name], Tensor):
-            if before[name] is not value:
-                before[name].copy_(value)
-                same = False
+        if name in new:
+            before[name].detach().copy_(new[name])
         else:
             before[name] = value
-    return same
+    return not new
 
 
 def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

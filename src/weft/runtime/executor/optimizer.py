@@ -77,6 +77,7 @@ class OptimizerUpdates:
         # untouched.
         self._shards = [_updated(variables, key) for key in self._keys]
         self._foreign = is_foreign(user)
+        self._memory = self._shards
         if self._foreign:
             # Its step may ask whether they are parameters that train.
             self._shards = [torch.nn.Parameter(shard) for shard in self._shards]
@@ -168,8 +169,13 @@ class OptimizerUpdates:
         self._optimizer.step()
         for group in unlike:
             group["fused"] = True
-        for shard in self._shards:
+        for shard, memory in zip(self._shards, self._memory, strict=True):
             shard.grad = None
+            if (
+                shard.data_ptr() != memory.data_ptr()
+            ):  # it was given other data, as `p.data = …` does
+                memory.copy_(shard.detach())
+                shard.data = memory
 
     def _take_attributes(self) -> None:
         """Let the copy, and what stands for the user's parameters, have the attributes that these have now."""
