@@ -139,6 +139,7 @@ def test_training_on_split_images_equals_plain_torch(name: str) -> None:
         assert sliding_calls(program, dim) >= expected_ops
 
 
+@pytest.mark.one_process("it compares the plans of both ranks")
 def test_explain_and_the_plan_show_the_halos() -> None:
     torch.manual_seed(0)
     _, _, program = train(CNN(sbp=S(2)).double(), images(1, 64, 8), [0, 1], S(2))

@@ -93,9 +93,9 @@ def test_a_check_is_not_measured() -> None:
     model, loss, batch = mlp()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     placement = weft.placement("cpu", [0, 1])
-    with weft.local_world(2):
+    with weft.local_world(2) as world:
         program = weft.compile(model, loss, optimizer, batch, placement=placement, verify=True)
-        assert program.memory()[0].measured is None
+        assert program.memory()[world.ranks[0]].measured is None
         program.step(batch)
         found = program.memory()
         program.verify(batch)
@@ -131,13 +131,13 @@ def test_a_segment_frees_what_it_reads() -> None:
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:
         return model(batch["x"]).square().mean()
 
-    with weft.local_world(2):
+    with weft.local_world(2) as world:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         program = weft.compile(
             model, loss, optimizer, batch, placement=weft.placement("cpu", [0, 1])
         )
         program.step(batch)
-        found = program.memory()[0].measured
+        found = program.memory()[world.ranks[0]].measured
     assert found is not None
     gradients = sum(each.numel() * 4 for each in model.parameters())
     saved = 7 * 32 * 256 * 4
@@ -181,6 +181,7 @@ def test_measuring_ends_with_the_first_step() -> None:
         assert program.memory()[0].measured is first
 
 
+@pytest.mark.one_process("it reads the plan of rank 0")
 def test_a_plan_over_the_limit_is_an_error_that_says_what_would_help() -> None:
     model, loss, batch = gpt()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

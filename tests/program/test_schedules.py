@@ -94,6 +94,7 @@ def test_tensor_parallel_stages() -> None:
     )  # fmt: skip
 
 
+@pytest.mark.one_process("it reads the plans of all ranks")
 def test_gathers_of_zero_3_are_prefetched_in_every_stage() -> None:
     torch.manual_seed(0)
     program = check(
@@ -114,6 +115,7 @@ def test_ranks_of_one_program_plan_alike() -> None:
         assert str(first.plan) == str(second.plan)
 
 
+@pytest.mark.one_process("it reads the plans of both ranks")
 def test_a_memory_limit_takes_copies_away() -> None:
     torch.manual_seed(0)
     fields: dict[str, Any] = {"stages": 2, "micro_batches": 4}

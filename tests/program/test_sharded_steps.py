@@ -98,7 +98,7 @@ def test_when_gradients_are_reduced_and_parameters_gathered(
         strategy = replace(DATA, micro_batches=2, zero=weft.Zero(level))  # type: ignore[arg-type]
         with compiled(GPT(layers=4), token_loss, token_batch(4), PAIR, strategy) as program:
             graph = program.graph
-            peaks.append(program.memory()[0].predicted.peak)
+            peaks.append(program.memory().ranks[0].predicted.peak)
         loop = graph.loop
         weights = [box for box in graph.of_kind(Box) if box.output.shape == (64, 16)]
         kinds = {

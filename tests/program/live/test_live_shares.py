@@ -467,6 +467,7 @@ def test_a_model_is_given_back(name: str) -> None:
     assert not any(hasattr(parameter, "shares") for parameter in both.model.parameters())
 
 
+@pytest.mark.one_process("a process shows its own part only")
 def test_what_users_read_is_in_order_or_refused() -> None:
     with shared("tensor") as both:
         live, plain = both.model.blocks[0].up.bias, both.plain.blocks[0].up.bias

@@ -16,6 +16,8 @@ from program.saving.nets import Case, assert_same, batch_of, compiled, everythin
 from weft.errors import UserError
 from weft.program.saving import writing
 
+pytestmark = pytest.mark.one_process_outside("one process reads and breaks what all have saved")
+
 
 def names(folder: Path) -> list[int]:
     return [int(each.name.removeprefix("step-")) for each in sorted(folder.glob("step-*"))]
@@ -69,6 +71,7 @@ def _full(*_: object) -> None:
     raise OSError(ENOSPC, "No space left on device")
 
 
+@pytest.mark.one_process("each process would move the files of all")
 def test_one_that_was_about_to_be_replaced_is_put_back(tmp_path: Path) -> None:
     kept = weft.Checkpoints(tmp_path, every=1)
     with compiled(Case((2,))) as (program, _):
@@ -205,6 +208,7 @@ def test_a_run_that_went_back_keeps_what_it_writes(
     assert "later steps than 3, up to step-00000006" in caplog.text
 
 
+@pytest.mark.one_process("rank 0 alone finds and names it")
 @pytest.mark.parametrize("make", [Path.mkdir, Path.touch])
 def test_what_was_never_a_checkpoint_is_named_and_the_one_before_taken(
     make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -47,6 +47,7 @@ def test_it_is_imported(nested: bool, tmp_path: Path) -> None:
             assert torch.equal(states[f"{number}.exp_avg"], expected)
 
 
+@pytest.mark.one_process_outside("one process reads and breaks what all have saved")
 def test_what_stands_beside_the_model(tmp_path: Path) -> None:
     """A counter is left out; a model that stands elsewhere is told."""
     model, _ = trained(8)

@@ -13,7 +13,10 @@ from weft.errors import UserError
 from weft.program.saving.exported import export
 from weft.program.saving.paths import REPLACED, checkpoint_path, hidden_beside
 
+pytestmark = pytest.mark.one_process_outside("one process reads and breaks what all have saved")
 
+
+@pytest.mark.one_process("each process would move the files of all")
 @pytest.mark.parametrize("name", ["a[1]", "a.b"])
 def test_one_that_is_replaced_leaves_nothing(name: str, tmp_path: Path) -> None:
     with compiled(Case((2,))) as (program, _):
