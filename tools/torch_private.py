@@ -22,7 +22,9 @@ from tools.torch_probes import PROBES
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "private_apis.md"
 # Private names of objects that are Python's.
-PYTHON = frozenset({"_SimpleCData", "_exit", "_fields", "_getframe", "_replace"})
+PYTHON = frozenset(
+    ("_SimpleCData", "_exit", "_fields", "_getframe", "_on_queue_feeder_error", "_replace")
+)
 # Private modules: what is used is what lies in them.
 MODULES = frozenset(
     ("_C", "_decomp", "_dynamo", "_foreach_utils", "_inductor", "_lazy_graph_module", "_ops")

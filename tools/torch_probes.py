@@ -158,6 +158,19 @@ def _functions() -> bool:
         return bool(torch.equal(torch.ones(1).as_subclass(Loud), torch.ones(1)))
 
 
+def _applied() -> bool:
+    """Whether what moves a module goes through the method."""
+    seen: list[Any] = []
+
+    class Moved(torch.nn.Module):
+        def _apply(self, fn: Any, recurse: bool = True) -> Any:
+            seen.append(fn)
+            return self
+
+    Moved().to(torch.float64).float().cpu()
+    return len(seen) == 3
+
+
 def _excluded() -> bool:
     exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
     exclude(torch._C.DispatchKey.Conjugate, True)
@@ -224,9 +237,20 @@ _CORE = {
         f"torch._C.DispatchKey.{name}": _key(name)
         for name in (
             *("CompositeExplicitAutograd", "CompositeImplicitAutograd"),
-            *("ADInplaceOrView", "Conjugate", "Negative"),
+            *("ADInplaceOrView", "Conjugate", "Negative", "Python"),
         )
     },
+    **{
+        f"torch._C.TensorBase.{name}": Probe(
+            "values of tensors past what is put in the way", _has("torch._C", "TensorBase")
+        )
+        for name in ("numpy", "tolist")
+    },
+    "torch._C._dispatch_tls_is_dispatch_key_excluded": Probe(
+        "numbers that torch reads unseen",
+        lambda: not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python),
+    ),
+    "torch.nn.Module._apply": Probe("modules that a step moves", _applied),
     "torch._C._disabled_torch_function_impl": Probe(
         "global tensors have no functions", lambda: callable(torch._C._disabled_torch_function_impl)
     ),

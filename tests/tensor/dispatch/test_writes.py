@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
 import torch
+import torch.ao.quantization as quantization
 
 import weft
 
@@ -159,3 +161,15 @@ def test_a_backward_through_parts_that_were_written_is_told() -> None:
             x.mul_(2)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             product.backward()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_an_op_that_is_only_named_like_a_fused_optimizer() -> None:
+    whole = torch.arange(8.0).reshape(2, 4)
+    observer = quantization.default_fused_act_fake_quant()
+    plain = copy.deepcopy(observer)
+    line = weft.placement("cpu", [0, 1])
+    ours = weft.distribute(observer, line)
+    found = ours(weft.tensor(whole, placement=line, sbp=(B,)))
+    torch.testing.assert_close(found.full(), plain(whole))
+    torch.testing.assert_close(ours.scale.full(), plain.scale)
