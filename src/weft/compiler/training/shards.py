@@ -59,13 +59,14 @@ def choose_shards(graph: LogicalGraph, context: Context) -> Context:
             f"one of {', '.join(map(str, range(first.axes)))}"
         )
     axis, moved = _along_ranks(axis, stages)
-    search = _Search(graph, context.hints, rules, axis, stages, stored, whole)
+    decided = _is_decided(context.hints, stored)
+    search = _Search(graph, context.hints, rules, axis, stages, stored, whole, decided)
     dims = {node.key: search.dim(node) for node in graph.of_kind(Input) if search.concerns(node)}
     sharded = {key: dim for key, dim in dims.items() if isinstance(dim, int)}
     notes = tuple(
         f"zero: {key} stays as it is: {dim}" for key, dim in dims.items() if isinstance(dim, str)
     )
-    if search.is_decided and not stored:
+    if decided and not stored:
         notes = ("zero: parameters stay whole, as they lie for open programs of the model", *notes)
     return replace(
         context,
@@ -144,6 +145,7 @@ class _Search:
         axis: of the shards.
         stored: what another program has sharded; nothing else is then.
         whole: the rules of updates that need the whole tensor, by the key of the parameter.
+        decided: true where another plan has decided what lies in shards.
     """
 
     graph: LogicalGraph
@@ -153,15 +155,11 @@ class _Search:
     stages: Stages
     stored: Mapping[str, int]
     whole: Mapping[str, str]
-
-    @property
-    def is_decided(self) -> bool:
-        """True where another plan has decided what lies in shards."""
-        return _is_decided(self.hints, self.stored)
+    decided: bool
 
     def concerns(self, node: Input) -> bool:
         """True where a variable is a parameter that is to be sharded where possible."""
-        if self.is_decided:
+        if self.decided:
             return node.key in self.stored
         if node.role != "parameter" or not self.graph.users[node.value.name]:
             return False

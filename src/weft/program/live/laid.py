@@ -76,8 +76,10 @@ def laid_as(
     return moved
 
 
-def whole_of(tensor: GlobalTensor) -> Tensor:
-    """A plain copy of a global tensor; collective."""
+def whole_of(tensor: Any) -> Any:
+    """A plain copy of a tensor, whole; what is no tensor itself. Collective."""
+    if not isinstance(tensor, GlobalTensor):
+        return tensor.detach().clone() if isinstance(tensor, Tensor) else tensor
     mesh = tensor.spec.mesh
     size = mesh.world.size
     # A stage may lie in one process alone, and still the others want its tensors.
@@ -87,8 +89,7 @@ def whole_of(tensor: GlobalTensor) -> Tensor:
     everywhere = Placement(mesh.placement.device_type, (size,), tuple(range(size)))
     detached: Any = tensor.detach()
     with torch.no_grad():
-        whole: Tensor = detached.to_global(placement=everywhere, sbp=Broadcast()).full()
-    return whole
+        return detached.to_global(placement=everywhere, sbp=Broadcast()).full()
 
 
 def check_unused(tensor: Tensor, name: str) -> None:

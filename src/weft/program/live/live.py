@@ -256,5 +256,5 @@ def _like(gradient: Tensor, parameter: Tensor) -> Tensor:
     if isinstance(parameter, GlobalTensor) and not isinstance(gradient, GlobalTensor):
         return cut_value(gradient, parameter.spec.layout, parameter.spec.mesh)
     if isinstance(gradient, GlobalTensor) and not isinstance(parameter, GlobalTensor):
-        return whole_of(gradient)
+        gradient = whole_of(gradient)
     return gradient

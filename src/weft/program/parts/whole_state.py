@@ -17,7 +17,6 @@ from weft.program.live.variables import load_whole, state_dict_names
 from weft.program.parts.core import ProgramCore
 from weft.program.planning.build import build, gathering
 from weft.program.training.states import full_states
-from weft.tensor import GlobalTensor
 from weft.tensor.divergence import note_write
 
 
@@ -45,7 +44,7 @@ class WholeState:
             for executor in executors.values():
                 executor.close()
         if every is not None:
-            whole |= {key: _plain(value) for key, value in every.waiting.items()}
+            whole |= {key: whole_of(value) for key, value in every.waiting.items()}
         names = state_dict_names(setting.model)
         return {name: whole[key] for name, key in names.items()}
 
@@ -85,8 +84,3 @@ class WholeState:
         core.enter("full_optimizer_state_dict")
         core.training.take()
         return full_states(optimizer)
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    """A whole, plain copy; collective where the tensor is global."""
-    return whole_of(tensor) if isinstance(tensor, GlobalTensor) else tensor.detach().clone()

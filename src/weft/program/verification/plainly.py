@@ -12,19 +12,11 @@ from torch import Tensor, nn
 
 from weft.capture.optimizers.given import attributes_of
 from weft.program.live.laid import exchange, whole_of
-from weft.tensor import GlobalTensor
-
-
-def whole(value: Any) -> Any:
-    """A plain copy of a tensor, whole; what is no tensor itself. Collective."""
-    if isinstance(value, GlobalTensor):
-        return whole_of(value)
-    return value.detach().clone() if isinstance(value, Tensor) else value
 
 
 def wholes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Plain copies of tensors; collective."""
-    return {key: whole(tensor) for key, tensor in tensors.items()}
+    return {key: whole_of(tensor) for key, tensor in tensors.items()}
 
 
 @contextmanager

@@ -17,11 +17,12 @@ from weft.ir.logical import Input, Update
 from weft.ir.nodes import MASTER
 from weft.program.live.elsewhere import agree
 from weft.program.live.holds import named_variables
+from weft.program.live.laid import whole_of
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Variants
 from weft.program.setting import Setting
 from weft.program.training.training import Training
-from weft.program.verification.plainly import whole, wholes
+from weft.program.verification.plainly import wholes
 from weft.program.verification.snapshot import Snapshot
 from weft.tensor import GlobalTensor
 from weft.tensor.mesh import mesh_of
@@ -112,7 +113,7 @@ def run_planned(subject: Subject, batch: Any, snapshot: Snapshot) -> Planned:
         snapshot.rewind()
     scale = subject.scale
     leaves, _ = leaves_of(subject.run(subject.number, batch, True), "output")
-    outputs = {path: whole(leaf) for path, leaf in leaves}
+    outputs = {path: whole_of(leaf) for path, leaf in leaves}
     tensors = wholes(named_variables(model))
     skipped = subject.scale < scale
     return Planned(outputs, gradients, tensors, _states(subject), skipped, subject.metrics())
@@ -130,7 +131,7 @@ def whole_batch(subject: Subject, batch: Any) -> Any:
     setting = subject.setting
     device = setting.world.device(next(iter(setting.variables)))
     leaves, tree = flatten(setting.whole(batch), "batch")
-    found = [whole(x).to(device) if isinstance(x, Tensor) else x for _, x in leaves]
+    found = [whole_of(x).to(device) if isinstance(x, Tensor) else x for _, x in leaves]
     return unflatten(found, tree)
 
 
@@ -148,7 +149,7 @@ def _states(subject: Subject) -> dict[str, dict[str, Any]]:
     """The states that the user's optimizers keep for the parameters of the model, whole. Collective."""
     agree(subject.step.optimizers.each)
     return {
-        key: {name: whole(value) for name, value in each.state[parameter].items()}
+        key: {name: whole_of(value) for name, value in each.state[parameter].items()}
         for each in subject.step.optimizers.each
         for key, parameter in subject.setting.model.named_parameters()
         if parameter in each.state
@@ -165,5 +166,5 @@ def _masters(subject: Subject) -> dict[str, Tensor]:
         mesh = mesh_of(layout.placement)
         parts = tuple(subject.setting.variables[rank][node.key] for rank in mesh.ranks)
         spec = contiguous(mesh, layout, node.value.shape, getattr(torch, node.value.dtype))
-        found[node.key.removesuffix(f".{MASTER}")] = whole(GlobalTensor(spec, parts))
+        found[node.key.removesuffix(f".{MASTER}")] = whole_of(GlobalTensor(spec, parts))
     return found
