@@ -28,6 +28,7 @@ REMEDY = re.compile(
 ELSEWHERE = (
     "cannot be captured: its step on",
     "and reads it: captured once",
+    "is of another model: it lacks",
     "the loss function returned",
     "the step puts another value",
     "the update of",
