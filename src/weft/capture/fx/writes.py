@@ -48,9 +48,7 @@ def reason_against_write(node: torch.fx.Node) -> str | None:
         return _ALIASING
     written = [x for x in written_by(op, node.args, node.kwargs) if isinstance(x, torch.fx.Node)]
     others = [x for x in node.all_input_nodes if x not in written] if written else []
-    views, read = (
-        [v for v in map(_Strided.of, each) if v is not None] for each in (written, others)
-    )
+    views, read = ([v for v in map(_Bytes.of, each) if v is not None] for each in (written, others))
     if any(view.overlaps_itself() for view in views):
         return _EXPANDED
     if any(one.meets(other) for one in views for other in read):
@@ -78,7 +76,7 @@ def _tried(op: Any, node: torch.fx.Node, written: list[torch.fx.Node]) -> str | 
 
 @final
 @dataclass(frozen=True)
-class _Strided:
+class _Bytes:
     """The bytes of a tensor in its memory: where they begin, strides and sizes in order, the largest stride first."""
 
     memory: torch.UntypedStorage
@@ -87,7 +85,7 @@ class _Strided:
     dims: _Dims
 
     @staticmethod
-    def of(node: torch.fx.Node) -> _Strided | None:
+    def of(node: torch.fx.Node) -> _Bytes | None:
         """The view that a node gives; None where it is no dense tensor, or an empty one."""
         tensor = node.meta.get("val")
         if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
@@ -99,7 +97,7 @@ class _Strided:
         every = (*((int(stride) * width, int(size)) for stride, size in dims), (1, width))
         kept = tuple(each for each in every if each[1] > 1)
         start = int(tensor.storage_offset()) * width
-        return _Strided(tensor.untyped_storage(), start, kept, tuple(sorted(kept, reverse=True)))
+        return _Bytes(tensor.untyped_storage(), start, kept, tuple(sorted(kept, reverse=True)))
 
     @property
     def end(self) -> int:
@@ -112,7 +110,7 @@ class _Strided:
             stride <= _extent(self.dims[at + 1 :]) for at, (stride, _) in enumerate(self.dims)
         )
 
-    def meets(self, other: _Strided) -> bool:
+    def meets(self, other: _Bytes) -> bool:
         """True where another view shows some of the bytes, but not the same ones in the same order."""
         apart = self.start - other.start
         if self.memory is not other.memory or (apart == 0 and self.order == other.order):
