@@ -371,6 +371,7 @@ def test_the_users_function_ends_it() -> None:
     assert (ended.steps, ended.why) == (6, "stop")
 
 
+@pytest.mark.one_process("rank 0 alone is sent the signal; test_fit_on_processes.py has others")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
 def test_a_signal_ends_it_with_a_checkpoint(number: signal.Signals, tmp_path: Path) -> None:
     kept = weft.Checkpoints(tmp_path / "run", every=100)
@@ -411,6 +412,7 @@ def test_signals_of_the_users_are_left_to_them(tmp_path: Path) -> None:
     assert (ended.why, came) == ("steps", [signal.SIGUSR1])
 
 
+@pytest.mark.one_process("rank 0 alone is sent the signal; test_fit_on_processes.py has others")
 @pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGINT])
 def test_only_ctrl_c_hurries_a_loop_that_ends(first: signal.Signals, tmp_path: Path) -> None:
     """SIGTERM comes twice where a scheduler sends it to ranks and launcher alike."""
