@@ -94,7 +94,8 @@ def refuse(error: Exception, backward_of: tuple[str, int] | None = None) -> Capt
 def refuse_reading(op: str) -> CaptureError:
     """The error for code that uses a value which there is not yet, at the line that runs."""
     frames = list(traceback.walk_stack(sys._getframe(1)))[::-1]
-    return CaptureError(_where(frames) + _VALUE.format(what=op) + advice(frames))
+    method = op.removeprefix("Tensor.") if op.startswith("Tensor.") else ""
+    return CaptureError(_where(frames) + _VALUE.format(what=op) + advice(frames, error=method))
 
 
 def running_line() -> str:

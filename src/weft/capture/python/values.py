@@ -73,6 +73,7 @@ def reads_noted(
             with torch._C.DisableTorchFunction(), _disable_current_modes():
                 return plain(tensor, *args, **kwargs)
 
+        read.__name__ = name  # torch looks methods up by name, and hands this one to modes
         return read
 
     with ExitStack() as stack:
