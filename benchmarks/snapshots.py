@@ -74,7 +74,7 @@ class Side:
     def sent(self) -> int:
         """Bytes that this rank sends to its buddy for a snapshot; files of both generations are there afterwards."""
         self.alone()
-        line = self.program._saving.snapshots[self.folder].shelf.line
+        line = self.program._snapshots[self.folder].shelf.line
         before = 0 if line.channel is None else line.channel.sent.total()
         self.alone()
         return 0 if line.channel is None else line.channel.sent.total() - before

@@ -28,7 +28,7 @@ from _pytest.runner import runtestprotocol
 
 import on_ranks
 import weft
-from weft.program.data.workers import _end_all
+from weft.program.data.samples import _end_all
 from weft.runtime.world.arrival import let_signs_go
 from weft.runtime.world.distributed import current_world, end_lasting_worlds
 from weft.runtime.world.meeting import meet_privately

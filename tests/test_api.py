@@ -34,14 +34,22 @@ def package(module: str) -> str:
     return module.rpartition(".")[0]
 
 
+def is_inner(base: type) -> bool:
+    """True for a class of weft's that has no public name: what inherits from it has its members as its own."""
+    public = any(hasattr(module, base.__name__) for module in (weft, errors, logs))
+    return base.__module__.startswith("weft.") and not public
+
+
 def described(name: str, found: Any) -> Iterator[str]:
     """A line for a function or value; for a class one for each public member of its own too."""
     if not inspect.isclass(found):
         yield f"{name}{signature(found)}" if callable(found) else f"{name}: {type(found).__name__}"
         return
-    bases = ", ".join(base.__name__ for base in found.__bases__ if base is not object)
+    inner = [base for base in found.__mro__[1:] if is_inner(base)]
+    bases = ", ".join(base.__name__ for base in found.__bases__ if base not in (object, *inner))
     yield f"{name}({bases})" if bases else name
-    for member, value in sorted(vars(found).items()):
+    members = {name: x for kind in (*reversed(inner), found) for name, x in vars(kind).items()}
+    for member, value in sorted(members.items()):
         if member == "__init__" and "__dataclass_fields__" not in vars(found):
             yield f"    {name}{signature(value)}"
         if member.startswith("_"):

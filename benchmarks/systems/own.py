@@ -11,7 +11,7 @@ from benchmarks.systems.system import Job, System
 from weft.hardware import usual_device
 from weft.hardware.measured import MeasuredCosts
 from weft.program.measured.measure import measured
-from weft.program.predict import predicted
+from weft.program.parts.inspection import predicted
 from weft.runtime.compiled.choice import Kernels
 from weft.runtime.world.distributed import TRANSPORT
 

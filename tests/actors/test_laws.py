@@ -150,7 +150,7 @@ class Launched:
 def test_what_was_simulated_may_be_launched_in_that_order(
     plan: RankPlan | None, data: st.DataObject
 ) -> None:
-    """As a device with streams does (`weft.runtime.executor.launches`), step after step."""
+    """As a device with streams does (`weft.runtime.executor.device_executor`), step after step."""
     assume(plan is not None)
     timeline = simulate([plan], {0: data.draw(durations(plan))}, fixed=True).timelines[0]
     launched = Launched(plan)

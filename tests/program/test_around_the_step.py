@@ -498,7 +498,7 @@ STEPPING = {"run"}
 
 
 def test_every_method_of_a_program_is_told_apart() -> None:
-    methods = {name for name, each in vars(weft.Program).items() if inspect.isfunction(each)}
+    methods = dict(inspect.getmembers(weft.Program, inspect.isfunction))
     assert {name for name in methods if name[0] != "_"} == {*CALLS, *LOOKING, *STEPPING} - {
         "_exchange"
     }

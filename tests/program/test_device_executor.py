@@ -20,10 +20,8 @@ from weft.errors import InternalError, RankFailure
 from weft.runtime.devices import cuda_streams
 from weft.runtime.devices.backend import BACKENDS
 from weft.runtime.devices.cuda_streams import CudaStreams
-from weft.runtime.devices.launch import Launch
-from weft.runtime.devices.streams import Inline, MakeStreams
-from weft.runtime.executor.device_executor import DeviceExecutor
-from weft.runtime.executor.launches import launches
+from weft.runtime.devices.streams import Inline, Launch, MakeStreams
+from weft.runtime.executor.device_executor import DeviceExecutor, launches
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 

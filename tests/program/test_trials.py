@@ -14,9 +14,9 @@ import weft
 from on_ranks import passed
 from weft.errors import RankFailure, RuleError, StrategyError, UserError
 from weft.layout import Placement
+from weft.program.everyone import TrialFailure
 from weft.program.planning.step import Step
 from weft.program.trials import Trials
-from weft.program.unless_failed import TrialFailure
 from weft.strategy.strategy import Strategy, data_parallel
 
 TWO = Placement("cpu", (2,), (0, 1))

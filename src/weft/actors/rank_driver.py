@@ -104,10 +104,10 @@ class RankDriver:
 # A queue makes three moves: it receives an event, starts an act, ends it. When it makes them is up to
 # those that drive it, all of them with the machines of `machine.py`:
 #
-# driven by            clock      an act ends
-# simulate.py          virtual    when its estimated seconds are over
-# runtime/executor/queues.py    real       when its work is done, on the thread of the queue
-# runtime/executor/launches.py  none       when it is launched: an event of its stream stands for its real end
+# driven by                            clock    an act ends
+# simulate.py                          virtual  when its estimated seconds are over
+# runtime/executor/queues.py           real     when its work is done, on the thread of the queue
+# runtime/executor/device_executor.py  none     when it is launched: an event of its stream stands for its real end
 
 
 Time = TypeVar("Time", covariant=True)

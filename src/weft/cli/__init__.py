@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from weft.cli.measure import measure_here as measure_here
     from weft.cli.ops import list_ops as list_ops
     from weft.cli.ops import show_op as show_op
-    from weft.cli.plan import plan_graph as plan_graph
     from weft.cli.planned import PlanOptions as PlanOptions
+    from weft.cli.planned import plan_graph as plan_graph
     from weft.cli.report import join_reports as join_reports
     from weft.cli.run import RunOptions as RunOptions
     from weft.cli.run import run_script as run_script
@@ -36,7 +36,7 @@ _HOMES = {
     "list_ops": "weft.cli.ops",
     "look_here": "weft.cli.doctor",
     "measure_here": "weft.cli.measure",
-    "plan_graph": "weft.cli.plan",
+    "plan_graph": "weft.cli.planned",
     "run_script": "weft.cli.run",
     "Nodes": "weft.runtime.world.nodes.launchers",
     "RunOptions": "weft.cli.run",

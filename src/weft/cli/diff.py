@@ -17,10 +17,8 @@ def diff_strategies(
     """Plan and simulate two strategies, and each difference by itself; returns what is to be printed.
 
     Args:
-        first, second: the files of the strategies.
         graph: the graph file.
         topology: the machine (`machine_of`).
-        as_json: JSON in place of text.
 
     Raises:
         UserError: a file cannot be read, or a strategy cannot be planned.

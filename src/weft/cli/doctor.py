@@ -11,9 +11,6 @@ from weft.runtime.doctor import look_over
 def look_here(as_json: bool = False) -> tuple[int, str]:
     """Look over this machine.
 
-    Args:
-        as_json: JSON in place of text.
-
     Returns:
         1 where weft cannot run, else 0; and what is to be printed.
     """

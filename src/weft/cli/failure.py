@@ -93,8 +93,6 @@ def note_of(error: BaseException, script: str, now: int | None = None) -> Note:
     """The note of this rank, by the variable RANK, on why it fails.
 
     Args:
-        error: that ends it.
-        script: the user's.
         now: nanoseconds, as `time.monotonic_ns` tells; None for those of the call.
     """
     title = traceback.format_exception_only(error)[-1].strip()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import final
 
 from weft.compiler.pipeline import Compiled
+from weft.planning.folder import write_plan
 from weft.planning.grid import parse_grid, placement_on
 from weft.planning.machine import Machine, machine_of
 from weft.planning.plans import plan_stored
@@ -63,7 +64,6 @@ class StoredPlan:
     """A stored step with its plans.
 
     Attributes:
-        step: from the file.
         compiled: plans of a rank of each class.
         machine: that it is planned for.
         title: what was planned where, in words.
@@ -75,3 +75,13 @@ class StoredPlan:
     machine: Machine
     title: str
     strategy: Strategy
+
+
+def plan_graph(asked: PlanOptions, output: Path) -> str:
+    """Plan a graph file, write the plan to a folder, and return its summary.
+
+    Raises:
+        UserError: the step cannot be planned so, or the folder cannot be written.
+    """
+    found = asked.found()
+    return write_plan(found.compiled, found.title, output)

@@ -67,11 +67,6 @@ class RunOptions:
 def run_script(script: Path, arguments: Sequence[str], options: RunOptions) -> int:
     """Run `script` on every rank of this node.
 
-    Args:
-        script: of the user.
-        arguments: of the script.
-        options: which ranks.
-
     Returns:
         the exit code of the command: 0 when every rank ended well, 130 when interrupted, else 1.
 

@@ -132,10 +132,8 @@ def search_graph(
     """Search a graph file; returns what is to be printed. Interrupted, the best so far counts.
 
     Args:
-        asked: what, where and for how long.
         output: the file of the strategy, which is written where it is given.
         resume: true to begin with what the search before it learned, as the record beside `output` says.
-        as_json: JSON in place of text.
         report: a page that shows what was found and tried, which is written where it is given.
 
     Raises:

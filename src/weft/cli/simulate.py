@@ -44,10 +44,7 @@ def simulate_graph(
     """Plan and simulate a graph file; returns what is to be printed.
 
     Args:
-        asked: what, how and where.
         costs: a file of costs that count in place of the machine's.
-        files: to write besides.
-        as_json: JSON in place of text.
 
     Raises:
         UserError: the step cannot be planned so, or a file cannot be read or written.

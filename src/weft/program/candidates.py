@@ -29,9 +29,6 @@ class Candidates:
     """Plans of candidates for one step.
 
     Attributes:
-        world: of all ranks.
-        step: that is compiled.
-        kernels: how local work runs.
         held: how open programs lay the model.
     """
 

@@ -23,8 +23,7 @@ from weft.program.feeding.local_batch import LocalBatch
 from weft.program.live.holds import lying
 from weft.program.live.live import take_over
 from weft.program.live.variables import add_loss_scale, add_masters
-from weft.program.modes import check_modes
-from weft.program.one_thread import at_work, lock_of
+from weft.program.one_thread import at_work, check_modes, lock_of
 from weft.program.planner import Planner
 from weft.program.planning.auto import agreed_costs, asked_of, chosen
 from weft.program.planning.build import local_ranks

@@ -1,4 +1,4 @@
-"""Calls that one thread of one process may make at a time: a second one is told, where it would spoil what goes on."""
+"""Checks around a call of a program: no other thread that works with it, no mode of torch that breaks it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from functools import wraps
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
+import torch
+
 from weft.errors import UserError
 from weft.runtime.world.world import World
+from weft.strategy.precision import Precision
 from weft.tracebacks import shortened
 
 P = ParamSpec("P")
@@ -81,3 +84,34 @@ def at_work(world: World, what: str, lock: threading.RLock) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+def check_modes(what: str, device_type: str, precision: Precision | None, trains: bool) -> None:
+    """Check that no autocast and no inference mode is around a call; some 0.1 µs.
+
+    Args:
+        what: is called.
+        device_type: where the program runs.
+        precision: of the program, whose autocast may be around it, too.
+        trains: whether it does; evaluation may be in inference mode.
+
+    Raises:
+        UserError: names what would do.
+    """
+    if trains and torch.is_inference_mode_enabled():
+        raise UserError(
+            f"{what} in torch.inference_mode(): it trains, for which autograd must be there; call it outside. "
+            "torch.no_grad() around it is no matter, and programs of evaluation run in inference mode too"
+        )
+    if torch.is_autocast_enabled(device_type):
+        dtype = torch.get_autocast_dtype(device_type)
+        name = _NAMES.get(dtype, str(dtype))
+        if precision is None or name != precision.compute:
+            raise UserError(
+                f"{what} in torch.autocast({device_type!r}, {dtype}), which has no effect on a step that is compiled: "
+                f"compile it with weft.Strategy(precision={name!r}), or leave autocast out; inside of the loss "
+                "function it counts"
+            )

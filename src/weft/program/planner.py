@@ -27,9 +27,6 @@ class Planner:
     """The parts that plans of one program have in common.
 
     Attributes:
-        strategy: the user's.
-        placement: of all ranks.
-        ranks: of this process.
         options: of the compiler.
         held: how the variables lie that open programs work with.
     """

@@ -27,14 +27,8 @@ class Setting:
     """The setting that all programs of one model share.
 
     Attributes:
-        model: the user's model, live.
-        world: the ranks of this process.
-        placement: all ranks.
         options: what the training step was compiled with.
         variables: the variables of each rank of this process that is in the placement.
-        seed: of the random ops.
-        strategy: the user's.
-        kernels: how segments run.
         buckets: pads batches.
         local: makes whole batches of what each process brings; None where each brings all.
     """

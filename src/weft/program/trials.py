@@ -26,7 +26,7 @@ from weft.ir.logical import Input
 from weft.layout import Placement
 from weft.planning.progress import uncollected
 from weft.program.candidates import Candidates
-from weft.program.everyone import agreed, told
+from weft.program.everyone import TrialFailure, agreed, told, unless_failed
 from weft.program.feeding.feed import Feeder
 from weft.program.feeding.shards import layouts_on, local_part, shares_of
 from weft.program.live.holds import lying, named_variables
@@ -37,7 +37,6 @@ from weft.program.planning.guards import Guards
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned, Variant
 from weft.program.setting import Setting
-from weft.program.unless_failed import TrialFailure, unless_failed
 from weft.runtime.compiled.choice import Kernels
 from weft.runtime.measured.stopwatch import finish
 from weft.runtime.memory.allocator import give_back
@@ -63,13 +62,7 @@ _log = logging.getLogger("weft")
 @final
 @dataclass(frozen=True)
 class Trials:
-    """Trials of strategies for one step.
-
-    Attributes:
-        world: of all ranks.
-        step: that is compiled.
-        kernels: how local work runs.
-    """
+    """Trials of strategies for one step."""
 
     world: World
     step: Step

@@ -73,7 +73,6 @@ class Checkup:
 
     Attributes:
         about: it.
-        found: what is here.
         state: "bad" where weft cannot run, "note" where something will be slower or is not there.
         advice: what to do; "" where nothing is.
     """

@@ -47,14 +47,12 @@ def uniform(
     """Draw the block `[offset, offset + length)` of a whole tensor of uniform numbers in [0, 1).
 
     Args:
-        seed: the run's seed.
         step: number of the step.
         size: shape of the whole tensor.
         offset, length: where the block begins and its shape.
         salt: number of the op in the graph.
         dtype: a floating dtype; float64 has 53 random bits, every other one is drawn as float32
             with 24 and rounded towards zero, so that 1 never comes out.
-        device: where the result is.
 
     Returns:
         Shape `length`.
@@ -68,9 +66,7 @@ class DrawKeys:
     """The keys of a segment's random ops in the memory of a device, written before each replay.
 
     Args:
-        seed: the run's seed.
         count: how many random ops there are at most.
-        device: where they draw.
     """
 
     def __init__(self, seed: int, count: int, device: torch.device) -> None:

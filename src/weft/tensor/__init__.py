@@ -1,5 +1,6 @@
 """Eager global tensors: the same rules and boxing as compiled programs, op by op."""
 
+from weft.tensor.boxing import strict_boxing as strict_boxing
 from weft.tensor.create import arange as arange
 from weft.tensor.create import empty as empty
 from weft.tensor.create import from_local as from_local
@@ -15,5 +16,4 @@ from weft.tensor.dtensor import from_dtensor as from_dtensor
 from weft.tensor.dtensor import to_dtensor as to_dtensor
 from weft.tensor.global_tensor import GlobalTensor as GlobalTensor
 from weft.tensor.module import distribute as distribute
-from weft.tensor.strict import strict_boxing as strict_boxing
-from weft.tensor.whole import whole as whole
+from weft.tensor.module import whole as whole

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
 
+from weft.errors import LayoutError
 from weft.layout import SBP, Broadcast, Layout, Split
 from weft.runtime.channels.channel import reduce_in_order
 from weft.tensor.chain import Locals, chain_between
-from weft.tensor.divergence import meet
+from weft.tensor.divergence import meet, user_line
 from weft.tensor.mesh import Mesh
 from weft.tensor.spec import Spec, contiguous, without_partials
-from weft.tensor.strict import check_strict
 
 
 def cut(whole: Tensor, layout: Layout, mesh: Mesh) -> tuple[Spec, Locals]:
@@ -93,3 +95,28 @@ def box(
         whole = assemble(spec, dict(zip(spec.mesh.ranks, locals_, strict=True)))
         return spec.with_layout(target, mesh), cut(whole, target, mesh)[1]
     return spec.with_layout(target, mesh), chain.run(locals_, implicit or "to_global")
+
+
+_strict: ContextVar[bool] = ContextVar("weft_strict_boxing", default=False)
+
+
+@contextmanager
+def strict_boxing() -> Iterator[None]:
+    """While this lasts, an op on global tensors whose operands would have to be moved raises LayoutError.
+
+    `to_global` and `full` still move what they are told to.
+    """
+    token = _strict.set(True)
+    try:
+        yield
+    finally:
+        _strict.reset(token)
+
+
+def check_strict(moved: int, op: str, advice: str) -> None:
+    """Raise LayoutError when boxing moves bytes in strict mode."""
+    if moved and _strict.get():
+        raise LayoutError(
+            f"{user_line()}: {op} would move {moved} bytes to bring operands together, which strict_boxing forbids: "
+            f"{advice}. Box them first: x.to_global(sbp=…)"
+        )

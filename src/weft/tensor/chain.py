@@ -31,9 +31,6 @@ class Chain:
     """Steps that take a tensor's local tensors from one layout to another.
 
     Attributes:
-        spec: the tensor before.
-        mesh: of the target.
-        target: the layout afterwards.
         steps: from one to the other.
         nodes: for each step, what each rank of this process does; where it holds all ranks.
     """

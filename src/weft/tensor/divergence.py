@@ -126,7 +126,6 @@ def note_op(mesh: Mesh, op: str, token: int, floats: Sequence[float]) -> None:
 
     Args:
         mesh: where it runs, on several processes.
-        op: its name.
         token: stands for all but the floats among its arguments.
         floats: these.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, final
 
 import torch
@@ -11,11 +11,11 @@ from torch import Tensor
 from weft.boxing import gradient_layout
 from weft.errors import LayoutError, UserError
 from weft.layout import SBP, Broadcast, Layout, Placement, Shares, Split, broadcast_layout
+from weft.tensor.boxing import assemble
 from weft.tensor.chain import Locals
 from weft.tensor.dispatch.dispatch import dispatch
-from weft.tensor.dispatch.shares import check_order, relaid, stored_in
+from weft.tensor.dispatch.shares import check_order, in_order, relaid, stored_in
 from weft.tensor.divergence import user_line
-from weft.tensor.show import show
 from weft.tensor.spec import Spec, contiguous, layout_for
 
 
@@ -359,3 +359,25 @@ class _Full(torch.autograd.Function):
         devices = (spec.mesh.device_of(rank) for rank in spec.mesh.ranks)
         copies = tuple(gradients[0].to(device, copy=True).contiguous() for device in devices)
         return GlobalTensor(spec, copies)
+
+
+def show(
+    spec: Spec, parts: Mapping[int, Tensor], requires_grad: bool, shares: Shares | None
+) -> str:
+    """The whole value where this process holds it, else this rank's part as it is stored; then the layout."""
+    sbp = ", ".join(map(str, spec.layout.sbp))
+    tail = f"placement={spec.layout.placement}, sbp=({sbp})"
+    if shares is not None:
+        tail += f", stored in {shares}"
+    if requires_grad:
+        tail += ", requires_grad=True"
+    whole = None
+    if spec.mesh.in_process:
+        whole = assemble(spec, parts)
+    elif parts and all(part == Broadcast() for part in spec.layout.sbp):
+        whole = next(iter(parts.values()))
+    if whole is not None:
+        return f"weft.{str(in_order(whole, shares))[:-1]}, {tail})"
+    head = f"weft.tensor(shape={list(spec.shape)}, dtype={spec.tensor.dtype}"
+    held = "".join(f", rank {rank} holds {part}" for rank, part in parts.items())
+    return f"{head}, {tail}{held})"

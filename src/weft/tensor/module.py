@@ -1,11 +1,13 @@
-"""Modules with global parameters."""
+"""Modules with global parameters; plain copies of what holds global tensors."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from weft.errors import LayoutError, UserError, shown
 from weft.layout import SBP, Broadcast, Placement, broadcast
@@ -89,3 +91,23 @@ def _global(name: str, value: Tensor, placement: Placement, sbp: Any) -> Any:
     if value.requires_grad:
         keep_gradient_with(parameter)
     return parameter
+
+
+def whole(value: Any) -> Any:
+    """The same with each global tensor as a plain copy of all of it; every process must call it.
+
+    So code that knows nothing of weft takes what a live model holds, on any number of ranks.
+
+    Args:
+        value: a tensor, dicts, lists and tuples of such, or a module, of which it is a copy, without gradients. What
+            is no global tensor stays as it is.
+    """
+    if not isinstance(value, nn.Module):
+        return pytree.tree_map_only(GlobalTensor, GlobalTensor.full, value)
+    copies: dict[int, Any] = {}
+    for held in (*value.parameters(), *value.buffers()):
+        if isinstance(held, GlobalTensor):
+            plain = held.detach().full()  # type: ignore[attr-defined]
+            is_parameter = isinstance(held, nn.Parameter)
+            copies[id(held)] = nn.Parameter(plain, held.requires_grad) if is_parameter else plain
+    return copy.deepcopy(value, copies)

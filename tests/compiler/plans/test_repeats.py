@@ -8,7 +8,7 @@ import build
 from weft.compiler.plans.repeats import outline, repeats
 from weft.ir.logical import Ref
 from weft.ir.plan import Compute, LocalUpdate, RankPlan
-from weft.runtime.compiled.forms import part_of
+from weft.runtime.compiled.parts import part_of
 
 
 def call(op, args, made, shape=(2,)):

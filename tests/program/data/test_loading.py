@@ -34,7 +34,7 @@ from single_device import is_first, processes
 from weft.errors import UserError
 from weft.program.data.loading import LoadedActs, loaded_ahead
 from weft.program.data.loading_plan import loading_plan
-from weft.program.feeding.loaded_leaf import LoadedLeaf
+from weft.program.feeding.feed import LoadedLeaf
 
 SIZE = 10
 

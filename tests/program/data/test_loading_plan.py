@@ -11,7 +11,7 @@ from weft.errors import InternalError
 from weft.ir.parsers.plan_parser import parse_plan
 from weft.ir.plan import COMPUTE, Plan
 from weft.program.data.loading_plan import COPIES, LOAD, loading_plan
-from weft.program.feeding.loaded_leaf import LoadedLeaf
+from weft.program.feeding.feed import LoadedLeaf
 
 LEAVES = [
     LoadedLeaf(

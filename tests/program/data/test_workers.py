@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 import weft
 from weft.errors import UserError
-from weft.program.data.workers import begin_worker, with_workers
+from weft.program.data.samples import begin_worker, with_workers
 
 
 class Signalled(Dataset[int]):

@@ -196,7 +196,7 @@ def test_times_stand_as_predicted_and_as_measured(name: str) -> None:
         text = line(made.explain(), "step")
         assert re.search(r"[\d.]+ ms predicted .*, [\d.]+ m?s measured, the last one", text)
         tables = made.explain(details=True)
-        plan, record = made.plan.ranks[0], made._inspection.record()[1]
+        plan, record = made.plan.ranks[0], made._record()[1]
         times = box_times(made._compiled, plan, made.predicted, record)
     rows = tables.split("\nboxing\n")[1].split(" kinds, ")[0]
     assert rows.splitlines()[0].split()[-2:] == ["predicted", "measured"]

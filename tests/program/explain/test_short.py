@@ -51,7 +51,7 @@ def test_it_tells_what_has_happened_and_simulates_nothing(program: weft.Program)
     _, found = rows(program)
     assert found["steps"] == "1 step made"
     assert "measured" in next(reversed(found.values()))
-    assert not program._inspection.simulated
+    assert not program._simulated
     program.close()
     assert rows(program)[1]["steps"] == "closed"
 

@@ -18,7 +18,7 @@ from weft.ir.plan import Communicate, LocalCall, LocalUpdate
 from weft.program.measured import measure, overheads
 from weft.program.measured.measure import Patience, measured
 from weft.program.measured.overheads import Overheads, filling_program, frame, middle
-from weft.runtime.measured import beside, exchanges, updates
+from weft.runtime.measured import beside, calls, exchanges
 from weft.units import Bytes, Seconds
 
 
@@ -28,7 +28,7 @@ def test_nothing_of_a_program_is_left_to_estimates(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(beside, "_TIMES", 2)
     monkeypatch.setattr(overheads, "_FIRST", 1)
     monkeypatch.setattr(overheads, "_STEPS", 3)
-    monkeypatch.setattr(updates, "_ELEMENTS", updates._ELEMENTS[:2])
+    monkeypatch.setattr(calls, "_ELEMENTS", calls._ELEMENTS[:2])
     torch.manual_seed(0)
     model = GPT()
     optimizer = torch.optim.AdamW(model.parameters())

@@ -11,7 +11,7 @@ import weft
 from program.saving.nets import Case, batch_of, compiled
 from weft.errors import UserError
 from weft.program.saving.exported import export
-from weft.program.saving.paths import REPLACED, checkpoint_path, hidden_beside
+from weft.program.saving.manifest import REPLACED, checkpoint_path, hidden_beside
 
 pytestmark = pytest.mark.one_process_outside("one process reads and breaks what all have saved")
 

@@ -13,7 +13,7 @@ from torch._subclasses import FakeTensorMode
 import weft
 from program.saving.nets import Case, batch_of, compiled
 from weft.errors import UserError
-from weft.program.saving.plain_tensors import check_plain
+from weft.program.saving.values import check_plain
 
 
 class Renamed(torch.Tensor):

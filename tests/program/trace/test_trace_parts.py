@@ -10,7 +10,7 @@ from build import register
 from weft.actors.dependencies import ActKey, Dependencies, Dependency, dependencies_in_step
 from weft.ir.plan import Compute, Feed, Hold, RankPlan
 from weft.program.trace.gather import ahead
-from weft.program.trace.waits import with_late_ranks
+from weft.program.trace.rank import with_late_ranks
 from weft.traces.events import trace_events
 from weft.traces.parts import parts
 from weft.traces.rows import Arrow, Kind, Level, RankTrace, Slice, StepSpan

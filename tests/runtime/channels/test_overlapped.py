@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from on_ranks import passed
+from weft.runtime.channels.channel import in_slices
 from weft.runtime.channels.overlapped import OverlappedReduction
-from weft.runtime.channels.scratch import in_slices
 
 SCRIPT = Path(__file__).with_name("reduces_over_gloo.py")
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from weft.runtime.measured import updates
+from weft.runtime.measured import calls
 from weft.runtime.measured.stopwatch import took_in_turns
 from weft.units import Bytes
 
@@ -16,7 +16,7 @@ DEVICE = torch.device("cpu")
 
 def test_updates_find_the_caches_as_a_step_leaves_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between two of them as much is read as a step holds."""
-    monkeypatch.setattr(updates, "_ELEMENTS", (2**6, 2**8))
+    monkeypatch.setattr(calls, "_ELEMENTS", (2**6, 2**8))
     read: list[Bytes] = []
 
     def noting(works: Any, order: Any, *rest: Any) -> Any:
@@ -24,9 +24,9 @@ def test_updates_find_the_caches_as_a_step_leaves_them(monkeypatch: pytest.Monke
         read.append(Bytes(works[0].__self__.nbytes))
         return took_in_turns(works, order, *rest)
 
-    monkeypatch.setattr(updates, "took_in_turns", noting)
+    monkeypatch.setattr(calls, "took_in_turns", noting)
     optimizer = torch.optim.AdamW([torch.zeros(2, requires_grad=True)])
-    found = updates.measured_updates(optimizer, DEVICE, 0.0, held=Bytes(2**16))
+    found = calls.measured_updates(optimizer, DEVICE, 0.0, held=Bytes(2**16))
     assert set(read) == {2**16}
     # What starting takes; then target, gradient and two states: seven times four bytes for each element.
     assert [each.bytes for each in found] == [0, 28 * 2**6, 28 * 2**8]

@@ -16,9 +16,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 from weft.errors import UserError
 from weft.program.data.loading import Ahead, loaded_ahead
 from weft.program.data.order import mixed, of_like_lengths, order_of
-from weft.program.data.samples import LoadedRows, Samples, Stream
+from weft.program.data.samples import HINT, LoadedRows, Samples, Stream, begin_worker, with_workers
 from weft.program.data.whole import whole_number, whole_numbers
-from weft.program.data.workers import HINT, begin_worker, with_workers
 from weft.program.feeding.cut import CutBatch
 from weft.program.feeding.local_batch import mark_whole
 from weft.program.feeding.rows import RowsOfBatch

@@ -113,8 +113,6 @@ class _Loading:
     """The queues of a plan of `loading_plan`, and what passes between them: a whole item in the place of all leaves.
 
     Args:
-        items: to be loaded.
-        plan: of the actors.
         cut: of an item; must not raise.
     """
 

@@ -25,7 +25,7 @@ from weft.ir.plan import (
     RegisterKind,
 )
 from weft.layout.region import region_shape
-from weft.program.feeding.loaded_leaf import LoadedLeaf
+from weft.program.feeding.feed import LoadedLeaf
 
 # The queues beside that of the step.
 LOAD, COPIES = "load", "copies"

@@ -77,8 +77,6 @@ def of_like_lengths(
 
     Args:
         order: numbers of samples.
-        lengths: of all samples.
-        size: of a batch.
         seed: of the order of batches; None leaves them as they are, the longest of a run first.
     """
     full = len(order) - len(order) % size

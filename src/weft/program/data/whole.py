@@ -26,10 +26,6 @@ def whole_number(value: Any) -> int | None:
 def whole_numbers(given: Any, where: str) -> list[int]:
     """Whole numbers from 0, one behind the other: of a list, of an array or a tensor of one dimension.
 
-    Args:
-        given: by the user.
-        where: for errors.
-
     Raises:
         UserError: naming the first that is none.
     """

@@ -58,9 +58,6 @@ def box_times(
     """The seconds of boxing on one rank.
 
     Args:
-        compiled: the program.
-        plan: of the rank.
-        predicted: a step.
         record: what the rank recorded of the last one.
     """
     shares = dict(_shares(compiled, plan))

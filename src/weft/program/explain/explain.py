@@ -7,14 +7,18 @@ from html import escape
 
 from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled
+from weft.compiler.schedule.scheduled import bubble, busy
 from weft.compiler.stages.lay_out import Deduced
+from weft.hardware.durations import Durations
+from weft.hardware.planning_costs import costs_or_usual, costs_text
+from weft.ir.plan import Communicate, Compute, RankPlan
 from weft.program.explain.beside import exchange_lines
 from weft.program.explain.details import deduction_notes
-from weft.program.explain.limits import limit_lines, memory_line
-from weft.program.explain.memory import ProgramMemory
+from weft.program.explain.memory import KINDS, ProgramMemory
 from weft.program.explain.schedule import exceptions
 from weft.program.explain.words import strategy_words, title
 from weft.traces.events import joined_notes
+from weft.units import Seconds, bytes_text, seconds_text
 
 # As many notes are shown.
 NOTES = 4
@@ -71,3 +75,89 @@ def short_html(
         for key, text in words.items()
     )
     return f"<table><caption>{escape(name)}</caption><tbody>{rows}</tbody></table>"
+
+
+# From this part of the memory limit on, memory is what limits.
+TIGHT = 0.9
+# A kind of memory with less than this part of the peak is not named.
+LEAST = 0.01
+
+
+def memory_line(peaks: ProgramMemory) -> str:
+    """The kinds of memory of the rank that holds most, of those of this process."""
+    most = max(peaks, key=lambda each: each.predicted.peak)
+    peak = most.predicted.peak
+    sizes = {kind: getattr(most.predicted, kind) for kind in KINDS}
+    shares = [
+        f"{kind} {bytes_text(size)} ({100 * size / peak:.0f} %)"
+        for kind, size in sorted(sizes.items(), key=lambda item: -item[1])
+        if size >= LEAST * peak > 0
+    ]
+    measured = f", measured {bytes_text(most.measured.peak)}" if most.measured else ""
+    return (
+        f"memory of rank {most.rank}, the fullest here: {bytes_text(peak)} as planned{measured}; "
+        f"{', '.join(shares)}"
+    )
+
+
+def limit_lines(compiled: Compiled, options: Options, peaks: ProgramMemory) -> Iterator[str]:
+    """The longest part of a step, and the share of a pipeline's time that is idle."""
+    schedule = compiled.schedule
+    computing, communication = _seconds(compiled, options)
+    first = "computing" if computing >= communication else "communication"
+    known = costs_text(options.costs)
+    yield (
+        f"limited by {first}, as estimated ({known}): {seconds_text(computing)} of computing and "
+        f"{seconds_text(communication)} of communication on a rank, the one beside the other where it can be"
+    )
+    limit, most = options.memory_limit, max(each.predicted.peak for each in peaks)
+    if limit is not None and most >= TIGHT * limit:
+        yield f"limited by memory, too: {100 * most / limit:.0f} % of memory_limit={limit} are planned"
+    if schedule.simulation is not None:
+        idle = [bubble(schedule, plan.rank) for plan in schedule.plans]
+        least, largest = f"{100 * min(idle):.0f}", f"{100 * max(idle):.0f}"
+        share = f"{least} %" if least == largest else f"{least} to {largest} %"
+        yield (
+            f"estimated {seconds_text(schedule.simulation.makespan)} a step, in which ranks have "
+            f"nothing to compute for {share} of the time"
+        )
+
+
+def _seconds(compiled: Compiled, options: Options) -> tuple[Seconds, Seconds]:
+    """Of a step: what the busiest rank computes, and what its busiest queue of communication takes."""
+    schedule = compiled.schedule
+    if schedule.simulation is not None:
+        ranks = [plan.rank for plan in schedule.plans]
+        return (
+            max(Seconds(sum(busy(schedule, rank).values())) for rank in ranks),
+            max(
+                _busiest(_simulated(compiled, plan))
+                for plan in schedule.plans
+                if schedule.classes[plan.rank] == plan.rank
+            ),
+        )
+    costs = costs_or_usual(options.costs, compiled.graph.placements[0].device_type)
+    durations = Durations(costs, compiled.plan.communicators, compiled.families)
+    plan, program = compiled.plan.ranks[0], compiled.programs[0]
+    computing, queues = 0.0, dict[str, Seconds]()
+    for actor, seconds in zip(plan.actors, durations.of(program, plan.actors), strict=True):
+        if isinstance(actor, Compute):
+            computing += seconds
+        elif isinstance(actor, Communicate):
+            queues[actor.queue] = Seconds(queues.get(actor.queue, 0.0) + seconds)
+    return Seconds(computing), _busiest(queues)
+
+
+def _simulated(compiled: Compiled, plan: RankPlan) -> dict[str, Seconds]:
+    """Seconds that each queue of communication of a rank is busy, as simulated."""
+    found: dict[str, Seconds] = {}
+    for act in compiled.schedule.timeline(plan.rank):
+        actor = plan.actors[act.actor]
+        if isinstance(actor, Communicate):
+            before = found.get(actor.queue, 0.0)
+            found[actor.queue] = Seconds(before + act.end - act.start)
+    return found
+
+
+def _busiest(queues: dict[str, Seconds]) -> Seconds:
+    return max(queues.values(), default=Seconds(0.0))

@@ -1,7 +1,10 @@
-"""Tables of `explain` on how segments run: buckets of collectives, kernels of distinct parts, CUDA graphs."""
+"""Tables of `explain` on how segments run: buckets of collectives, kernels of distinct parts, CUDA graphs; how batches
+come to their steps.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -14,7 +17,7 @@ from weft.program.explain.tables import table, text_of
 from weft.runtime.compiled.choice import KernelChoice
 from weft.runtime.compiled.parts import Distinct
 from weft.runtime.devices.replay import Replayer
-from weft.units import Bytes, bytes_text
+from weft.units import ITEM_SIZE, Bytes, bytes_text, counted
 
 
 def bucket_tables(plan: RankPlan) -> tuple[Table, ...]:
@@ -89,3 +92,20 @@ def _text(replayer: Replayer) -> str:
     )
     rows = [(str(graphs), "replayed"), *((str(count), why) for why, count in reasons.items())]
     return text_of("", table(title, ("segments", "how"), rows), estimate)
+
+
+def loading_text(plan: RankPlan | None) -> str:
+    """The plan of the last loop that loaded ahead, as text, and how much its registers hold; nothing of None."""
+    if plan is None:
+        return ""
+    held = sum(
+        each.credits * math.prod(each.value.shape) * ITEM_SIZE[each.value.dtype]
+        for each in plan.registers
+    )
+    # Registers of one actor have equal credits.
+    credits = {each.producer: each.credits for each in plan.registers}
+    ahead = counted(sum(credits.values()), "batch", "batches")
+    return (
+        f"loading ahead of the steps, by the last loop: {ahead}, {bytes_text(Bytes(held))} in registers at most, "
+        f"beside the batch of the step\n{plan}"
+    )

@@ -22,7 +22,6 @@ class RankMemory:
     """The peak of one rank.
 
     Attributes:
-        rank: which.
         predicted: what the plan says, by kind, at the moment when it is most.
         measured: what tensors took in the first step at their most; None before it.
     """

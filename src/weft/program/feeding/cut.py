@@ -43,7 +43,6 @@ class CutBatch:
         whole: as the step takes it, padded where the program pads.
         feeder: that has cut it.
         cut: what it has made.
-        arrival: of what is on its way to devices.
     """
 
     def __init__(self, whole: Any, feeder: object, cut: CutParts, arrival: Arrival) -> None:

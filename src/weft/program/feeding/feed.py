@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
@@ -16,7 +17,6 @@ from weft.layout import Layout
 from weft.layout.region import Region
 from weft.program.agreement import BatchSums, batch_sums
 from weft.program.feeding.cut import CutBatch, CutParts, uncut
-from weft.program.feeding.loaded_leaf import LoadedLeaf
 from weft.program.feeding.rows import RowsOfBatch, rows_of
 from weft.program.feeding.shards import (
     in_micro_batches,
@@ -27,6 +27,29 @@ from weft.program.feeding.shards import (
 )
 from weft.runtime.memory.copies import laid
 from weft.tensor import GlobalTensor
+
+
+@final
+@dataclass(frozen=True)
+class LoadedLeaf:
+    """A leaf of the batch.
+
+    Attributes:
+        key: for users.
+        name: of its input.
+        shape: as this process loads it.
+        dtype: "float32".
+        parts: for each rank of this process that takes some of it, the region of the input, which has a dimension
+            more where there are micro-batches.
+        devices: of these ranks, by name.
+    """
+
+    key: str
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    parts: Mapping[int, Region] = field(default_factory=dict)
+    devices: Mapping[int, str] = field(default_factory=dict)
 
 
 def stood_in(batch: Any) -> Any:

@@ -39,7 +39,6 @@ class LocalBatch:
     Args:
         strategy: names the layouts of the batch's leaves.
         placement: of all ranks; there are no stages.
-        world: the ranks of this process.
 
     Raises:
         UserError: when the strategy has stages, or this process some of several ranks.

@@ -52,7 +52,6 @@ def take_over(
         model: plain, on the meta device, or live already.
         graph: compiled; says how parameters and buffers lie.
         stored: by key, the axis along which a layout is only how a tensor is stored.
-        world, placement: of the program.
         later: names of tensors that get their values later: those on the meta device are zero until then.
 
     Raises:
@@ -97,7 +96,6 @@ def _agree(
 
     Args:
         model: to be taken over.
-        world: of all processes.
         device: of the first rank here.
         alone: True where it is the only rank, on whose device plain tensors stay as they are.
         later: names of tensors that get their values later.

@@ -24,7 +24,6 @@ class LivePlaces:
     """The places of a model's parameters and buffers.
 
     Args:
-        model: live.
         variables: of the ranks of this process; of plain tensors, the memory that a step works with.
     """
 

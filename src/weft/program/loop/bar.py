@@ -1,12 +1,13 @@
-"""The progress bar of a loop: steps, samples a second, figures, time left."""
+"""The progress bar of a loop: steps, samples a second, figures, time left; and the means of what steps return."""
 
 from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import final
+from typing import Any, final
 
 from rich.progress import (
     BarColumn,
@@ -16,6 +17,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from torch import Tensor
 
 from weft.planning.progress import alone, display_options, is_terminal
 from weft.program.loop.logs import Figures, text_of
@@ -86,3 +88,32 @@ class Bar:
         """Show the last figures."""
         first = dict(list(figures.items())[:_SHOWN])
         self._progress.update(self._task, text=text_of(first))
+
+
+@final
+class Means:
+    """The mean of each number that steps have returned since it was last asked for."""
+
+    def __init__(self) -> None:
+        # Sums, which may be on a device, and how many are in them.
+        self._sums: dict[str, tuple[Any, int]] = {}
+
+    def add(self, result: Any) -> None:
+        """Add what a step has returned: a loss, alone or first, or numbers by name."""
+        for name, number in _numbers(result):
+            total, count = self._sums.get(name, (0.0, 0))
+            self._sums[name] = total + number.detach().double(), count + 1
+
+    def taken(self) -> dict[str, float]:
+        """The means by name; from here on others begin."""
+        sums, self._sums = self._sums, {}
+        return {name: total.item() / count for name, (total, count) in sums.items()}
+
+
+def _numbers(result: Any) -> Iterator[tuple[str, Tensor]]:
+    while isinstance(result, Sequence) and result and not isinstance(result, str):
+        result = result[0]
+    named = result if isinstance(result, Mapping) else {"loss": result}
+    for name, x in named.items():
+        if isinstance(x, Tensor) and x.numel() == 1 and not x.is_complex():
+            yield str(name), x

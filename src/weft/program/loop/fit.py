@@ -14,9 +14,8 @@ from weft.errors import UserError
 from weft.program.data.loader import Loader
 from weft.program.everyone import agreed
 from weft.program.loop.arguments import check_functions, check_kinds, check_numbers
-from weft.program.loop.bar import Bar
+from weft.program.loop.bar import Bar, Means
 from weft.program.loop.logs import Figures, Log, begin_logs, end_log, log_of
-from weft.program.loop.means import Means
 from weft.program.loop.stopping import Stopping
 from weft.program.parts.feeding import batches_of
 from weft.program.program import Program

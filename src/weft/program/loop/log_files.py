@@ -42,11 +42,7 @@ def check_figures(figures: Mapping[str, Any]) -> None:
 
 @final
 class LogFile:
-    """The file of a log, in which each step has one line: what comes to the last step is written into its line.
-
-    Args:
-        path: of the file.
-    """
+    """The file of a log, in which each step has one line: what comes to the last step is written into its line."""
 
     def __init__(self, path: object) -> None:
         self.path = log_path(path)

@@ -128,7 +128,6 @@ def measured_machine(world: World, begun: Callable[[str], object] = lambda _: No
     """General calls, updates, exchanges and overheads, the same on all ranks; every process must call it.
 
     Args:
-        world: of the ranks.
         begun: is told what is measured, on the first rank.
     """
     strategy = data_parallel()
@@ -151,8 +150,6 @@ def measured_job(
     """The distinct calls of a job, as `measured_machine`; the model is not run.
 
     Args:
-        world: of the ranks.
-        job: whose step.
         strategy: by default data parallel.
         begun: is told what is measured, on the first rank.
     """

@@ -38,11 +38,10 @@ from weft.program.measured.overheads import (
 )
 from weft.runtime.kernels.matmul import onednn_is_faster
 from weft.runtime.measured.beside import slowdown
-from weft.runtime.measured.calls import measured_calls
+from weft.runtime.measured.calls import measured_calls, measured_updates
 from weft.runtime.measured.exchanges import measured_exchanges
 from weft.runtime.measured.operands import calls_in_order
 from weft.runtime.measured.stopwatch import COLD
-from weft.runtime.measured.updates import measured_updates
 from weft.runtime.world.world import World
 from weft.units import NO_BYTES, Bytes, Seconds
 
@@ -85,10 +84,6 @@ def measured(
     """Seconds of what programs run, the same on all ranks; every process must call it.
 
     Args:
-        world: of the ranks.
-        compiled: the programs.
-        optimizers: of their updates.
-        patience: for each measurement.
         begun: is told what is measured, on the first rank.
     """
     told = begun if 0 in world.ranks else _nothing
@@ -114,9 +109,7 @@ def with_overheads(
     """Measurements with the overheads of acts, exchanges and steps, the same on all ranks.
 
     Args:
-        world: of the ranks.
         found: with the exchanges.
-        patience: for each measurement.
         held: bytes that a step holds.
     """
     program, batch = tiny_program(world)

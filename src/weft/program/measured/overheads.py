@@ -17,7 +17,7 @@ from weft.hardware.measured import MeasuredCosts, Measurements
 from weft.ir.plan import Communicate, Compute, RankPlan
 from weft.layout import Placement
 from weft.program.compile import compile
-from weft.program.predict import planned_as_run
+from weft.program.parts.inspection import planned_as_run
 from weft.program.program import Program
 from weft.runtime.recording import Span
 from weft.runtime.world.world import World
@@ -86,10 +86,6 @@ def frame(program: Program, batch: Tensor) -> Seconds:
     """Seconds of the host between the acts of one step and those of the next, as the first rank here sees them.
 
     All ranks must call it together.
-
-    Args:
-        program: such as `filling_program`.
-        batch: that it takes.
     """
     executor = next(iter(program._executors.values()))
     each = []
@@ -124,8 +120,6 @@ def overheads(program: Program, batch: Tensor, measured: Measurements) -> Overhe
     All ranks must call it together.
 
     Args:
-        program: such as `tiny_program`.
-        batch: that it takes.
         measured: its calls and exchanges.
     """
     variant = program._variants.current

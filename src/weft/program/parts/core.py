@@ -9,20 +9,74 @@ from typing import Any, TypeVar, final
 from torch import Tensor
 
 from weft.compiler.pipeline import Compiled
-from weft.errors import UserError
+from weft.errors import RankFailure, UserError
 from weft.ir.plan import RankPlan
 from weft.program.data.loading import LoadedActs
+from weft.program.everyone import told
 from weft.program.live.places import LivePlaces
-from weft.program.modes import check_modes
-from weft.program.planning.recovery import Failed
+from weft.program.one_thread import check_modes, lock_of
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Variants
+from weft.program.setting import Setting
 from weft.program.training.training import Training
 from weft.runtime.executor.device_executor import DeviceExecutor
 from weft.runtime.executor.threads import ThreadExecutor
+from weft.runtime.failures.board import first_line
+from weft.runtime.world.world import World
 from weft.tensor.divergence import forget
 from weft.traces.rows import StepSpan
 from weft.units import Seconds
+
+
+@final
+class Failed:
+    """A step or an update that has failed.
+
+    Args:
+        number: of steps made before.
+        error: what was raised. Only its text is kept: what it holds on to, the program among it,
+            must be free to go.
+        renew: puts new ones in their place; every process must call it.
+        drop: forgets the gradients that are kept.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        error: BaseException,
+        executors: Mapping[int, ThreadExecutor | DeviceExecutor],
+        renew: Callable[[], None],
+        drop: Callable[[], None],
+    ) -> None:
+        self._number = number
+        self._text = first_line(error)
+        self._changed = any(executor.updated for executor in executors.values())
+        self._renew = renew
+        self._drop = drop
+        # Whether all that it may have changed was loaded since.
+        self.loaded = False
+
+    def recover(self, setting: Setting) -> None:
+        """Make the program ready to go on. Every process must call it.
+
+        Raises:
+            RankFailure: when parameters or gradients had begun to change on some rank, and nothing
+                was loaded since; or when another process does not call it before the time-out.
+        """
+        own = f"{self._number} {self._changed and not self.loaded:d}"
+        texts = told(setting.world, "what has changed", lambda: own)
+        numbers, changed = zip(*(text.split() for text in texts), strict=True)
+        if len(set(numbers)) > 1 or "1" in changed:
+            raise RankFailure(
+                f"what failed last had changed parameters or gradients on some ranks, and not on others: {self._text}. "
+                "Load a state that you trust with load_full_state_dict on every process, and the optimizer's with "
+                "load_state_dict; then the program goes on, without the gradients that were kept"
+            )
+        if self._changed:
+            self._drop()
+        setting.world.renew()
+        self._renew()
+
 
 T = TypeVar("T")
 # Steps whose waits and loads are kept: those of a long recording.
@@ -34,13 +88,9 @@ class ProgramCore:
     """The core of a program. Threads and groups of its ranks end with it, also when nobody closes the program.
 
     Args:
-        variants: of its step.
-        step: as it was captured.
         training: states and gradients; None where it only evaluates.
 
     Attributes:
-        variants, step, training: the same.
-        setting: of all programs of the model.
         steps: made so far, those before a checkpoint that was loaded included.
         first: the number of the first step that was made here.
         samples: of the last step, over all ranks.
@@ -128,8 +178,6 @@ class ProgramCore:
         """A step or an update has failed: the next call recovers, or is refused.
 
         Args:
-            error: what was raised.
-            executors: that ran.
             renew: puts new ones in their place; every process must call it.
         """
         forget()
@@ -141,6 +189,24 @@ class ProgramCore:
         self.first = self.steps
         if self.failed is not None:
             self.failed.loaded = True
+
+
+class ProgramPart:
+    """Methods of a program, which work with its core; it has the lock that is held while it works."""
+
+    def __init__(self, core: ProgramCore) -> None:
+        self._core = core
+        self.working = lock_of(self.world)
+
+    @property
+    def world(self) -> World:
+        """The ranks of this process."""
+        return self._core.setting.world
+
+    @property
+    def is_open(self) -> bool:
+        """True until `close`."""
+        return self._core.is_open
 
 
 def _keep(noted: dict[int, T], step: int, found: T) -> None:

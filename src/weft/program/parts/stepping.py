@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import partial
-from typing import Any, final
+from typing import Any
 
 from weft.errors import UserError
 from weft.program.agreement import BatchSums, OptionsChecksum, Stamps, checksum_of_numbers
@@ -14,7 +14,8 @@ from weft.program.data.same_samples import check_same
 from weft.program.everyone import told
 from weft.program.feeding.cut import CutBatch, uncut
 from weft.program.feeding.rows import RowsOfBatch
-from weft.program.parts.core import ProgramCore
+from weft.program.one_thread import one_at_a_time
+from weft.program.parts.core import ProgramCore, ProgramPart
 from weft.program.parts.feeding import batches_of
 from weft.program.planning.variants import Variants
 from weft.program.training.gradients import check_adding
@@ -29,24 +30,49 @@ from weft.runtime.executor.rank_executor import RankExecutor
 from weft.runtime.memory.code import let_go_of_code
 
 
-@final
-class ProgramSteps:
-    """The steps and updates of a program.
-
-    Args:
-        core: of the program, whose tensors are live already.
-    """
+class ProgramSteps(ProgramPart):
+    """The steps and updates of a program."""
 
     def __init__(self, core: ProgramCore) -> None:
-        self._core = core
+        super().__init__(core)
         self._options = OptionsChecksum(core.variants.optimizers)
         # Of the calls of all ranks so far.
         self._chain = 0
         # Those that ran the last step.
         self._ran: Collection[RankExecutor] = ()
 
+    @one_at_a_time
     def step(self, batch: Any, update: bool = True) -> Any:
-        """As `Program.step` says."""
+        """Run one step on every rank of this process: forward, backward, update, and `zero_grad` at the end.
+
+        As `backward()` does, it adds to the gradients that stand in `parameter.grad`, whether steps
+        without an update or losses of eager code have left them.
+
+        Args:
+            batch: built like the example batch; tensors may have other shapes, for which the step is
+                planned when they first come, in some seconds; so it is for other values of Python
+                that the step reads, other parameters that are trained. Plain tensors are the whole batch, the
+                same on all ranks; each rank takes its part. A leaf that is a global tensor, as
+                `weft.from_local` makes, lies there already; with micro-batches it is brought there,
+                as each of them is a run of samples of the whole batch.
+            update: False updates no parameter; the gradients are added to `parameter.grad` of the
+                live model, in the layouts of the plan. `update` uses them, or any optimizer that is
+                called; or the next step with an update, which adds its own first, clips the sum,
+                and leaves `parameter.grad` None. Buffers are written in every step.
+
+        Returns:
+            What the loss function returned when it was captured, with whole tensors in it.
+
+        Raises:
+            BatchError: when the batch differs from the example in more than shapes.
+            UserError: when the program was closed. In an autocast other than the strategy's, or in
+                inference mode, where it trains. When a parameter was replaced by another tensor.
+                When a hyperparameter is no number.
+                When gradients cannot be added up: there are none, or a scaled loss may skip them.
+                When a parameter has a gradient that the update does not know of.
+            RankFailure: when a rank failed; the first error is the cause. Another step can be made
+                when that was before the first update, as of a batch that cannot be computed with.
+        """
         core = self._core
         core.make_ready()
         training, options = core.training, self._options.of(update)
@@ -93,8 +119,39 @@ class ProgramSteps:
             let_go_of_code()
         return results
 
+    def run(self, batches: Iterable[Any], ahead: int = 2) -> Iterator[Any]:
+        """Make a step of each batch, and give what it returns, in order. Every process must call it, as `step`.
+
+        Actors load the next batches while a step runs, and cut them for the ranks of this process. Where they come from
+        a `weft.Loader`, its place is behind the batch of the last step that was made; without workers it loads nothing
+        ahead. What other iterables draw, they draw that much earlier, and a batch is as it was when it was loaded;
+        those of a list or tuple are read by their steps.
+
+        Args:
+            batches: a `weft.Loader`, or anything that can be looped over.
+            ahead: how many batches may be loaded before their step; 0 for none.
+
+        Raises:
+            UserError: `ahead` cannot be; and as `step` does.
+        """
+        if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 0:
+            raise UserError(f"program.run: ahead takes a number of batches from 0, found {ahead!r}")
+        if not isinstance(batches, Iterable):
+            raise UserError(f"program.run takes batches, such as a weft.Loader, found {batches!r}")
+        failed = batches.put_back if isinstance(batches, Loader) else lambda: None
+        return _steps(self.step, batches_of(self._core, batches, ahead), failed)
+
+    @one_at_a_time
     def update(self) -> None:
-        """As `Program.update` says."""
+        """Update the parameters by what is in their `grad`, clipped as the strategy says; it is None afterwards.
+
+        Parameters whose `grad` is None stay as they are. The gradients are those of steps with
+        `update=False`, or of any loss of the live model whose `backward()` was called.
+
+        Raises:
+            UserError: when there is no gradient, or the program does not train, or was closed.
+            RankFailure: when a rank failed; the first error is the cause.
+        """
         core = self._core
         core.make_ready("update")
         training = core.training
@@ -108,8 +165,29 @@ class ProgramSteps:
         training.take()
         self._show(training, self._update(training, options))
 
+    @one_at_a_time
     def verify(self, batch: Any) -> Verified:
-        """As `Program.verify` says."""
+        """Check that a step gives what one plain eager step of the same code gives, and change nothing.
+
+        A step of the plan runs, and the model, loss function and optimizer run as they are written,
+        whole, on one device in every process; then parameters, buffers, states, gradients and the
+        user's Python objects are put back. Compared are outputs, unclipped gradients, written buffers,
+        updated parameters and the optimizer's states, each by as much as rounding moves it. Random
+        ops draw what the plan draws; the precision is the strategy's. With float16 gradients are
+        compared by way of the update. Takes the memory of a step on one device, and a few times the
+        time of a plain step. Every process must call it.
+
+        Args:
+            batch: as `step` takes it.
+
+        Returns:
+            What was compared, and the largest differences; prints as text.
+
+        Raises:
+            VerificationError: naming the first result that differs, by how much, and the line that
+                it is computed for.
+            BatchError: when the batch has no data, or is none of this program.
+        """
         core = self._core
         core.make_ready("verify")
         core.enter("verify")
@@ -186,24 +264,6 @@ class ProgramSteps:
         check_adding(self._core.compiled.graph, update)
         assert self._core.training is not None  # the check refuses others
         return self._core.training.adding(self._core.enter)
-
-
-def steps_of(
-    core: ProgramCore, step: Callable[[Any], Any], batches: Iterable[Any], ahead: int
-) -> Iterator[Any]:
-    """A step of each batch, as `Program.run` says.
-
-    Args:
-        core: of the program.
-        step: its method.
-        batches, ahead: as the user gives them.
-    """
-    if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 0:
-        raise UserError(f"program.run: ahead takes a number of batches from 0, found {ahead!r}")
-    if not isinstance(batches, Iterable):
-        raise UserError(f"program.run takes batches, such as a weft.Loader, found {batches!r}")
-    failed = batches.put_back if isinstance(batches, Loader) else lambda: None
-    return _steps(step, batches_of(core, batches, ahead), failed)
 
 
 def _steps(

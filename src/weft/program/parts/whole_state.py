@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,25 +14,27 @@ from weft.patterns import without_wrappers
 from weft.program.live.laid import whole_of
 from weft.program.live.masters import Masters
 from weft.program.live.variables import load_whole, state_dict_names
-from weft.program.parts.core import ProgramCore
+from weft.program.one_thread import one_at_a_time
+from weft.program.parts.core import ProgramPart
 from weft.program.planning.build import build, gathering
 from weft.program.training.states import full_states
 from weft.tensor.divergence import note_write
 
 
-@final
-class WholeState:
-    """The whole state of a program, given and taken as plain tensors.
+class WholeState(ProgramPart):
+    """The whole state of a program, given and taken as plain tensors."""
 
-    Args:
-        core: of the program.
-    """
+    @one_at_a_time
+    def full_state_dict(self, masters: bool = False) -> dict[str, Tensor]:
+        """Whole copies of all parameters and buffers, under the names of the model's `state_dict()`.
 
-    def __init__(self, core: ProgramCore) -> None:
-        self._core = core
+        Every process must call it. The tensors are on the placement's device, the same on every
+        rank.
 
-    def of_model(self, masters: bool) -> dict[str, Tensor]:
-        """As `Program.full_state_dict` says."""
+        Args:
+            masters: give the float32 master of each parameter that has one, in place of what it is
+                when rounded, so that `load_full_state_dict` goes on exactly there.
+        """
         setting = self._core.setting
         self._core.enter("full_state_dict")
         every = self._masters() if masters else None
@@ -55,8 +57,15 @@ class WholeState:
             training.take()
         return training.masters if training is not None else None
 
-    def load_model(self, state: Mapping[str, Tensor]) -> None:
-        """As `Program.load_full_state_dict` says."""
+    @one_at_a_time
+    def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Set parameters and buffers from whole tensors, as `full_state_dict` gives them.
+
+        Masters take the values as they are given, parameters what they are when rounded.
+
+        Raises:
+            UserError: naming the entries that are missing, unknown, or of another shape.
+        """
         setting = self._core.setting
         self._core.enter("load_full_state_dict")
         if isinstance(state, Mapping):
@@ -70,8 +79,22 @@ class WholeState:
             note_write(setting.placement, "load_full_state_dict", state.values())
         self._core.note_loaded()
 
-    def of_optimizer(self, optimizer: torch.optim.Optimizer | None) -> dict[str, Any]:
-        """As `Program.full_optimizer_state_dict` says."""
+    @one_at_a_time
+    def full_optimizer_state_dict(
+        self, optimizer: torch.optim.Optimizer | None = None
+    ) -> dict[str, Any]:
+        """`optimizer.state_dict()` with whole, plain copies of all states, on every process, which all must call it.
+
+        `load_state_dict` takes it: of this optimizer, compiled or released, and of one on a single
+        device.
+
+        Args:
+            optimizer: which of several; by default the only one.
+
+        Raises:
+            UserError: when the program was compiled without that optimizer, or with several and none
+                is named.
+        """
         core, found = self._core, self._core.step.optimizers.each
         if optimizer is None and len(found) == 1:
             (optimizer,) = found

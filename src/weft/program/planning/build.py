@@ -211,8 +211,6 @@ def gathering(setting: Setting, trained: Compiled, masters: Iterable[Input] = ()
     """A step that returns all parameters and buffers of `trained` whole, or of some their masters in place of them.
 
     Args:
-        setting: of the program.
-        trained: its step.
         masters: as the plans have them that update their parameters; they need not be in `trained`.
     """
     every = trained.graph.of_kind(Input)

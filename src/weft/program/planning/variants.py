@@ -119,9 +119,7 @@ class Variants:
     """The variants of one program: the first, and more for other shapes of the batch and other values of Python.
 
     Args:
-        setting: of the program.
         first: as compiled.
-        step: that is planned.
         plan: what the step is for another batch, or as things are now, as `plan(batch)`; needs no
             other process.
         note: is told each plan that is built.
@@ -156,7 +154,6 @@ class Variants:
 
         Args:
             batch: of any shape, cut ahead or not.
-            step: of the program.
             enter: is told which variant it is as soon as that is known, before anything needs the
                 other ranks.
 
@@ -327,7 +324,6 @@ def check_lying(compiled: Compiled, given: Lying, where: str, remedy: str) -> No
     """Check that the variables of a plan lie as they do already.
 
     Args:
-        compiled: the plan.
         given: how they lie; what it does not name may lie in any way.
         where: who laid them, for the error.
         remedy: what would do, too.

@@ -20,8 +20,15 @@ from weft.errors import DamagedCheckpoint, UserError
 from weft.program.saving.claims import claim_for_job, is_of_another_job
 from weft.program.saving.extras import EXTRA
 from weft.program.saving.files import SUFFIX
-from weft.program.saving.manifest import NAME, may_go, put_back, read_manifest
-from weft.program.saving.paths import PARTIAL, REPLACED, checkpoint_path
+from weft.program.saving.manifest import (
+    NAME,
+    PARTIAL,
+    REPLACED,
+    checkpoint_path,
+    may_go,
+    put_back,
+    read_manifest,
+)
 
 _log = logging.getLogger("weft")
 _PREFIX = "step-"
@@ -132,7 +139,6 @@ class Checkpoints:
         """Save a program under the number of its steps, in place of one of as many. Every process must call it.
 
         Args:
-            program: that trains.
             extra: as `Program.save` takes it.
             score: the least is the best, as of a validation loss, and one that is not finite never is; that of the
                 first process counts, and stands among the extras as "score", which no other extra may be called.
@@ -185,7 +191,6 @@ class Checkpoints:
         """Take a snapshot where it is due; else wait until the last one is whole. Every process must call it.
 
         Args:
-            program: that trains.
             extra: as `Program.save` takes it.
             due: whether it is time for one.
             saved: whether a checkpoint is saved after the same step, which is as good where it is waited for.

@@ -122,7 +122,6 @@ class _DistcpFiles(FileSystemReader):
     """Reads files for metadata that was read before.
 
     Args:
-        folder: of the files.
         metadata: of all.
     """
 

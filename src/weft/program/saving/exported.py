@@ -46,7 +46,6 @@ class Written:
     """The files that were written.
 
     Attributes:
-        folder: where they are.
         tensors, bytes: in them.
     """
 
@@ -143,11 +142,7 @@ def import_model(
 
 @final
 class _Safetensors:
-    """The tensors of files that another program wrote, by the names that a checkpoint has for them.
-
-    Args:
-        folder: of the files.
-    """
+    """The tensors of files that another program wrote, by the names that a checkpoint has for them."""
 
     def __init__(self, folder: Path, names: Mapping[str, str]) -> None:
         manifest = renamed_in(read_manifest(folder), names)

@@ -20,8 +20,7 @@ from weft.ops.dtypes import dtype_name
 from weft.program.everyone import told
 from weft.program.saving.files import SUFFIX, Reading, checksum, plain_values, slices
 from weft.program.saving.manifest import DTYPES, Manifest, Stored
-from weft.program.saving.pieces import pieces_of
-from weft.program.saving.saved_tensors import SavedTensor
+from weft.program.saving.saved_tensors import SavedTensor, pieces_of
 from weft.program.saving.values import from_json, to_json
 from weft.runtime.world.world import World
 from weft.tensor import GlobalTensor
@@ -192,9 +191,7 @@ def read_extra(manifest: Manifest, objects: Mapping[str, Any], world: World) -> 
     shape: of these ranks read their parts, in its layout.
 
     Args:
-        manifest: of the checkpoint.
         objects: that are to load it, by name.
-        world: of all processes.
 
     Raises:
         DamagedCheckpoint: it is none.

@@ -53,7 +53,6 @@ class Extent:
     """A box of a tensor in a file.
 
     Attributes:
-        file: its name.
         key: the tensor's name in the file.
         whole: where it lies in the tensor.
         checksum: CRC-32 of its bytes, row-major; None where the file was written by another program.
@@ -71,8 +70,6 @@ def write_file(
     """Write a file with a box of each of some tensors, and wait until it is on the disk.
 
     Args:
-        folder: where.
-        file: its name.
         pieces: by the tensor's name: where the box lies, and its values.
 
     Returns:
@@ -189,11 +186,7 @@ def is_shard(folder: Path, file: str) -> bool:
 
 @final
 class Reading:
-    """The files of one checkpoint, each of which is opened once. Use as a context: they are closed with it.
-
-    Args:
-        folder: of the files.
-    """
+    """The files of one checkpoint, each of which is opened once. Use as a context: they are closed with it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -273,7 +266,6 @@ def check_extents(folder: Path, extents: Iterable[tuple[Extent, str]]) -> None:
     """Raise DamagedCheckpoint, naming file and tensor, where a box is not what was written; by some threads.
 
     Args:
-        folder: of the files.
         extents: each with the dtype of its tensor.
     """
     by_file: dict[str, list[tuple[Extent, str]]] = {}

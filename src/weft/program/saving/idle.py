@@ -17,8 +17,7 @@ from weft.layout.region import Region
 from weft.ops.dtypes import dtype_name
 from weft.program.live.holds import named_variables
 from weft.program.live.laid import parts_of
-from weft.program.saving.pieces import Piece
-from weft.program.saving.saved_tensors import SavedTensor
+from weft.program.saving.saved_tensors import Piece, SavedTensor
 from weft.program.setting import Setting
 from weft.program.training.training import Training
 from weft.tensor import GlobalTensor
@@ -31,12 +30,7 @@ Read = Callable[[str, tuple[Piece, ...], Tensor], object]
 
 @final
 class IdleParameter(NamedTuple):
-    """A parameter that an optimizer has and no plan updates so far.
-
-    Attributes:
-        tensor: the parameter, live.
-        optimizer: that has it.
-    """
+    """A parameter that an optimizer has and no plan updates so far."""
 
     tensor: Tensor
     optimizer: torch.optim.Optimizer
@@ -72,7 +66,6 @@ def idle_entry(
     """A state that an optimizer holds, as an entry of a checkpoint.
 
     Args:
-        setting: of the program.
         name: in the checkpoint.
         key: of the program, as a variable would have it.
         value: of the state: global, or whole in every process.

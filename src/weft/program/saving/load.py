@@ -24,9 +24,8 @@ from weft.program.saving.files import Reading, check_extents, slices
 from weft.program.saving.groups import check_program, options_of, put_options
 from weft.program.saving.idle import IdleParameter, idle_pieces, idle_state
 from weft.program.saving.manifest import Manifest, Stored, read_manifest
-from weft.program.saving.pieces import Piece
 from weft.program.saving.program_state import BUFFERS, MASTERS, MODEL, STATE, ProgramState
-from weft.program.saving.saved_tensors import SavedTensor
+from weft.program.saving.saved_tensors import Piece, SavedTensor
 from weft.program.saving.values import from_json
 from weft.program.saving.weights import Weights, renamed_in
 from weft.units import ITEM_SIZE
@@ -44,7 +43,6 @@ class Loaded:
 
     Attributes:
         about: the program that was saved; empty where another program wrote the files.
-        extra: the user's own.
     """
 
     about: Mapping[str, Any]
@@ -64,7 +62,6 @@ def load(
     Nothing is written before all names and shapes fit, all files are whole, and the user's objects have what is theirs.
 
     Args:
-        state: of the program.
         weights: the folder, and the names of its tensors here.
         optimizers: whose options are loaded.
         objects: get what was saved of an extra of their name, by `load_state_dict`.
@@ -344,12 +341,7 @@ def _check_files(manifest: Manifest, own: int, first: int, ranks: int) -> None:
 
 @final
 class _PieceReader:
-    """Reads what ranks hold.
-
-    Args:
-        manifest: of the checkpoint.
-        reading: of its files.
-    """
+    """Reads what ranks hold."""
 
     def __init__(self, manifest: Manifest, reading: Reading) -> None:
         self.manifest = manifest

@@ -22,7 +22,6 @@ from weft.layout.region import Region, overlap, region_size
 from weft.patterns import without_wrappers
 from weft.program.saving.files import DTYPES as DTYPES
 from weft.program.saving.files import SUFFIX, Extent, extents_of_file, is_shard, to_disk
-from weft.program.saving.paths import PARTIAL, REPLACED, hidden_beside
 
 NAME = "weft.json"
 VERSION = 1
@@ -59,7 +58,6 @@ class Manifest:
     """The content of a checkpoint.
 
     Attributes:
-        folder: of its files.
         tensors: by name.
         about: what is no tensor.
     """
@@ -325,3 +323,39 @@ def open_as_usual(beside: Path) -> None:
 def abandon(beside: Path) -> None:
     """Take away what was written of a checkpoint that failed."""
     shutil.rmtree(beside, ignore_errors=True)
+
+
+# Ends of hidden folders: one that is being written, and one that another takes the place of.
+PARTIAL, REPLACED = ".partial", ".replaced"
+
+
+def checkpoint_path(path: object) -> Path:
+    """A path that a user gave for a checkpoint, or a folder of checkpoints, from the root.
+
+    Raises:
+        UserError: it is none, or the system takes no such name.
+    """
+    if not isinstance(path, str | Path) or not str(path):
+        raise UserError(f"a checkpoint is a folder; give its path as text, found {path!r}")
+    if "\0" in str(path) or not str(path).isprintable():
+        raise UserError(f"a path of a checkpoint takes printable characters, found {str(path)!r}")
+    found = Path(path).expanduser().absolute()
+    try:
+        found.exists()
+    except OSError as error:
+        raise UserError(
+            f"a checkpoint cannot be at {found}: {error.strerror}; give another path"
+        ) from None
+    return found
+
+
+def hidden_beside(path: Path, suffix: str) -> list[Path]:
+    """The hidden folders of one checkpoint, of no other whose name only begins alike, in order.
+
+    Args:
+        suffix: `PARTIAL` or `REPLACED`.
+    """
+    name = re.compile(rf"{re.escape(f'.{path.name}.')}[^.]+{re.escape(suffix)}")
+    folder = path.parent
+    found = folder.iterdir() if folder.is_dir() else ()
+    return sorted(each for each in found if name.fullmatch(each.name))

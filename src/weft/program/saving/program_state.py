@@ -42,8 +42,6 @@ class ProgramState:
     """The tensors and states of a program.
 
     Attributes:
-        setting: of the program.
-        graph: of its plan.
         training: the training part; None in evaluation.
     """
 

@@ -17,9 +17,8 @@ from weft.program.everyone import agreed, told
 from weft.program.saving.extras import Extras, extras_of
 from weft.program.saving.files import SUFFIX, slices
 from weft.program.saving.manifest import DTYPES, abandon, begin
-from weft.program.saving.pieces import Piece
 from weft.program.saving.program_state import ProgramState
-from weft.program.saving.saved_tensors import SavedTensor, writers
+from weft.program.saving.saved_tensors import Piece, SavedTensor, writers
 from weft.program.saving.writing import WriteJob, Writing
 
 TIED = "tied"
@@ -37,10 +36,8 @@ def save(
     """Write a checkpoint. Every process must call it.
 
     Args:
-        state: of the program.
         path: a folder on a file system that all processes see.
         about: the program, as `to_json` takes it.
-        extra: the user's own.
         before: an earlier checkpoint of the program that may still be written.
         wait: False returns as soon as all is copied, and writes meanwhile.
         replaces: True puts it in the place of what is there.
@@ -125,12 +122,7 @@ def _check_dtypes(entries: Sequence[SavedTensor]) -> None:
 def files_of(
     entries: Iterable[SavedTensor], plan: Mapping[tuple[str, int], Sequence[Piece]]
 ) -> dict[str, dict[str, tuple[Region, Tensor]]]:
-    """The files that this process writes: by the tensor's name, where a box lies in it, and its values.
-
-    Args:
-        entries: of the program.
-        plan: of `writers`.
-    """
+    """The files that this process writes: by the tensor's name, where a box lies in it, and its values."""
     files: dict[str, dict[str, tuple[Region, Tensor]]] = {}
     for entry in entries:
         for rank, kept in entry.parts.items():

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import final
 
 from weft.errors import UserError, shown
-from weft.program.saving.manifest import Manifest, Stored
-from weft.program.saving.paths import checkpoint_path
+from weft.program.saving.manifest import Manifest, Stored, checkpoint_path
 from weft.program.saving.program_state import BUFFERS, MASTERS, MODEL
 
 

@@ -35,7 +35,6 @@ class WriteJob:
     """The part of a checkpoint that one process writes.
 
     Attributes:
-        path: of the checkpoint.
         beside: the folder in which it is written until it is whole.
         files: boxes of tensors, by file and by the tensor's name.
         tensors: whole shape and dtype of all that is saved.

@@ -14,10 +14,8 @@ from weft.errors import UserError
 from weft.ir.plan import COMPUTE
 from weft.program.data.loading import LoadedActs
 from weft.program.data.loading_plan import COPIES, LOAD
-from weft.program.trace.ran import Ran
-from weft.program.trace.rank import rank_trace
+from weft.program.trace.rank import Ran, arrows, rank_trace, wait, with_late_ranks
 from weft.program.trace.trace import Trace
-from weft.program.trace.waits import arrows, wait, with_late_ranks
 from weft.runtime.recording import Record
 from weft.runtime.world.world import World
 from weft.traces.names import lines_of
@@ -59,9 +57,6 @@ def gather_trace(
     """Gather the traces of all ranks; every process must call it.
 
     Args:
-        world: of the ranks.
-        compiled: the program that ran.
-        records: of the ranks of this process.
         waits: of this process for the batches of steps, by the number of the step.
         loads: the acts of this process that brought these batches, likewise.
 
@@ -107,7 +102,6 @@ def with_loading(trace: RankTrace, loads: Mapping[int, LoadedActs]) -> RankTrace
     waited for, such as the copy of a register that a slow step gives back late.
 
     Args:
-        trace: of some steps.
         loads: the acts that brought the batches of steps, by the number of the step; also of other steps.
     """
     wanted = {each.number for each in trace.steps} & loads.keys()

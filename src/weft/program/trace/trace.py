@@ -59,7 +59,6 @@ class Trace:
         """Write it for ui.perfetto.dev or chrome://tracing; folders that are missing are made.
 
         Args:
-            path: of the file.
             predicted: the timelines of ranks to stand beside it, in processes of their own.
 
         Raises:

@@ -41,7 +41,6 @@ def check_adding(graph: LogicalGraph, update: bool) -> None:
     """Raise UserError unless the gradients of several steps may simply be added up.
 
     Args:
-        graph: of a step.
         update: true where it is to update, by its gradients and those that stand in `parameter.grad`.
     """
     where = "step(…, update=False)"
@@ -68,12 +67,7 @@ MOST = 16
 
 @final
 class Gradients:
-    """The gradients of the parameters that a program updates.
-
-    Args:
-        setting: of the program.
-        optimizers: the user's.
-    """
+    """The gradients of the parameters that a program updates."""
 
     def __init__(self, setting: Setting, optimizers: Optimizers) -> None:
         self._setting = setting
@@ -224,9 +218,6 @@ class Gradients:
 
     def update(self, executors: Mapping[int, ThreadExecutor | DeviceExecutor]) -> dict[str, Tensor]:
         """One update by what is in `parameter.grad`, which is None afterwards.
-
-        Args:
-            executors: as `executors()` gives them.
 
         Returns:
             The metrics that were asked for.

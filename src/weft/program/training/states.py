@@ -34,12 +34,6 @@ class States:
     After the first step the user's `optimizer.state` holds them as global tensors (ordinary ones
     where there is one rank). What the user puts there, by `load_state_dict` or by hand, is taken over
     before the next step.
-
-    Args:
-        optimizers: the user's.
-        optimizer: whose states these are, of them.
-        model: live.
-        variables: of the ranks of this process.
     """
 
     def __init__(

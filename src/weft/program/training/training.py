@@ -43,8 +43,6 @@ class Training:
     """States and gradients of a program.
 
     Args:
-        world: of all ranks.
-        states: of each optimizer.
         gradients: that stay after a step without an update.
         masters: of parameters.
         check: true where what the optimizers hold fits a graph; raises otherwise.

@@ -153,7 +153,6 @@ def coarsest(graph: LogicalGraph, reduced: str | None) -> float:
     """The eps of the coarsest dtype of a captured step.
 
     Args:
-        graph: of the step.
         reduced: what gradients are cast to on their way between ranks: "bf16", "fp16" or another.
     """
     dtypes = {

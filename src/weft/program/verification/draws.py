@@ -47,12 +47,7 @@ def drawn(draws: tuple[_Draw, ...], seed: int, step: int) -> Iterator[Drawn | No
 
 @final
 class Drawn(DispatchMode):  # type: ignore[no-untyped-call]
-    """Random ops as capture writes them, with numbers of the plan's generator.
-
-    Args:
-        draws: of the captured step.
-        seed, step: of the program.
-    """
+    """Random ops as capture writes them, with numbers of the plan's generator."""
 
     def __init__(self, draws: tuple[_Draw, ...], seed: int, step: int) -> None:
         super().__init__()

@@ -48,10 +48,8 @@ class PlainStep:
     """A step that runs plainly.
 
     Attributes:
-        step: the user's.
         casts: the precision of the strategy.
         micro_batches: their number; each BatchNorm takes statistics of its own of each.
-        draws: of the captured step.
         seed, number: of the program, and of its step.
         scale: of the loss, with float16.
     """

@@ -91,8 +91,6 @@ def failure_text(compared: Sequence[Compared], captured: Captured, told: str) ->
     """The message about results of which some differ; empty where none does.
 
     Args:
-        compared: the results.
-        captured: the step.
         told: what it means that they differ: `DIFFERS`, `LATER` or `CHANGES`.
     """
     differing = [each for each in in_order(compared, captured) if not each.agrees]

@@ -21,10 +21,7 @@ class Snapshot:
     Gradients are taken away: steps begin without any.
 
     Args:
-        model: live.
-        variables: of the ranks.
         training: of a program that trains.
-        optimizers: the user's.
     """
 
     def __init__(

@@ -25,7 +25,6 @@ class PlainUpdate:
     """An update by plain PyTorch.
 
     Attributes:
-        optimizers: the user's.
         tensors: the live parameters, by key.
         values: whole, before the update; of masters where there are any.
         states: whole, before the update, by key and name.

@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import final
 
 import torch
 from torch import Tensor
 
 from weft.errors import RankFailure
-from weft.runtime.channels.scratch import Scratch, in_slices
 
 # What runs when no larger operation says so.
 EXCHANGE = "exchange"
@@ -300,3 +300,51 @@ def check_same(texts: Sequence[str], ranks: Sequence[int], what: str) -> None:
             f"{what} must be the same on all ranks, but differs on ranks {different} from that of the others; "
             "check that every rank runs the same script with the same model, strategy and versions"
         )
+
+
+# Bytes that are reduced at a time: large enough for the links, small beside a model.
+SLICE = 4 * 2**20
+# Where the places in a buffer begin.
+_ALIGNED = 16
+
+
+@final
+class Scratch:
+    """Buffers that are made when more is needed than ever before, and kept."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffers: list[Tensor] = []
+
+    def places(self, counts: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
+        """Tensors of so many elements each, whose content is anything; they hold until the next call."""
+        lengths = [-(-count * dtype.itemsize // _ALIGNED) * _ALIGNED for count in counts]
+        pieces = self._of(sum(lengths))[: sum(lengths)].split_with_sizes(lengths)
+        return [
+            piece[: count * dtype.itemsize].view(dtype)
+            for piece, count in zip(pieces, counts, strict=True)
+        ]
+
+    def _of(self, size: int) -> Tensor:
+        if not self._buffers or self._buffers[-1].numel() < size:
+            # Twice as much as before at least, so that all of them together are small beside the last.
+            more = max(size, 2 * self._buffers[-1].numel()) if self._buffers else size
+            self._buffers.append(torch.empty(more, dtype=torch.uint8, device=self._device))
+        return self._buffers[-1]
+
+
+def in_slices(tensors: Sequence[Tensor], most: int = SLICE) -> Iterator[list[Tensor]]:
+    """Flat views of contiguous tensors of one dtype, all their elements in order, at most so many bytes at a time."""
+    views: list[Tensor] = []
+    room = most
+    for tensor in tensors:
+        flat, start = tensor.view(-1), 0
+        while start < flat.numel():
+            count = min(room // flat.itemsize, flat.numel() - start)
+            views.append(flat[start : start + count])
+            start, room = start + count, room - count * flat.itemsize
+            if room < flat.itemsize:
+                yield views
+                views, room = [], most
+    if views:
+        yield views

@@ -10,8 +10,13 @@ import torch
 from torch import Tensor
 
 from weft.errors import InternalError, RankFailure
-from weft.runtime.channels.channel import Channel, parts_for, reduce_in_order, reduce_into
-from weft.runtime.channels.scratch import in_slices
+from weft.runtime.channels.channel import (
+    Channel,
+    in_slices,
+    parts_for,
+    reduce_in_order,
+    reduce_into,
+)
 from weft.runtime.failures.board import PeerFailure, first_line
 
 

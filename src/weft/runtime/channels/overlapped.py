@@ -13,8 +13,7 @@ from typing import Protocol, TypeAlias, final
 import torch
 from torch import Tensor
 
-from weft.runtime.channels.channel import joined, parts_for, reduce_in_order
-from weft.runtime.channels.scratch import Scratch
+from weft.runtime.channels.channel import Scratch, joined, parts_for, reduce_in_order
 
 # For every peer, the tensors that it gets, or sends here.
 Pieces: TypeAlias = Sequence[Sequence[Tensor]]
@@ -60,12 +59,7 @@ class _Slice:
 
 @final
 class OverlappedReduction:
-    """All-reduces of one channel, two slices at a time.
-
-    Args:
-        channel: of this rank.
-        device: where the tensors lie.
-    """
+    """All-reduces of one channel, two slices at a time."""
 
     def __init__(self, channel: Posting, device: torch.device) -> None:
         self._channel = channel

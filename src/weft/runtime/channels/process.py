@@ -17,9 +17,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from weft.errors import NoAnswer
-from weft.runtime.channels.channel import Channel, joined
+from weft.runtime.channels.channel import Channel, in_slices, joined
 from weft.runtime.channels.overlapped import SLICE, OverlappedReduction
-from weft.runtime.channels.scratch import in_slices
 from weft.runtime.failures.board import FailureBoard, first_line
 from weft.runtime.failures.lookout import OtherThread
 from weft.runtime.failures.stamps import check_stamp
@@ -40,7 +39,6 @@ class ProcessChannel(Channel):
     Args:
         ranks: in the communicator's order.
         index: position of this rank among them.
-        device: the rank's device.
         board: where failures are made known to all ranks.
 
     Attributes:

@@ -157,7 +157,6 @@ def choose(code: Code, kernels: Kernels, least: float = 0.0) -> KernelChoice:
     """Compile a part if that pays, or if it is asked for.
 
     Args:
-        code: the part.
         kernels: "inductor", or "auto" to take what is faster.
         least: seconds of a part that "auto" compiles.
     """

@@ -76,8 +76,6 @@ def foreseen(
     """The result that is known before anything is compiled, where that cannot pay; else None.
 
     Args:
-        aten: the part.
-        inputs: of it.
         least: seconds of a part that are worth being compiled.
     """
     device = inputs[0].device

@@ -21,10 +21,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from weft.hardware import usual_device
 from weft.hardware.durations import Durations
 from weft.ir.logical import Ref
+from weft.ir.nodes import FORWARD, Arg
 from weft.ir.plan import Compute, LocalCall, LocalValue, RankPlan
+from weft.ops.call import map_argument
 from weft.ops.weft_ops import ops_that
 from weft.runtime.compiled.choice import Code, KernelChoice, KernelInput, Kernels, choose
-from weft.runtime.compiled.forms import Form, Part, part_of
 from weft.runtime.compiled.inductor import Boxed
 from weft.runtime.kernels.generated import (
     CutCalls,
@@ -36,6 +37,74 @@ from weft.runtime.kernels.generated import (
 )
 from weft.runtime.memory.notes import note_made
 from weft.runtime.torch_ops import torch_op
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The work of a part, free of names: equal parts have equal forms.
+
+    Attributes:
+        calls: with inputs named `i0, i1, …` and results `v0, v1, …`, in the order of appearance.
+        inputs: the names of the inputs.
+        outputs: the names of the values that are needed outside.
+    """
+
+    calls: tuple[LocalCall, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A run of calls in the names of its program: `inputs` and `outputs` stand in the order of the form's."""
+
+    form: Form
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+
+def part_of(calls: Sequence[LocalCall], needed: Collection[str]) -> Part:
+    """A run of calls as a part.
+
+    Args:
+        calls: in the order in which they run.
+        needed: names of values that are read outside of the run.
+    """
+    names: dict[str, str] = {}
+    inputs: list[str] = []
+    made: dict[str, None] = {}
+    written = []
+    for call in calls:
+        for name in call.uses:
+            if name not in names:
+                names[name] = f"i{len(inputs)}"
+                inputs.append(name)
+        for value in call.makes:
+            names[value.name] = f"v{len(made)}"
+            made[value.name] = None
+        written.append(_renamed(call, names))
+    outputs = tuple(name for name in made if name in needed)
+    named = tuple(names[name] for name in inputs), tuple(names[name] for name in outputs)
+    return Part(Form(tuple(written), *named), tuple(inputs), outputs)
+
+
+def _renamed(call: LocalCall, names: Mapping[str, str]) -> LocalCall:
+    def leaf(arg: Arg) -> Arg:
+        return Ref(names[arg.name]) if isinstance(arg, Ref) else arg
+
+    return LocalCall(
+        call.op,
+        map_argument(leaf, call.args),
+        tuple((key, map_argument(leaf, arg)) for key, arg in call.kwargs),
+        tuple(
+            value and LocalValue(names[value.name], value.shape, value.dtype)
+            for value in call.outputs
+        ),
+        FORWARD,
+    )
+
 
 # A kernel of fewer calls gains nothing.
 FEWEST_CALLS = 3
@@ -98,10 +167,7 @@ class PartCutter:
     """Cuts the segments of one rank; asked for each, in the order of the plan.
 
     Args:
-        plan: of the rank.
-        device: the rank's.
         lasting: the tensors of variables and constants, by the names of values.
-        kernels: how parts run.
     """
 
     plan: RankPlan

@@ -14,8 +14,7 @@ from weft.errors import NoAnswer
 from weft.ir.plan import COMPUTE
 from weft.runtime.channels.channel import Channel
 from weft.runtime.channels.local import LocalChannel
-from weft.runtime.devices.launch import Launch
-from weft.runtime.devices.streams import Streams
+from weft.runtime.devices.streams import Launch, Streams
 
 # torch does not type them.
 _event: Any = torch.cuda.Event
@@ -29,7 +28,6 @@ class CudaStreams(Streams):
     """Compute is the stream of the caller; every other queue has one of its own.
 
     Args:
-        device: the rank's.
         launches: the acts of a step.
         timeout: seconds for which the host waits for a step.
         unfinished: says of the place of an act which one it is.

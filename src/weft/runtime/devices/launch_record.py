@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import final
 
 from weft.actors import Act
-from weft.runtime.devices.launch import Launch
-from weft.runtime.devices.streams import Streams
+from weft.runtime.devices.streams import Launch, Streams
 from weft.runtime.recording import Interval, Record, Span
 
 

@@ -88,11 +88,8 @@ class Replayer:
     """The graphs of one rank.
 
     Args:
-        plan: of the rank.
         replays: why those of its segments are captured that are marked so.
         tape: what captures.
-        device: the rank's.
-        seed: of the random ops.
 
     Attributes:
         stopped: for the id of each segment that turned out not to suit, why.
@@ -130,12 +127,10 @@ class ReplayedSegment:
 
     Args:
         actor: id of the segment.
-        replayer: of the rank.
         call: the calls.
         launched: the same, drawing for a step.
         kernel: names of the operands and of the results.
         bound: names of variables and constants.
-        draws: how many random ops it has.
         batches: of the rank, which say how many steps were before, for the random ops.
     """
 

@@ -275,8 +275,6 @@ def group_updates(
     """Join the updates of one actor by optimizer, and by what says that they are left out.
 
     Args:
-        updates: of the actor.
-        variables: the rank's shards.
         optimizer: the user's, one or several.
         held: true where the running step only adds its gradients to the sums.
 

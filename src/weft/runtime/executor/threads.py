@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import partial
 from queue import Empty
@@ -30,7 +30,6 @@ from weft.errors import NoAnswer
 from weft.ir.plan import COMPUTE, Communicate, Feed, Fetch, Order, RankPlan
 from weft.runtime.channels.channel import Channel
 from weft.runtime.compiled.choice import Kernels
-from weft.runtime.executor.lone_acts import LoneActs
 from weft.runtime.executor.queue_work import ActError
 from weft.runtime.executor.queues import Control, Ended, Gate, Queue, Stop
 from weft.runtime.executor.rank_executor import RankExecutor
@@ -39,6 +38,64 @@ from weft.runtime.memory.state import Variables
 from weft.runtime.memory.threads import HeapThread
 from weft.runtime.recording import Recorder
 from weft.runtime.world.world import TIMEOUT
+
+
+@final
+class LoneActs:
+    """Runs acts of communicators on the compute thread.
+
+    Args:
+        others: all other queues of the rank, each with a thread of its own.
+        channels: those that the acts of other queues use, by the name of the queue. Acts of a queue
+            without one, such as copies to the host, are left to its thread.
+    """
+
+    def __init__(
+        self, compute: Queue, others: Sequence[Queue], channels: Mapping[str, Channel]
+    ) -> None:
+        self._compute = compute
+        self._others = tuple(others)
+        self._channels = channels
+
+    def run(self) -> None:
+        """Have done what the compute queue has sent: here, if it is all that the rank can do, or by other threads.
+
+        Were there anything else that could go on, it might give the compute queue an act, for which
+        the peers might wait before they come to the communication that runs here.
+
+        Raises:
+            ActError: when an actor raises.
+        """
+        told = dict.fromkeys(self._compute.told)
+        self._compute.told.clear()
+        ready = [queue for queue in told if queue.prepare()]
+        if len(ready) == 1 and self._acted(ready[0]):
+            return
+        for queue in ready:
+            queue.bell.put(None)
+
+    def _acted(self, queue: Queue) -> bool:
+        """Run the act of a queue if all other queues rest; whether it was run."""
+        channel = self._channels.get(queue.name)
+        if channel is None or not channel.interruptible:
+            return False
+        with ExitStack() as held:
+            for each in self._others:
+                if not each.lock.acquire(blocking=False):
+                    return False
+                held.callback(each.lock.release)
+            if not self._compute.mailbox.empty() or not all(
+                each is queue or each.rests for each in self._others
+            ):
+                return False
+            # Nobody else needs this core now.
+            channel.spins = True
+            try:
+                queue.act_here()
+            finally:
+                channel.spins = False
+        return True
+
 
 _NOTHING = nullcontext()
 
@@ -49,18 +106,14 @@ class ThreadExecutor(RankExecutor):
 
     The thread that calls `step` computes, and feeds and fetches, which takes no time; every
     communicator has a thread of its own until `close`, in whose place the first one acts where
-    nothing else can go on meanwhile (`executor/lone_acts.py`).
+    nothing else can go on meanwhile (`LoneActs`).
 
     Args:
-        plan: what runs.
         channels: this rank's ends of the plan's communicators, by id; closed with the executor.
-        device: the rank's device.
         variables: shards of all inputs of the plan that are no batch; states that the optimizer
             makes may be missing.
         optimizer: the user's, one or several, for plans with updates.
-        seed: of the random ops.
         timeout: seconds without any act after which a step gives up.
-        kernels: how segments run.
         turns: the acts of a step that take memory, in the order of the plan, and what each waits for; without them
             the compute queue takes what is ready, and no act waits for what it does not read.
     """
@@ -236,7 +289,6 @@ def silence_text(
     """Names actors with what they wait for: registers, free copies, their turn, peers.
 
     Args:
-        plan: the rank's plan.
         statistics: of all its queues.
         channels: the rank's ends of communicators, by id.
 

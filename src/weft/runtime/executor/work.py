@@ -44,14 +44,9 @@ class Rank:
     """Everything that the actors of a rank work with.
 
     Attributes:
-        plan: what runs.
-        device: where.
         channels: this rank's ends of the communicators, by id.
-        variables: the rank's shards.
         optimizer: the user's, one or several, for plans with updates.
-        seed: of the random ops.
         batches: where batches come from and results go.
-        kernels: how segments run.
         replayer: what replays some of them; None launches every call of all.
     """
 

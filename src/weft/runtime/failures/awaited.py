@@ -33,8 +33,6 @@ class Entries:
     """Entries of a job's store, each of which a rank writes once.
 
     Args:
-        store: of the job.
-        rank: this one.
         gone: whether another rank has ended.
         seconds: after which one that has written nothing counts as lost.
     """

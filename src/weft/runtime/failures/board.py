@@ -47,7 +47,6 @@ class FailureBoard:
     Args:
         store: the job's store (`torch.distributed.Store`); used over two connections of the board's
             own.
-        rank: this rank.
         size: number of ranks.
 
     Attributes:

@@ -214,9 +214,6 @@ def looking(
     """The function that a rank calls each second while it waits for others: say in which call it is, look at theirs.
 
     Args:
-        calls: of this rank.
-        board: where ranks post.
-        rank: this one.
         ranks: that are waited for, among others.
     """
 

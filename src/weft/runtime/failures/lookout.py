@@ -25,11 +25,7 @@ class _Wait:
 
 @final
 class Lookout:
-    """A thread that looks around for all who wait longer than `PATIENCE`; it starts with the first wait.
-
-    Args:
-        name: of the thread.
-    """
+    """A thread that looks around for all who wait longer than `PATIENCE`; it starts with the first wait."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -78,11 +74,7 @@ class _HandedCall:
 
 @final
 class OtherThread:
-    """A thread that makes one call at a time; it starts with the first one.
-
-    Args:
-        name: of the thread.
-    """
+    """A thread that makes one call at a time; it starts with the first one."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -51,7 +51,6 @@ def circle(rank: int, own: Wait, posted: Callable[[int], Wait | None]) -> dict[i
     it can have gone on without the next one, which has not come.
 
     Args:
-        rank: this rank.
         own: what it waits in.
         posted: what another rank waits in, as far as it has said.
     """

@@ -79,9 +79,7 @@ def required(x: Tensor, condition: Tensor, text: str) -> Tensor:
     """`weft.required`: `x`, where the step may go on.
 
     Args:
-        x: any tensor.
         condition: one truth value, shape [].
-        text: of the error.
 
     Raises:
         UserError: the condition is false.

@@ -1,4 +1,4 @@
-"""Seconds of the distinct local calls of programs, each run by itself as a segment would run it.
+"""Seconds of updates, and of the distinct local calls of programs, each run by itself as a segment would run it.
 
 In a step a call finds little of what it reads, or of its own code, in the processor's caches, and writes to memory that
 lay idle: so calls run in turns, in the order of the program, on one set of operands after the other, as many as a step
@@ -18,13 +18,15 @@ import torch
 from torch import Tensor
 
 from weft.hardware import usual_device
-from weft.hardware.measured import Sample
-from weft.ir.plan import LocalCall
+from weft.hardware.measured import Sample, SizedSample
+from weft.ir.plan import LocalCall, LocalUpdate
+from weft.runtime.executor.optimizer import OptimizerUpdates
 from weft.runtime.kernels.generated import build_kernel
 from weft.runtime.measured.operands import CallOfProgram, bases_of, first_micro, operands_on
 from weft.runtime.measured.stopwatch import COLD, FEWEST, Took, finish, took_in_turns
+from weft.runtime.memory.state import Variables
 from weft.runtime.random import uniform
-from weft.units import Bytes, Seconds
+from weft.units import NO_BYTES, Bytes, Seconds
 
 _MOST_SETS = 256
 # Bytes of the operands of calls that run in turns.
@@ -53,7 +55,6 @@ def measured_calls(
         calls: in the order of programs, the same on all ranks that measure side by side. One that is there several
             times is called as often in a round, where that does not take too long.
         as_run: a call in the op that has its kernel on the device.
-        device: where they run.
         patience: seconds for each, on the mean.
         held: bytes that a step holds.
         begun: is told the text of each call.
@@ -157,7 +158,6 @@ def _work(
     Args:
         one: the call.
         runs: the same in the op that has its kernel.
-        device: where it runs.
         sets: how many sets of operands there are.
     """
     call = first_micro(runs)
@@ -193,3 +193,70 @@ def _in_turns(
             results[turn] = function(draw, *sets[turn])
 
     return work
+
+
+# Elements of a variable, and how many there are of each size.
+_ELEMENTS = (2**6, 2**10, 2**14, 2**18, 2**20, 2**22)
+_TOGETHER, _MOST = 16, 2**23
+# Of a variable, its gradient and two states, for each element.
+_BYTES = 16
+
+
+def measured_updates(
+    optimizer: torch.optim.Optimizer,
+    device: torch.device,
+    patience: float = 0.05,
+    meet: Callable[[], object] = lambda: None,
+    held: Bytes = COLD,
+) -> tuple[SizedSample, ...]:
+    """Seconds of one variable's update by the bytes that it reads and writes; what starting takes at 0 bytes.
+
+    Args:
+        optimizer: the user's; it is not changed.
+        patience: seconds for each size, at least.
+        meet: waits for the ranks that measure side by side.
+        held: bytes that a step holds.
+    """
+    called = getattr(optimizer, "_opt_called", None)
+    most = min(_MOST, held // _BYTES)
+    rest = torch.zeros(max(held // 4, 1), device=device)
+
+    def took_by(elements: int, count: int) -> tuple[Took, int]:
+        variables = Variables(
+            {f"v{number}": torch.ones(elements, device=device) for number in range(count)}
+        )
+        updates = _updates(optimizer, variables)
+        sources = [torch.full((elements,), 1e-3, device=device) for _ in range(count)]
+        with torch.no_grad():
+            updates.run(sources)  # makes the states
+            meet()
+            works = rest.sum, partial(updates.run, sources)
+            (_, own), _ = took_in_turns(works, (0, 1), patience, finish(device))
+        return own, _states(variables, elements)
+
+    (one, _), (many, _) = took_by(_ELEMENTS[0], 1), took_by(_ELEMENTS[0], _TOGETHER)
+    start = max(0.0, (_TOGETHER * one.seconds - many.seconds) / (_TOGETHER - 1))
+    found = [SizedSample(NO_BYTES, Seconds(start), one.spread)]
+    for elements in _ELEMENTS:
+        count = max(1, min(_TOGETHER, most // elements))
+        each, states = took_by(elements, count)
+        # Target and states are read and written, the gradient is read.
+        moved = Bytes(4 * elements * (3 + 2 * states))
+        seconds = max(0.0, each.seconds - start) / count
+        found.append(SizedSample(moved, Seconds(seconds), each.spread))
+    if called is not None:
+        optimizer._opt_called = called  # type: ignore[attr-defined]  # what schedulers look at
+    return tuple(found)
+
+
+def _updates(optimizer: torch.optim.Optimizer, variables: Variables) -> OptimizerUpdates:
+    """Updates of variables by the options of an optimizer's first group."""
+    rule = type(optimizer).__name__
+    every = [LocalUpdate(rule, key, key, (), 0, key) for key in variables]
+    return OptimizerUpdates(optimizer, every, variables)
+
+
+def _states(variables: Variables, elements: int) -> int:
+    """The number of states of its size that a variable has."""
+    kept = variables.kept.entries["v0"].values()
+    return sum(isinstance(one, torch.Tensor) and one.numel() == elements for one in kept)

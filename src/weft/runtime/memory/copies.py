@@ -24,11 +24,7 @@ _here = threading.local()
 
 @final
 class Copies:
-    """The copies of one thread to and from one device.
-
-    Args:
-        device: the device.
-    """
+    """The copies of one thread to and from one device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

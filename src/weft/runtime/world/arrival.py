@@ -75,11 +75,8 @@ def await_all(
     """Wait until all processes have come.
 
     Args:
-        store: of the job.
-        rank: this one.
         size: how many there are.
         gone: whether another rank has ended.
-        timeout: after which this one gives up.
 
     Raises:
         NoAnswer: names the rank that has ended before it came, or did not come in time.
@@ -95,8 +92,6 @@ def connecting(rank: int, ranks: Sequence[int], gone: Callable[[int], bool]) -> 
     """Say of an error of torch's, while ranks make a process group, which of them has ended, as far as can be told.
 
     Args:
-        rank: this one.
-        ranks: that make it.
         gone: whether another rank has ended.
 
     Raises:

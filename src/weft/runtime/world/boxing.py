@@ -43,7 +43,6 @@ def run_steps(
         source, target: the layouts; their placements may differ in ranks and in axes.
         shape: whole shape.
         dtype: of the tensor.
-        rank: this rank.
         channel_of: gives the channel of a group; `box_groups` lists the groups beforehand.
 
     Returns:

@@ -34,9 +34,6 @@ class Interrupts:
 
     The first one counts, and those behind it disturb nothing, but for Ctrl-C where someone wants to hear of it. Signals
     that were ignored, as SIGHUP is under nohup, stay so. Outside the main thread none is heard.
-
-    Attributes:
-        heard: true once one has come.
     """
 
     def __init__(self) -> None:

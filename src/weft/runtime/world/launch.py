@@ -31,7 +31,6 @@ class Fleet:
     Attributes:
         ranks: processes on this node.
         first: the rank of the first of them; the others follow.
-        world: processes of the job.
         node, nodes: number of this node, from 0, and how many there are.
     """
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
+
+import torch
 
 from weft.hardware import Device, linked
 from weft.runtime.channels.channel import Channel
-from weft.runtime.channels.ring import ring
 from weft.units import Bytes, Seconds
 
 # Bytes of a large exchange: some milliseconds on a slow link.
@@ -40,3 +42,15 @@ def _seconds(channel: Channel, size: int) -> float:
         exchange()
         found.append(perf_counter() - begun)
     return min(found[1:])
+
+
+def ring(channel: Channel, size: Bytes) -> Callable[[], None]:
+    """A function that sends so many bytes to the next rank and receives as many from the one before.
+
+    All ranks of the channel must call it together.
+    """
+    after, before = (channel.index + 1) % channel.size, (channel.index - 1) % channel.size
+    own, came = torch.zeros(2, size, dtype=torch.uint8, device=channel.device)
+    sends = [[own] if peer == after else [] for peer in range(channel.size)]
+    receives = [[came] if peer == before else [] for peer in range(channel.size)]
+    return lambda: channel.exchange(sends, receives)

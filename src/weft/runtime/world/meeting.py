@@ -26,8 +26,7 @@ from weft.runtime.world.arrival import (
     said_to_be_gone,
     sign_is_gone,
 )
-from weft.runtime.world.nodes.client import Client
-from weft.runtime.world.nodes.store import NodesStore
+from weft.runtime.world.nodes.client import Client, NodesStore
 from weft.runtime.world.signed import signed
 from weft.runtime.world.variables import MEETING, STORE, given_secret, started, timeout_seconds
 

@@ -90,7 +90,6 @@ class Processes:
 
     Attributes:
         command: program and arguments of each.
-        environment: variables of all of them.
         happenings: the ends of processes, their words, the failures of other nodes and signals, as they come.
         tell: called with each end.
         lines: to the processes, by rank; none where they get no lines.
@@ -222,7 +221,6 @@ class Processes:
         """Send a signal to those processes that run and have a handler for it, and let them answer.
 
         Args:
-            number: of the signal.
             ranks: that are asked; None for all.
         """
         asked = [self.started[r].pid for r in self.running if ranks is None or r in ranks]

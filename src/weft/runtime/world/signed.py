@@ -29,12 +29,7 @@ def signed(store: Any) -> Any:
 
 @final
 class SignedStore:
-    """A store whose values are HMAC-SHA256 of key and value, and the value. What has no such proof is not there.
-
-    Args:
-        store: of the job.
-        secret: of the run.
-    """
+    """A store whose values are HMAC-SHA256 of key and value, and the value. What has no such proof is not there."""
 
     def __init__(self, store: Any, secret: bytes) -> None:
         self._store, self._secret = store, secret

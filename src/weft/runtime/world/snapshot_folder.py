@@ -27,9 +27,6 @@ def snapshot_folder(memory: Path = MEMORY) -> Iterator[None]:
     """Name a folder for snapshots to the ranks that start meanwhile, and take it away at the end.
 
     Where the user has named one, or the system has no such place, there is none.
-
-    Args:
-        memory: a memory file system.
     """
     with ExitStack() as stack:
         if not os.environ.get(SNAPSHOTS) and os.access(memory, os.W_OK):
@@ -45,10 +42,6 @@ def snapshot_folder(memory: Path = MEMORY) -> Iterator[None]:
 @contextmanager
 def run_folder(place: Path, prefix: str) -> Iterator[Path]:
     """A folder for this user alone, while the body runs; those that launchers have left that were killed go before.
-
-    Args:
-        place: where it lies.
-        prefix: of its name.
 
     Raises:
         OSError: it cannot be made.

@@ -10,26 +10,79 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from weft.boxing.halo import Halo, call_halos
 from weft.capture.fx.private import fake_mode
 from weft.compiler.plans.specialize import Target, variant
 from weft.errors import InternalError, LayoutError, RuleError, UserError
-from weft.ir.logical import Ref
-from weft.ir.plan import LocalCall, LocalValue
+from weft.ir.logical import Ref, Value
+from weft.ir.plan import LocalCall, LocalValue, Transfer
 from weft.layout import Layout, broadcast_layout
-from weft.ops import OpCall, Operand, TensorSpec, localize, signatures
+from weft.ops import OpCall, Operand, Signature, TensorSpec, localize, signatures
 from weft.ops.call import map_argument
 from weft.ops.dtypes import dtype_name
 from weft.ops.localize import BLANK
+from weft.runtime.channels.collectives import run_transfer
 from weft.runtime.kernels.generated import build_kernel
 from weft.runtime.kernels.matmul import onednn_is_faster
-from weft.tensor.chain import Chain, Locals, chain_between
+from weft.tensor.boxing import check_strict
+from weft.tensor.chain import Chain, Locals, chain_between, transfer_among_own
 from weft.tensor.dispatch.arguments import FloatSlot, Reader, op_name, takes_slots
 from weft.tensor.dispatch.choose import PerAxis, choose, operand_layout
-from weft.tensor.dispatch.halo import Exchange, exchanges
-from weft.tensor.divergence import user_line
-from weft.tensor.mesh import Mesh
+from weft.tensor.divergence import meet, user_line
+from weft.tensor.mesh import Mesh, open_channels
 from weft.tensor.spec import intern
-from weft.tensor.strict import check_strict
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One operand's exchange.
+
+    Attributes:
+        halo: who reads which rows.
+        mesh: of the operand.
+        nodes: what each rank of this process does.
+    """
+
+    halo: Halo
+    mesh: Mesh
+    nodes: tuple[Transfer, ...]
+
+    def run(self, locals_: Locals, what: str) -> Locals:
+        """The windows that this process's ranks read; `what` asks for them."""
+        halo, mesh = self.halo, self.mesh
+        if mesh.in_process:
+            return transfer_among_own(halo.group_of, self.nodes, locals_, mesh)
+        open_channels(mesh.world, halo.groups)
+        made = []
+        for rank, node, tensor in zip(mesh.ranks, self.nodes, locals_, strict=True):
+            rows = f"{what}: border rows of {halo.value.dtype} {halo.value.shape}"
+            channel = meet(mesh.world, halo.group_of(rank), rows)
+            found = run_transfer(channel, node, tensor)
+            assert found is not None  # every rank reads some rows
+            made.append(found)
+        return tuple(made)
+
+
+def exchanges(
+    call: OpCall, chosen: Sequence[Signature], layouts: Sequence[Layout], mesh: Mesh
+) -> tuple[Exchange | None, ...]:
+    """The exchange of each operand, lying as `layouts` say; None where nothing is exchanged."""
+    if not call.operands:
+        return ()
+    values = [
+        Value("x", spec.shape, spec.dtype, layout)
+        for spec, layout in zip(call.operands, layouts, strict=True)
+    ]
+    found = call_halos(call, chosen, values)
+    return tuple(
+        _exchange(found[number], mesh) if number in found else None for number in range(len(values))
+    )
+
+
+def _exchange(halo: Halo, mesh: Mesh) -> Exchange:
+    return Exchange(halo, mesh, tuple(halo.transfer(rank, 0, "x", "y") for rank in mesh.ranks))
+
 
 Kernel = Callable[..., tuple[Tensor, ...]]
 
@@ -40,7 +93,6 @@ class Recipe:
     """The recipe of an op.
 
     Attributes:
-        op: its name.
         mesh: where it runs.
         chains: how each operand is boxed; None where it stays.
         halos: what ranks then fetch of each operand from their neighbours, or ().

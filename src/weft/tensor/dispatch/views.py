@@ -28,7 +28,6 @@ class Origin:
     """The tensor that a copied view was taken of.
 
     Attributes:
-        source: the tensor.
         view: takes the same view of a tensor like `source`.
         elements: true where its elements are some of those of `source`, not their real parts or the like.
     """

@@ -48,7 +48,7 @@ if __name__ == "__main__":
         kept.save_when_due(program, {"step": program.steps, **own})
     program.wait_for_memory()
     losses = [float(program.step(batch_of(step))) for step in (4, 5)]
-    sent = dict(program._saving.snapshots[Path(folder)].shelf.line.channel.sent) if size > 1 else {}
+    sent = dict(program._snapshots[Path(folder)].shelf.line.channel.sent) if size > 1 else {}
     Path(out, f"{rank}.json").write_text(json.dumps([began, found, losses, told, sent]))
     if mode != "resume":
         os._exit(0)  # as if all were lost at once

@@ -185,8 +185,8 @@ def test_a_run_that_dies_while_a_snapshot_is_written_has_the_one_before(
             assert program.steps == 2
             program.step(batch_of(2))
             program.save_in_memory(kept.folder)
-            assert program._saving.snapshots[kept.folder]._taking is not None
-            program._saving.snapshots[kept.folder]._taking = None  # nobody waits for it any more
+            assert program._snapshots[kept.folder]._taking is not None
+            program._snapshots[kept.folder]._taking = None  # nobody waits for it any more
 
 
 def test_where_memory_has_nothing_whole_the_checkpoint_on_disk_is_taken(

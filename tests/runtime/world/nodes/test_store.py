@@ -18,11 +18,10 @@ from weft.errors import UserError
 from weft.runtime.world.launch import Elsewhere, Fleet
 from weft.runtime.world.nodes import frames, launchers
 from weft.runtime.world.nodes import server as module
-from weft.runtime.world.nodes.client import Client, split_address
+from weft.runtime.world.nodes.client import Client, NodesStore, split_address
 from weft.runtime.world.nodes.frames import answer, greet
 from weft.runtime.world.nodes.joined import Joined
 from weft.runtime.world.nodes.server import Server
-from weft.runtime.world.nodes.store import NodesStore
 
 SECRET = b"the secret of the run"
 

@@ -65,8 +65,6 @@ class BuddyLine:
 
     Attributes:
         channel: of all processes; None where this is the only one.
-        hosts: of all.
-        process: this one.
     """
 
     channel: Channel | None

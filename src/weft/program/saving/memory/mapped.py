@@ -132,12 +132,7 @@ class MappedFile:
 
 @final
 class FormedFile:
-    """A mapped file of a form.
-
-    Args:
-        path: of the file.
-        form: of it.
-    """
+    """A mapped file of a form."""
 
     def __init__(self, path: Path, form: FileForm) -> None:
         self.form = form

@@ -150,7 +150,6 @@ def take_away(folder: Path, but: tuple[int, int] | None, before: int) -> None:
     """Take away what earlier starts have left.
 
     Args:
-        folder: of the snapshots.
         but: start and turn of the generation that stays; None for none.
         before: the start that has begun.
     """

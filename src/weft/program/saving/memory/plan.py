@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, final
 
@@ -12,15 +12,16 @@ from torch import Tensor
 
 from weft.layout.region import Region
 from weft.program.everyone import told
+from weft.program.saving.extras import Extras
+from weft.program.saving.files import file_bytes
+from weft.program.saving.manifest import VERSION
+from weft.program.saving.memory.generations import Shelf
 from weft.program.saving.memory.hosts import Hosts
 from weft.program.saving.memory.mapped import FileForm, form_of
 from weft.program.saving.memory.places import TURNS, free_bytes
-from weft.program.saving.memory.records import fixed_text
-from weft.program.saving.memory.shelf import Shelf
-from weft.program.saving.pieces import Piece
 from weft.program.saving.program_state import ProgramState
 from weft.program.saving.save import files_of, tied_names
-from weft.program.saving.saved_tensors import SavedTensor, writers
+from weft.program.saving.saved_tensors import Piece, SavedTensor, writers
 from weft.units import bytes_text
 
 # Boxes of tensors by file and name, and their values.
@@ -36,7 +37,6 @@ class SnapshotPlan:
         kept: by parameter, names of the states that are tensors.
         writers: the pieces that each rank writes, by the name of a tensor and the rank.
         forms: of this process's files.
-        fixed: of `fixed_text`.
         tied: further names of tensors.
         sizes: for each process, bytes of its files by name, and a checksum of their headers.
     """
@@ -60,8 +60,6 @@ def planned(
     """Plan what each process saves. Every process must call it.
 
     Args:
-        state: of the program.
-        shelf: where snapshots lie.
         used: bytes of the files that this process has there already, and which those that are planned replace.
         laid: global tensors among the extras.
 
@@ -122,3 +120,71 @@ def _lacking(hosts: Hosts, every: Sequence[Sequence[Any]]) -> str:
                 f"which has {bytes_text(free)} free for them; the run goes on with its checkpoints on disk"
             )
     return ""
+
+
+def extra_part(extras: Extras) -> tuple[dict[str, Any], bytes]:
+    """The user's own tensors, as a record of this process has them, and the bytes of their file, if there are any."""
+    made, sums = file_bytes(extras.pieces) if extras.pieces else (b"", {})
+    parts = [[name, extras.file, whole, sums[name]] for name, (whole, _) in extras.pieces.items()]
+    files = {extras.file: len(made)} if made else {}
+    return {"files": files, "parts": parts, "tensors": extras.shapes}, made
+
+
+def fixed_text(
+    process: int, processes: int, forms: Mapping[str, FileForm], tensors: Mapping[str, Any]
+) -> str:
+    """The part that is equal in all records of a process, as JSON.
+
+    Args:
+        process, processes: the process, and how many there are.
+        forms: of its files.
+        tensors: whole shape and dtype of all that is saved, in the first process.
+    """
+    parts = [
+        [name, file, box.whole] for file, form in forms.items() for name, box in form.boxes.items()
+    ]
+    files = {file: form.bytes for file, form in forms.items()}
+    content = {"process": process, "processes": processes, "files": files}
+    return json.dumps({**content, "parts": parts, "tensors": tensors})
+
+
+def record_text(
+    fixed: str, step: int, sums: Iterable[int], extra: Mapping[str, Any], about: Any, numbers: Any
+) -> str:
+    """A record of a process.
+
+    Args:
+        step: after which it was taken.
+        sums: of the boxes, in the order of the parts.
+        extra: of `extra_part`.
+        about: what is no tensor, in the first process.
+        numbers: states of optimizers that are no tensors, by parameter.
+    """
+    now = {"step": step, "sums": list(sums), **extra, "about": about, "numbers": numbers}
+    return f'{{"fixed": {fixed}, "now": {json.dumps(now)}}}'
+
+
+def manifest_text(texts: Iterable[str]) -> str:
+    """The manifest of a snapshot, given the records of all its processes, as `read_manifest` reads it.
+
+    Raises:
+        ValueError, LookupError, TypeError: a record is damaged.
+    """
+    extents: dict[str, list[Any]] = {}
+    tensors: dict[str, Any] = {}
+    about: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
+    for record in map(json.loads, texts):
+        fixed, now = record["fixed"], record["now"]
+        both = zip(fixed["parts"], now["sums"], strict=True)
+        for name, file, whole, checksum in [*([*part, x] for part, x in both), *now["parts"]]:
+            extents.setdefault(name, []).append([file, name, whole, checksum])
+        tensors |= {**fixed["tensors"], **now["tensors"]}
+        about |= now["about"]
+        numbers |= now["numbers"]
+    content = {
+        name: {"shape": shape, "dtype": dtype, "extents": extents.get(name, [])}
+        for name, (shape, dtype) in tensors.items()
+    }
+    about |= {"numbers": numbers, "names": sorted(tensors)}
+    return json.dumps({"weft_checkpoint": VERSION, "about": about, "tensors": content})

@@ -16,7 +16,7 @@ from weft.errors import UNREADABLE, DamagedCheckpoint
 from weft.program.everyone import agreed, told
 from weft.program.saving.files import Extent, check_extents
 from weft.program.saving.manifest import NAME, Manifest
-from weft.program.saving.memory.generations import FileMove, Generation, moves_of
+from weft.program.saving.memory.generations import FileMove, Generation, Shelf, moves_of
 from weft.program.saving.memory.mapped import MappedFile, in_pieces, mapped_to_read
 from weft.program.saving.memory.places import (
     RECORD,
@@ -24,8 +24,7 @@ from weft.program.saving.memory.places import (
     free_bytes,
     part_folder,
 )
-from weft.program.saving.memory.records import manifest_text
-from weft.program.saving.memory.shelf import Shelf
+from weft.program.saving.memory.plan import manifest_text
 from weft.runtime.world.world import World
 from weft.units import bytes_text
 
@@ -40,11 +39,6 @@ _ALL = "*"
 @final
 class SnapshotReading:
     """One snapshot, as a folder of each host that `load` takes for a checkpoint. Use as a context, on every process.
-
-    Args:
-        world: of all ranks.
-        shelf: where snapshots lie.
-        generation: that is read.
 
     Attributes:
         folder: of this host.

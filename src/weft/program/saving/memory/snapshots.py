@@ -21,13 +21,18 @@ from weft.errors import DamagedCheckpoint
 from weft.ir import LogicalGraph
 from weft.program.everyone import agreed, told
 from weft.program.saving.extras import extras_of, laid_text
-from weft.program.saving.memory.generations import Generation, generations
+from weft.program.saving.memory.generations import Generation, Shelf, generations
 from weft.program.saving.memory.mapped import FormedFile, MappedFile
 from weft.program.saving.memory.places import TURNS, discount, part_folder, take_away
-from weft.program.saving.memory.plan import Files, SnapshotPlan, entries_of, planned
+from weft.program.saving.memory.plan import (
+    Files,
+    SnapshotPlan,
+    entries_of,
+    extra_part,
+    planned,
+    record_text,
+)
 from weft.program.saving.memory.reading import SnapshotReading
-from weft.program.saving.memory.records import extra_part, record_text
-from weft.program.saving.memory.shelf import Shelf
 from weft.program.saving.memory.taking import HeldFiles, TakenSnapshot
 from weft.program.saving.program_state import ProgramState
 from weft.program.saving.save import TIED, files_of
@@ -41,12 +46,7 @@ _log = logging.getLogger("weft")
 class Snapshots:
     """The snapshots of a program that belong to the checkpoints of a folder.
 
-    Args:
-        world: of the program.
-        shelf: where they lie.
-
     Attributes:
-        shelf: the same.
         came_from: start and turn of the generation that the program went on from; None without one.
         off: why none are taken any more; "" as long as they are.
     """
@@ -72,10 +72,7 @@ class Snapshots:
         """Copy what a checkpoint holds; a thread does the rest. Every process must call it.
 
         Args:
-            state: of the program.
-            step: that it has made last.
             about: the program, as JSON.
-            extra: the user's own.
 
         Raises:
             UserError: on all processes, where `extra` or a tensor is what no checkpoint takes.

@@ -54,7 +54,6 @@ class TakenSnapshot:
         files: with the values.
         record: gives the record, given the checksums.
         extra: the bytes of the extras' file; empty where there is none.
-        line: to the others.
     """
 
     def __init__(

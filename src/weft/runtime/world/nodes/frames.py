@@ -47,7 +47,6 @@ class Line:
     """One end of a connection whose other end has proven itself.
 
     Args:
-        connection: a stream.
         key: of this connection.
         sends, hears: the names of the two directions.
     """

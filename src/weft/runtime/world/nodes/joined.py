@@ -20,7 +20,6 @@ def ended_key(rank: int, start: int) -> str:
     """The name of a rank's exit code in the store, once it has ended.
 
     Args:
-        rank: of the job.
         start: of the ranks, from 0.
     """
     return f"weft/ended/{start}/{rank}"
@@ -40,7 +39,6 @@ class Joined:
         fleet: its ranks.
         environment: what these need to meet the others.
         events: gets the failures of other nodes.
-        client: the connection to the store.
         start: of the ranks, from 0.
     """
 

@@ -54,13 +54,7 @@ class Nodes:
 
 @final
 class Launchers:
-    """The launchers of a job, one on each node, as one of them sees them, over all starts of the ranks.
-
-    Args:
-        nodes: of the job.
-        client: the connection to the store.
-        secret: of the run.
-    """
+    """The launchers of a job, one on each node, as one of them sees them, over all starts of the ranks."""
 
     def __init__(self, nodes: Nodes, client: Client, secret: str) -> None:
         self.nodes = nodes
@@ -213,7 +207,6 @@ def launchers(nodes: Nodes, seconds: float = JOIN_SECONDS) -> Iterator[Launchers
     """Reach the store of the job; at the end, the one that keeps it lets the others read what has failed.
 
     Args:
-        nodes: of the job.
         seconds: in which the store must be there.
 
     Raises:

@@ -30,8 +30,6 @@ class Server:
 
     Args:
         address: host and port to listen at; port 0 chooses one.
-        secret: of the run.
-        family: of the address.
 
     Raises:
         OSError: the address is no one of this host, or taken.
