@@ -34,12 +34,10 @@ from weft.planning.moves import Candidate, OtherStrategy
 from weft.planning.progress import uncollected
 from weft.planning.stored_step import StoredStep
 from weft.simulator import PlannedStep
-from weft.simulator.delta.change import Change
-from weft.simulator.delta.evaluation import Evaluation
+from weft.simulator.delta.evaluation import Change, Evaluation
 from weft.simulator.steps.acts import act_costs
-from weft.simulator.timing.clock import TaskClock
+from weft.simulator.timing.clock import TaskClock, TaskWeb
 from weft.simulator.timing.tasks import Tasks, in_ticks, tasks_of
-from weft.simulator.timing.web import TaskWeb
 
 RANKS = 64
 PLAIN = weft.Strategy(batch={"*": weft.split(0)}, parameters={"*": weft.broadcast})

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from weft.simulator.delta.change import Change
-from weft.simulator.delta.evaluation import Evaluation
+from weft.simulator.delta.evaluation import Change, Evaluation
 from weft.simulator.timing.clock import run
 from weft.simulator.timing.tasks import Lane, Tasks, in_ticks
 

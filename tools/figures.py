@@ -11,8 +11,8 @@ from typing import Any
 
 from weft.hardware.fields import read_yaml
 from weft.hardware.kinds.device_kinds import DEVICES, device_kinds
-from weft.hardware.topology.link_kinds import LINKS
 from weft.hardware.topology.reading import TOPOLOGIES, topologies
+from weft.hardware.topology.reading_nodes import LINKS
 
 PAGE = Path(__file__).parents[1] / "docs" / "catalogue.md"
 HEAD = """# Catalogue of hardware

@@ -22,7 +22,7 @@ from typing import final
 
 from benchmarks.copies.torch_orders import orders, seconds, slots
 from benchmarks.copies.unit_stages import Draft, Layout, drafted, homes
-from weft.search.moves.time_and_memory import half_in_flight
+from weft.search.moves.neighbours import half_in_flight
 from weft.strategy.parts import Schedule
 
 RANKS, MICRO_BATCHES = (2, 4, 8), (4, 8, 16, 32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import build
 from build import refs, value
-from weft.hardware.call_text import call_text, lying, makers_of
+from weft.hardware.durations import call_text, lying, makers_of
 from weft.ir.plan import LocalCall
 from weft.ir.queries.op_calls import local_op_call
 

@@ -12,8 +12,8 @@ import pytest
 from mutations import mutated
 from weft.errors import UserError
 from weft.hardware import here
-from weft.hardware.call_text import call_text, exchange_text
 from weft.hardware.costs import Cost
+from weft.hardware.durations import call_text, exchange_text
 from weft.hardware.here import costs_here, keep_here, kept_here, load_here, this_machine
 from weft.hardware.measured import (
     MeasuredCosts,
@@ -24,7 +24,7 @@ from weft.hardware.measured import (
     from_json,
     to_json,
 )
-from weft.hardware.usual.device_type import usual_device
+from weft.hardware.usual import usual_device
 from weft.ops import OpCall, Operand
 from weft.ops.call import TensorSpec
 from weft.units import Bytes, Seconds

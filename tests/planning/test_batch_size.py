@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.ir import parse_graph
-from weft.planning.batch_size import BatchSize, batch_size
+from weft.planning.stored_step import BatchSize, batch_size
 
 EMBED = '%w = parameter "w" : float32[9, 8]\n'
 LOOKED_UP = "%e = call aten.embedding.default(%w, %x) : float32[4, 6, 8]\n"

@@ -6,7 +6,7 @@ import pytest
 
 import weft
 from weft.errors import UserError
-from weft.planning.grid import parse_grid, placement_on
+from weft.planning.machine import parse_grid, placement_on
 
 DATA = weft.data_parallel()
 PARTS = weft.Strategy(

@@ -15,7 +15,7 @@ from models import GPT, MLP, classification_loss, token_batch, token_loss, vecto
 from weft.compiler.local.communicators import families
 from weft.errors import UserError
 from weft.hardware import usual_device
-from weft.hardware.call_text import exchange_text
+from weft.hardware.durations import exchange_text
 from weft.hardware.here import keep_here, this_machine
 from weft.hardware.measured import Measurements, SizedSample
 from weft.hardware.topology import topology

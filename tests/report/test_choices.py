@@ -10,8 +10,7 @@ import weft
 from report.reported import planned
 from weft.hardware import CostModel
 from weft.ir.logical import Call
-from weft.report.choices import Choices
-from weft.report.modules import model_rows
+from weft.report.modules import Choices, model_rows
 from weft.strategy.strategy import Strategy
 
 DATA = {"*": weft.split(0)}

@@ -17,7 +17,7 @@ from search.jobs import layers
 from weft.cli.main import app
 from weft.errors import UserError
 from weft.report import Report, write_report
-from weft.report.page import page_of
+from weft.report.content import page_of
 from weft.traces.rows import RankTrace, StepSpan
 
 

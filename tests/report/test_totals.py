@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.report.totals import shares, totals
+from weft.report.timelines import shares, totals
 from weft.traces.rows import Kind, RankTrace, Slice, StepSpan
 
 QUEUES: tuple[tuple[str, tuple[int, ...]], ...] = (

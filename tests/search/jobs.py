@@ -17,7 +17,7 @@ from weft.planning.machine import machine_of
 from weft.planning.stored_step import StoredStep
 from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
-from weft.search.enumeration.fronts import Fronts
+from weft.search.enumeration.room import Fronts
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.measures import Measures
 from weft.search.space.fixed import space_of

@@ -90,7 +90,7 @@ def test_a_budget_ends() -> None:
 
 def test_what_goes_on_now_ends_before_the_whole(clock: Clock) -> None:
     pace = timed()
-    pace.state.go_on_until(0.5)
+    pace.state.until = 0.5
     clock.now = 4.0
     with pace.until_half():
         assert pace.state.until == pytest.approx(0.45)
@@ -98,7 +98,7 @@ def test_what_goes_on_now_ends_before_the_whole(clock: Clock) -> None:
     assert pace.may_plan(5.0)
     clock.now = 6.0
     assert not pace.may_plan()
-    pace.state.go_on_until(1.0)
+    pace.state.until = 1.0
     assert pace.may_plan()
 
 
@@ -128,7 +128,7 @@ def test_one_point_is_planned_in_any_case_and_until_one_fits_others_in_time(cloc
     clock.now = 2 * SECONDS
     assert pace.must_plan()
     assert pace.goes_on()
-    found.note_point(Point(2), found.plan("quick", QUICK))
+    found.points[Point(2)] = found.plan("quick", QUICK)
     assert not pace.must_plan()
     assert not pace.goes_on()
     # What the last ones took would be too long, if one fitted.
@@ -183,7 +183,7 @@ def test_a_best_that_is_planned_once_more_takes_time_from_points(
 
 def test_before_any_plan_half_of_the_time_is_for_looks(clock: Clock) -> None:
     pace = timed()
-    pace.state.go_on_until(0.8)
+    pace.state.until = 0.8
     clock.now = 3.5
     assert pace.may_look()
     clock.now = 4.5
@@ -197,7 +197,7 @@ def test_before_any_plan_half_of_the_time_is_for_looks(clock: Clock) -> None:
 def test_where_nothing_fits_small_steps_are_planned_to_the_end(clock: Clock) -> None:
     """Also when what goes on now has ended; a step of few blocks has no small ones."""
     pace = timed(8)
-    pace.state.go_on_until(0.4)
+    pace.state.until = 0.4
     clock.now = SECONDS - 1
     assert not pace.may_look()
     assert pace.may_look_to_the_end()

@@ -177,7 +177,7 @@ def test_a_record_holds_all_answers() -> None:
 
 def test_what_is_known_of_moves_is_of_the_best() -> None:
     found = searched(staged=STAGED)
-    found.note_locality("none of 3 single moves from the best is quicker")
+    found.locality = "none of 3 single moves from the best is quicker"
     found.plan("slow", SLOW)
     assert found.locality
     found.plan("quick", QUICK)

@@ -9,9 +9,14 @@ from weft.actors.messages import EndStep as EndStep
 from weft.actors.messages import Event as Event
 from weft.actors.messages import Finished as Finished
 from weft.actors.messages import Free as Free
+from weft.actors.messages import QueueStatistics as QueueStatistics
 from weft.actors.messages import Ready as Ready
 from weft.actors.messages import Released as Released
 from weft.actors.messages import Send as Send
+from weft.actors.messages import Waiting as Waiting
+from weft.actors.messages import actor_text as actor_text
+from weft.actors.messages import waiting_text as waiting_text
+from weft.actors.messages import when_text as when_text
 from weft.actors.rank_driver import Clock as Clock
 from weft.actors.rank_driver import Driver as Driver
 from weft.actors.rank_driver import Executor as Executor
@@ -19,8 +24,3 @@ from weft.actors.rank_driver import Post as Post
 from weft.actors.rank_driver import RankDriver as RankDriver
 from weft.actors.rank_driver import machines as machines
 from weft.actors.rank_driver import queues_of as queues_of
-from weft.actors.statistics import QueueStatistics as QueueStatistics
-from weft.actors.statistics import Waiting as Waiting
-from weft.actors.statistics import actor_text as actor_text
-from weft.actors.statistics import waiting_text as waiting_text
-from weft.actors.statistics import when_text as when_text

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeAlias, TypeVar, final
 
 from weft.actors.machine import QueueMachine
-from weft.actors.messages import Act
-from weft.actors.statistics import QueueStatistics, Waiting, actor_text
+from weft.actors.messages import Act, QueueStatistics, Waiting, actor_text
 from weft.ir.plan import Communicate, Compute, RankPlan, Register
 from weft.units import Seconds
 

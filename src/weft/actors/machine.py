@@ -26,11 +26,12 @@ from weft.actors.messages import (
     Event,
     Finished,
     Free,
+    QueueStatistics,
     Ready,
     Released,
     Send,
+    Waiting,
 )
-from weft.actors.statistics import QueueStatistics, Waiting
 from weft.actors.wiring import Port, QueueActor, turns, wire
 from weft.errors import InternalError
 from weft.ir.plan import RankPlan

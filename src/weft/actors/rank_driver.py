@@ -8,8 +8,19 @@ from typing import Protocol, TypeVar, final
 
 from weft.actors.invariants import check_rank, is_debugging
 from weft.actors.machine import QueueMachine
-from weft.actors.messages import Act, Action, Begin, EndStep, Event, Free, Ready, Released, Send
-from weft.actors.statistics import QueueStatistics, waiting_text
+from weft.actors.messages import (
+    Act,
+    Action,
+    Begin,
+    EndStep,
+    Event,
+    Free,
+    QueueStatistics,
+    Ready,
+    Released,
+    Send,
+    waiting_text,
+)
 from weft.errors import InternalError
 from weft.ir.legal.plans import verify_plan
 from weft.ir.plan import COMPUTE, HOST, RankPlan

@@ -15,6 +15,7 @@ from weft.boxing.transfer import (
     step_bytes,
     transfer_ranks,
 )
+from weft.errors import LayoutError
 from weft.ir.logical import Arg, Ref
 from weft.ir.plan import (
     Collective,
@@ -24,7 +25,17 @@ from weft.ir.plan import (
     LocalValue,
     Transfer,
 )
-from weft.layout import SBP, Broadcast, Partial, Reduction, Split, neutral, shard_range, shard_sizes
+from weft.layout import (
+    SBP,
+    Broadcast,
+    Layout,
+    Partial,
+    Reduction,
+    Split,
+    neutral,
+    shard_range,
+    shard_sizes,
+)
 from weft.units import ITEM_SIZE, NO_BYTES, Bytes
 
 # From the ranks of a group, in its order, to its communicator's id.
@@ -224,3 +235,31 @@ def _window(
         return 0, 0
     offset, length = shard_range(held[dim], parts, index)
     return offset, length if kind == "slice" else held[dim]
+
+
+def gradient_layout(layout: Layout) -> Layout:
+    """The layout in which a gradient is complete without communication: S→S, B→P(sum), P(sum)→B.
+
+    Every rank differentiates with respect to its own local tensor. Each rank uses its own copy of
+    what is Broadcast, so that the gradients add up; each part of a sum has the gradient of the sum.
+    The function is its own inverse.
+
+    Raises:
+        LayoutError: for a Partial of another reduction, which is not linear; box it to Broadcast
+            before.
+    """
+    return Layout(layout.placement, tuple(_gradient(sbp, layout) for sbp in layout.sbp))
+
+
+def _gradient(sbp: SBP, layout: Layout) -> SBP:
+    match sbp:
+        case Broadcast():
+            return Partial("sum")
+        case Partial("sum"):
+            return Broadcast()
+        case Partial(reduction):
+            raise LayoutError(
+                f"no gradient passes P({reduction}), which is not linear, in {layout}; "
+                "box the tensor to B or to a split first"
+            )
+    return sbp

@@ -10,9 +10,8 @@ from typing import Literal, TypeAlias, final
 
 import numpy as np
 
-from weft.boxing.numbered import all_ranks, numbered_layouts, rank_numbers
 from weft.boxing.overlaps import Ends, Indices, State, overlaps, regions_of
-from weft.boxing.routes import routes
+from weft.boxing.routes import all_ranks, numbered_layouts, rank_numbers, routes
 from weft.cached import cached_property
 from weft.ir.plan_nodes import Piece
 from weft.layout import IDEMPOTENT, SBP, Broadcast, Layout, Partial, Placement, Split

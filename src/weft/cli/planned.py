@@ -8,8 +8,7 @@ from typing import final
 
 from weft.compiler.pipeline import Compiled
 from weft.planning.folder import write_plan
-from weft.planning.grid import parse_grid, placement_on
-from weft.planning.machine import Machine, machine_of
+from weft.planning.machine import Machine, machine_of, parse_grid, placement_on
 from weft.planning.plans import plan_stored
 from weft.planning.progress import progress, uncollected
 from weft.planning.stored_step import StoredStep

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from weft.report.page import write_page
+from weft.report.content import write_page
 from weft.report.runs import reports_of
 
 

@@ -20,7 +20,7 @@ from weft.planning.machine import machine_of
 from weft.planning.progress import display_options, is_terminal
 from weft.planning.stored_step import StoredStep
 from weft.report import Report, write_report
-from weft.report.page import REPORT
+from weft.report.content import REPORT
 from weft.search.outcome.result import SearchResult
 from weft.search.record.record import SearchRecord
 from weft.search.search import limited, search

@@ -8,8 +8,8 @@ from weft.hardware.kinds.device_kinds import device_kinds as device_kinds
 from weft.hardware.kinds.device_kinds import read_device_kind as read_device_kind
 from weft.hardware.kinds.roofline import call_seconds as call_seconds
 from weft.hardware.kinds.roofline import update_seconds as update_seconds
-from weft.hardware.usual.device import Device as Device
-from weft.hardware.usual.device import linked as linked
-from weft.hardware.usual.device import links_text as links_text
-from weft.hardware.usual.device_type import is_launched as is_launched
-from weft.hardware.usual.device_type import usual_device as usual_device
+from weft.hardware.usual import Device as Device
+from weft.hardware.usual import is_launched as is_launched
+from weft.hardware.usual import linked as linked
+from weft.hardware.usual import links_text as links_text
+from weft.hardware.usual import usual_device as usual_device

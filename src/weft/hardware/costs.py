@@ -109,7 +109,7 @@ class Costs(Protocol):
         Args:
             rank: which.
             call: what it calls.
-            lies: how its operands lie that are views, as `weft.hardware.call_text.lying` says; () for not known.
+            lies: how its operands lie that are views, as `weft.hardware.durations.lying` says; () for not known.
         """
 
     def of_update(self, rank: int, rule: str, moved: Bytes, together: int = 1) -> Cost:

@@ -1,13 +1,16 @@
-"""Durations of the acts of a plan, estimated from shapes and the costs of a machine."""
+"""Durations of the acts of a plan, and the texts by which tables of measured costs name calls.
+
+Equal texts take equally long: where a shard begins, which ranks of one program differ by, is left out; an operand that
+is a view is named by the call that makes it, since kernels depend on strides.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias, final
 
-from weft.hardware.call_text import lying, makers_of
 from weft.hardware.costs import Cost, Costs, Groups, Sent
 from weft.ir.plan import (
     Actor,
@@ -26,8 +29,85 @@ from weft.ir.plan import (
 from weft.ir.queries.alias import value_bytes
 from weft.ir.queries.op_calls import local_op_call
 from weft.layout import region_size
-from weft.ops import OpCall
+from weft.ops import OpCall, Operand, shard_places, shares_memory
+from weft.ops.call import Argument, TensorSpec, Token, Varying
 from weft.units import ITEM_SIZE, Bytes, Seconds
+
+# Views of a tensor that lies in order lie so too.
+_IN_ORDER = frozenset(
+    (
+        *("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default"),
+        *("aten.unsqueeze.default", "aten.squeeze.dim", "aten.squeeze.dims"),
+        *("aten.alias.default", "aten.detach.default"),
+    )
+)
+
+
+def call_text(call: OpCall, lies: Sequence[str] = ()) -> str:
+    """One call on one line, such as "aten.mm.default(float32[8, 4], aten.t.default(float32[2, 4]))".
+
+    Args:
+        call: of one rank.
+        lies: for each operand, the text of the view that it is; empty where it is none (`lying`).
+    """
+    specs = tuple(map(spec_text, call.operands))
+    operands = tuple(own or spec for own, spec in zip(lies, specs, strict=True)) if lies else specs
+    places, count = shard_places(call.op), len(call.args)
+    shown = [
+        "_" if place in places or place - count in places else _text(arg, operands)
+        for place, arg in enumerate(call.args)
+    ]
+    shown += [f"{name}={_text(arg, operands)}" for name, arg in call.kwargs]
+    return f"{call.op}({', '.join(shown)})"
+
+
+def makers_of(nodes: Iterable[object]) -> dict[str, LocalCall]:
+    """The call that makes each local value of a program."""
+    return {v.name: node for node in nodes if isinstance(node, LocalCall) for v in node.makes}
+
+
+def lying(
+    node: LocalCall, makers: Mapping[str, LocalCall], values: Mapping[str, LocalValue]
+) -> tuple[str, ...]:
+    """For each operand of a call, the text of the view that it is; empty for those that lie in order."""
+    return tuple([_view_text(name, makers, values) for name in node.operands])
+
+
+def _view_text(name: str, makers: Mapping[str, LocalCall], values: Mapping[str, LocalValue]) -> str:
+    maker = makers.get(name)
+    if maker is None or not shares_memory(maker.op) or any(n not in values for n in maker.operands):
+        return ""
+    inner = lying(maker, makers, values)
+    if maker.op in _IN_ORDER and not any(inner):
+        return ""
+    text = call_text(local_op_call(maker, values), inner)
+    if len(maker.makes) == 1:
+        return text
+    return f"{text}[{[each.name for each in maker.makes].index(name)}]"
+
+
+def exchange_text(kind: str, ranks: int) -> str:
+    """A kind of exchange between so many ranks, such as "all_reduce of 2"."""
+    return f"{kind} of {ranks}"
+
+
+def spec_text(spec: TensorSpec) -> str:
+    """Dtype and shape, such as "float32[8, 4]"."""
+    return f"{spec.dtype}[{', '.join(map(str, spec.shape))}]"
+
+
+def _text(arg: Argument, operands: tuple[str, ...]) -> str:
+    match arg:
+        case Operand(index=index):
+            return operands[index]
+        case Token(kind=kind, name=name):
+            return f"{kind}:{name}"
+        case Varying(values=values):
+            return _text(values[0], operands)
+        case tuple():
+            return f"[{', '.join(_text(part, operands) for part in arg)}]"
+    return repr(arg)
+
 
 Values: TypeAlias = Mapping[str, LocalValue]
 Makers: TypeAlias = Mapping[str, LocalCall]
@@ -132,7 +212,7 @@ class Durations:
         first = joined[0]
         moved = Bytes(sum(map(self._moved, joined)))
         if isinstance(first, Transfer):
-            sent = [piece for each in joined for piece in self._pieces(each, rank)]
+            sent = [piece for each in joined for piece in transfer_pieces(each, rank, self._ranks)]
             return self._costs.of_transfer(sent, moved)
         size = joined_size(joined)
         key = first.kind, first.communicator, size, moved
@@ -147,22 +227,6 @@ class Durations:
         family = self.families.get(communicator, (communicator,))
         return [self._ranks[one] for one in family if one in self._ranks]
 
-    def _pieces(self, node: Exchange, rank: int) -> Sent:
-        """The pieces that a rank sends to others and receives from them."""
-        if not isinstance(node, Transfer):
-            return ()
-        ranks = self._ranks.get(node.communicator, ())
-        found = []
-        for value, pieces, out in (
-            (node.input, node.sends, True),
-            (node.output, node.receives, False),
-        ):
-            for peer, region in pieces if ranks else ():
-                if ranks[peer] != rank:
-                    ends = (rank, ranks[peer]) if out else (ranks[peer], rank)
-                    found.append((*ends, _piece_bytes(value, ((peer, region),))))
-        return found
-
     def _moved(self, node: Exchange) -> Bytes:
         """The bytes that a rank sends or receives, whichever is more."""
         if isinstance(node, Transfer):
@@ -174,6 +238,22 @@ class Durations:
 def joined_size(joined: Sequence[Exchange]) -> Bytes:
     """Bytes of collectives that run as one: of each its larger side."""
     return Bytes(sum(larger_side(each) for each in joined if isinstance(each, Collective)))
+
+
+def transfer_pieces(node: Exchange, rank: int, ranks: Mapping[int, Sequence[int]]) -> Sent:
+    """The pieces of a transfer that a rank sends to others and receives from them; `ranks` of each communicator."""
+    found: list[tuple[int, int, Bytes]] = []
+    own = ranks.get(node.communicator, ())
+    if isinstance(node, Transfer) and own:
+        for value, pieces, out in (
+            (node.input, node.sends, True),
+            (node.output, node.receives, False),
+        ):
+            for peer, region in pieces:
+                if own[peer] != rank:
+                    ends = (rank, own[peer]) if out else (own[peer], rank)
+                    found.append((*ends, _piece_bytes(value, ((peer, region),))))
+    return found
 
 
 def update_bytes(node: LocalUpdate, values: Values) -> Bytes:

@@ -25,7 +25,7 @@ from weft.hardware.measured import (
     to_json,
 )
 from weft.hardware.measured.figures import DEVICE, PROCESSES, RANKS, THREADS
-from weft.hardware.usual.device_type import usual_device
+from weft.hardware.usual import usual_device
 from weft.private import is_private, make_private
 from weft.units import counted
 

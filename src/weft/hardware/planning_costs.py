@@ -1,6 +1,6 @@
 """The one place that decides by which costs a step is planned on the devices at hand.
 
-On CPUs those that `weft measure` keeps of the machine, settled (`weft.hardware.measured.figures`); on CUDA those of the
+On CPUs those that `weft measure` keeps of the machine, settled (`weft.hardware.measured`); on CUDA those of the
 catalogue, by the name of the device; else the usual figures of the device type. A topology that is named is planned by
 its own costs. With `WEFT_PLAN_COSTS=usual` nothing that was measured counts.
 """
@@ -20,8 +20,7 @@ from weft.hardware.here import load_here
 from weft.hardware.measured import MeasuredCosts
 from weft.hardware.topology import topology
 from weft.hardware.topology_costs import TopologyCosts
-from weft.hardware.usual.device import Device, links_text
-from weft.hardware.usual.device_type import usual_device
+from weft.hardware.usual import Device, links_text, usual_device
 from weft.units import Bytes
 
 PLAN_COSTS = "WEFT_PLAN_COSTS"

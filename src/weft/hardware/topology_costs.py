@@ -18,7 +18,7 @@ from weft.hardware.costs import Capacity, Cost, Groups, Sent, Slowdown
 from weft.hardware.kinds.device_kinds import DeviceKind, device_kind
 from weft.hardware.kinds.roofline import call_seconds, update_seconds, without_peak
 from weft.hardware.topology.machine import Topology
-from weft.hardware.usual.device_type import is_launched
+from weft.hardware.usual import is_launched
 from weft.ir.plan_nodes import CollectiveKind
 from weft.ops import OpCall, has_rule, runs_whole
 from weft.ops.weft_ops import WEFT_OPS

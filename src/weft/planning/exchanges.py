@@ -115,15 +115,12 @@ def _group(graph: LogicalGraph, node: Box, passed: frozenset[str], forward: bool
 
 def _origin(graph: LogicalGraph, node: Node) -> Node:
     """The node that a boxing takes its value from, by way of casts, views and parts of it: ops of one operand."""
-    while isinstance(node, Box) or (isinstance(node, Call) and _passes(graph, node)):
+    while isinstance(node, Box) or (
+        isinstance(node, Call) and (len(node.operands) == 1 and node.op.split(".")[1] in _PASSING)
+    ):
         name = node.input.name if isinstance(node, Box) else node.operands[0]
         node = graph.producers[name]
     return node
-
-
-def _passes(graph: LogicalGraph, node: Call) -> bool:
-    """True where a call gives its one operand on, or a part of it, along a way that begins at an input."""
-    return len(node.operands) == 1 and node.op.split(".")[1] in _PASSING
 
 
 # Ops that change no element of their operand.

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import final
+from typing import Any, final
+
+import yaml
 
 from weft.actors.simulate import simulate as run_actors
 from weft.compiler.kept import KeptResults
-from weft.errors import InternalError, StrategyError
+from weft.errors import InternalError, StrategyError, UserError
 from weft.hardware.topology import Topology
 from weft.ir.plan import RankPlan
 from weft.layout import Placement
-from weft.planning.grid import placement_on
-from weft.planning.machine import machine_of
-from weft.planning.moves import Candidate, Move
+from weft.planning.machine import machine_of, placement_on
+from weft.planning.moves import Candidate, Move, OtherStrategy
 from weft.planning.plans import PricedStep, plan_stored, priced_step
 from weft.planning.progress import uncollected
 from weft.planning.simulated import planned_step
@@ -29,6 +30,7 @@ from weft.simulator.results.simulation import Simulation
 from weft.simulator.steps.acts import ActCosts
 from weft.simulator.steps.planned import PlannedStep, step_flops
 from weft.strategy.strategy import Strategy
+from weft.strategy.text import plain
 from weft.units import Seconds
 
 # Results that are kept of each pass, and moves that can be undone.
@@ -199,3 +201,140 @@ def with_credits(
     except InternalError as error:
         raise StrategyError(f"with these copies the plans get stuck ({error}); use more") from None
     return replace(step, plans=every)
+
+
+# Characters of an entry that are shown.
+_SHOWN = 60
+
+
+@final
+@dataclass(frozen=True)
+class Difference:
+    """An entry in which two strategies differ.
+
+    Attributes:
+        name: of the entry, as in strategy files.
+        first, second: what each strategy says, as text.
+        seconds: of a step of the first strategy with this entry of the second; None where it cannot be planned so.
+        why: why not.
+    """
+
+    name: str
+    first: str
+    second: str
+    seconds: Seconds | None
+    why: str = ""
+
+
+@final
+@dataclass(frozen=True)
+class Differences:
+    """Two strategies on one machine.
+
+    Attributes:
+        first, second: their simulations.
+        entries: in which they differ.
+    """
+
+    first: Simulation
+    second: Simulation
+    entries: tuple[Difference, ...]
+
+    def __str__(self) -> str:
+        """A line for each strategy, then for each entry what it costs or saves by itself."""
+        before, after = self.first.step_seconds, self.second.step_seconds
+        lines = [
+            f"first:  {1e3 * before:.3f} ms a step, {_memory(self.first)}",
+            f"second: {1e3 * after:.3f} ms a step, {_memory(self.second)}; {_by(after, before)}",
+        ]
+        if not self.entries:
+            return "\n".join([*lines, "the strategies do not differ"])
+        for each in self.entries:
+            effect = (
+                f"not by itself: {each.why}"
+                if each.seconds is None
+                else f"by itself {_by(each.seconds, before)}"
+            )
+            lines.append(f"{each.name}: {_short(each.first)} -> {_short(each.second)}")
+            lines.append(f"    {effect}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as lists, dicts, numbers and texts; seconds and bytes."""
+        return {
+            "first": self.first.to_json(),
+            "second": self.second.to_json(),
+            "entries": [
+                {each.name: getattr(one, each.name) for each in fields(one)} for one in self.entries
+            ],
+        }
+
+
+def differences(
+    step: StoredStep, first: Strategy, second: Strategy, topology: str | Path | Topology
+) -> Differences:
+    """Simulate two strategies, and the first one with each entry that the second one has otherwise.
+
+    Effects of single entries need not add up: some hang together, such as stages and micro-batches.
+
+    Args:
+        step: from a graph file.
+        first, second: the strategies.
+        topology: the machine, as `weft.simulate` takes it.
+
+    Raises:
+        UserError: one of the two cannot be planned, or the topology is unknown.
+    """
+    explorer = Explorer(step, first, topology)
+    before = explorer.simulation
+    names = [
+        each.name
+        for each in fields(Strategy)
+        if _said(first, each.name) != _said(second, each.name)
+    ]
+    entries = tuple(_entry(explorer, first, second, name, names) for name in names)
+    explorer.apply(OtherStrategy(second))
+    return Differences(before, explorer.simulation, entries)
+
+
+def _entry(
+    explorer: Explorer, first: Strategy, second: Strategy, name: str, names: Sequence[str]
+) -> Difference:
+    """An entry of the second strategy in the first one, planned and taken back."""
+    said = _said(first, name), _said(second, name)
+    try:
+        other = replace(first, **{name: getattr(second, name)})
+        seconds = explorer.apply(OtherStrategy(other))
+    except UserError as error:
+        others = ", ".join(each for each in names if each != name)
+        together = f" (with {others}, perhaps)" if others else ""
+        return Difference(name, *said, None, f"{str(error).splitlines()[0]}{together}")
+    explorer.undo()
+    return Difference(name, *said, seconds)
+
+
+def _said(strategy: Strategy, name: str) -> str:
+    """An entry as strategy files have it, in one line; patterns in their order, which counts."""
+    found = plain(name, getattr(strategy, name))
+    text = yaml.safe_dump(found, sort_keys=False, default_flow_style=True, width=10**9)
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 1]}…"
+
+
+def _by(seconds: float, before: float) -> str:
+    """The difference of two times, in words."""
+    part = seconds / before - 1
+    if seconds == before:
+        return "no change"
+    return f"{1e3 * abs(seconds - before):.3f} ms {'more' if part > 0 else 'less'} ({part:+.1%})"
+
+
+def _memory(simulation: Simulation) -> str:
+    found = simulation.memory
+    if found is None:
+        return "memory not known"
+    fits = "" if found.fits else ", which does not fit"
+    return f"{found.total / 1e9:.2f} GB{fits}"

@@ -16,12 +16,10 @@ from weft.hardware.given_costs import GivenCosts, read_given_costs
 from weft.hardware.topology import Topology
 from weft.ir import LogicalGraph
 from weft.layout import Placement
-from weft.planning.batch_size import batch_size
-from weft.planning.grid import placement_on
-from weft.planning.machine import HERE, machine_of
+from weft.planning.machine import HERE, machine_of, placement_on
 from weft.planning.plans import plan_stored, priced_step
 from weft.planning.progress import uncollected
-from weft.planning.stored_step import StoredStep
+from weft.planning.stored_step import StoredStep, batch_size
 from weft.simulator.results.simulation import Simulation
 from weft.simulator.steps.planned import PlannedStep, step_flops
 from weft.strategy.strategy import Strategy, data_parallel

@@ -11,17 +11,18 @@ import gzip
 import hashlib
 import json
 import zlib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from math import prod
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 from weft.cached import cached_property
 from weft.compiler.training.loss_scale import SEED
 from weft.errors import UNREADABLE, UserError, WeftError
-from weft.ir import LogicalGraph, parse_graph, verify
-from weft.ir.logical import Call
+from weft.ir import parse_graph, verify
+from weft.ir.logical import Call, Input, LogicalGraph
 from weft.layout.placement import DEVICE_NAMES
 from weft.planning.declared import check_rules, declare, rules_for
 from weft.strategy.precision import Precision
@@ -270,3 +271,43 @@ class _Header:
             raise UserError(
                 f"{self._where}: 'precision': {error}; capture the step again"
             ) from None
+
+
+_EMBEDDING = "aten.embedding.default"
+
+
+@final
+class BatchSize(NamedTuple):
+    """The size of a step's batch.
+
+    Attributes:
+        samples: 0 where the batch has no dimension.
+        tokens: 0 where the samples are no sequences of tokens.
+    """
+
+    samples: int
+    tokens: int
+
+
+def batch_size(graph: LogicalGraph) -> BatchSize:
+    """The size of the batch of a captured step.
+
+    Samples are the first dimension of most of its tensors, of the larger ones where that does not decide. Tokens are
+    those of the first tensor of whole numbers [samples, time], in a step that looks something up in an embedding.
+    """
+    shapes = [
+        (node.value.shape, node.value.dtype)
+        for node in graph.of_kind(Input)
+        if node.role == "batch" and node.value.shape
+    ]
+    if not shapes:
+        return BatchSize(0, 0)
+    counted = Counter(shape[0] for shape, _ in shapes)
+    samples = max(counted, key=lambda size: (counted[size], size))
+    embeds = any(node.op == _EMBEDDING for node in graph.of_kind(Call))
+    lengths = (
+        shape[1]
+        for shape, dtype in shapes
+        if embeds and "int" in dtype and len(shape) == 2 and shape[0] == samples
+    )
+    return BatchSize(samples, samples * next(lengths, 0))

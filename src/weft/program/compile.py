@@ -42,7 +42,7 @@ from weft.runtime.compiled.choice import UNCOMPILED, Kernels, usable_kernels
 from weft.runtime.memory.allocator import give_back
 from weft.runtime.world.distributed import current_world
 from weft.runtime.world.world import World
-from weft.search.auto import Auto
+from weft.search.budget import Auto
 from weft.strategy.strategy import Strategy, data_parallel
 from weft.strategy.text import plain
 from weft.tensor.mesh import mesh_of

@@ -14,8 +14,7 @@ from weft.ir.logical import Location
 from weft.ir.plan import RankPlan
 from weft.ir.queries.alias import KINDS
 from weft.report.timelines import UNIT
-from weft.traces.events import near
-from weft.traces.names import lines_of
+from weft.traces.events import lines_of, near
 from weft.traces.rows import RankTrace, StepSpan
 from weft.units import Seconds
 

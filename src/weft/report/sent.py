@@ -13,8 +13,7 @@ import numpy.typing as npt
 from weft.boxing import BoxingStep
 from weft.boxing.box_steps import step_groups
 from weft.boxing.halo import Halo
-from weft.boxing.numbered import all_ranks, numbered_layouts
-from weft.boxing.routes import routes
+from weft.boxing.routes import all_ranks, numbered_layouts, routes
 from weft.compiler.pipeline import Compiled
 from weft.layout import overlap, region_size
 from weft.planning.exchanges import Exchanged, exchanges

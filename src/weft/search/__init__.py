@@ -1,6 +1,6 @@
 """The search for the fastest strategy of a step on a machine, with a bound for all others."""
 
-from weft.search.auto import Auto as Auto
+from weft.search.budget import Auto as Auto
 from weft.search.outcome.result import SearchResult as SearchResult
 from weft.search.outcome.result import Tried as Tried
 from weft.search.record.record import SearchRecord as SearchRecord

@@ -14,11 +14,7 @@ from weft.search.state import SearchState
 @final
 @dataclass(frozen=True)
 class Pace:
-    """Says what there is time for.
-
-    Attributes:
-        state: of the search.
-    """
+    """Says what there is time for."""
 
     state: SearchState
 
@@ -26,11 +22,11 @@ class Pace:
     def until_half(self) -> Iterator[None]:
         """Let the body have half of the seconds that are left until `state.until`; all of so many moves."""
         before = self.state.until
-        self.state.go_on_until((self.state.budget.part() + before) / 2)
+        self.state.until = (self.state.budget.part() + before) / 2
         try:
             yield
         finally:
-            self.state.go_on_until(before)
+            self.state.until = before
 
     def affords(self) -> bool:
         """True where one more strategy may be planned: it may take as long as the longest of the last three."""

@@ -25,8 +25,7 @@ from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
 from weft.search.enumeration.beginnings import Beginnings
 from weft.search.enumeration.enumeration import Enumeration
-from weft.search.enumeration.fronts import Fronts
-from weft.search.enumeration.room import Room
+from weft.search.enumeration.room import Fronts, Room
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.planners import Planners
 from weft.search.moves.local_search import improve
@@ -206,7 +205,7 @@ def _plan_likely(state: SearchState, enumeration: Enumeration, move: Callable[[]
         for by_hand in (True, False):
             enumeration.plan_points(by_hand, likely=False)
         return
-    state.go_on_until(_BY_HAND)
+    state.until = _BY_HAND
     beginnings.look_at_kinds()
     beginnings.plan_cheapest()
     enumeration.plan_points(True, likely=True)
@@ -214,13 +213,13 @@ def _plan_likely(state: SearchState, enumeration: Enumeration, move: Callable[[]
     others = partial(enumeration.plan_points, False, likely=True)
     room = Room(state)
     others_first = room.others_are_better()
-    state.go_on_until(_FIRST)
+    state.until = _FIRST
     (others if others_first else move)()
-    state.go_on_until(_SECOND)
+    state.until = _SECOND
     if others_first and room.others_are_far_quicker():
         others()
     (move if others_first else others)()
-    state.go_on_until(1.0)
+    state.until = 1.0
     # What was not reached in its part of the time: nothing by hand that should be quicker is left out for moves.
     enumeration.plan_points(True, likely=True)
 

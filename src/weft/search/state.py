@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from math import inf
 from typing import TypeAlias, TypeGuard, final
@@ -18,9 +18,14 @@ from weft.search.evaluation.evaluator import Evaluator, Whole
 from weft.search.evaluation.measures import Answer, Longer, Measures, Refused
 from weft.search.order.estimates import Estimates
 from weft.search.order.frontier import Frontier
-from weft.search.order.lines import Lines
-from weft.search.outcome.outcomes import PlannedStrategy, not_searched, nothing_fits, rows
-from weft.search.outcome.result import SearchResult
+from weft.search.order.in_stages import Lines
+from weft.search.outcome.result import (
+    PlannedStrategy,
+    SearchResult,
+    not_searched,
+    nothing_fits,
+    rows,
+)
 from weft.search.outcome.why_not import LookedAt, Sources, why_not
 from weft.search.record.record import Learned, SearchRecord
 from weft.search.space.point import Point
@@ -59,6 +64,12 @@ class SearchState:
     Attributes:
         facts: of the step.
         estimates: of points.
+        fronts: points that were not planned yet: those that people write by hand, and all others.
+        by_hand: all points that people write by hand, planned or not.
+        points: the answers of points that were planned.
+        until: the part of the seconds at which what goes on now ends.
+        locality: knowledge of moves from the best, in words; "" where there is none. It counts until another one is
+            the best.
     """
 
     def __init__(
@@ -74,12 +85,12 @@ class SearchState:
         self._told = told
         evaluator.learn(learned.answers, learned.longer)
         self.estimates = Estimates(floors, Lines(self.facts, evaluator), self.strategy, learned)
-        self._fronts: _Fronts = _empty(self.estimates), _empty(self.estimates)
-        self._by_hand, self._points = Points.of(()), dict[Point, Answer]()
+        self.fronts: _Fronts = _empty(self.estimates), _empty(self.estimates)
+        self.by_hand, self.points = Points.of(()), dict[Point, Answer]()
         self._least: Seconds | None = None
         self._skipped = Counter[str]()
         # The part of the seconds at which what goes on now ends, its name, and what is known of moves from the best.
-        self._until, self._chain, self._locality = 1.0, POINTS, ""
+        self.until, self._chain, self.locality = 1.0, POINTS, ""
         self._begun = 0
         self._refused = Counter[str]()
         self._tried: dict[str, PlannedStrategy] = {}
@@ -96,34 +107,9 @@ class SearchState:
         self._begin = budget.now()
 
     @property
-    def fronts(self) -> _Fronts:
-        """Points that were not planned yet: those that people write by hand, and all others."""
-        return self._fronts
-
-    @property
-    def by_hand(self) -> Points:
-        """All points that people write by hand, planned or not."""
-        return self._by_hand
-
-    @property
-    def points(self) -> Mapping[Point, Answer]:
-        """The answers of points that were planned."""
-        return self._points
-
-    @property
     def skipped(self) -> Counter[str]:
         """Numbers of points that were not planned, by the reason."""
         return Counter(self._skipped)
-
-    @property
-    def until(self) -> float:
-        """The part of the seconds at which what goes on now ends."""
-        return self._until
-
-    @property
-    def locality(self) -> str:
-        """Knowledge of moves from the best, in words; "" where there is none."""
-        return self._locality
 
     def arrange(self, by_hand: Points, least: Seconds, fronts: _Fronts) -> None:
         """Take the points of a space.
@@ -133,23 +119,11 @@ class SearchState:
             least: seconds that any of them takes at least.
             fronts: those that may have room.
         """
-        self._by_hand, self._least, self._fronts = by_hand, least, fronts
+        self.by_hand, self._least, self.fronts = by_hand, least, fronts
 
     def leave_out(self, why: str, count: int = 1) -> None:
         """Count points that are not planned, by the reason."""
         self._skipped[why] += count
-
-    def note_point(self, point: Point, answer: Answer) -> None:
-        """Note what came of a point that was planned."""
-        self._points[point] = answer
-
-    def go_on_until(self, part: float) -> None:
-        """Have what goes on from now end at that part of the seconds."""
-        self._until = part
-
-    def note_locality(self, said: str) -> None:
-        """Note what is known of moves from the best; it counts until another one is the best."""
-        self._locality = said
 
     def tell(self) -> None:
         """Tell what is known so far."""
@@ -279,7 +253,7 @@ class SearchState:
 
     def _take(self, found: Measures, key: str, strategy: Strategy) -> None:
         """Take a strategy for the best; of moves from it nothing is known."""
-        self._locality = ""
+        self.locality = ""
         self._best = found.seconds, key, self.evaluator.last(strategy)
 
     def fits(self, found: Answer | Longer) -> TypeGuard[Measures]:
@@ -302,7 +276,7 @@ class SearchState:
         Raises:
             UserError: no strategy that was planned fits.
         """
-        left = sum(len(front) + front.left_out for front in self._fronts)
+        left = sum(len(front) + front.left_out for front in self.fronts)
         skipped = self._skipped + Counter({NO_TIME if self.budget.ends < inf else NO_MOVES: left})
         if self.best is None:
             raise UserError(nothing_fits(self._tried.values(), self.floors.limit, left))
@@ -316,8 +290,8 @@ class SearchState:
             tried,
             {**skipped, **dict(self._refused.most_common(_REASONS))},
             not_searched(self.facts.statistics),
-            self._locality or NO_MOVE,
-            why_not(self._by_hand, best, self._sources()),
+            self.locality or NO_MOVE,
+            why_not(self.by_hand, best, self._sources()),
             additive,
             tuple(self._course),
             record=self.record(),
@@ -350,7 +324,7 @@ class SearchState:
         """The best so far, and all that was learned; once something fits."""
         assert self.best is not None
         evaluator, facts, best = self.evaluator, self.facts, self.best[1]
-        points = {**self.learned.points, **self._points}
+        points = {**self.learned.points, **self.points}
         looks = dict(self.estimates.looks)
         learned = Learned(dict(evaluator.answers), evaluator.longer, points, looks)
         step, machine = facts.step.fingerprint, facts.machine.fingerprint
@@ -364,7 +338,7 @@ class SearchState:
 
         looked_at = [flat for flat, look in estimates.looks.items() if look.answer is not None]
         return Sources(
-            *(self._points, looked_at, estimated, floors.least, floors.memory, floors.limit)
+            *(self.points, looked_at, estimated, floors.least, floors.memory, floors.limit)
         )
 
 

@@ -18,19 +18,18 @@ from weft.simulator.results.facts import (
     critical_path,
     interval,
     largest_costs,
+    nanoseconds,
+    rank_rows,
 )
-from weft.simulator.results.rows import nanoseconds, rank_rows
 from weft.simulator.results.simulation import Simulation
-from weft.simulator.steps.acts import ActCosts, act_costs
-from weft.simulator.steps.given import with_given
+from weft.simulator.steps.acts import ActCosts, act_costs, with_given
 from weft.simulator.steps.planned import PlannedStep
 from weft.simulator.timing.clock import Times
 from weft.simulator.timing.sharing import SharedLinks
 from weft.simulator.timing.slowdown import run_beside
 from weft.simulator.timing.tasks import Tasks, repeated, step_tasks
-from weft.traces.names import Lines, actor_name, lines_of
-from weft.traces.parts import parts_of
-from weft.traces.rows import RankTrace
+from weft.traces.events import Lines, actor_name, lines_of
+from weft.traces.rows import RankTrace, parts_of
 from weft.units import NO_TIME, Bytes, Seconds
 
 # Steps that are simulated at first and at most, until one takes as long as the one before.

@@ -9,7 +9,7 @@ import pytest
 import weft
 from search.jobs import decoder
 from weft.ir.plan import Communicate, Compute, RankPlan
-from weft.planning.grid import placement_on
+from weft.planning.machine import placement_on
 from weft.planning.plans import plan_stored
 from weft.strategy.parts import Schedule
 

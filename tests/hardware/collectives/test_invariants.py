@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from hardware.machines import families, machines
 from weft.hardware.collectives import (
-    collective_links,
+    CollectiveLinks,
+    TransferLinks,
     collective_seconds,
-    transfer_links,
     transfer_seconds,
 )
 from weft.hardware.routes import Network
@@ -221,10 +221,10 @@ def test_links_are_needed_no_longer_than_a_communication_lasts(data, machine, si
         (source, target, size)
         for source, target in data.draw(st.lists(st.tuples(device, device), max_size=4))
     ]
-    every = [(transfer_links(machine, pieces), transfer_seconds(machine, pieces))]
+    every = [(TransferLinks(machine, pieces).busy(), transfer_seconds(machine, pieces))]
     every += [
         (
-            collective_links(machine, kind, size, groups),
+            CollectiveLinks(machine, kind, size, groups).busy(),
             collective_seconds(machine, kind, size, groups),
         )
         for kind in COLLECTIVE_KINDS
@@ -243,10 +243,10 @@ def test_without_latency_some_link_is_needed_all_the_time(data, machine, size):
     for kind in ("reduce_scatter", "all_to_all") if len(group) > 1 else ():
         seconds = collective_seconds(machine, kind, size, [group])
         # What works within nodes and then across them needs each of both for a part of the time.
-        busy = collective_links(machine, kind, size, [group]).seconds
+        busy = CollectiveLinks(machine, kind, size, (group,)).busy().seconds
         assert seconds / 2 <= busy.max() * (1 + 1e-9)
     source, target = group[0], group[-1]
-    links = transfer_links(machine, [(source, target, size)])
+    links = TransferLinks(machine, ((source, target, size),)).busy()
     if source != target:
         seconds = transfer_seconds(machine, [(source, target, size)])
         assert links.seconds.max() == pytest.approx(seconds)

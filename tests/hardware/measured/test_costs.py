@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from weft.errors import UserError
 from weft.hardware import usual_device
-from weft.hardware.call_text import call_text, exchange_text
 from weft.hardware.costs import Slowdown
+from weft.hardware.durations import call_text, exchange_text
 from weft.hardware.measured import (
     MeasuredCosts,
     Measurements,

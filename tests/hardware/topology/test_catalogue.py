@@ -10,8 +10,8 @@ import yaml
 from weft.errors import UserError
 from weft.hardware.fields import read_yaml
 from weft.hardware.topology import parse_topology, topologies, topology, topology_text
-from weft.hardware.topology.link_kinds import LINKS, link_kinds
 from weft.hardware.topology.reading import TOPOLOGIES
+from weft.hardware.topology.reading_nodes import LINKS, link_kinds
 
 
 @pytest.mark.parametrize("name", topologies())

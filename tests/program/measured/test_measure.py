@@ -11,8 +11,7 @@ import torch
 import weft
 from models import GPT, token_loss
 from weft.hardware import usual_device
-from weft.hardware.call_text import makers_of
-from weft.hardware.durations import Durations, joined_size
+from weft.hardware.durations import Durations, joined_size, makers_of
 from weft.hardware.measured import MeasuredCosts, from_json, to_json
 from weft.ir.plan import Communicate, LocalCall, LocalUpdate
 from weft.program.measured import measure, overheads

@@ -12,8 +12,7 @@ from weft.ir.plan import Compute, Feed, Hold, RankPlan
 from weft.program.trace.gather import ahead
 from weft.program.trace.rank import with_late_ranks
 from weft.traces.events import trace_events
-from weft.traces.parts import parts
-from weft.traces.rows import Arrow, Kind, Level, RankTrace, Slice, StepSpan
+from weft.traces.rows import Arrow, Kind, Level, RankTrace, Slice, StepSpan, parts
 
 MS = 1_000_000
 QUEUES = (("compute", ()), ("comm:0", (0, 1)))

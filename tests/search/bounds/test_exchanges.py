@@ -13,7 +13,7 @@ from search.machines import SLOW, TWO_KINDS
 from weft.hardware.topology.machine import Topology
 from weft.ir.plan_nodes import CollectiveKind
 from weft.planning.stored_step import StoredStep
-from weft.search.bounds.exchanges import Exchanges
+from weft.search.bounds.floors import Exchanges
 from weft.search.space.fixed import space_of
 from weft.search.space.point import Point
 from weft.search.space.points import Points

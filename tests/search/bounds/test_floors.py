@@ -27,7 +27,7 @@ from search.jobs import (
 from search.machines import SLOW, TWO_KINDS
 from weft.hardware.topology.machine import Topology
 from weft.planning.stored_step import StoredStep
-from weft.search.moves.groups import legal_signatures_of
+from weft.search.moves.layouts import legal_signatures_of
 from weft.search.space.fixed import space_of
 from weft.search.space.point import Point
 from weft.search.space.points import Points

@@ -26,9 +26,8 @@ from weft.search.evaluation.measures import Refused
 from weft.search.order.estimates import Estimates
 from weft.search.pace import Pace
 from weft.search.record.record import Learned
-from weft.search.space.kinds import kinds_of
 from weft.search.space.point import Point
-from weft.search.space.points import Points
+from weft.search.space.points import Points, kinds_of
 from weft.search.state import SearchState
 
 # Above what the device reserves: the quickest strategies by hand take more.

@@ -7,8 +7,7 @@ import pytest
 import weft
 from search.jobs import arranged, begun, decoder, dense, reserve, step_of
 from weft.search.enumeration.enumeration import SLOWER_BEFORE, Enumeration
-from weft.search.enumeration.fronts import Fronts
-from weft.search.enumeration.room import Room
+from weft.search.enumeration.room import Fronts, Room
 from weft.search.evaluation.measures import Answer, Measures, Refused
 from weft.search.order.estimates import Estimates
 from weft.search.order.frontier import Frontier
@@ -31,7 +30,7 @@ FEW = weft.Strategy(stages=1, zero=weft.Zero(3))
 def test_the_first_plan_has_room_where_no_strategy_by_hand_has(until: float) -> None:
     """Points that were not looked at for want of time are before they are planned; others come first then."""
     search = arranged(decoder(8), "h100x2", reserve() + LIMIT, weft.Strategy(zero=weft.Zero(3)))
-    search.go_on_until(until)
+    search.until = until
     points = Enumeration(search)
     points.plan_points(True, likely=True)
     assert search.planned == 0
@@ -244,7 +243,7 @@ def test_points_stand_roughly_where_there_is_no_time_for_small_steps(
 def refuse(search: SearchState, count: int) -> None:
     """Have so many points refused."""
     for point in list(search.fronts[1].points)[:count]:
-        search.note_point(point, Refused(""))
+        search.points[point] = Refused("")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import weft
 from search.jobs import arranged, begun, decoder, layers
 from weft.search.enumeration.beginnings import Beginnings
 from weft.search.enumeration.enumeration import Enumeration
-from weft.search.enumeration.fronts import NO_ROOM, SLOWER, Fronts
+from weft.search.enumeration.room import NO_ROOM, SLOWER, Fronts
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.pace import Pace
 from weft.search.space.fixed import space_of

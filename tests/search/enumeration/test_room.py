@@ -7,8 +7,7 @@ import pytest
 
 import weft
 from search.jobs import arranged, decoder, layers, reserve
-from weft.search.enumeration.fronts import Fronts
-from weft.search.enumeration.room import Room
+from weft.search.enumeration.room import Fronts, Room
 from weft.search.order.estimates import Estimates
 from weft.search.order.frontier import Frontier
 from weft.search.pace import Pace

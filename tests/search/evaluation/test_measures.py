@@ -10,8 +10,7 @@ import pytest
 import weft
 from search.jobs import job
 from weft.errors import UserError
-from weft.planning.grid import placement_on
-from weft.planning.machine import Machine, machine_of
+from weft.planning.machine import Machine, machine_of, placement_on
 from weft.planning.plans import plan_stored
 from weft.search.evaluation.measures import memory_of
 from weft.units import Bytes

@@ -17,8 +17,7 @@ from weft.search.evaluation import planners as own
 from weft.search.evaluation import process
 from weft.search.evaluation.evaluator import UNBOUNDED, Evaluator
 from weft.search.evaluation.measures import Longer, Measures, key_of
-from weft.search.evaluation.messages import Question, Setup
-from weft.search.evaluation.planners import Planners
+from weft.search.evaluation.planners import Planners, Question, Setup
 from weft.strategy.strategy import Strategy, data_parallel
 from weft.units import Seconds
 

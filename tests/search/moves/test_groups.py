@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from search.jobs import decoder
-from weft.search.moves.groups import edges_of, groups_of, legal_signatures_of
+from weft.search.moves.layouts import edges_of, groups_of, legal_signatures_of
 from weft.search.steps.repeated import repeated_blocks
 from weft.units import ITEM_SIZE
 

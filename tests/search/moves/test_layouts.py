@@ -7,8 +7,7 @@ from random import Random
 
 import weft
 from search.jobs import decoder, layers
-from weft.search.moves.groups import GroupEdge
-from weft.search.moves.layouts import LayoutMoves
+from weft.search.moves.layouts import GroupEdge, LayoutMoves
 from weft.search.steps.repeated import repeated_blocks
 from weft.strategy.strategy import Strategy, data_parallel
 from weft.strategy.text import signature_sides

@@ -17,9 +17,8 @@ from weft.planning.stored_step import StoredStep
 from weft.search.budget import Budget
 from weft.search.evaluation.measures import Measures
 from weft.search.moves.local_search import improve
-from weft.search.moves.neighbours import Neighbours
+from weft.search.moves.neighbours import Neighbours, in_flight_moves, memory_moves, time_moves
 from weft.search.moves.sequences import StrategyMove
-from weft.search.moves.time_and_memory import in_flight_moves, memory_moves, time_moves
 from weft.search.state import SearchState
 from weft.search.steps.repeated import Blocks
 from weft.strategy.strategy import Strategy

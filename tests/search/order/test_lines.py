@@ -8,7 +8,7 @@ import pytest
 
 from search.jobs import begun, decoder
 from weft.search.evaluation.measures import Measures, Refused
-from weft.search.order.lines import Lines
+from weft.search.order.in_stages import Lines
 from weft.search.space.point import Point
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from weft.search.evaluation.measures import Answer, Measures, Refused
-from weft.search.outcome.outcomes import PlannedStrategy, not_searched, nothing_fits, rows
+from weft.search.outcome.result import PlannedStrategy, not_searched, nothing_fits, rows
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
 

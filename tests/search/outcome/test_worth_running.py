@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import weft
-from weft.search.outcome.result import Outcome, Tried
-from weft.search.outcome.worth_running import worth_running
+from weft.search.outcome.result import Outcome, Tried, worth_running
 from weft.units import Bytes, Seconds
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from weft.search.space.kinds import KINDS, kinds_of
 from weft.search.space.point import Point
-from weft.search.space.points import Points
+from weft.search.space.points import KINDS, Points, kinds_of
 
 
 def test_all_points_by_hand_have_a_kind() -> None:

@@ -13,7 +13,7 @@ import weft
 from search.jobs import decoder, layers, step_of
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
-from weft.search.steps.fewer_blocks import with_fewer_blocks
+from weft.search.steps.repeated import with_fewer_blocks
 
 
 @pytest.mark.parametrize("count", [3, 4])

@@ -12,8 +12,7 @@ from simulator.steps import planned_gpt
 from weft.errors import UserError
 from weft.hardware import usual_device
 from weft.ir.plan import Communicate
-from weft.simulator.chakra import write_chakra
-from weft.simulator.chakra.wire import ChakraNode, trace_bytes
+from weft.simulator.chakra import ChakraNode, trace_bytes, write_chakra
 from weft.simulator.simulate import costs_of
 from weft.simulator.steps.acts import act_costs
 

@@ -11,8 +11,7 @@ from benchmarks.random_tasks import random_change, random_tasks
 from weft.errors import InternalError
 from weft.hardware.costs import Slowdown
 from weft.simulator.delta.beside_evaluation import BesideEvaluation, changed, evaluation_of
-from weft.simulator.delta.change import Change
-from weft.simulator.delta.evaluation import NEVER, Evaluation
+from weft.simulator.delta.evaluation import NEVER, Change, Evaluation
 from weft.simulator.timing.sharing import LinkSharing
 from weft.simulator.timing.slowdown import run_beside
 

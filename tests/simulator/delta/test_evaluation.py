@@ -8,8 +8,7 @@ import pytest
 
 from benchmarks.random_tasks import check_moves, random_tasks
 from weft.errors import InternalError
-from weft.simulator.delta.change import Change
-from weft.simulator.delta.evaluation import NEVER, UNDONE, Evaluation
+from weft.simulator.delta.evaluation import NEVER, UNDONE, Change, Evaluation
 from weft.simulator.timing.clock import run
 from weft.simulator.timing.tasks import Lane, Tasks, in_ticks
 

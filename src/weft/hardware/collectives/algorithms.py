@@ -8,11 +8,9 @@ from typing import NamedTuple, final
 import numpy as np
 
 from weft.cached import cached_property
-from weft.hardware.collectives.group_set import GroupSet
-from weft.hardware.collectives.pattern import Pattern, Traffic, longest, total
+from weft.hardware.collectives.pattern import GroupSet, Pattern, Traffic, longest, total
 from weft.hardware.collectives.rings import Flows, chain_flows, ring_flows
-from weft.hardware.routes import NodeRoutes
-from weft.hardware.routes.network import Ints
+from weft.hardware.routes import Ints, NodeRoutes
 from weft.hardware.topology.machine import LinkKind
 from weft.units import Seconds
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, final
 
 import numpy as np
 
 from weft.errors import UserError
 from weft.hardware.collectives.algorithms import COLLECTIVES, CollectiveRun, GroupCosts
-from weft.hardware.collectives.group_set import Groups, GroupSet
-from weft.hardware.collectives.pattern import BusyLinks, LinkLoads
+from weft.hardware.collectives.pattern import BusyLinks, Groups, GroupSet, LinkLoads
 from weft.hardware.routes import Network
 from weft.hardware.topology.machine import LinkKind, Topology
-from weft.ir.plan import CollectiveKind
+from weft.ir.plan_nodes import CollectiveKind
 from weft.units import Bytes, Seconds
 
 # Sets of groups whose loads are kept; a step has some dozen.
@@ -43,15 +43,6 @@ def collective_seconds(
     return Seconds(0.0) if run is None else run.seconds
 
 
-def collective_links(
-    topology: Topology, kind: CollectiveKind, size: Bytes, groups: Sequence[Sequence[int]]
-) -> BusyLinks:
-    """The links that a collective of several groups at the same time needs, as `collective_seconds` counts them."""
-    run = _run(topology, kind, size, groups)
-    parts = () if run is None else run.parts
-    return _joined([traffic.busy(some, rounds) for traffic, some, rounds in parts])
-
-
 def transfer_seconds(topology: Topology, pieces: Pieces) -> Seconds:
     """Seconds until pieces (from, to, bytes) that are sent at the same time have all arrived.
 
@@ -60,12 +51,6 @@ def transfer_seconds(topology: Topology, pieces: Pieces) -> Seconds:
     """
     cost = _cost_of_pieces(topology, pieces)
     return Seconds(0.0) if cost is None else cost.seconds
-
-
-def transfer_links(topology: Topology, pieces: Pieces) -> BusyLinks:
-    """The links that pieces need, as `transfer_seconds` counts them."""
-    cost = _cost_of_pieces(topology, pieces)
-    return _joined([] if cost is None else [cost.loads.busy(cost.protocol)])
 
 
 def _run(
@@ -217,3 +202,34 @@ def _quickest(
         )
     ]
     return PiecesCost(Seconds(min(found)), loads, found.index(min(found)))
+
+
+@final
+@dataclass(frozen=True)
+class CollectiveLinks:
+    """The links of a collective of all groups at the same time; arguments as of `collective_seconds`."""
+
+    topology: Topology = field(repr=False, hash=False)
+    kind: CollectiveKind
+    size: Bytes
+    groups: Groups
+
+    def busy(self) -> BusyLinks:
+        """Numbers of resources, and seconds in which the collective needs each of them whole."""
+        run = _run(self.topology, self.kind, self.size, self.groups)
+        parts = () if run is None else run.parts
+        return _joined([traffic.busy(some, rounds) for traffic, some, rounds in parts])
+
+
+@final
+@dataclass(frozen=True)
+class TransferLinks:
+    """The links of pieces (from, to, bytes) that are sent at the same time."""
+
+    topology: Topology = field(repr=False, hash=False)
+    pieces: tuple[tuple[int, int, Bytes], ...]
+
+    def busy(self) -> BusyLinks:
+        """Numbers of resources, and seconds in which the pieces need each of them whole."""
+        cost = _cost_of_pieces(self.topology, self.pieces)
+        return _joined([] if cost is None else [cost.loads.busy(cost.protocol)])

@@ -5,7 +5,7 @@ from weft.hardware.measured.figures import Measurements as Measurements
 from weft.hardware.measured.figures import Roofline as Roofline
 from weft.hardware.measured.figures import Sample as Sample
 from weft.hardware.measured.figures import SizedSample as SizedSample
+from weft.hardware.measured.figures import from_json as from_json
 from weft.hardware.measured.figures import on_line as on_line
 from weft.hardware.measured.figures import settled as settled
-from weft.hardware.measured.file import from_json as from_json
-from weft.hardware.measured.file import to_json as to_json
+from weft.hardware.measured.figures import to_json as to_json

@@ -13,10 +13,10 @@ from math import hypot, log
 from typing import final
 
 from weft.cached import cached_property
-from weft.hardware.call_text import call_text, exchange_text
 from weft.hardware.costs import Capacity, Cost, Groups, Sent
+from weft.hardware.durations import call_text, exchange_text
 from weft.hardware.measured.figures import RANKS, Measurements, Sample, SizedSample, on_line
-from weft.hardware.usual.device import Device
+from weft.hardware.usual import Device
 from weft.ir.plan_nodes import CollectiveKind
 from weft.ops import OpCall
 from weft.units import Bytes, Seconds

@@ -16,7 +16,7 @@ from weft.compiler.pipeline import Compiled
 from weft.hardware.measured import Measurements, Roofline
 from weft.layout import Placement
 from weft.ops import flops, has_rule, traffic
-from weft.planning.grid import placement_on
+from weft.planning.machine import placement_on
 from weft.planning.plans import plan_stored
 from weft.planning.progress import uncollected
 from weft.planning.stored_step import StoredStep

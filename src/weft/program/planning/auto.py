@@ -20,12 +20,11 @@ from weft.planning.machine import Machine
 from weft.program.everyone import told
 from weft.program.planning.step import Step
 from weft.runtime.world.world import World
-from weft.search.auto import Auto
-from weft.search.budget import Budget
+from weft.search.budget import Auto, Budget
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.measures import Measures
+from weft.search.outcome.result import worth_running
 from weft.search.outcome.why_not import split_parameters
-from weft.search.outcome.worth_running import worth_running
 from weft.search.search import limited, search
 from weft.strategy.parts import Stage
 from weft.strategy.strategy import Strategy

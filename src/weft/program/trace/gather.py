@@ -18,7 +18,7 @@ from weft.program.trace.rank import Ran, arrows, rank_trace, wait, with_late_ran
 from weft.program.trace.trace import Trace
 from weft.runtime.recording import Record
 from weft.runtime.world.world import World
-from weft.traces.names import lines_of
+from weft.traces.events import lines_of
 from weft.traces.rows import Arrow, RankTrace, Slice, StepSpan
 
 # For each of some exchanges between all ranks: when a rank entered and left it, on its own clock,

@@ -22,7 +22,7 @@ from weft.ir.plan import (
     Transfer,
 )
 from weft.runtime.recording import Record, Span
-from weft.traces.names import Lines, actor_details, actor_kind, actor_name, places
+from weft.traces.events import Lines, actor_details, actor_kind, actor_name, places
 from weft.traces.rows import Arrow, Level, RankTrace, Slice, StepSpan
 from weft.units import Seconds
 

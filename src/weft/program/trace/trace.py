@@ -11,8 +11,7 @@ from typing import final
 
 from weft.program.explain.tables import table, text_of
 from weft.traces.events import trace_events
-from weft.traces.parts import TimeParts, parts
-from weft.traces.rows import RankTrace
+from weft.traces.rows import RankTrace, TimeParts, parts
 from weft.units import Seconds
 from weft.whole_files import write_in_folder
 

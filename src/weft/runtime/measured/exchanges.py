@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import torch
 
-from weft.hardware.call_text import exchange_text
+from weft.hardware.durations import exchange_text
 from weft.hardware.measured import SizedSample
 from weft.ir.plan import COLLECTIVE_KINDS, Collective, CollectiveKind, LocalValue
 from weft.layout import shard_sizes

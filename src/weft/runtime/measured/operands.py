@@ -13,7 +13,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from weft.hardware.call_text import call_text, lying, makers_of
+from weft.hardware.durations import call_text, lying, makers_of
 from weft.ir.nodes import OVER_STEP
 from weft.ir.plan import LocalCall, LocalProgram, LocalValue
 from weft.ir.queries.alias import value_bytes

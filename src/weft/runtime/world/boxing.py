@@ -35,7 +35,7 @@ def run_steps(
     """Take this rank's part of a tensor from one layout to another.
 
     Every rank of both placements must call this with the same arguments, but for `tensor` and
-    `rank`. Gradients are the caller's matter (see `weft.boxing.gradient`): call it where
+    `rank`. Gradients are the caller's matter (see `weft.boxing.box_steps`): call it where
     autograd does not record.
 
     Args:

@@ -1,13 +1,15 @@
 """The least that a strategy can take, in seconds and bytes, before it is planned.
 
 Floors are of what no plan of a point can leave out: the calls of the step, in pieces, and its update (`shared_work`);
-gradients and parts of sums that are added up (`exchanges`). Queues run side by side, so the longest counts.
+gradients and parts of sums that are added up (`Exchanges`). Queues run side by side, so the longest counts.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import inf
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf, lcm
 from typing import final
 
 import numpy as np
@@ -15,12 +17,189 @@ import numpy as np
 from weft.cached import cached_property
 from weft.hardware.costs import Costs
 from weft.hardware.topology_costs import TopologyCosts
-from weft.hardware.usual.device import Device
-from weft.search.bounds.exchanges import Exchanges
-from weft.search.bounds.shared_work import SharedWork
+from weft.hardware.usual import Device
+from weft.ir.plan_nodes import CollectiveKind
+from weft.patterns import first_match
+from weft.search.bounds.shared_work import SharedWork, once
 from weft.search.space.point import Point
-from weft.search.space.points import Floats, Mask, Points
+from weft.search.space.points import Floats, Ints, Mask, Points
+from weft.search.steps.exchanged import Sum, WeightGradient
 from weft.search.steps.facts import StepFacts
+from weft.units import Bytes
+
+# Bytes of a gradient's element on its way, at least.
+_NARROW = 2
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Exchanges:
+    """The exchanges of one step on one machine."""
+
+    facts: StepFacts
+    _seconds: dict[object, float] = field(default_factory=dict, repr=False)
+    _bytes: dict[object, float] = field(default_factory=dict, repr=False)
+    _grouped: dict[object, list[tuple[int, ...]]] = field(default_factory=dict, repr=False)
+
+    def reduction(self, points: Points, least: bool = False) -> Floats:
+        """Seconds in which gradients of weights are added up along the data axis.
+
+        Args:
+            points: of the space; "free" layouts need add up none.
+            least: where each rank may gather what is around a layer, and make the whole gradient.
+        """
+        if least and self.facts.guided:
+            return np.zeros(len(points))
+        several = (points.data > 1) & ~points.laid("free")
+        found, some = np.zeros(len(points)), points.where(several)
+        whole, sharded = some.laid("data"), some.zero > 0
+        form = 2 * ((2 * some.grids + whole) * 2 + sharded) + some.outer
+        found[several] = _for_each(form, lambda number: self._reduced(some.point(number), least))
+        return found
+
+    def _reduced(self, point: Point, least: bool) -> float:
+        collective: CollectiveKind = "reduce_scatter" if point.zero else "all_reduce"
+        key = point.layouts == "data", collective, least
+        size = once(self._bytes, key, lambda: self._gradients(*key))
+        size /= point.tensor * point.stages
+        whole = Bytes(int(size))
+        return self._collective(collective, whole, point, along_data=True, least=least)
+
+    def _gradients(self, whole: bool, collective: CollectiveKind, least: bool) -> float:
+        """Bytes of gradients that are added up by a collective: of all weights, or of those that are cut."""
+        facts, passes = self.facts, 2 if collective == "all_reduce" else 1
+
+        def size(each: WeightGradient) -> float:
+            if not least:
+                return each.elements * each.item * facts.narrowed
+            around = each.around * facts.narrowed / passes
+            return min(each.elements * min(_NARROW, each.item), around)
+
+        cuts = facts.linears.cuts
+        return sum(
+            size(each)
+            for each in facts.gradients
+            if not (least and each.key in facts.laid)
+            and (whole or each.key.removesuffix(".weight") in cuts)
+        )
+
+    def sums(self, points: Points, least: bool = False) -> Floats:
+        """Seconds in which what is in parts along the tensor axis is added up.
+
+        Args:
+            points: of the space; only layers cut by columns and rows leave parts.
+            least: where weights may be gathered in place.
+        """
+        cut = points.laid("columns") | points.laid("sequence")
+        found = np.zeros(len(points))
+        some = points.where(cut)
+        if len(some) and not (least and self._are_cut_otherwise):
+            micro = some.micro_batches
+            form = (some.grids * (micro.max() + 1) + micro) * 2 + some.outer
+            found[cut] = _for_each(form, lambda number: self._added_up(some.point(number), least))
+        return found
+
+    @cached_property
+    def _are_cut_otherwise(self) -> bool:
+        """True where the user says how some of the layers lie that points cut, or what is around them."""
+        weights = (f"{module}.weight" for module in self.facts.linears.cuts)
+        base = self.facts.base.parameters
+        return self.facts.guided or any(first_match(base, each) is not None for each in weights)
+
+    def _added_up(self, point: Point, least: bool) -> float:
+        key = (
+            "sums",
+            point.data,
+            point.tensor,
+            point.stages,
+            point.outer,
+            point.micro_batches,
+            least,
+        )
+        return once(self._seconds, key, lambda: self._all_sums(point, least))
+
+    def _all_sums(self, point: Point, least: bool) -> float:
+        total = 0.0
+        for each, count in self._sums.items():
+            size = Bytes(int(each.size * self.facts.narrowed / (point.data * point.micro_batches)))
+            collective: CollectiveKind = "reduce_scatter" if least and each.once else "all_reduce"
+            one = self._collective(collective, size, point, along_data=False, least=least)
+            added = point.micro_batches * one
+            if least:
+                weights = Bytes(int(each.weights * self.facts.narrowed))
+                gathered = self._collective(
+                    "all_gather", weights, point, along_data=False, least=True
+                )
+                added = min(added, gathered)
+            total += count * added
+        return total / point.stages
+
+    @cached_property
+    def _sums(self) -> Counter[Sum]:
+        return Counter(self.facts.sums)
+
+    def _collective(
+        self,
+        collective: CollectiveKind,
+        size: Bytes,
+        point: Point,
+        *,
+        along_data: bool,
+        least: bool,
+    ) -> float:
+        """Seconds of a collective that each stage has as much of, on the slowest of them; of `least` on the quickest.
+
+        One of the stages has as much as this or more; with unlike links it may be the one whose links are quickest.
+        """
+        parts = point.data if along_data else point.tensor
+        if parts == 1:
+            return 0.0
+        moved = size * (parts - 1) // parts * (2 if collective == "all_reduce" else 1)
+        # Neighbours of a group are as far apart as the other axis is long, where that lies inside.
+        other = point.tensor if along_data else point.data
+        apart = other if along_data != point.outer else 1
+        where = parts, apart, point.ranks
+
+        def seconds() -> float:
+            groups = once(self._grouped, where, lambda: self._groups(*where))
+            one = other if least else len(groups)
+            # Stages that begin at the same place of a node are alike.
+            unlike = one * lcm(parts * other, self._node) // (parts * other)
+            costs = self.facts.machine.costs
+            return min(
+                costs.of_collective(
+                    collective, size, Bytes(moved), groups[first : first + one]
+                ).seconds
+                for first in range(0, min(len(groups), unlike), one)
+            )
+
+        return once(self._seconds, (collective, size, where, least and point.stages), seconds)
+
+    @cached_property
+    def _node(self) -> int:
+        """Ranks after which devices and links come again: those of a node, where all nodes are alike; else all."""
+        costs = self.facts.machine.costs
+        if isinstance(costs, Device):
+            return 1
+        topology = costs.topology if isinstance(costs, TopologyCosts) else None
+        if topology is None or len(topology.groups) > 1 or len(topology.levels) > 1:
+            return len(self.facts.ranks)
+        return len(topology.groups[0].kind)
+
+    def _groups(self, parts: int, apart: int, ranks: int) -> list[tuple[int, ...]]:
+        """The ranks of each communicator of so many parts, neighbours so many ranks apart."""
+        whole, every = parts * apart, self.facts.ranks
+        return [
+            every[first + place : first + whole : apart]
+            for first in range(0, ranks, whole)
+            for place in range(apart)
+        ]
+
+
+def _for_each(form: Ints, seconds: Callable[[int], float]) -> Floats:
+    """For each point the seconds of the first of its form."""
+    _, first, inverse = np.unique(form, return_index=True, return_inverse=True)
+    return np.array([seconds(int(number)) for number in first])[inverse]
 
 
 @final

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field, replace
 from functools import partial
 from math import ceil
-from typing import final
+from typing import TypeVar, final
 
 import numpy as np
 
@@ -21,10 +21,20 @@ from weft.hardware.costs import Costs
 from weft.ops import OpCall, flops
 from weft.ops.call import operand, tensor_spec
 from weft.ops.rule import aten
-from weft.search.bounds.once import once
 from weft.search.space.points import Floats, Points
 from weft.search.steps.facts import FEW, MORE, CountedCall, StepFacts
 from weft.units import Bytes, Seconds
+
+_K = TypeVar("_K")
+_V = TypeVar("_V")
+
+
+def once(made: dict[_K, _V], key: _K, make: Callable[[], _V]) -> _V:
+    """The value of a key, which is made where it is not there yet."""
+    if key not in made:
+        made[key] = make()
+    return made[key]
+
 
 # A product as large as these is as quick as any, but for its last wave.
 _LARGE, _WAVE = 16384, 1.01
@@ -71,11 +81,7 @@ class StepWork:
 @final
 @dataclass(frozen=True, eq=False)
 class SharedWork:
-    """The work of one step on one machine.
-
-    Attributes:
-        facts: of the step.
-    """
+    """The work of one step on one machine."""
 
     facts: StepFacts
     _seconds: dict[object, float] = field(default_factory=dict, repr=False)

@@ -12,14 +12,12 @@ import numpy as np
 from weft.ir.logical import Input
 from weft.layout import split
 from weft.search.bounds.additive import additive_part
-from weft.search.enumeration.fronts import Fronts
-from weft.search.enumeration.room import ABOUT, Room
+from weft.search.enumeration.room import ABOUT, Fronts, Room
 from weft.search.evaluation.measures import Measures
 from weft.search.pace import Pace
 from weft.search.space.fixed import fits
-from weft.search.space.kinds import kinds_of
 from weft.search.space.point import Point
-from weft.search.space.points import Points
+from weft.search.space.points import Points, kinds_of
 from weft.search.state import ADDED_UP, SearchState
 
 # The part of the time that is left which the cheapest layouts of data parallel may take.
@@ -30,11 +28,7 @@ _SMALLEST = 3
 
 @final
 class Beginnings:
-    """Looks at points, and plans some, before they are planned in their order.
-
-    Args:
-        state: of the search.
-    """
+    """Looks at points, and plans some, before they are planned in their order."""
 
     def __init__(self, state: SearchState) -> None:
         self._state, self._pace = state, Pace(state)

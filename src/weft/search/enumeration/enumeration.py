@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import final
 
-from weft.search.enumeration.fronts import Fronts
-from weft.search.enumeration.room import Room
+from weft.search.enumeration.room import Fronts, Room
 from weft.search.evaluation.measures import Measures
 from weft.search.order.frontier import Frontier
 from weft.search.order.rough import BY_ITS_PLAN
@@ -27,11 +26,7 @@ _FAR = 1.1
 
 @final
 class Enumeration:
-    """Plans points for a search, while its budget lasts.
-
-    Args:
-        state: of the search.
-    """
+    """Plans points for a search, while its budget lasts."""
 
     def __init__(self, state: SearchState) -> None:
         self._state, self._pace = state, Pace(state)

@@ -6,15 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 from time import monotonic
-from typing import final, overload
+from typing import final
 
 from weft.compiler.kept import KeptResults
 from weft.compiler.pipeline import Compiled
 from weft.compiler.stages.lay_out import Deduced
 from weft.errors import InternalError, UserError
 from weft.layout import Placement
-from weft.planning.grid import placement_on
-from weft.planning.machine import Machine
+from weft.planning.machine import Machine, placement_on
 from weft.planning.plans import PricedStep, plan_stored, priced_step
 from weft.planning.progress import uncollected
 from weft.planning.simulated import planned_step
@@ -26,8 +25,7 @@ from weft.search.evaluation.measures import (
     key_of,
     measures_of,
 )
-from weft.search.evaluation.messages import Setup, StepName
-from weft.search.evaluation.planners import Planners
+from weft.search.evaluation.planners import Planners, Setup, StepName
 from weft.simulator.results.simulation import Simulation
 from weft.strategy.strategy import Strategy
 from weft.units import Seconds
@@ -175,10 +173,9 @@ class Evaluator:
 
     def of(self, strategy: Strategy) -> Answer:
         """The measures of a strategy, or why it cannot be planned."""
-        key = key_of(strategy)
-        if key not in self._known:
-            self._known[key] = self._made(key, strategy)
-        return self._known[key]
+        found = self.within(strategy, UNBOUNDED)
+        assert not isinstance(found, Longer)
+        return found
 
     def within(self, strategy: Strategy, most: Seconds) -> Answer | Longer:
         """The measures of a strategy that takes at most so many seconds; of others only that they take more.
@@ -198,13 +195,7 @@ class Evaluator:
             self._known[key] = found
         return self._known[key]
 
-    @overload
-    def _made(self, key: str, strategy: Strategy) -> Answer: ...
-
-    @overload
-    def _made(self, key: str, strategy: Strategy, most: Seconds) -> Answer | Longer: ...
-
-    def _made(self, key: str, strategy: Strategy, most: Seconds = UNBOUNDED) -> Answer | Longer:
+    def _made(self, key: str, strategy: Strategy, most: Seconds) -> Answer | Longer:
         """The answer of a process that has planned ahead, else of a plan of this one."""
         ahead = self.planners.taken(self.name, key)
         if ahead is not None and not (

@@ -12,7 +12,7 @@ from time import monotonic
 
 from weft.planning.declared import declare
 from weft.search.evaluation.evaluator import Evaluator
-from weft.search.evaluation.messages import PlannedAhead, Setup, StepName
+from weft.search.evaluation.planners import PlannedAhead, Setup, StepName
 
 
 def serve(connection: Connection) -> None:

@@ -70,7 +70,7 @@ def improve(
     search = LocalSearch(state, Random(seed), neighbours)
     search.descend_with_and_without_stages()
     search.chains()
-    state.note_locality(search.proven())
+    state.locality = search.proven()
 
 
 @final

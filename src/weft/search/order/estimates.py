@@ -15,8 +15,7 @@ import numpy as np
 from weft.cached import cached_property
 from weft.search.bounds.floors import Floors
 from weft.search.evaluation.measures import Answer, Measures, Refused
-from weft.search.order.in_stages import Pipelines, holds_what_runs_again
-from weft.search.order.lines import Lines, along
+from weft.search.order.in_stages import Lines, Pipelines, along, holds_what_runs_again
 from weft.search.order.rough import (
     BY_SMALL_STEPS,
     IN_STAGES,

@@ -1,4 +1,4 @@
-"""Estimates of pipelines, by the point without their stages that was looked at.
+"""Estimates of pipelines, by the point without their stages that was looked at by lines through small steps.
 
 That one has as many ranks for data and layers, and all blocks on each. Stages share its work; the first and the last
 micro-batches find other stages idle, and all wait for the busiest.
@@ -11,10 +11,15 @@ from statistics import median
 from typing import TypeAlias, final
 
 from weft.compiler.schedule.gathers.gathers_first import AHEAD
+from weft.planning.stored_step import StoredStep
 from weft.search.bounds.floors import Floors
-from weft.search.evaluation.measures import Measures
+from weft.search.evaluation.evaluator import Evaluator
+from weft.search.evaluation.measures import Answer, Measures
+from weft.search.evaluation.planners import StepName
 from weft.search.space.point import Point
 from weft.search.space.points import Mask, Points
+from weft.search.steps.facts import MORE, StepFacts
+from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
 
 # Times a pipeline's bubble that counts: other orders, and gradients of weights apart, fill a part of it (on paper all);
@@ -150,3 +155,83 @@ def _longer(point: Point) -> float:
     if point.tensor == 1:
         return 1 + _TURN * (point.turns - 1)
     return _TENSOR * apart * (1 + _TURN_CUT.get(point.schedule, _TURN) * (point.turns - 1))
+
+
+# Ranks that are not alike in a step without stages: of more, a plan takes long, and most exchange what others do not.
+_MOST_CLASSES = 24
+_NAMES: tuple[StepName, StepName] = ("few", "more")
+
+
+@final
+@dataclass(eq=False)
+class Lines:
+    """Estimates of strategies for a step by two small ones.
+
+    Attributes:
+        facts: of the step.
+        whole: plans strategies of the whole step on the machine.
+    """
+
+    facts: StepFacts
+    whole: Evaluator
+    _small: list[Evaluator] = field(default_factory=list, repr=False)
+
+    def of(self, strategy: Strategy) -> Answer | None:
+        """The measures of a strategy without stages, about, or why it cannot be planned; None for a small step."""
+        small = self.facts.small
+        if small is None:
+            return None
+        found = []
+        self.ahead(strategy)
+        for evaluator in self._evaluators(small):
+            answer = evaluator.of(strategy)
+            if not isinstance(answer, Measures):
+                return answer
+            found.append(answer)
+        return _far_along(found[0], found[1], self.facts.along)
+
+    def seconds_of_plan(self, strategy: Strategy) -> float:
+        """Seconds in which the whole step would be planned and simulated, by those of the small one; 0 if not known."""
+        count = self.facts.blocks.count if self.facts.blocks is not None else 1
+        return self._small[-1].took(strategy) * count / MORE if self._small else 0.0
+
+    def ahead(self, strategy: Strategy) -> bool:
+        """Have its small steps planned by other processes that have time; false where none has."""
+        small = self.facts.small
+        # The last first: this process begins with the first.
+        return small is not None and all(
+            each.ahead(strategy) for each in reversed(self._evaluators(small))
+        )
+
+    def _evaluators(self, small: tuple[StoredStep, StoredStep]) -> list[Evaluator]:
+        if not self._small:
+            machine, ranks, planners = self.whole.machine, self.whole.ranks, self.whole.planners
+            self._small.extend(
+                Evaluator(step, machine, ranks, _MOST_CLASSES, name, planners)
+                for step, name in zip(small, _NAMES, strict=True)
+            )
+        return self._small
+
+
+def _far_along(one: Measures, two: Measures, times: float) -> Measures:
+    """The measures as `along` says, of a step with more of all: neither seconds nor bytes are below those of the first.
+
+    What is held most while several micro-batches run grows otherwise than what is held before and after (of few blocks
+    an update of the embedding may take more than their activations): each on its own line.
+    """
+    found = along(one, two, times)
+    parts = (
+        first + times * (second - first) for first, second in zip(one.parts, two.parts, strict=True)
+    )
+    seconds, memory = max(found.seconds, one.seconds), max(found.memory, one.memory, *parts)
+    return replace(found, seconds=Seconds(seconds), memory=Bytes(int(memory)))
+
+
+def along(one: Measures, two: Measures, times: float) -> Measures:
+    """The measures as far from one as `times` the way to the other."""
+    return Measures(
+        Seconds(one.seconds + times * (two.seconds - one.seconds)),
+        Bytes(int(one.memory + times * (two.memory - one.memory))),
+        Seconds(max(one.exposed + times * (two.exposed - one.exposed), 0.0)),
+        Seconds(max(one.idle + times * (two.idle - one.idle), 0.0)),
+    )

@@ -1,17 +1,20 @@
-"""The result of a search: the best strategy, a bound for all others, and why not each of them."""
+"""The table of what a search planned, and its result: the best strategy, a bound for all others, and why not each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeAlias, final
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from math import inf
+from typing import Any, Literal, NamedTuple, TypeAlias, final
 
 from weft.search.bounds.additive import AdditivePart
-from weft.search.outcome.why_not import LookedAt, WhyNot
+from weft.search.evaluation.measures import Answer, Measures, Refused
+from weft.search.outcome.why_not import LookedAt, WhyNot, loses_by, too_much
 from weft.search.record.record import SearchRecord
 from weft.simulator.results.simulation import Simulation
+from weft.strategy.stages import stage_count
 from weft.strategy.strategy import Strategy
-from weft.units import Bytes, Seconds
+from weft.units import Bytes, Seconds, bytes_text
 
 Outcome: TypeAlias = Literal["best", "slower", "does not fit", "refused"]
 # Rows of the table of what was tried, as text.
@@ -132,12 +135,9 @@ class SearchResult:
             "additive_gap": None if self.additive is None else self.additive.gap,
             "tried": [
                 {
-                    "name": each.name,
-                    "outcome": each.outcome,
-                    "seconds": each.seconds,
-                    "memory": each.memory,
-                    "why": each.why,
-                    "by_hand": each.by_hand,
+                    one.name: getattr(each, one.name)
+                    for one in fields(each)
+                    if one.name != "strategy"
                 }
                 for each in self.tried
             ],
@@ -146,3 +146,230 @@ class SearchResult:
             "locality": self.locality,
             "why": [asdict(each) for each in self.why],
         }
+
+
+@final
+class PlannedStrategy(NamedTuple):
+    """A strategy that a search planned.
+
+    Attributes:
+        name: of it, in words.
+        strategy: as it was planned.
+        answer: its measures, or why it was refused.
+        by_hand: true where people write such strategies without a search.
+    """
+
+    name: str
+    strategy: Strategy
+    answer: Answer
+    by_hand: bool
+
+
+_NOT_SEARCHED = (
+    "precision, clipping, capacities of experts: as `fixed` says them",
+    "copies of single registers: as planning gives them",
+)
+_OF_EACH = (
+    "micro-batches: the step has a BatchNorm, which would take statistics of each, as `fixed` says"
+)
+
+
+def not_searched(statistics: bool) -> tuple[str, ...]:
+    """Dimensions that the space has not, in words.
+
+    Args:
+        statistics: true where the step takes statistics over samples.
+    """
+    return (*_NOT_SEARCHED, _OF_EACH) if statistics else _NOT_SEARCHED
+
+
+def rows(
+    planned: Collection[PlannedStrategy], best_text: str, limit: int | None
+) -> tuple[Tried, ...]:
+    """The rows of strategies that were planned, the quickest that fit first.
+
+    Args:
+        planned: all.
+        best_text: the best of them, as text.
+        limit: bytes of memory.
+    """
+    (best,) = (each.answer for each in planned if str(each.strategy) == best_text)
+    assert isinstance(best, Measures)
+    return tuple(sorted((_row(each, best_text, best, limit) for each in planned), key=_place))
+
+
+def _row(each: PlannedStrategy, best_text: str, best: Measures, limit: int | None) -> Tried:
+    name, strategy, found, by_hand = each
+    if isinstance(found, Refused):
+        return Tried(name, strategy, "refused", None, None, found.why, by_hand)
+    outcome: Outcome = "slower" if limit is None or found.memory <= limit else "does not fit"
+    outcome = "best" if str(strategy) == best_text else outcome
+    why = _why(outcome, found, best, limit or 0)
+    return Tried(name, strategy, outcome, found.seconds, found.memory, why, by_hand)
+
+
+def _why(outcome: Outcome, found: Measures, best: Measures, limit: int) -> str:
+    """The term that loses most against the best."""
+    if outcome == "best":
+        return ""
+    return too_much(found.memory, limit) if outcome == "does not fit" else loses_by(found, best)
+
+
+def _place(tried: Tried) -> tuple[int, float, str]:
+    order = {"best": 0, "slower": 1, "does not fit": 2, "refused": 3}
+    return order[tried.outcome], tried.seconds or 0.0, tried.name
+
+
+def nothing_fits(planned: Collection[PlannedStrategy], most: int | None, left: int) -> str:
+    """The message where no strategy that was planned has room.
+
+    Args:
+        planned: all that were.
+        most: bytes of memory.
+        left: how many others were not reached.
+    """
+    held = [
+        (each.answer.memory, each.name) for each in planned if isinstance(each.answer, Measures)
+    ]
+    limit = _bytes(most or 0)
+    time = f", more time or moves for the {left} that were not reached" if left else ""
+    if held:
+        memory, name = min(held)
+        return (
+            f"weft.search: no strategy fits {limit} of memory; the least that was found is {_bytes(memory)} "
+            f"({name}): give a larger limit, more devices, or a smaller batch{time}"
+        )
+    refused = [each.answer.why for each in planned if isinstance(each.answer, Refused)]
+    if refused:
+        rest = f"; give{time.removeprefix(',')}" if left else ""
+        return f"weft.search: no strategy that was tried can be planned; the first is refused so: {refused[0]}{rest}"
+    return (
+        f"weft.search: no strategy fits {limit} of memory: parameters and states alone take more, sharded over "
+        "all devices, with what these reserve; give a larger limit or more devices"
+    )
+
+
+def _bytes(count: int) -> str:
+    return f"{count} bytes ({bytes_text(count)})"
+
+
+# What decides which costs a step's time hangs on: its stages, micro-batches, their order, and the axes of its grid.
+_Outline: TypeAlias = tuple[int, int, str | None, int]
+# Of those that split other parameters, the ones run that should take so many times as long as the quickest at most:
+# steps of some works took up to a fifth less, or more, than was simulated.
+_NEAR = 1.25
+# Entries that a step without stages can do without.
+_ADDED = ("micro_batches", "schedule", "in_flight", "zero", "recompute", "offload")
+
+
+def worth_running(
+    tried: Sequence[Tried],
+    count: int,
+    fixed: Strategy | None = None,
+    fits: Callable[[Strategy], bool] = lambda _: True,
+    split: Callable[[Strategy], Hashable] = lambda _: None,
+) -> list[Strategy]:
+    """Some strategies that fit, the quickest first.
+
+    A search ends among strategies that differ by little from its best: where the simulation errs about one, it errs
+    about all. Half of those returned are the quickest; the other half is the quickest that people write by hand, then
+    the quickest without what is added to its layouts, then the quickest that splits other parameters, where it should
+    not be far slower, then the quickest of each other number of stages and micro-batches, as far as there are such.
+
+    Of those whose plans are equal one is returned.
+
+    Args:
+        tried: strategies that were planned, the quickest that fit first, as a result of a search has them.
+        count: how many are returned at most, from 1.
+        fixed: entries that hold for every strategy.
+        fits: true where a strategy that was not tried can be planned and has room; it is behind the others.
+        split: says of a strategy which parameters it splits.
+    """
+    fit = list(_unlike(each for each in tried if each.outcome in ("best", "slower")))
+    half = max(1, count // 2)
+    bare = _bare(fit, fixed or Strategy()) if count > 2 else None
+    # Patterns count in their order, which equal mappings need not have.
+    known = next((each for each in tried if str(each.strategy) == str(bare)), None)
+    if bare is not None and known is None and fits(bare):
+        return [*_some(fit, half, count - 1, split), bare]
+    return _some(fit, half, count, split, known)
+
+
+def _some(
+    fit: Sequence[Tried],
+    half: int,
+    count: int,
+    split: Callable[[Strategy], Hashable],
+    bare: Tried | None = None,
+) -> list[Strategy]:
+    """So many strategies, the quickest first: half of them the quickest, then others, then the next ones.
+
+    Args:
+        fit: those that fit, the quickest first.
+        half: how many are the quickest.
+        count: how many are returned at most.
+        split: says of a strategy which parameters it splits.
+        bare: the one without what is added to its layouts, where it is among those that were tried.
+    """
+    taken = list(fit[:half])
+    for each in (*_others(fit, taken, split, bare), *fit):
+        if len(taken) < count and each not in taken:
+            taken.append(each)
+    return [each.strategy for each in fit if each in taken]
+
+
+def _unlike(fit: Iterable[Tried]) -> Iterator[Tried]:
+    """One of those of an outline that take the same time and memory to the last digit: their plans are equal."""
+    seen = set[object]()
+    for each in fit:
+        plan = (each.seconds, each.memory, _outline(each.strategy)[:3])
+        if plan not in seen:
+            seen.add(plan)
+            yield each
+
+
+def _bare(fit: Sequence[Tried], fixed: Strategy) -> Strategy | None:
+    """The layouts of the quickest without stages, and no more than them and what is fixed; None where it is so already.
+
+    What a part of a step, a gather or a run again costs beside its calls is what simulations know least of.
+    """
+    flat = next((each.strategy for each in fit if stage_count(each.strategy) == 1), None)
+    if flat is None:
+        return None
+    found = replace(flat, **{name: getattr(fixed, name) for name in _ADDED})
+    return found if found != flat else None
+
+
+def _others(
+    fit: Sequence[Tried],
+    taken: Sequence[Tried],
+    split: Callable[[Strategy], Hashable],
+    bare: Tried | None,
+) -> Iterator[Tried]:
+    """The quickest by hand, the bare one if it fits, and the quickest of each that those taken are all unlike.
+
+    First of those that split other parameters, as far as these are near; then of each other outline.
+    """
+    first = [each for each in fit if each.by_hand][:1] + [each for each in fit if each is bare]
+    yield from first
+    taken = [*taken, *first]
+    near = [each for each in fit if (each.seconds or inf) <= _NEAR * (fit[0].seconds or inf)]
+    others = list(_unlike_by(near, taken, lambda each: split(each.strategy)))
+    yield from others
+    yield from _unlike_by(fit, [*taken, *others], lambda each: _outline(each.strategy))
+
+
+def _unlike_by(
+    fit: Iterable[Tried], taken: Iterable[Tried], trait: Callable[[Tried], Hashable]
+) -> Iterator[Tried]:
+    """The first of each trait that none of those taken has."""
+    known = set(map(trait, taken))
+    for each in fit:
+        if (own := trait(each)) not in known:
+            known.add(own)
+            yield each
+
+
+def _outline(strategy: Strategy) -> _Outline:
+    axes = sum(size > 1 for size in strategy.grid)
+    return stage_count(strategy), strategy.micro_batches, strategy.schedule, axes

@@ -13,9 +13,8 @@ from weft.ir.logical import Input, LogicalGraph
 from weft.layout import Split
 from weft.patterns import first_match
 from weft.search.evaluation.measures import Measures, Refused
-from weft.search.space.kinds import KINDS, kinds_of
 from weft.search.space.point import Point
-from weft.search.space.points import Floats, Points
+from weft.search.space.points import KINDS, Floats, Points, kinds_of
 from weft.search.steps.linears import experts_of, vocabularies
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import sbps_of

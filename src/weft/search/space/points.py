@@ -41,6 +41,29 @@ def schedule_code(schedule: str) -> int:
 
 
 @final
+class _Column:
+    """A column of points: the coordinate of its name."""
+
+    def __set_name__(self, owner: type[Points], name: str) -> None:
+        self._place = COLUMNS[name]
+
+    def __get__(self, points: Points, owner: type[Points]) -> Ints:
+        return points.rows[:, self._place]
+
+
+@final
+class _Truth:
+    """A column of a coordinate that is true or false."""
+
+    def __set_name__(self, owner: type[Points], name: str) -> None:
+        self._place = COLUMNS[name]
+
+    def __get__(self, points: Points, owner: type[Points]) -> Mask:
+        found: Mask = points.rows[:, self._place] == 1
+        return found
+
+
+@final
 @dataclass(frozen=True, eq=False)
 class Points:
     """Points of the space.
@@ -51,6 +74,20 @@ class Points:
 
     rows: Ints
     _made: dict[int, Point] = field(default_factory=dict, repr=False)
+
+    # The columns by name: `layouts` has numbers of `layouts_code`, `schedule` those of `schedule_code`.
+    data = _Column()
+    tensor = _Column()
+    stages = _Column()
+    layouts = _Column()
+    micro_batches = _Column()
+    schedule = _Column()
+    zero = _Column()
+    recompute = _Column()
+    outer = _Truth()
+    turns = _Column()
+    offload = _Column()
+    experts = _Truth()
 
     @staticmethod
     def of(points: Iterable[Point]) -> Points:
@@ -135,61 +172,6 @@ class Points:
         found: Mask = same.all(axis=1)
         return found
 
-    def _column(self, name: str) -> Ints:
-        return self.rows[:, COLUMNS[name]]
-
-    @property
-    def data(self) -> Ints:
-        return self._column("data")
-
-    @property
-    def tensor(self) -> Ints:
-        return self._column("tensor")
-
-    @property
-    def stages(self) -> Ints:
-        return self._column("stages")
-
-    @property
-    def layouts(self) -> Ints:
-        """Numbers of `layouts_code`."""
-        return self._column("layouts")
-
-    @property
-    def micro_batches(self) -> Ints:
-        return self._column("micro_batches")
-
-    @property
-    def schedule(self) -> Ints:
-        """Numbers of `schedule_code`."""
-        return self._column("schedule")
-
-    @property
-    def zero(self) -> Ints:
-        return self._column("zero")
-
-    @property
-    def recompute(self) -> Ints:
-        return self._column("recompute")
-
-    @property
-    def outer(self) -> Mask:
-        found: Mask = self._column("outer") == 1
-        return found
-
-    @property
-    def turns(self) -> Ints:
-        return self._column("turns")
-
-    @property
-    def offload(self) -> Ints:
-        return self._column("offload")
-
-    @property
-    def experts(self) -> Mask:
-        found: Mask = self._column("experts") == 1
-        return found
-
     @property
     def axes(self) -> Ints:
         """The number of axes of each one's grid."""
@@ -239,3 +221,24 @@ class Points:
         key = (self.data << 2 * _BITS) | (self.tensor << _BITS) | self.stages
         found: Ints = np.unique(key, return_inverse=True)[1]
         return found
+
+
+# The kinds of pipelines, by the schedule that a point names.
+_SCHEDULES = {
+    "gpipe": "GPipe",
+    "1f1b": "1F1B",
+    "interleaved": "interleaved",
+    "zero_bubble": "zero bubble",
+}
+# Those without stages begin with the levels of ZeRO, in their order.
+KINDS = (
+    *("data parallel", "ZeRO 1", "ZeRO 2", "ZeRO 3"),
+    *("Megatron grid", *_SCHEDULES.values()),
+)
+
+
+def kinds_of(points: Points) -> Ints:
+    """The kinds of strategies that people write by hand, by their numbers in `KINDS`."""
+    staged = [KINDS.index(_SCHEDULES.get(name, "Megatron grid")) for name in SCHEDULES]
+    alone = np.where(points.laid("data"), points.zero, KINDS.index("Megatron grid"))
+    return np.where(points.stages > 1, np.array(staged)[points.schedule], alone)

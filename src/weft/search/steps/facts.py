@@ -17,17 +17,14 @@ from weft.ir.queries.op_calls import op_call
 from weft.layout import Placement, Split
 from weft.ops import OpCall
 from weft.patterns import first_match, matches
-from weft.planning.batch_size import batch_size
 from weft.planning.machine import Machine
 from weft.planning.plans import plan_stored
 from weft.planning.progress import uncollected
-from weft.planning.stored_step import StoredStep
+from weft.planning.stored_step import StoredStep, batch_size
 from weft.search.steps.exchanged import Sum, WeightGradient, gradients, sums
-from weft.search.steps.fewer_blocks import with_fewer_blocks
-from weft.search.steps.in_line import is_sequential, part_calls
 from weft.search.steps.linears import Experts, Linears, experts_of, linears_of, vocabularies
-from weft.search.steps.repeated import Blocks, repeated_blocks
-from weft.search.steps.ways_back import trained
+from weft.search.steps.repeated import Blocks, repeated_blocks, with_fewer_blocks
+from weft.search.steps.ways_back import is_sequential, part_calls, trained
 from weft.simulator.steps.planned import step_flops
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import sbps_of

@@ -14,8 +14,7 @@ from typing import TypeVar, final
 
 from weft.errors import InternalError
 from weft.hardware.costs import Slowdown
-from weft.simulator.delta.change import Change
-from weft.simulator.delta.evaluation import NEVER, UNDONE, Evaluation
+from weft.simulator.delta.evaluation import NEVER, UNDONE, Change, Evaluation
 from weft.simulator.timing.clock import Times
 from weft.simulator.timing.sharing import LinkSharing
 from weft.simulator.timing.slowdown import NOTHING_SHARED, is_beside, run_beside

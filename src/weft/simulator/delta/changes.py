@@ -10,9 +10,8 @@ from dataclasses import replace
 from typing import final
 
 from weft.ir.plan import RankPlan
-from weft.simulator.delta.change import Change
-from weft.simulator.timing.rank_acts import waits_of
-from weft.simulator.timing.tasks import Member, Tasks, in_ticks
+from weft.simulator.delta.evaluation import Change
+from weft.simulator.timing.tasks import Member, Tasks, in_ticks, waits_of
 from weft.units import Seconds
 
 

@@ -9,16 +9,36 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from weft.errors import InternalError
-from weft.simulator.delta.change import Change
-from weft.simulator.timing.clock import ClockNote, ClockWatch, TaskClock, Times
+from weft.simulator.timing.clock import ClockNote, ClockWatch, TaskClock, TaskWeb, Times
 from weft.simulator.timing.tasks import Tasks, in_ticks
-from weft.simulator.timing.web import TaskWeb
 from weft.units import Seconds
+
+
+@final
+@dataclass(frozen=True)
+class Change:
+    """Some tasks that are to be different.
+
+    Attributes:
+        seconds: how long they last.
+        needs: the tasks that they wait for: of credits, of the order of a communicator.
+        turns: their turns on their lanes.
+    """
+
+    seconds: Mapping[int, Seconds] = field(default_factory=dict)
+    needs: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    turns: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def tasks(self) -> set[int]:
+        """The tasks that are different."""
+        return {*self.seconds, *self.needs, *self.turns}
+
 
 # So many notes are made in a run: copying one takes as long as running some ten tasks.
 NOTES = 24

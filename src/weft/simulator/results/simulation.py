@@ -98,15 +98,8 @@ class Simulation:
         """All of it as plain data: numbers, texts, lists; times in seconds, sizes in bytes."""
         found = asdict(self)
         del found["traces"]
-        for name in (
-            "samples_per_second",
-            "tokens_per_second",
-            "mfu",
-            "exposed",
-            "hidden",
-            "bubble",
-        ):
-            found[name] = getattr(self, name)
+        rates = ("samples_per_second", "tokens_per_second", "mfu", "exposed", "hidden", "bubble")
+        found |= {name: getattr(self, name) for name in rates}
         if self.memory is not None:
             found["memory"] |= {"total": self.memory.total, "fits": self.memory.fits}
         return found

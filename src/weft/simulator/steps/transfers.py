@@ -9,13 +9,18 @@ where two of them hang on other links.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import final
+from typing import NamedTuple, TypeAlias, final
 
+from weft.boxing import BoxingStep, steps
+from weft.boxing.routes import numbered_layouts, routes
+from weft.boxing.transfer import local_transfer, transfer_ranks
+from weft.cached import cached_property
 from weft.hardware.costs import Cost, Costs
-from weft.ir.plan import Communicate, LocalValue, Piece, Transfer
+from weft.hardware.durations import transfer_pieces
+from weft.ir.logical import Box, LogicalGraph
+from weft.ir.plan import Communicate, Exchange, Transfer
 from weft.layout import region_size
 from weft.simulator.steps.planned import PlannedStep
-from weft.simulator.steps.whole_transfers import WholeTransfers
 from weft.units import ITEM_SIZE, NO_BYTES, Bytes
 
 
@@ -86,8 +91,8 @@ class Transfers:
         for each in actor.collectives:
             if isinstance(each, Transfer):
                 ranks = self._ranks.get(each.communicator, ())
-                for ends, crosses in _pieces(each, rank, ranks):
-                    pairs[ends] = pairs.get(ends, 0) + crosses
+                for source, target, crosses in transfer_pieces(each, rank, self._ranks):
+                    pairs[source, target] = pairs.get((source, target), 0) + crosses
         there = set(ranks)
         own = [one for one in self._members.get(rank, (rank,)) if one in there] or [rank]
         base = own.index(rank)
@@ -106,20 +111,6 @@ class Transfers:
                 yield one, *ends, Bytes(size)
 
 
-def _pieces(
-    node: Transfer, rank: int, ranks: Sequence[int]
-) -> Iterator[tuple[tuple[int, int], Bytes]]:
-    sides: tuple[tuple[LocalValue | None, Sequence[Piece], bool], ...] = (
-        (node.input, node.sends, True),
-        (node.output, node.receives, False),
-    )
-    for value, pieces, out in sides:
-        for peer, region in pieces if value is not None and ranks else ():
-            if value is not None and ranks[peer] != rank:
-                size = Bytes(region_size(region) * ITEM_SIZE[value.dtype])
-                yield (rank, ranks[peer]) if out else (ranks[peer], rank), size
-
-
 def _most(sent: Mapping[tuple[int, int], Bytes]) -> Bytes:
     """The most that a rank sends or receives."""
     sides: dict[tuple[bool, int], int] = {}
@@ -127,3 +118,75 @@ def _most(sent: Mapping[tuple[int, int], Bytes]) -> Bytes:
         for key in ((True, source), (False, target)):
             sides[key] = sides.get(key, 0) + size
     return Bytes(max(sides.values(), default=0))
+
+
+# Bytes that go from a rank to a rank.
+WholePieces: TypeAlias = "tuple[tuple[int, int, Bytes], ...]"
+
+
+@final
+class _Step(NamedTuple):
+    step: BoxingStep
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@final
+class WholeTransfers:
+    """The transfers of a graph."""
+
+    def __init__(self, graph: LogicalGraph) -> None:
+        self._graph = graph
+        self._pieces: dict[_Step, WholePieces] = {}
+
+    def of(
+        self, nodes: Sequence[tuple[int, Exchange]], ranks: tuple[int, ...]
+    ) -> WholePieces | None:
+        """All that is sent in a transfer; None where it is no step of a boxing.
+
+        Args:
+            nodes: of some ranks, their parts in it.
+            ranks: of its communicator.
+        """
+        for step in self._steps.get(ranks, ()):
+            if all(_is_part(node, step, rank) for rank, node in nodes):
+                found = self._pieces.get(step)
+                if found is None:
+                    found = self._pieces[step] = tuple(_whole_pieces(step))
+                return found
+        return None
+
+    @cached_property
+    def _steps(self) -> dict[tuple[int, ...], list[_Step]]:
+        """The transfers of all boxings, by the ranks that they bring together."""
+        graph, found = self._graph, dict[tuple[int, ...], list[_Step]]()
+        boxings = dict.fromkeys(
+            (value.layout, node.output.layout, value.shape, value.dtype)
+            for node in graph.of_kind(Box)
+            for value in (graph.values[node.input.name],)
+        )
+        for before, after, shape, dtype in boxings:
+            for step in steps(before, after, shape, ITEM_SIZE[dtype]):
+                if step.kind == "transfer":
+                    found.setdefault(transfer_ranks(step), []).append(_Step(step, shape, dtype))
+        return found
+
+
+def _is_part(node: Exchange, step: _Step, rank: int) -> bool:
+    if not isinstance(node, Transfer):
+        return False
+    value = node.input if node.input is not None else node.output
+    if value is None or value.dtype != step.dtype:
+        return False
+    part = local_transfer(step.step, step.shape, rank)
+    return (part.sends, part.receives) == (node.sends, node.receives)
+
+
+def _whole_pieces(step: _Step) -> Iterator[tuple[int, int, Bytes]]:
+    before, after = step.step.source, step.step.target
+    ranks, size = transfer_ranks(step.step), ITEM_SIZE[step.dtype]
+    every = routes(*numbered_layouts(before, after), step.shape)
+    for place in range(len(before.placement.ranks)):
+        for peer, region in every.sends(place):
+            if peer != place:
+                yield ranks[place], ranks[peer], Bytes(region_size(region) * size)

@@ -7,17 +7,15 @@ when something begins or ends; what is left of a task is worked off at its new s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import final
 
 from weft.errors import InternalError
 from weft.hardware.costs import Slowdown
 from weft.ir.plan import COMPUTE
-from weft.simulator.timing.clock import Times, run
+from weft.simulator.timing.clock import TaskWeb, Times, run
 from weft.simulator.timing.sharing import LinkSharing
 from weft.simulator.timing.tasks import Tasks, in_ticks
-from weft.simulator.timing.web import TaskWeb
 from weft.units import Seconds
 
 NOTHING_SHARED = LinkSharing(())
@@ -58,32 +56,6 @@ def run_beside(
 
 
 @final
-@dataclass(frozen=True)
-class _Slowed:
-    """The lanes and communications that slow each other down.
-
-    Attributes:
-        rank_of: the lanes of such calls, each with its rank.
-        ranks: for each task, those on which it is such a communication.
-    """
-
-    rank_of: Mapping[int, int]
-    ranks: Sequence[Sequence[int]]
-
-    @staticmethod
-    def of(tasks: Tasks, slowdown: Mapping[int, Slowdown]) -> _Slowed:
-        slow = {rank for rank, factors in slowdown.items() if max(factors) > 1.0}
-        lanes = enumerate(tasks.lanes)
-        rank_of = {n: each.rank for n, each in lanes if each.queue == COMPUTE and each.rank in slow}
-        there = set(rank_of.values())
-        ranks = [
-            [member[0] for member in members if member[0] in there] if lane < 0 and seconds else []
-            for members, lane, seconds in zip(tasks.members, tasks.lane, tasks.seconds, strict=True)
-        ]
-        return _Slowed(rank_of, ranks)
-
-
-@final
 class _BesideClock:
     """The clock of `weft.simulator.timing.clock`, of tasks whose speeds change; a test compares where none does."""
 
@@ -101,7 +73,18 @@ class _BesideClock:
         self.order: list[int] = []
         self._sharing = sharing
         self._use = [one if one >= 0 and sharing.needs[one] else -1 for one in uses or [-1] * size]
-        self._slowdown, self._slowed = slowdown, _Slowed.of(tasks, slowdown)
+        self._slowdown = slowdown
+        slow = {rank for rank, factors in slowdown.items() if max(factors) > 1.0}
+        lanes = enumerate(tasks.lanes)
+        # Of lanes and communications that slow each other down: the rank of each lane, and those of each task.
+        self._rank_of = {
+            n: each.rank for n, each in lanes if each.queue == COMPUTE and each.rank in slow
+        }
+        there = set(self._rank_of.values())
+        self._ranks = [
+            [member[0] for member in members if member[0] in there] if lane < 0 and seconds else []
+            for members, lane, seconds in zip(tasks.members, tasks.lane, tasks.seconds, strict=True)
+        ]
         self._lacks = self.web.counts[:]
         self._ready: list[list[int]] = [[] for _ in tasks.lanes]
         self._idle = [True] * len(tasks.lanes)
@@ -114,7 +97,7 @@ class _BesideClock:
         self._since = self.starts[:]
         # Of each rank where something slows down, the call that runs, and the communications.
         self._works: dict[int, int] = {}
-        self._beside = {rank: set[int]() for rank in self._slowed.rank_of.values()}
+        self._beside = {rank: set[int]() for rank in self._rank_of.values()}
         # Of communications, the speed that links leave them.
         self._share = [1.0] * size
         self._running: dict[int, int] = {}
@@ -148,7 +131,7 @@ class _BesideClock:
         if lane >= 0:
             self._idle[lane] = True
             self._stirred.add(lane)
-            rank = self._slowed.rank_of.get(lane)
+            rank = self._rank_of.get(lane)
             if rank is not None and self._works.pop(rank, None) is not None:
                 self._turned.add(rank)
         else:
@@ -176,7 +159,7 @@ class _BesideClock:
                 task = heappop(self._ready[lane]) % len(self.starts)
                 self._idle[lane] = False
                 self._begin(task, now)
-                rank = self._slowed.rank_of.get(lane)
+                rank = self._rank_of.get(lane)
                 if rank is not None and self.web.lasts[task]:
                     self._works[rank] = task
                     self._turned.add(rank)
@@ -191,7 +174,7 @@ class _BesideClock:
         """A communication begins, or has ended."""
         if not self.web.lasts[task]:
             return
-        for rank in self._slowed.ranks[task]:
+        for rank in self._ranks[task]:
             self._turned.add(rank)
             (self._beside[rank].add if more > 0 else self._beside[rank].discard)(task)
         use = self._use[task]
@@ -222,12 +205,10 @@ class _BesideClock:
                     slowed.add(task)
             self._changed.clear()
         for task in slowed:
-            self._at_speed(task, self._share[task] / self._slowed_by(task), now)
-
-    def _slowed_by(self, task: int) -> float:
-        """The factor by which a communication takes longer beside the calls that run now on its ranks."""
-        ranks = (rank for rank in self._slowed.ranks[task] if rank in self._works)
-        return max((self._slowdown[rank].exchanges for rank in ranks), default=1.0)
+            # A communication takes longer beside the calls that run now on its ranks.
+            ranks = (rank for rank in self._ranks[task] if rank in self._works)
+            longer = max((self._slowdown[rank].exchanges for rank in ranks), default=1.0)
+            self._at_speed(task, self._share[task] / longer, now)
 
     def _at_speed(self, task: int, speed: float, now: Seconds) -> None:
         before = self._speed[task]

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 
 from weft.boxing import BoxingStep
 from weft.boxing.box_steps import step_node
-from weft.boxing.numbered import numbered_layouts
 from weft.boxing.overlaps import regions_of
-from weft.boxing.routes import Routes, distinct, routes
+from weft.boxing.routes import Routes, distinct, numbered_layouts, routes
 from weft.compiler.boxings import TensorStep
 from weft.compiler.halos import graph_halos
 from weft.compiler.signatures import axis_signatures

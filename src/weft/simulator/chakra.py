@@ -1,11 +1,13 @@
-"""The nodes of each rank's execution trace: one for an act, and for a transfer one for each piece."""
+"""Write the execution traces of a planned step: a file for each rank, and one with the communicators."""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, TypeAlias, final
 
 from weft.errors import RuleError, UserError
 from weft.hardware.costs import Costs
@@ -13,11 +15,107 @@ from weft.hardware.durations import larger_side, update_bytes
 from weft.ir.plan import Actor, Collective, Communicate, Compute, LocalCall, LocalValue, RankPlan
 from weft.ir.queries.op_calls import local_op_call
 from weft.ops import flops, traffic
-from weft.simulator.chakra.wire import COLLECTIVE_TYPES, ChakraKind, ChakraNode, Value
+from weft.simulator.steps.acts import ActCosts
 from weft.simulator.steps.planned import PlannedStep, values_of
 from weft.simulator.steps.transfers import Transfers
-from weft.simulator.timing.tasks import Tasks
-from weft.traces.names import actor_name, lines_of
+from weft.simulator.timing.tasks import Tasks, tasks_of
+from weft.traces.events import actor_name, lines_of
+
+# The schema is et_def.proto of MLCommons Chakra (github.com/mlcommons/chakra, schema/protobuf); fields that are not
+# written here have their defaults. A message is a sequence of fields, each a varint of its number and type, then its
+# content (protobuf.dev/programming-guides/encoding). In a file each message stands behind a varint of its length.
+Value: TypeAlias = "bool | int | str"
+ChakraKind: TypeAlias = Literal["compute", "send", "receive", "collective"]
+
+# Of the enumeration NodeType.
+_NODE_TYPES: Mapping[ChakraKind, int] = {"compute": 4, "send": 5, "receive": 6, "collective": 7}
+# Of the enumeration CollectiveCommType.
+COLLECTIVE_TYPES = {"all_reduce": 0, "all_gather": 2, "all_to_all": 6, "reduce_scatter": 7}
+# The version that the generators of the format's owners write.
+VERSION = "0.0.4"
+_VARINT, _BYTES = 0, 2
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ChakraNode:
+    """A node of an execution trace.
+
+    Attributes:
+        id: unique on its rank.
+        name: for people.
+        kind: what runs.
+        needs: ids of nodes whose data it reads, or whose copies it takes.
+        after: ids of nodes that it only runs after.
+        micros: microseconds that it lasts.
+        attributes: by name; whole numbers are written as uint64.
+    """
+
+    id: int
+    name: str
+    kind: ChakraKind
+    needs: Sequence[int] = ()
+    after: Sequence[int] = ()
+    micros: int = 0
+    attributes: Mapping[str, Value] = field(default_factory=dict)
+
+    def encoded(self) -> bytes:
+        """The message."""
+        return b"".join(
+            (
+                _number(1, self.id),
+                _text(2, self.name),
+                _number(3, _NODE_TYPES[self.kind]),
+                _numbers(4, self.after),
+                _numbers(5, self.needs),
+                _number(7, self.micros),
+                *(_part(10, _attribute(*each)) for each in self.attributes.items()),
+            )
+        )
+
+
+def trace_bytes(nodes: Iterable[ChakraNode]) -> bytes:
+    """The file of one rank: what version it has, then its nodes."""
+    messages = (_text(1, VERSION), *(node.encoded() for node in nodes))
+    return b"".join(_varint(len(each)) + each for each in messages)
+
+
+def _attribute(name: str, value: Value) -> bytes:
+    """An AttributeProto; a truth value is written even when it is false, as a field of a `oneof` is."""
+    if isinstance(value, bool):
+        return _text(1, name) + _key(27, _VARINT) + _varint(int(value))
+    if isinstance(value, int):
+        return _text(1, name) + _key(13, _VARINT) + _varint(value)
+    return _text(1, name) + _part(29, value.encode())
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(0x80 | (value & 0x7F))
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def _key(number: int, kind: int) -> bytes:
+    return _varint(number << 3 | kind)
+
+
+def _number(number: int, value: int) -> bytes:
+    return _key(number, _VARINT) + _varint(value) if value else b""
+
+
+def _numbers(number: int, values: Sequence[int]) -> bytes:
+    return _part(number, b"".join(map(_varint, values))) if values else b""
+
+
+def _text(number: int, value: str) -> bytes:
+    return _part(number, value.encode())
+
+
+def _part(number: int, content: bytes) -> bytes:
+    return _key(number, _BYTES) + _varint(len(content)) + content
 
 
 @final
@@ -194,3 +292,61 @@ def _acts(tasks: Tasks, rank: int) -> list[tuple[int, int, int]]:
 
 def _with(base: ChakraNode, kind: ChakraKind, attributes: Mapping[str, Value]) -> ChakraNode:
     return replace(base, kind=kind, attributes=attributes)
+
+
+# More files than this are not written at once.
+MOST_RANKS = 4096
+
+
+def write_chakra(
+    step: PlannedStep, acts: ActCosts, costs: Costs, folder: str | Path
+) -> Sequence[Path]:
+    """Write Chakra execution traces of one step, as ASTRA-sim reads them.
+
+    `rank.<r>.et` has the nodes of rank `r`; the folder with "rank" is the prefix that ASTRA-sim takes.
+    `comm_groups.json` has the ranks of each communicator. Calls have their seconds, in whole
+    microseconds, their operations and their bytes; exchanges only their bytes.
+
+    Args:
+        step: what runs.
+        acts: what its acts cost.
+        costs: of the machine.
+        folder: made where it is missing.
+
+    Returns:
+        The files.
+
+    Raises:
+        UserError: when there are too many ranks, a rank's exchanges are not known, or the files cannot be written.
+    """
+    if len(step.ranks) > MOST_RANKS:
+        raise UserError(
+            f"traces are files for each rank: expected at most {MOST_RANKS} ranks, found {len(step.ranks)}"
+        )
+    contents = _contents(step, acts, costs)
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for name, content in contents.items():
+            (Path(folder) / name).write_bytes(content)
+    except OSError as error:
+        raise UserError(
+            f"cannot write the traces to {folder}: {error.strerror}; give a folder that can be written"
+        ) from error
+    return [Path(folder) / name for name in contents]
+
+
+def _contents(step: PlannedStep, acts: ActCosts, costs: Costs) -> dict[str, bytes]:
+    """The files by name."""
+    seconds = {plan.rank: acts.seconds(plan.rank) for plan in step.plans}
+    making = ChakraNodes(step, tasks_of(step.plans, seconds), costs)
+    plans = {plan.rank: plan for plan in step.plans}
+    nodes = {
+        rank: making.of(plans[first], rank)
+        for first, members in step.members.items()
+        if first in plans
+        for rank in members
+    }
+    check_pieces(nodes)
+    found = {f"rank.{rank}.et": trace_bytes(own) for rank, own in sorted(nodes.items())}
+    groups = {str(group_name(one.id)): list(one.ranks) for one in step.communicators}
+    return {**found, "comm_groups.json": json.dumps(groups).encode()}

@@ -1,1 +1,0 @@
-"""Figures of a usual device of each type, for who knows no more."""
