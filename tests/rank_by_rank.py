@@ -9,7 +9,7 @@ from typing import Any, final
 from weft.boxing import steps
 from weft.boxing.box_steps import step_node
 from weft.compiler.halos import graph_halos
-from weft.compiler.local.local_calls import localized_call
+from weft.compiler.local.localize import localized_call
 from weft.compiler.signatures import axis_signatures
 from weft.ir.logical import Box, Call, LogicalGraph, Value, node_outputs
 from weft.ir.plan import Collective, Communicator, Exchange, LocalCall, LocalNode, Transfer

@@ -69,14 +69,9 @@ def keep_names(package: str, homes: Mapping[str, str]) -> None:
 
     The import system binds a sub-package to its name in the package; `weft.tensor` is a function.
     """
-    sys.modules[package].__class__ = type(
-        "_Package", (ModuleType,), {"__setattr__": _unless_bound(frozenset(homes))}
-    )
 
-
-def _unless_bound(names: frozenset[str]) -> Callable[[ModuleType, str, Any], None]:
     def bind(self: ModuleType, name: str, value: Any) -> None:
-        if not (name in names and isinstance(value, ModuleType)):
+        if not (name in homes and isinstance(value, ModuleType)):
             ModuleType.__setattr__(self, name, value)
 
-    return bind
+    sys.modules[package].__class__ = type("_Package", (ModuleType,), {"__setattr__": bind})

@@ -10,8 +10,7 @@ from contexts import NOTHING, hinted
 from weft.compiler.assignment import Assignment
 from weft.compiler.context import Context
 from weft.compiler.hints import Hints
-from weft.compiler.layouts.box import box, describe
-from weft.compiler.layouts.deduce import deduce
+from weft.compiler.layouts.box import box, deduce, describe
 from weft.compiler.local.communicators import communicators
 from weft.compiler.local.localize import localize
 from weft.compiler.options import Options
@@ -24,8 +23,7 @@ from weft.compiler.schedule.credits import credit
 from weft.compiler.schedule.gathers.gathers_first import prefetch
 from weft.compiler.schedule.presets import Preset, early_actors, with_priorities
 from weft.compiler.schedule.segment import segment
-from weft.compiler.stages.assign import assign_stages
-from weft.compiler.stages.choose import choose_stages
+from weft.compiler.stages.choose import assign_stages, choose_stages
 from weft.compiler.training.shards import choose_shards
 from weft.compiler.training.zero import shard_variables
 from weft.hardware import usual_device

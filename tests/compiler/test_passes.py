@@ -50,8 +50,8 @@ from weft.compiler.graph.apart import keep_apart
 from weft.compiler.graph.causal_masks import causal_masks
 from weft.compiler.graph.joined_products import join_products
 from weft.compiler.graph.products_first import products_first
+from weft.compiler.graph.rewriting import undo_views
 from weft.compiler.graph.shares import store_in_shares
-from weft.compiler.graph.undone_views import undo_views
 from weft.compiler.local.aliases import copy_escaping_views
 from weft.compiler.local.offload import offload
 from weft.compiler.local.overlap import overlap
@@ -64,17 +64,15 @@ from weft.compiler.plans.specialize import Target, specialize
 from weft.compiler.schedule import schedule
 from weft.compiler.schedule.credits import credit
 from weft.compiler.schedule.gathers.gathers_first import gathers_first
-from weft.compiler.schedule.split_backward import split_backward
+from weft.compiler.schedule.schedule import split_backward
 from weft.compiler.stages import lay_out as stage_layouts
 from weft.compiler.stages.cut import copy_sources, cut_stages
 from weft.compiler.stages.lay_out import lay_out
 from weft.compiler.training.activations import lay_activations
-from weft.compiler.training.clip import clip_norm
-from weft.compiler.training.exchange_dtypes import lay_exchanges
+from weft.compiler.training.clip import clip_norm, unscale
 from weft.compiler.training.loss_scale import scale_loss
-from weft.compiler.training.precision import lay_sums
+from weft.compiler.training.precision import lay_exchanges, lay_sums
 from weft.compiler.training.recompute import recompute
-from weft.compiler.training.unscale import unscale
 from weft.ir import LocalProgram, LogicalGraph, parse_graph, parse_local, verify, verify_local
 from weft.layout import Broadcast, Split, placement
 from weft.program.planning import build
@@ -176,7 +174,16 @@ NO_PASSES = {
         "tell something of a program",
     ),
     **dict.fromkeys(
-        ("best_cut", "may_cut", "computed", "preset", "early_actors", "enough", "fewest"),
+        (
+            "batch_hints",
+            "best_cut",
+            "may_cut",
+            "computed",
+            "preset",
+            "early_actors",
+            "enough",
+            "fewest",
+        ),
         "decide what a pass is told",
     ),
     "of_preset": "decides what with_copies is told",

@@ -8,7 +8,7 @@ import torch
 
 from ops.draw import aten, b, f, i
 from tools.oracles.rules import TorchCall, torch_call
-from weft.ops.rules.tensors.special import BINARY, UNARY
+from weft.ops.rules.tensors.pointwise import SPECIAL, SPECIAL_BINARY
 
 
 def linear_algebra() -> Iterator[TorchCall]:
@@ -46,12 +46,12 @@ def linear_algebra() -> Iterator[TorchCall]:
 
 
 def special_functions() -> Iterator[TorchCall]:
-    for name in UNARY.split():
+    for name in SPECIAL.split():
         if name == "polygamma":
             yield aten(name, 1, f(5, 4))
         else:
             yield aten(name, f(5, 4).abs() + 0.1)
-    for name in BINARY.split():
+    for name in SPECIAL_BINARY.split():
         if name in ("gcd", "lcm"):
             yield aten(name, i(9, 5, 4) + 1, i(9, 4) + 1)
         elif name == "nextafter":

@@ -27,8 +27,7 @@ from weft.capture.capture import Captured
 from weft.compiler.families.class_loss import fuse_class_losses
 from weft.compiler.families.table import expand
 from weft.compiler.hints import Hints
-from weft.compiler.layouts.box import box
-from weft.compiler.layouts.deduce import deduce
+from weft.compiler.layouts.box import box, deduce
 from weft.compiler.local.communicators import communicators
 from weft.compiler.local.localize import localize
 from weft.compiler.signatures import check_signatures

@@ -16,8 +16,7 @@ from typing import Any
 from weft.compiler.families.class_loss import fuse_class_losses
 from weft.compiler.families.table import expand
 from weft.compiler.hints import Hints
-from weft.compiler.layouts.box import box
-from weft.compiler.layouts.deduce import deduce
+from weft.compiler.layouts.box import box, deduce
 from weft.hardware import CostModel
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Output, node_uses
 from weft.ir.queries.op_calls import op_call, operand_names

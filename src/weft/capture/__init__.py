@@ -5,5 +5,5 @@ from weft.capture.batch import TensorLeaf as TensorLeaf
 from weft.capture.capture import Captured as Captured
 from weft.capture.capture import capture as capture
 from weft.capture.hint import hint as hint
+from weft.capture.hint import stage as stage
 from weft.capture.outputs import OutputSpec as OutputSpec
-from weft.capture.stage import stage as stage

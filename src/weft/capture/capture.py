@@ -113,7 +113,11 @@ def capture(
         BatchError: when a leaf of the example batch is neither tensor nor constant.
     """
     _check_device(device_type)
-    _check_modes()
+    if torch.is_anomaly_enabled():
+        raise CaptureError(
+            "torch.autograd.detect_anomaly is on, which reads the values of gradients, and the step is captured once, "
+            "before there are any; leave it out around weft, and look for a nan by a plain step of the model"
+        )
     batch, optimizers = describe_batch(example_batch, constants), _checked(optimizer)
     with _lock, nothing_left() as left:
         variables = read_variables(model)
@@ -142,14 +146,6 @@ def capture(
         check_memory({**variables.buffers, **variables.parameters}, traced.constants, graph)
         left.check(traced.graph)
     return _captured(graph, batch, traced, rules)
-
-
-def _check_modes() -> None:
-    if torch.is_anomaly_enabled():
-        raise CaptureError(
-            "torch.autograd.detect_anomaly is on, which reads the values of gradients, and the step is captured once, "
-            "before there are any; leave it out around weft, and look for a nan by a plain step of the model"
-        )
 
 
 def _checked(optimizer: Optimizing) -> Optimizers:

@@ -1,15 +1,16 @@
-"""Hints in the model's code: `weft.hint(x, sbp=...)` fixes the SBP of one value of the captured graph."""
+"""Hints in the model's code: `weft.hint(x, sbp=...)` fixes the SBP of a value, `weft.stage(i)` the stage of a block."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
 import torch
 
-from weft.errors import LayoutError
+from weft.capture.fx.locations import stage_noted
+from weft.errors import LayoutError, StrategyError
 from weft.layout import SBP, Broadcast, Partial, Split
 
 _capturing: ContextVar[bool] = ContextVar("weft_capturing", default=False)
@@ -64,3 +65,17 @@ def _hint_backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 _hint.register_autograd(_hint_backward)
+
+
+def stage(index: int) -> AbstractContextManager[None]:
+    """While this lasts, what the model computes belongs to stage `index`, counted from 0; its backward too.
+
+    It takes effect in `weft.compile` with a strategy that has stages, where no pattern of a stage
+    says otherwise. The innermost one counts.
+
+    Raises:
+        StrategyError: when `index` is no whole number from 0.
+    """
+    if not isinstance(index, int) or isinstance(index, bool) or index < 0:
+        raise StrategyError(f"weft.stage(…) takes the number of a stage, from 0, found {index!r}")
+    return stage_noted(index) if capturing() else nullcontext()

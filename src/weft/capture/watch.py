@@ -400,7 +400,11 @@ def _same(one: Any, other: Any, depth: int = 5) -> bool:
     if type(one) is not type(other):
         return False
     if is_plain(one) and is_plain(other):
-        return _equal(one, other)
+        # The text tells 1 from True inside of containers, too.
+        if isinstance(one, float) and one == 0 == other:
+            return math.copysign(1, one) == math.copysign(1, other)
+        plain = isinstance(one, (*PLAIN, set, frozenset))
+        return (plain and bool(one == other)) or repr(one) == repr(other)
     if isinstance(one, types.MethodType):  # each time another one
         return bool(one == other)
     if type(one) not in (tuple, list, dict, deque) or len(one) != len(other) or not depth:
@@ -408,15 +412,6 @@ def _same(one: Any, other: Any, depth: int = 5) -> bool:
     if isinstance(one, dict):
         one, other = [*one, *one.values()], [*other, *other.values()]
     return all(x is y or _same(x, y, depth - 1) for x, y in zip(one, other, strict=True))
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """True where plain values of one type are equal."""
-    # The text tells 1 from True inside of containers, too.
-    if isinstance(one, float) and one == 0 == other:
-        return math.copysign(1, one) == math.copysign(1, other)
-    plain = isinstance(one, (*PLAIN, set, frozenset))
-    return (plain and bool(one == other)) or repr(one) == repr(other)
 
 
 def _shown(value: Any) -> str:

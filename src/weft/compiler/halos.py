@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
+from typing import NamedTuple, final
 
+from weft.boxing import BoxingStep, steps
 from weft.boxing.halo import Halo, call_halos
 from weft.compiler.signatures import axis_signatures
 from weft.hardware import CostModel
-from weft.ir.logical import Call, LogicalGraph
+from weft.ir.logical import Box, Call, LogicalGraph
 from weft.ir.queries.op_calls import op_call, operand_names
 from weft.ops import OpCall, Signature
 from weft.ops.windows import slides_at, window_bytes
-from weft.units import Bytes
+from weft.units import ITEM_SIZE, Bytes
 
 
 def halos(graph: LogicalGraph, node: Call) -> dict[str, Halo]:
@@ -52,3 +54,26 @@ def halo_cost(
     moved, exchanges = window_bytes(call, signature, grid[axis])
     groups = prod(grid) // grid[axis]
     return model.boxing(Bytes(groups * moved), exchanges)
+
+
+@final
+class TensorStep(NamedTuple):
+    """A step of boxing on a tensor of whole `shape`."""
+
+    step: BoxingStep
+    shape: tuple[int, ...]
+    dtype: str
+
+
+def tensor_steps(graph: LogicalGraph) -> tuple[TensorStep, ...]:
+    """The steps of all boxings of a graph in their order, those of equal ones, as in repeated layers, once."""
+    return tuple(dict.fromkeys(_every(graph)))
+
+
+def _every(graph: LogicalGraph) -> Iterator[TensorStep]:
+    boxings = [(graph.values[node.input.name], node.output.layout) for node in graph.of_kind(Box)]
+    for before, after, shape, dtype in dict.fromkeys(
+        (value.layout, after, value.shape, value.dtype) for value, after in boxings
+    ):
+        for step in steps(before, after, shape, ITEM_SIZE[dtype]):
+            yield TensorStep(step, shape, dtype)

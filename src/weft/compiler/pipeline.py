@@ -22,8 +22,8 @@ from weft.compiler.graph.apart import keep_apart
 from weft.compiler.graph.causal_masks import causal_masks
 from weft.compiler.graph.joined_products import join_products
 from weft.compiler.graph.products_first import products_first
+from weft.compiler.graph.rewriting import undo_views
 from weft.compiler.graph.shares import store_in_shares
-from weft.compiler.graph.undone_views import undo_views
 from weft.compiler.hints import GridHints, Hints
 from weft.compiler.kept import KeptResults
 from weft.compiler.local.aliases import copy_escaping_views
@@ -43,17 +43,14 @@ from weft.compiler.schedule.overlap_worth import BatchCut, best_cut, may_cut
 from weft.compiler.schedule.schedule import plan_ranks
 from weft.compiler.schedule.scheduled import Scheduled
 from weft.compiler.signatures import check_signatures
-from weft.compiler.stages.assign import assign_stages
-from weft.compiler.stages.choose import choose_stages
+from weft.compiler.stages.choose import assign_stages, choose_stages
 from weft.compiler.stages.lay_out import Deduced, lay_out
 from weft.compiler.training.activations import lay_activations
-from weft.compiler.training.clip import clip_norm
-from weft.compiler.training.exchange_dtypes import lay_exchanges
+from weft.compiler.training.clip import clip_norm, unscale
 from weft.compiler.training.loss_scale import scale_loss
-from weft.compiler.training.precision import lay_sums
+from weft.compiler.training.precision import lay_exchanges, lay_sums
 from weft.compiler.training.recompute import recompute
 from weft.compiler.training.shards import choose_shards
-from weft.compiler.training.unscale import unscale
 from weft.compiler.training.zero import shard_variables
 from weft.errors import UserError
 from weft.hardware.durations import Durations

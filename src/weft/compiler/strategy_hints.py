@@ -114,7 +114,9 @@ def _check(
     keys = [node.key for node in inputs]
     for pattern, sbp in patterns.items():
         matching = [node for node in inputs if matches(pattern, node.key)]
-        if not _optional(pattern, patterns):
+        # A layer whose weight is named as well need not have a bias.
+        layer = pattern.removesuffix(".bias")
+        if layer == pattern or f"{layer}.weight" not in patterns:
             check_named(f"{field}={{{pattern!r}: …}}", pattern, keys, "names")
         axes = {placement.axes for placement in placements}
         if matching and isinstance(sbp, tuple) and len(sbp) not in axes:
@@ -140,12 +142,6 @@ def _matched(
         if chosen is not None:
             found[node.key] = _axes(field, chosen, fitting[chosen], node, axes)
     return found
-
-
-def _optional(pattern: str, patterns: Mapping[str, SBPs]) -> bool:
-    """True where a pattern may match nothing: a layer whose weight is named as well need not have a bias."""
-    layer = pattern.removesuffix(".bias")
-    return layer != pattern and f"{layer}.weight" in patterns
 
 
 def _axes(field: str, pattern: str, sbp: SBPs, node: Input, axes: int) -> tuple[SBP | None, ...]:

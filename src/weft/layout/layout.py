@@ -1,16 +1,118 @@
-"""Layout: a placement and one SBP for each axis of its grid."""
+"""Layout: a placement and one SBP for each axis of its grid; the shards, shares and regions of a tensor that follow.
+
+The first `size % parts` shards of a dimension hold one element more (5 over 4 is 2, 1, 1, 1), as in OneFlow;
+`torch.chunk` would give 2, 2, 1, 0. Shares are parts that a dimension joins, stored so that one split cuts every part.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import final
+from itertools import accumulate, pairwise
+from typing import TypeAlias, final
 
 from weft.cached import cached_property
 from weft.errors import LayoutError
 from weft.layout.placement import Placement
 from weft.layout.reduction import check_reduction
-from weft.layout.region import Region, region_shape, shard_region
 from weft.layout.sbp import SBP, Broadcast, Partial, Split
+
+Region: TypeAlias = tuple[tuple[int, int], ...]
+
+
+def shard_region(
+    shape: tuple[int, ...], sbps: Iterable[SBP], grid: Iterable[int], position: Iterable[int]
+) -> Region:
+    """The region of a tensor of whole `shape` that lies at a position of a grid; splits of one dimension nest."""
+    ranges = [(0, size) for size in shape]
+    for sbp, parts, index in zip(sbps, grid, position, strict=True):
+        if isinstance(sbp, Split):
+            start, length = ranges[sbp.dim]
+            offset, length = shard_range(length, parts, index)
+            ranges[sbp.dim] = (start + offset, length)
+    return tuple(ranges)
+
+
+def region_shape(region: Region) -> tuple[int, ...]:
+    """Length of each dimension."""
+    return tuple(length for _, length in region)
+
+
+def region_size(region: Region) -> int:
+    """Number of elements; 1 in a tensor of no dimensions."""
+    return math.prod(length for _, length in region)
+
+
+def overlap(one: Region, other: Region) -> Region:
+    """The region that two regions of one tensor have in common; its size is 0 when there is none."""
+    found = []
+    for (start, length), (start_of_other, length_of_other) in zip(one, other, strict=True):
+        first = max(start, start_of_other)
+        end = min(start + length, start_of_other + length_of_other)
+        found.append((first, max(end - first, 0)))
+    return tuple(found)
+
+
+def within(region: Region, outer: Region) -> Region:
+    """`region` as seen from the corner of `outer`, in which it lies."""
+    return tuple((at - corner, n) for (at, n), (corner, _) in zip(region, outer, strict=True))
+
+
+def shard_range(size: int, parts: int, index: int) -> tuple[int, int]:
+    """Offset and length of piece `index` of a dimension of `size` elements cut into `parts`."""
+    base, extra = divmod(size, parts)
+    return index * base + min(index, extra), base + (index < extra)
+
+
+def shard_sizes(size: int, parts: int) -> tuple[int, ...]:
+    """Lengths of all pieces of a dimension of `size` elements cut into `parts`."""
+    return tuple(shard_range(size, parts, index)[1] for index in range(parts))
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """The order of a dimension that joins parts, such as the rows of queries, keys and values in one matrix.
+
+    As users know it, part stands behind part. Stored in shares, the dimension is `blocks` equal
+    blocks, and each of them holds its share of every part, in the order of the parts. A split over
+    `blocks` ranks then gives each its rows of each part, as Megatron-LM stores such a matrix.
+
+    Attributes:
+        dim: the dimension.
+        parts: lengths of the parts; `blocks` divides each.
+        blocks: their number.
+    """
+
+    dim: int
+    parts: tuple[int, ...]
+    blocks: int
+
+    def __post_init__(self) -> None:
+        if self.blocks < 1 or any(part < 1 or part % self.blocks for part in self.parts):
+            raise LayoutError(
+                f"{self.blocks} blocks do not divide each of the parts {self.parts}; use a number of blocks that "
+                "divides them all"
+            )
+
+    @property
+    def size(self) -> int:
+        """Of the dimension."""
+        return sum(self.parts)
+
+    @property
+    def pieces(self) -> frozenset[tuple[int, int]]:
+        """The begin and the end of each part, as users know the dimension."""
+        return frozenset(pairwise((0, *accumulate(self.parts))))
+
+    def in_blocks(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """A shape with the blocks apart: [..., size, ...] -> [..., blocks, size / blocks, ...]."""
+        before, size, after = shape[: self.dim], shape[self.dim], shape[self.dim + 1 :]
+        return (*before, self.blocks, size // self.blocks, *after)
+
+    def __str__(self) -> str:
+        return f"shares {self.dim} [{', '.join(map(str, self.parts))}] {self.blocks}"
 
 
 @final

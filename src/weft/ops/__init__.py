@@ -17,9 +17,9 @@ from weft.ops.rule import factors_of as factors_of
 from weft.ops.rule import has_rule as has_rule
 from weft.ops.rule import registered_ops as registered_ops
 from weft.ops.rule import rule as rule
+from weft.ops.rule import runs_whole as runs_whole
 from weft.ops.rule import shard_places as shard_places
 from weft.ops.rule import shares_memory as shares_memory
 from weft.ops.signatures import signatures as signatures
-from weft.ops.whole import runs_whole as runs_whole
 from weft.ops.windows import signatures_with_windows as signatures_with_windows
 from weft.ops.windows import windows as windows

@@ -52,7 +52,8 @@ def _rows_of(
     rows: int,
     made: tuple[tuple[int, int], ...],
 ) -> Rows | None:
-    if not _may_move(rule, call.op):
+    # Others have local arguments that depend on where rows begin.
+    if not (rule.adapt is None or call.op in _SIZES or call.op in _POSITIONS):
         return None
     factors, by_slot, dims = rule.bind(call), slots(call), dict(here)
     names = {
@@ -74,11 +75,6 @@ def _rows_of(
             return None
     operands = tuple(wanted[i] for i in range(len(call.operands)))
     return operands, tuple(_place(dims, name) for dims in factors.results)
-
-
-def _may_move(rule: Rule, op: str) -> bool:
-    """True where no local argument can depend on where rows begin."""
-    return rule.adapt is None or op in _SIZES or op in _POSITIONS
 
 
 def _is_plain(call: OpCall, factors: Factors, name: str, rows: int) -> bool:

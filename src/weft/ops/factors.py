@@ -85,7 +85,8 @@ def parse_factors(text: str) -> Equation:
         raise RuleError(f'a rule reads like "m k+, k n -> m n"; found no "->" in {text!r}')
     marked = text.replace(",", " ").replace("->", " ").split()
     for token in marked:
-        if not _legal(token):
+        name = token[:-1] if token.endswith(("+", "!")) else token
+        if not (name in (ELLIPSIS, "1", "_") or name.isidentifier()):
             raise RuleError(
                 f"{token!r} in the rule {text!r} is no factor; write k, k+, k!, ... or 1"
             )
@@ -184,11 +185,6 @@ def _shapes(call: OpCall) -> list[tuple[int, ...]]:
 
 def _dims(term: str) -> Dims:
     return tuple(WHOLE if token == "1" else token.rstrip("+!") for token in term.split())
-
-
-def _legal(token: str) -> bool:
-    name = token[:-1] if token.endswith(("+", "!")) else token
-    return name in (ELLIPSIS, "1", "_") or name.isidentifier()
 
 
 def _spread(term: Dims, rank: int) -> Dims:

@@ -102,15 +102,11 @@ def _splits(rule: Rule, call: OpCall, parts: int, empty: bool) -> Iterator[Signa
             for dims, spec in zip(factors.results, call.results, strict=True)
         ]
         # A rank that holds nothing of the factor cannot make a result that does not depend on it.
-        if max(sizes) >= parts or not _any_whole(call, results):
+        if max(sizes) >= parts or not any(
+            spec and 0 not in spec.shape and sbp == Broadcast()
+            for spec, sbp in zip(call.results, results, strict=True)
+        ):
             yield _merge(call, operands, results)
-
-
-def _any_whole(call: OpCall, results: list[SBP]) -> bool:
-    return any(
-        spec and 0 not in spec.shape and sbp == Broadcast()
-        for spec, sbp in zip(call.results, results, strict=True)
-    )
 
 
 def _split(dims: tuple[str, ...], name: str, otherwise: SBP) -> SBP:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.capture.optimizers.checks import check_hyperparameters
 from weft.capture.optimizers.groups import Optimizing, optimizers_of
-from weft.capture.optimizers.kept_states import KeptStates
+from weft.capture.optimizers.observer import KeptStates
 from weft.errors import UserError, shown
 from weft.layout import Broadcast, Layout
 from weft.runtime.failures.stamps import Stamp

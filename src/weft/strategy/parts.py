@@ -9,7 +9,6 @@ from typing import Literal, TypeAlias, final, get_args
 from weft.errors import StrategyError, shown
 from weft.layout import Placement
 from weft.patterns import name_patterns
-from weft.strategy.normal import hold
 
 Schedule: TypeAlias = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
 SCHEDULES: tuple[Schedule, ...] = get_args(Schedule)
@@ -60,3 +59,9 @@ class Zero:
             raise StrategyError(
                 f"weft.Zero(axis=…) takes the number of an axis of the placement, found {shown(self.axis)}"
             )
+
+
+def hold(instance: object, **values: object) -> None:
+    """Set fields of a frozen dataclass to their normal form; in its `__init__` or `__post_init__`, nowhere else."""
+    for name, value in values.items():
+        object.__setattr__(instance, name, value)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias, final, get_args
 
 from weft.errors import StrategyError
-from weft.strategy.normal import hold
+from weft.strategy.parts import hold
 
 Half: TypeAlias = Literal["bf16", "fp16"]
 Dtype: TypeAlias = Literal["bf16", "fp16", "fp32"]

@@ -14,8 +14,7 @@ from weft.errors import LayoutError, StrategyError, UserError, shown
 from weft.layout import SBP, broadcast, split
 from weft.plain_yaml import load_yaml, read_plain_yaml
 from weft.strategy.checks import checked
-from weft.strategy.normal import hold
-from weft.strategy.parts import Schedule, Stage
+from weft.strategy.parts import Schedule, Stage, hold
 from weft.strategy.precision import Half, Precision
 from weft.strategy.sharding import Zeros
 from weft.strategy.text import SBPs, parsed, plain

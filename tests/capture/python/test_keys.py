@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from weft.capture.python.keys import Keys
+from weft.capture.python.contents import Keys
 
 D: Any = {}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contexts import NOTHING
-from weft.compiler.graph.undone_views import undo_views
+from weft.compiler.graph.rewriting import undo_views
 from weft.ir import parse_graph, verify
 from weft.ir.logical import node_uses
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.compiler.hints import Hints
-from weft.compiler.layouts.box import box
-from weft.compiler.layouts.deduce import deduce
+from weft.compiler.layouts.box import box, deduce
 from weft.compiler.local.communicators import communicators
 from weft.compiler.local.localize import localize, localize_all
 from weft.compiler.signatures import check_signatures

@@ -11,8 +11,7 @@ import pytest
 
 from weft.boxing import EXCHANGE_BYTES, steps
 from weft.boxing.path import move_weight
-from weft.compiler.layouts.boxing_costs import BoxingCosts
-from weft.compiler.layouts.chains import Steps
+from weft.compiler.layouts.boxing_costs import BoxingCosts, Steps
 from weft.hardware import CostModel
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.ops import TensorSpec

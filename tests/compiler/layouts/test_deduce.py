@@ -19,8 +19,8 @@ from weft.boxing import EXCHANGES, steps
 from weft.compiler.assignment import Assignment
 from weft.compiler.hints import Hints
 from weft.compiler.layouts import descent as deduce_descent
+from weft.compiler.layouts.box import deduce
 from weft.compiler.layouts.boxing_costs import BoxingCosts
-from weft.compiler.layouts.deduce import deduce
 from weft.compiler.layouts.intent import uses
 from weft.compiler.layouts.known import Known, LayoutChoice
 from weft.compiler.layouts.options import WorkOptions

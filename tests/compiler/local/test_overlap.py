@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from weft.compiler.hints import Hints
-from weft.compiler.layouts.box import box
-from weft.compiler.layouts.deduce import deduce
+from weft.compiler.layouts.box import box, deduce
 from weft.compiler.local.communicators import communicators
 from weft.compiler.local.localize import localize
 from weft.compiler.local.overlap import batch_leaves, in_parts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.boxing import overlaps
-from weft.compiler.memory.exchange import exchange_bytes
+from weft.compiler.memory.act import exchange_bytes
 from weft.compiler.memory.order import Moment
 from weft.compiler.memory.walk import levels, memory
 from weft.compiler.schedule.credits import donate

@@ -8,8 +8,8 @@ from build import value
 from local_programs import all_reduce, call, program, update
 from weft.compiler.schedule.bucket import bucket
 from weft.compiler.schedule.credits import credit
+from weft.compiler.schedule.schedule import split_backward
 from weft.compiler.schedule.segment import segment
-from weft.compiler.schedule.split_backward import split_backward
 from weft.ir.nodes import Phase, PhaseKind
 from weft.ir.plan import (
     Actor,

@@ -16,11 +16,10 @@ from models import GPT, Batch, ResNet, classification_loss, image_batch, token_b
 from weft.capture import capture
 from weft.compiler.context import Context, Stages
 from weft.compiler.hints import Hints
-from weft.compiler.layouts.deduce import deduce
+from weft.compiler.layouts.box import deduce
 from weft.compiler.local.localize import node_phases
 from weft.compiler.options import Options
-from weft.compiler.stages.assign import assign_stages
-from weft.compiler.stages.choose import choose_stages
+from weft.compiler.stages.choose import assign_stages, choose_stages
 from weft.compiler.stages.cut import copy_sources, cut_stages
 from weft.compiler.stages.lay_out import lay_out
 from weft.compiler.stages.stages import stage_placements

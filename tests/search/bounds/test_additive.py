@@ -12,7 +12,7 @@ from torch import nn
 import weft
 from search.jobs import begun, loss
 from search.machines import TWO_KINDS
-from weft.compiler.layouts.deduce import deduce
+from weft.compiler.layouts.box import deduce
 from weft.hardware.costs import carried, seconds_model
 from weft.planning.stored_step import StoredStep
 from weft.search.bounds.additive import AdditivePart, additive_part

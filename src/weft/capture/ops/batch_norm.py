@@ -126,8 +126,11 @@ def _backward(
     if not train:
         return NotImplemented
     if capturing():
-        return _without_reading_running(
-            grad_out, input, weight, running_mean, save_mean, save_invstd, eps, output_mask
+        # In training the running statistics are given, but not read.
+        if running_mean is None:
+            return NotImplemented
+        return aten.native_batch_norm_backward.default(
+            grad_out, input, weight, None, None, save_mean, save_invstd, True, eps, output_mask
         )
     assert save_mean is not None  # made by the forward
     assert save_invstd is not None
@@ -136,24 +139,6 @@ def _backward(
     return tuple(
         one.to(dtype or one.dtype) if wanted else None
         for one, dtype, wanted in zip(found, dtypes, output_mask, strict=True)
-    )
-
-
-def _without_reading_running(
-    grad: Tensor,
-    x: Tensor,
-    weight: Tensor | None,
-    running_mean: Tensor | None,
-    mean: Tensor | None,
-    rstd: Tensor | None,
-    eps: float,
-    mask: Sequence[bool],
-) -> Any:
-    """In training the running statistics are given, but not read."""
-    if running_mean is None:
-        return NotImplemented
-    return aten.native_batch_norm_backward.default(
-        grad, x, weight, None, None, mean, rstd, True, eps, mask
     )
 
 

@@ -12,7 +12,7 @@ import torch
 
 from weft.capture.fx.private import Decompositions
 from weft.capture.ops import batch_norm, ctc, experts, losses, lstsq, random, sampling, statistics
-from weft.capture.optimizers import foreach, fused
+from weft.capture.optimizers import fused
 from weft.capture.python.rewriting import checks
 
 
@@ -111,8 +111,8 @@ def decompositions() -> Decompositions:
     named = {**_SEED, **_FACTORED, **statistics.TABLE, **batch_norm.TABLE, **losses.TABLE}
     named = {**named, **ctc.TABLE, **lstsq.TABLE, **_SHAPED}
     named = {**named, **random.TABLE, **sampling.TABLE, **checks.TABLE}
-    found = _resolve({**named, **foreach.TABLE, **fused.TABLE, **experts.TABLE})
-    return {**foreach.foreach(), **found, **experts.of_libraries()}
+    found = _resolve({**named, **fused.NORMS, **fused.TABLE, **experts.TABLE})
+    return {**fused.foreach(), **found, **experts.of_libraries()}
 
 
 def overwrites() -> Decompositions:

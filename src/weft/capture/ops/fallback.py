@@ -1,7 +1,7 @@
 """Ops without a sharding rule: torch's own decomposition into ops that have one, where there is any.
 
 An op without a rule and without a decomposition stays; it runs whole when it is a plain function
-(`weft.ops.whole`).
+(`weft.ops.rule`).
 """
 
 from __future__ import annotations

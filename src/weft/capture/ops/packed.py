@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from weft.capture.fx.private import Refusal
+from weft.capture.python.rewriting.rewrites import require
 
 F = torch.nn.functional
 _RNNS: tuple[Any, ...] = (torch.gru, torch.rnn_tanh, torch.rnn_relu)
@@ -230,11 +231,11 @@ def _packed(x: Tensor, lengths: Tensor, batch_first: bool) -> tuple[_Data, _Size
         )
     lengths = lengths.to(padded.device)
     inside = ((lengths > 0) & (lengths <= steps)).all()
-    _require(inside, f"pack_padded_sequence: lengths must be from 1 to {steps}")
+    require(inside, f"pack_padded_sequence: lengths must be from 1 to {steps}")
     caller = _variables_of(pack_padded_sequence.__code__)
     if caller is not None and caller.get("enforce_sorted") and batch > 1:
         falls = (lengths[:-1] >= lengths[1:]).all()
-        _require(falls, "pack_padded_sequence: with enforce_sorted=True, lengths must not grow")
+        require(falls, "pack_padded_sequence: with enforce_sorted=True, lengths must not grow")
     return _Data(padded), _Sizes(lengths, steps)
 
 
@@ -249,7 +250,7 @@ def _padded(
         out = torch.cat([out, more])
     caller = _variables_of(pad_packed_sequence.__code__)
     if caller is not None and caller.get("total_length") is None:
-        _require(
+        require(
             sizes.lengths.max() == sizes.steps,
             f"pad_packed_sequence: the longest sequence has less than the {sizes.steps} steps of the padded ones, and "
             f"the result would be shorter than in other steps; pass total_length={sizes.steps}, or cut the batch "
@@ -275,11 +276,6 @@ def _last_cell(
 def _picked(x: Tensor, times: Tensor) -> Tensor:
     """The elements of [time, n, width] at times [time, n, 1]."""
     return x.gather(0, times.expand(-1, -1, x.shape[2]))
-
-
-def _require(condition: Tensor, text: str) -> None:
-    """Check in every step, in the graph, that a condition is true."""
-    torch.ops.aten._assert_async.msg(condition, text)
 
 
 def _variables_of(code: CodeType) -> dict[str, Any] | None:

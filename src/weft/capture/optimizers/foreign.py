@@ -275,6 +275,6 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def small_values(dims: int, phase: float) -> torch.Tensor:
-    """A tensor for trials: 3 elements along each of some dimensions, others for another phase."""
+    """A tensor for trials: 3 elements along each dimension, enough for any way of mixing them; others by phase."""
     count = 3**dims
     return torch.sin(torch.arange(count, dtype=torch.float32) + phase).reshape([3] * dims)

@@ -1,18 +1,28 @@
-"""Fused optimizer ops inside a step that the user wrote, taken apart parameter by parameter.
+"""Fused optimizer ops and ops on lists inside a step that the user wrote, taken apart tensor by tensor.
 
 They are element-wise, but name lists of parameters, gradients and states, each with a layout of its
 own. The formulas are those of torch's kernels (`aten/src/ATen/native/cpu/Fused*Kernel.cpp`). An
 optimizer that is given to `weft.compile` does not come here: it runs its own kernels on the shards.
+
+Ops on lists of tensors run one tensor at a time, too: each then has a layout of its own, and none is gathered for the
+sake of the others. A norm over all dimensions, as in clipping, is a reduction over the ranks and a root.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor
+
+aten = torch.ops.aten
+
+_SLOW = torch._C.DispatchKey.CompositeExplicitAutograd
+
 
 Tensors: TypeAlias = Sequence[Tensor]
 
@@ -138,3 +148,54 @@ TABLE: dict[str, Callable[..., Any]] = {
 def updates(op: Any) -> bool:
     """True for the op of a fused optimizer, which takes lists; others are named alike."""
     return str(op).removeprefix("aten.") in TABLE
+
+
+@cache
+def foreach() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+    """For every `_foreach_*` that has one: torch's own loop over the tensors."""
+    packets = (getattr(aten, name) for name in _names() if hasattr(aten, name))
+    ops = (getattr(packet, overload) for packet in packets for overload in packet.overloads())
+    return {op: _looped(op) for op in ops if op.has_kernel_for_dispatch_key(_SLOW)}
+
+
+def _names() -> list[str]:
+    every = {schema.name for schema in torch._C._jit_get_all_schemas()}
+    return sorted(
+        name.removeprefix("aten::") for name in every if name.startswith("aten::_foreach_")
+    )
+
+
+def _looped(op: Any) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return op._op_dk(_SLOW, *args, **kwargs)
+
+    return run
+
+
+def _vector_norm(
+    self: Tensor,
+    ord: float = 2,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Any:
+    """The norm of a whole tensor by a sum or an extremum; NotImplemented for others."""
+    dims = range(self.dim()) if dim is None else dim
+    if len(dims) < self.dim() or not self.dim() or ord not in _POWERS or 0 in self.shape:
+        return NotImplemented
+    x = self if dtype is None else self.to(dtype)
+    size = x if ord == 2 and not x.is_complex() else x.abs()
+    # As torch's kernel does: sums of half precision in float32.
+    exact = size if size.dtype == torch.float64 else size.float()
+    return _POWERS[ord](exact, list(range(self.dim())), keepdim).to(size.dtype)
+
+
+_POWERS: dict[float, Callable[[Tensor, list[int], bool], Tensor]] = {
+    2: lambda size, dims, keepdim: (size * size).sum(dims, keepdim).sqrt(),
+    1: lambda size, dims, keepdim: size.sum(dims, keepdim),
+    math.inf: lambda size, dims, keepdim: size.amax(dims, keepdim),
+    -math.inf: lambda size, dims, keepdim: size.amin(dims, keepdim),
+}
+
+NORMS: dict[str, Callable[..., Any]] = {"linalg_vector_norm.default": _vector_norm}

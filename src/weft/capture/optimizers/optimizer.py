@@ -291,7 +291,13 @@ def _stepped(
         counters = {
             each.name for each in find_counters(optimizer, copies, len(shape)) if each.of_group
         }
-    _check_options(optimizer, options, copy.param_groups[0], counters)
+    for name in _changed(options, copy.param_groups[0]):
+        if name not in counters:
+            raise CaptureError(
+                f"the optimizer {type(optimizer).__name__} cannot be captured: its step changes {name!r} of the "
+                "parameter group; expected an update that looks at one parameter at a time, and numbers in the group "
+                "that go by themselves, as a counter does"
+            )
     _check_draws(optimizer, observer.draws)
     return tuple(states.values()), bool(observer.mixing)
 
@@ -345,19 +351,6 @@ def _mark(value: Any) -> Any:
     """A key that tells two values of an attribute apart."""
     plain = value is None or isinstance(value, int | float | str)
     return (type(value).__name__, value) if plain else id(value)
-
-
-def _check_options(
-    optimizer: object, before: dict[str, Any], after: dict[str, Any], counters: Collection[str]
-) -> None:
-    """Refuse optimizers that keep what all parameters together say in the group, such as an estimated step size."""
-    for name in _changed(before, after):
-        if name not in counters:
-            raise CaptureError(
-                f"the optimizer {type(optimizer).__name__} cannot be captured: its step changes {name!r} of the "
-                "parameter group; expected an update that looks at one parameter at a time, and numbers in the group "
-                "that go by themselves, as a counter does"
-            )
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

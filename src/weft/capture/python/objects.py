@@ -165,7 +165,9 @@ class Objects:
             environment = environment or any(value is x for x in (os, os.environ, os.getenv))
         if environment:
             for text in sorted(texts_in(function.__code__)):
-                self._variable(text)
+                # Private attribute: the dict that `os.environ` reads.
+                held, key = os.environ._data, os.environ.encodekey(text)  # type: ignore[attr-defined]
+                self._notes.add(Entry(held, key, held.get(key, MISSING), f"os.environ[{text!r}]"))
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._notes.inside(value, f"a default of {function.__qualname__}")
 
@@ -229,11 +231,6 @@ class Objects:
                 self.named_in_class(value, names)
             elif users:
                 self._notes.inside(value, text, name)
-
-    def _variable(self, text: str) -> None:
-        """A variable of the environment. Private attribute of `os.environ`: the dict that it reads."""
-        held, key = os.environ._data, os.environ.encodekey(text)  # type: ignore[attr-defined]
-        self._notes.add(Entry(held, key, held.get(key, MISSING), f"os.environ[{text!r}]"))
 
     def _watch_class(self, cls: type) -> None:
         original = self._classes[cls]

@@ -26,8 +26,7 @@ from weft.capture.numbers.changing import is_changing
 from weft.capture.numbers.later import is_later
 from weft.capture.python.caches import Cache
 from weft.capture.python.changes import Moving, randomness_refused
-from weft.capture.python.contents import CONTAINERS, HOLDERS, Contents
-from weft.capture.python.keys import Keys
+from weft.capture.python.contents import CONTAINERS, HOLDERS, Contents, Keys
 from weft.capture.python.objects import BYTES, Objects, has_own_reads, shown
 from weft.capture.python.reached import (
     asked_in,
@@ -134,7 +133,11 @@ class PythonRecorder:
             own = name in _INTERNAL or name.startswith("__")
             before = None if own else self._before.get(id(module))
             if before is not None:
-                self._begin(module, name, before)
+                if id(module) in self._unread:
+                    self._unread.discard(id(module))
+                    self._parts(module, self._paths[id(module)])
+                if name not in before:
+                    self._objects.looked_up(type(module), name)
             try:
                 value = object.__getattribute__(module, name)
             except AttributeError:
@@ -263,14 +266,6 @@ class PythonRecorder:
         _, text = self._tensors.get(id(tensor), (tensor, f"a tensor {list(tensor.shape)}"))
         values = partial(values_of, tensor)
         self.add(Entry(Outcome(values), "values", values(), f"the values of {text}"))
-
-    def _begin(self, module: nn.Module, name: str, before: Mapping[str, Any]) -> None:
-        """An attribute is to be read of a module: what comes before that."""
-        if id(module) in self._unread:
-            self._unread.discard(id(module))
-            self._parts(module, self._paths[id(module)])
-        if name not in before:
-            self._objects.looked_up(type(module), name)
 
     def _attribute(self, module: nn.Module, name: str, value: Any, text: str) -> None:
         """An attribute that was read."""

@@ -140,7 +140,11 @@ class Writable:
         for owner, space in self._owners:
             _reset(owner, space, everything)
         for space, name, value in self._names:
-            _set(space, name, value, everything)
+            if value is _MISSING:  # there was none
+                if name in space and (everything or holds_fakes(space[name])):
+                    del space[name]
+            elif space.get(name, _MISSING) is not value:
+                space[name] = value
         for _, cell, content in self._cells:
             cell.cell_contents = content
 
@@ -224,15 +228,6 @@ def _reset(owner: Any, before: Mapping[str, Any], everything: bool) -> None:
             setattr(owner, name, then)
     for name in before.keys() - vars(owner).keys() if everything else ():
         setattr(owner, name, before[name])
-
-
-def _set(space: dict[str, Any], name: str, value: Any, everything: bool) -> None:
-    """Give a global its value back; a tensor without data, or `everything`, is taken away where there was none."""
-    if value is _MISSING:
-        if name in space and (everything or holds_fakes(space[name])):
-            del space[name]
-    elif space.get(name, _MISSING) is not value:
-        space[name] = value
 
 
 def _reached(roots: Sequence[Any]) -> list[_Container]:

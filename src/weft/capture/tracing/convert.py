@@ -91,7 +91,16 @@ def to_logical(graph: torch.fx.Graph, name: str, boundary: Boundary) -> LogicalG
     reader = _Reader(boundary)
     for node in graph.nodes:
         reader.read(node)
-    states = _state_inputs(boundary, reader.names)
+    states = [
+        Input(
+            Value(reader.names.new(f"{parameter}.{state.name}"), state.shape, state.dtype),
+            "state",
+            f"{parameter}.{state.name}",
+        )
+        for parameter in boundary.gradients
+        if parameter in boundary.rules
+        for state in boundary.rules[parameter].states
+    ]
     inputs = [*reader.inputs, *states]
     updates = [*reader.copies(), *_updates(boundary, inputs, reader.results)]
     reader.calls += _for_masters(updates, inputs, reader)
@@ -139,7 +148,11 @@ class _Reader:
 
     def read(self, node: torch.fx.Node) -> None:
         if node.op == "placeholder":
-            self._read_input(node)
+            role, key = next(self._waiting)
+            found = Input(_value(self.names.new(key), node.meta["val"]), role, key)
+            self.inputs.append(found)
+            self._inputs_of[node] = found
+            self._refs[node] = Ref(found.value.name)
         elif node.op == "output":
             self.results = tuple(self._refs[result] for result in node.args[0])  # type: ignore[index, union-attr]
             self._require(node.args[0][0] if node.args[0] else None)  # type: ignore[index]
@@ -180,13 +193,6 @@ class _Reader:
         """True for a parameter that no optimizer updates in this step, such as those of a teacher."""
         trained = target.key in self._gradients and target.key in self._rules
         return target.role == "parameter" and not trained
-
-    def _read_input(self, node: torch.fx.Node) -> None:
-        role, key = next(self._waiting)
-        found = Input(_value(self.names.new(key), node.meta["val"]), role, key)
-        self.inputs.append(found)
-        self._inputs_of[node] = found
-        self._refs[node] = Ref(found.value.name)
 
     def _read_call(self, node: torch.fx.Node) -> None:
         if node.target._schema.is_mutable:  # type: ignore[union-attr]
@@ -348,19 +354,6 @@ def _looks(node: Any) -> tuple[Any, ...]:
 def _is_check(node: torch.fx.Node) -> bool:
     packet = getattr(node.target, "overloadpacket", None)
     return packet is not None and packet.__name__ in _CHECKS
-
-
-def _state_inputs(boundary: Boundary, names: _Names) -> list[Input]:
-    return [
-        Input(
-            Value(names.new(f"{parameter}.{state.name}"), state.shape, state.dtype),
-            "state",
-            f"{parameter}.{state.name}",
-        )
-        for parameter in boundary.gradients
-        if parameter in boundary.rules
-        for state in boundary.rules[parameter].states
-    ]
 
 
 def _updates(boundary: Boundary, inputs: Sequence[Input], results: Sequence[Ref]) -> list[Update]:

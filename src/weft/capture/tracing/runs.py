@@ -1,4 +1,8 @@
-"""Runs of a step under a trace: once, once more where it changes values of Python, and with numbers as tensors."""
+"""Runs of a step under a trace: once, once more where it changes values of Python, and with numbers as tensors.
+
+Two traces are compared as graphs: ops, operands, numbers, and the values of constants. The second one may read what the
+first one has kept, such as a table of positions, in place of making it: then what makes it in the first is compared.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +10,30 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, final
 
 import torch
 
 from weft.capture.fx.generators import generators_followed
 from weft.capture.fx.locations import module_paths_noted
-from weft.capture.fx.private import masks_unread
+from weft.capture.fx.private import is_fake, masks_unread, root_of, written_in
 from weft.capture.hint import hints_recorded
 from weft.capture.numbers.changing import ChangingNumbers, plain_number
 from weft.capture.numbers.later import forget_numbers, forget_refused
 from weft.capture.numbers.spies import spied
+from weft.capture.python.caches import depending, draws
 from weft.capture.python.changes import depends_on, keeps
 from weft.capture.python.rewriting.rewrites import labels_ignored
 from weft.capture.tracing.before import restored
-from weft.capture.tracing.same import same_but_for, same_graph
 from weft.capture.tracing.step_call import StepCall
 from weft.capture.watch import MISSING, Entry
+
+_aten = torch.ops.aten
+_SAME = (_aten.detach.default, _aten.alias.default)
+# Gives the node of the first graph that made a tensor which the second one reads.
+Maker: TypeAlias = Callable[[torch.Tensor], "torch.fx.Node | None"]
+
 
 # Gives a new step and its inputs.
 Begin: TypeAlias = "Callable[[], tuple[StepCall, Any]]"
@@ -157,3 +167,183 @@ def _compiled_parts_eager() -> Iterator[None]:
         # It means `module_paths_noted`, which the wrapper's own call does not disturb.
         warnings.filterwarnings("ignore", "Using `torch.compile")
         yield
+
+
+def same_graph(
+    one: torch.fx.GraphModule,
+    other: torch.fx.GraphModule,
+    maker: Maker | None = None,
+    results: int | None = None,
+) -> bool:
+    """True where two traces of the same step compute the same from the same inputs.
+
+    Args:
+        one, other: the traces.
+        maker: of what `one` has kept.
+        results: how many of the outputs count.
+    """
+    first = _Values(one).filled()
+    second = _Values(other, first, maker).filled()
+    return (first.effects, first.outputs(results)) == (second.effects, second.outputs(results))
+
+
+@final
+@dataclass
+class _Values:
+    """The values of a graph, each with a number; what is computed alike has the same number.
+
+    Attributes:
+        module: of the graph.
+        before: the graph with which it is compared.
+        maker: of what that one has kept.
+        numbers: of the nodes.
+        states: of the nodes that were written in place, or look at such a one: a number for all these writes.
+        effects: writes, random numbers and checks, in order.
+    """
+
+    module: torch.fx.GraphModule
+    before: _Values | None = None
+    maker: Maker | None = None
+    numbers: dict[torch.fx.Node, int] = field(default_factory=dict)
+    states: dict[torch.fx.Node, int] = field(default_factory=dict)
+    effects: list[int] = field(default_factory=list)
+    constants: list[Any] = field(default_factory=list)
+    table: dict[Any, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.before is not None:
+            self.table, self.constants = self.before.table, self.before.constants
+
+    def filled(self) -> _Values:
+        """With the numbers of all nodes."""
+        graph = self.module.graph
+        dependent = depending(graph, graph.find_nodes(op="placeholder"))
+        for place, node in enumerate(graph.nodes):
+            if node.op == "placeholder":
+                self.numbers[node] = self._number(("input", place))
+            elif node.op == "get_attr":
+                self._read(node)
+            elif node.op != "output":
+                self._computed(node, node in dependent)
+        return self
+
+    def outputs(self, results: int | None) -> str:
+        """The first so many outputs, in words."""
+        output = next(iter(reversed(self.module.graph.nodes)))
+        return self._words(output.args[0][:results])
+
+    def _number(self, key: Any) -> int:
+        return self.table.setdefault(key, len(self.table))
+
+    def _words(self, operands: Any) -> str:
+        """Operands with numbers for nodes, and for what was written to them."""
+        return repr(
+            torch.fx.map_arg(
+                operands, lambda x: f"%{self.numbers[x]}.{self.states.get(root_of(x), '')}"
+            )
+        )
+
+    def _read(self, node: torch.fx.Node) -> None:
+        """A tensor of elsewhere, or what the graph before has kept."""
+        value = getattr(self.module, node.target)  # type: ignore[arg-type]
+        made = self.maker(value) if self.before and self.maker and is_fake(value) else None
+        if self.before is not None and made is not None:
+            self.numbers[node] = self.before.numbers[made]
+            if root_of(made) in self.before.states:
+                self.states[node] = self.before.states[root_of(made)]
+            return
+        same = (at for at, each in enumerate(self.constants) if _same_constant(each, value))
+        at = next(same, len(self.constants))
+        if at == len(self.constants):
+            self.constants.append(value)
+        self.numbers[node] = self._number(("constant", at))
+
+    def _computed(self, node: torch.fx.Node, dependent: bool) -> None:
+        if _is_same(node):
+            self.numbers[node] = self.numbers[node.args[0]]  # type: ignore[index]
+            return
+        key: tuple[Any, ...] = (node.op, node.target, self._words((node.args, node.kwargs)))
+        written = written_in(node)
+        if draws(node) or (dependent and written) or not _gives(node):
+            key = (*key, len(self.effects))
+            self.effects.append(self._number(key))
+        self.numbers[node] = self._number(key)
+        for root in written:
+            self.states[root] = self._number((self.states.get(root), key))
+
+
+def _is_same(node: torch.fx.Node) -> bool:
+    """True where a node gives its operand: also a view of all of it."""
+    if node.target in _SAME:
+        return True
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target._schema.is_mutable:
+        return False
+    views = any(result.alias_info for result in node.target._schema.returns)
+    if not views or not node.args or not isinstance(node.args[0], torch.fx.Node):
+        return False
+    value, of = node.meta.get("val"), node.args[0].meta.get("val")
+    return (
+        isinstance(value, torch.Tensor)
+        and isinstance(of, torch.Tensor)
+        and _form(value) == _form(of)
+    )
+
+
+def _form(tensor: torch.Tensor) -> Any:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+def _gives(node: torch.fx.Node) -> bool:
+    """True where a node gives anything; else it is a check."""
+    return not isinstance(node.target, torch._ops.OpOverload) or bool(node.target._schema.returns)
+
+
+def _same_constant(one: Any, other: Any) -> bool:
+    """True where constants are the same tensor, or have the same values; parts of a graph, the same ops."""
+    if one is other:
+        return True
+    if isinstance(one, torch.fx.GraphModule) and isinstance(other, torch.fx.GraphModule):
+        return same_graph(one, other)
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return False
+    if is_fake(one) or is_fake(other) or (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    return torch.equal(one, other)
+
+
+def same_but_for(
+    one: torch.fx.GraphModule, other: torch.fx.GraphModule, numbers: Mapping[int, Any]
+) -> bool:
+    """True where two traces are alike node by node, but that the second has tensors in place of numbers.
+
+    Args:
+        numbers: those that it has now, by the identities of the tensors.
+    """
+    given: dict[torch.fx.Node, Any] = {}
+    for node in other.graph.find_nodes(op="get_attr"):
+        tensor = getattr(other, node.target)
+        if id(tensor) in numbers:
+            given[node] = numbers[id(tensor)]
+    first = list(one.graph.nodes)
+    second = [node for node in other.graph.nodes if node not in given]
+    places = [{node: f"%{i}" for i, node in enumerate(nodes)} for nodes in (first, second)]
+    return len(first) == len(second) and all(
+        a.op == b.op
+        and _same_target(one, a, other, b)
+        and _operands(a, places[0]) == _operands(b, {**places[1], **given})
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+def _same_target(
+    one: torch.fx.GraphModule, a: torch.fx.Node, other: torch.fx.GraphModule, b: torch.fx.Node
+) -> bool:
+    """True where two nodes call the same op, in whichever overload, or read the same constant."""
+    if a.op == "get_attr":
+        return _same_constant(getattr(one, a.target), getattr(other, b.target))  # type: ignore[arg-type]
+    packets = [getattr(node.target, "overloadpacket", node.target) for node in (a, b)]
+    return a.op != "call_function" or packets[0] is packets[1]
+
+
+def _operands(node: torch.fx.Node, names: Mapping[torch.fx.Node, Any]) -> str:
+    return repr(torch.fx.map_arg((node.args, node.kwargs), lambda each: names[each]))

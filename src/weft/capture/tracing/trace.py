@@ -118,7 +118,12 @@ def trace_step(
     def begin(numbers: ChangingNumbers | None = None) -> tuple[StepCall, Any]:
         cast = casts or Casts(device=device)
         step = StepCall(model, loss_fn, variables, batch, training, cast, left, apart, numbers)
-        inputs = _fakes(variables, example, mode, device)
+        inputs = (
+            # In evaluation too, for those who ask; no gradients are made there.
+            [fake_tensor(mode, p, device, p.requires_grad) for p in variables.parameters.values()],
+            [fake_tensor(mode, b, device) for b in variables.buffers.values()],
+            [fake_tensor(mode, x, device) for x in example.values()],
+        )
         return step, inputs
 
     def alike(step: StepCall, inputs: Any, again: bool) -> torch.fx.GraphModule | None:
@@ -184,20 +189,6 @@ def _trace(
         raise
     except Exception as error:
         raise refuse(error, step.failed_at) from error
-
-
-def _fakes(
-    variables: ModelTensors,
-    example: Mapping[str, torch.Tensor],
-    mode: FakeMode,
-    device: str,
-) -> tuple[list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
-    return (
-        # In evaluation too, for those who ask; no gradients are made there.
-        [fake_tensor(mode, p, device, p.requires_grad) for p in variables.parameters.values()],
-        [fake_tensor(mode, b, device) for b in variables.buffers.values()],
-        [fake_tensor(mode, x, device) for x in example.values()],
-    )
 
 
 def _lift_constants(module: torch.fx.GraphModule, mode: FakeMode) -> tuple[torch.Tensor, ...]:

@@ -101,7 +101,8 @@ def repeated(graph: LogicalGraph, name: str) -> tuple[str, int] | None:
     apart = _maker_behind(graph, name, (*_VIEWS, *_KEEPS), len(shape) + 1)
     if apart is None or len(apart.args) < 2 or apart.op != "aten.expand.default":
         return None
-    tokens, each, *rest = _made_shape(apart)
+    (value,) = apart.outputs
+    tokens, each, *rest = value.shape if value else ()
     one = _ref(apart.args[0])
     if tokens * each != shape[0] or tuple(rest) != shape[1:] or each < 2 or one is None:
         return None
@@ -139,11 +140,6 @@ def _maker_behind(
             return None
         maker = graph.producers[source]
     return maker if isinstance(maker, Call) else None
-
-
-def _made_shape(call: Call) -> tuple[int, ...]:
-    (value,) = call.outputs
-    return value.shape if value else ()
 
 
 def _ref(arg: Arg) -> str | None:

@@ -93,20 +93,16 @@ class _Proof:
         if node.op in ALIKE or node.op in _UNORDERED:
             return True
         if node.op in SORTS:
-            return self._sort_again(node)
+            if not _is_ref(node.args[0], self.permutation) or not is_plain_sort(self.graph, node):
+                return self._by_rule(node)
+            if node.outputs[1]:
+                self.kinds[node.outputs[1].name] = SortedPlaces()
+            return True
         if node.op == INDEX and self._at_places(node):
             return True
         if node.op == PUT:
             return self._put(node)
         return self._by_rule(node)
-
-    def _sort_again(self, node: Call) -> bool:
-        """Sorting the permutation gives the rows' numbers, and their places."""
-        if not _is_ref(node.args[0], self.permutation) or not is_plain_sort(self.graph, node):
-            return self._by_rule(node)
-        if node.outputs[1]:
-            self.kinds[node.outputs[1].name] = SortedPlaces()
-        return True
 
     def _at_places(self, node: Call) -> bool:
         """True where moved rows are read at places, which puts them back."""
@@ -124,7 +120,13 @@ class _Proof:
             return self._by_rule(node)
         kind, whole = self.kinds.get(values.name), self._is_whole(x.name, values.name)
         if at == [self.permutation] and not any(more) and whole:
-            return self._put_at_permutation(node, values.name, kind)
+            # Rows that are written where they came from are as before; numbers in order become places.
+            if kind == Row(0):
+                return True
+            if kind is None and is_range(self.graph, values.name):
+                self.kinds[only_result(node).name] = SortedPlaces()
+                return True
+            return False
         if (
             self.kinds.get(at[0]) == SortedPlaces()
             and kind is None
@@ -134,15 +136,6 @@ class _Proof:
             self.kinds[only_result(node).name] = Row(0)
             return True
         return self._by_rule(node)
-
-    def _put_at_permutation(self, node: Call, values: str, kind: Kind | None) -> bool:
-        """Rows that are written where they came from are as before; numbers in order become places."""
-        if kind == Row(0):
-            return True
-        if kind is None and is_range(self.graph, values):
-            self.kinds[only_result(node).name] = SortedPlaces()
-            return True
-        return False
 
     def _is_whole(self, x: str, values: str) -> bool:
         shape = self.graph.values[x].shape

@@ -139,9 +139,5 @@ class _Reads:
 
     def _read(self, node: Call, name: str) -> Layout:
         """The layout in which a call reads a value."""
-        names = _operands(node)
+        names = list(dict.fromkeys(arg.name for arg in node.args if isinstance(arg, Ref)))
         return self.assignment.operands[self.numbers[id(node)]][names.index(name)]
-
-
-def _operands(node: Call) -> list[str]:
-    return list(dict.fromkeys(arg.name for arg in node.args if isinstance(arg, Ref)))

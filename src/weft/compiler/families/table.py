@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from weft.compiler.assignment import Assignment
-from weft.compiler.families import batch_norm, log_softmax, nll_loss
+from weft.compiler.families import batch_norm, log_softmax
 from weft.compiler.families.family import Family, Placed, SampleStatistics, Site, replaced
 from weft.hardware import CostModel
 from weft.ir.logical import Call, LogicalGraph
 from weft.ops import OpCall, Signature, signatures_with_windows
 
-FAMILIES = (log_softmax.FAMILY, nll_loss.FAMILY, batch_norm.FAMILY)
+FAMILIES = (log_softmax.FAMILY, log_softmax.NLL_LOSS, batch_norm.FAMILY)
 
 _FAMILIES = {op: family for family in FAMILIES for op in family.ops}
 _MADE_BY = {

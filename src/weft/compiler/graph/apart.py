@@ -15,17 +15,18 @@ from dataclasses import dataclass, field, replace
 from typing import final
 
 from weft.compiler.context import Context
-from weft.compiler.graph.merged_calls import (
+from weft.compiler.graph.merged_dims import (
     EXPAND,
     PERMUTE,
     RANK,
     TRANSPOSE,
+    Merged,
     arguments_apart,
     filled_apart,
+    merged_by,
     order_of,
 )
-from weft.compiler.graph.merged_dims import Merged, merged_by
-from weft.compiler.graph.rewriting import needed, renamed
+from weft.compiler.graph.rewriting import needed, ref_name, renamed
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_uses, refs
 from weft.ops.rule import aten, factors_of
 from weft.ops.rules.common import pointwise
@@ -78,7 +79,14 @@ class _ApartWriter:
             self._view(node, made)
             return
         if isinstance(node, Call) and made and node.op == REPEAT:
-            self._repeat(node, made)
+            # Biases of heads, repeated for each sequence: sequences and heads, apart by an expansion.
+            source, repeats = self.graph.values[ref_name(node.args[0])], node.args[1]
+            assert isinstance(repeats, tuple)
+            if len(source.shape) == len(repeats) == RANK and repeats[1:] == (1, 1):
+                merged = Merged(RANK, 0, (made.shape[0] // source.shape[0], source.shape[0]))
+                shape = merged.apart(made.shape)
+                there = self.values.write(node, EXPAND, (Ref(source.name), shape), made, shape)
+                self.values.known[made.name] = there, merged
         if isinstance(node, Call) and made and len(made.shape) == RANK:
             self._lift(node, made)
         self.values.nodes.append(node)
@@ -93,7 +101,7 @@ class _ApartWriter:
 
     def _view(self, node: Call, made: Value) -> None:
         """A view, of what is apart where it parts that; what it merges is there apart."""
-        source = self.graph.values[_name(node.args[0])]
+        source = self.graph.values[ref_name(node.args[0])]
         if source.name in self.values.known:
             there, merged = self.values.known[source.name]
             if merged.parted_by(there.shape, made.shape):
@@ -108,16 +116,6 @@ class _ApartWriter:
             if shape != source.shape:
                 source = self.values.write(node, VIEW, (Ref(source.name), shape), made, shape)
             self.values.known[made.name] = source, found
-
-    def _repeat(self, node: Call, made: Value) -> None:
-        """Biases of heads, repeated for each sequence: sequences and heads, apart by an expansion."""
-        source, repeats = self.graph.values[_name(node.args[0])], node.args[1]
-        assert isinstance(repeats, tuple)
-        if len(source.shape) == len(repeats) == RANK and repeats[1:] == (1, 1):
-            merged = Merged(RANK, 0, (made.shape[0] // source.shape[0], source.shape[0]))
-            shape = merged.apart(made.shape)
-            there = self.values.write(node, EXPAND, (Ref(source.name), shape), made, shape)
-            self.values.known[made.name] = there, merged
 
     def _lift(self, node: Call, made: Value) -> None:
         """Write a call apart too, where what it reads is there apart, and it allows that."""
@@ -138,7 +136,7 @@ class _ApartWriter:
         args = node.args if product else arguments_apart(node, merged)
         if args is None or (product and merged.dim):
             return
-        names = [_name(arg) for arg in args[-2:]] if product else []
+        names = [ref_name(arg) for arg in args[-2:]] if product else []
         if not all(name in self.values.known for name in names):
             return
         if not all(self.values.is_apart(name, merged) for name in node_uses(node)):
@@ -166,11 +164,6 @@ class _ApartWriter:
 def _made(node: Node) -> Value | None:
     """The value that a call makes, where it makes one."""
     return node.outputs[0] if isinstance(node, Call) and len(node.outputs) == 1 else None
-
-
-def _name(arg: Arg) -> str:
-    assert isinstance(arg, Ref)
-    return arg.name
 
 
 @final

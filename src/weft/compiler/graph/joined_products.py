@@ -9,20 +9,18 @@ Sums of the rows of the same `x`, gradients of biases, are joined with them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import final
+from typing import TypeAlias, final
 
 from weft.compiler.context import Context
-from weft.compiler.graph.product_sums import (
-    TRANSPOSE,
-    Names,
-    ProductSum,
-    Term,
-    names_of_x,
-    product_sums,
-)
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_outputs
+
+ADD, TRANSPOSE = "aten.add.Tensor", "aten.t.default"
+
+# What joined values stand for, in the order of the graph: names of the `x`, or of the `y`.
+Names: TypeAlias = tuple[str, ...]
+
 
 MM, STACK = "aten.mm.default", "aten.stack.default"
 VIEW, SUM = "aten.view.default", "aten.sum.dim_IntList"
@@ -99,3 +97,134 @@ class _StackWriter:
 
     def _call(self, root: Call, op: str, args: tuple[Arg, ...], made: Value) -> None:
         self.nodes.append(replace(root, op=op, args=args, outputs=(made,)))
+
+
+@final
+@dataclass(frozen=True)
+class Term:
+    """`xᵀ y`, or without `y` the sum over the rows of `x`; `calls` make it and nothing else."""
+
+    name: str
+    calls: tuple[Call, ...]
+    x: str
+    y: str | None = None
+
+
+@final
+@dataclass(frozen=True)
+class ProductSum:
+    """A sum of terms that are joined, `others` that are not, and the `adds` below its last one."""
+
+    joined: tuple[tuple[Term, ...], ...]
+    others: Names
+    adds: tuple[Call, ...]
+
+
+def product_sums(graph: LogicalGraph) -> dict[int, ProductSum]:
+    """The sums that are joined, by the id of the add that stands for the whole sum."""
+    order = {name: position for position, name in enumerate(graph.values)}
+    trees = {id(root): (root, *_tree(graph, root)) for root in _roots(graph)}
+    split = {key: _terms(graph, names) for key, (_, names, _) in trees.items()}
+    # First the products; they say which sums over rows find their `x` stacked already.
+    products = {key: _groups(terms, graph, order) for key, terms in split.items()}
+    stacked = {names_of_x(group) for groups in products.values() for group in groups}
+    found: dict[int, ProductSum] = {}
+    for key, (_, names, adds) in trees.items():
+        rows = tuple(sorted((t for t in split[key] if t.y is None), key=lambda t: order[t.x]))
+        joined = (*products[key], *([rows] if names_of_x(rows) in stacked else []))
+        taken = {term.name for group in joined for term in group}
+        if joined:
+            others = tuple(name for name in names if name not in taken)
+            found[key] = ProductSum(joined, others, adds)
+    return found
+
+
+def names_of_x(group: Sequence[Term]) -> Names:
+    """The `x` of terms."""
+    return tuple(term.x for term in group)
+
+
+def _groups(
+    terms: Sequence[Term], graph: LogicalGraph, order: Mapping[str, int]
+) -> tuple[tuple[Term, ...], ...]:
+    """Products of equal shapes in one module that are cheaper as one, in the order of their `x`."""
+    found: dict[object, list[Term]] = {}
+    for term in terms:
+        if term.y is not None:
+            where = term.calls[-1].location
+            place = (where.module, where.stage) if where else None
+            shapes = (graph.values[term.x].shape, graph.values[term.y].shape)
+            found.setdefault((place, shapes), []).append(term)
+    groups = (tuple(sorted(group, key=lambda term: order[term.x])) for group in found.values())
+    return tuple(group for group in groups if len(group) > 1 and _pays(group[0], graph))
+
+
+def _pays(term: Term, graph: LogicalGraph) -> bool:
+    """True where stacking moves fewer numbers (2·k·(m+n)) than a product and a sum (3·m·n)."""
+    assert term.y is not None  # only products are asked
+    (rows, m), (_, n) = graph.values[term.x].shape, graph.values[term.y].shape
+    return 2 * rows * (m + n) < 3 * m * n
+
+
+def _roots(graph: LogicalGraph) -> Iterator[Call]:
+    """Adds of two equal tensors whose result is no part of a larger sum."""
+    for node in graph.nodes:
+        if _is_sum(graph, node):
+            users = graph.users[node_outputs(node)[0].name]
+            if len(users) != 1 or not _is_sum(graph, users[0]):
+                assert isinstance(node, Call)  # sums are calls
+                yield node
+
+
+def _is_sum(graph: LogicalGraph, node: Node) -> bool:
+    if not isinstance(node, Call) or node.op != ADD or node.kwargs:
+        return False
+    shape = node_outputs(node)[0].shape
+    alike = all(isinstance(x, Ref) and graph.values[x.name].shape == shape for x in node.args)
+    return alike and node.args[0] != node.args[1]
+
+
+def _tree(graph: LogicalGraph, root: Call) -> tuple[Names, tuple[Call, ...]]:
+    """The names that a sum adds up, and the adds below its root."""
+    names: list[str] = []
+    adds: list[Call] = []
+    waiting: list[Node] = [root]
+    while waiting:
+        for name in _operands(waiting.pop()):
+            maker = graph.producers[name]
+            if isinstance(maker, Call) and len(graph.users[name]) == 1 and _is_sum(graph, maker):
+                adds.append(maker)
+                waiting.append(maker)
+            else:
+                names.append(name)
+    return tuple(names), tuple(adds)
+
+
+def _operands(node: Node) -> Names:
+    args = node.args if isinstance(node, Call) else ()
+    return tuple(arg.name for arg in args if isinstance(arg, Ref))
+
+
+def _terms(graph: LogicalGraph, names: Names) -> tuple[Term, ...]:
+    found = (_term(graph, name) for name in names)
+    return tuple(term for term in found if term is not None)
+
+
+def _term(graph: LogicalGraph, name: str) -> Term | None:
+    match _only_maker(graph, name):
+        case Call(op="aten.mm.default", args=(Ref(name=left), Ref(name=y))) as product:
+            flip = graph.producers[left]
+            if isinstance(flip, Call) and flip.op == TRANSPOSE and isinstance(flip.args[0], Ref):
+                calls = (flip, product) if len(graph.users[left]) == 1 else (product,)
+                return Term(name, calls, flip.args[0].name, y)
+        case Call(op="aten.view.default", args=(Ref(name=inner), _)) as view:
+            match _only_maker(graph, inner):
+                case Call(op="aten.sum.dim_IntList", args=(Ref(name=x), (0,), True)) as rows:
+                    flat = len(graph.values[name].shape) == 1 and len(graph.values[x].shape) == 2
+                    return Term(name, (rows, view), x) if flat and not rows.kwargs else None
+    return None
+
+
+def _only_maker(graph: LogicalGraph, name: str) -> Node | None:
+    """The node that makes a value which is read once."""
+    return graph.producers[name] if len(graph.users[name]) == 1 else None

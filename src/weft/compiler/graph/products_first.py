@@ -55,12 +55,6 @@ def _is_sum(graph: LogicalGraph, node: Node) -> bool:
     return len(names) == 2 and len({(value.shape, value.dtype) for value in values}) == 1
 
 
-def _is_term(graph: LogicalGraph, node: Node) -> bool:
-    """True where a sum is only a term of another one."""
-    users = graph.users[_name(node)]
-    return len(users) == 1 and _is_sum(graph, users[0])
-
-
 @final
 @dataclass(frozen=True)
 class _Sums:
@@ -85,7 +79,8 @@ class _Sums:
         name, terms = _name(call), [arg.name for arg in call.args if isinstance(arg, Ref)]
         (others, products), calls = self._both(call, terms)
         mixed = [term for term in terms if term in self.calls]
-        if _is_term(self.graph, call):
+        users = self.graph.users[_name(call)]
+        if len(users) == 1 and _is_sum(self.graph, users[0]):
             if others and products:
                 self.kinds[name], self.calls[name] = (others, products), calls
                 self.below[name] = mixed

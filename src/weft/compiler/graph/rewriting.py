@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from weft.compiler.context import Context
 from weft.ir import renamed as nodes
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_uses
+from weft.ops.rule import aten
+
+_VIEWS = frozenset(aten("view _unsafe_view reshape"))
 
 
 def renamed(graph: LogicalGraph, names: Mapping[str, str]) -> LogicalGraph:
@@ -45,3 +49,24 @@ def only_result(call: Call) -> Value:
     (value,) = call.outputs
     assert value is not None
     return value
+
+
+def undo_views(graph: LogicalGraph, _: Context) -> LogicalGraph:
+    """The graph without views of views that give back a shape from before, as a sum in place on a view leaves them.
+
+    Flattened in between, a split of positions would be none of the rows.
+    """
+    # For each view, what it was taken of, and what that was taken of, and so on; nearest first.
+    sources: dict[str, tuple[str, ...]] = {}
+    equal: dict[str, str] = {}
+    for node in graph.of_kind(Call):
+        match node:
+            case Call(op=op, args=(Ref(name=name), *_)) if op in _VIEWS:
+                (made,) = node.makes
+                name = equal.get(name, name)
+                sources[made.name] = behind = (name, *sources.get(name, ()))
+                for each in behind:
+                    if graph.values[each].shape == made.shape:
+                        equal[made.name] = each
+                        break
+    return needed(renamed(graph, equal)) if equal else graph

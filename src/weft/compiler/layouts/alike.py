@@ -154,7 +154,7 @@ _NONE: Thin = frozenset()
 @final
 @dataclass(frozen=True)
 class Solved:
-    """A deduction: what `weft.compiler.layouts.deduce.deduce` was given, and what it found."""
+    """A deduction: what `weft.compiler.layouts.box.deduce` was given, and what it found."""
 
     graph: LogicalGraph
     hints: Hints

@@ -85,20 +85,16 @@ class _Pruning:
         key = (self.kinds[variable], names[variable], *theirs)
         kept = self.kept.get(key)
         if kept is None:
-            kept = self.kept[key] = self._stay(variable, mine)
+            own = self.unary[variable][mine]
+            dearer = own[:, None] - own[None, :]
+            for neighbour in self.around[variable]:
+                dearer = dearer + self._worst(mine, *neighbour)
+            kept = self.kept[key] = _undominated(dearer)
         if len(kept) == len(mine):
             return False
         self.left[variable] = mine[kept]
         names[variable] = self.left[variable].tobytes()
         return True
-
-    def _stay(self, variable: int, mine: Choices) -> list[int]:
-        """The places in `mine` of the choices of a variable that none of them dominates."""
-        own = self.unary[variable][mine]
-        dearer = own[:, None] - own[None, :]
-        for neighbour in self.around[variable]:
-            dearer = dearer + self._worst(mine, *neighbour)
-        return _undominated(dearer)
 
     def _worst(self, mine: Choices, other: int, table: Table, name: tuple[int, bool]) -> Table:
         """The most by which each choice is dearer than each other one, on one table."""

@@ -30,8 +30,7 @@ from weft.hardware import CostModel
 from weft.ir.arguments import changed
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Update
 from weft.ir.nodes import TAKE, node_outputs
-from weft.ir.queries.kept import kept_values
-from weft.ir.queries.op_calls import operand_names
+from weft.ir.queries.op_calls import kept_values, operand_names
 from weft.layout import SBP, Broadcast, Partial, Split
 
 # What an edge is about along one axis, beside its boxing:
@@ -55,7 +54,7 @@ def intents(graph: LogicalGraph, hints: Hints, axes: int) -> dict[str, Intents]:
     for name, parameter in gradients(graph, sbps).items():
         stored = hints.stored.get(keys[parameter])
         found[name] = tuple(
-            "stored" if axis == stored else _of_gradient(sbp)
+            "stored" if axis == stored else "" if isinstance(sbp, Split) else "gather"
             for axis, sbp in enumerate(sbps[parameter])
         )
     for name, parameter in uses(graph, sbps).items():
@@ -65,10 +64,6 @@ def intents(graph: LogicalGraph, hints: Hints, axes: int) -> dict[str, Intents]:
             for axis, sbp in enumerate(sbps[parameter])
         )
     return found
-
-
-def _of_gradient(sbp: SBP | None) -> Intent:
-    return "" if isinstance(sbp, Split) else "gather"
 
 
 def _of_use(sbp: SBP | None) -> Intent:

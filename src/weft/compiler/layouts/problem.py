@@ -150,7 +150,9 @@ def build(
     Raises:
         LayoutError: when a hint does not fit the value.
     """
-    owners, whole = _owners(graph), _lying_whole(graph, hints)
+    updated = (u.target.name for u in graph.of_kind(Update) if not u.elementwise)
+    hinted = (node.value.name for node in graph.of_kind(Input) if node.key in hints.whole)
+    owners, whole = _owners(graph), frozenset((*updated, *hinted))
     thin = thin_splits(graph, hints, placement)
     problem = Problem(
         intents=intents(graph, hints, placement.axes),
@@ -174,7 +176,9 @@ def build(
         elif isinstance(node, Output):
             variable = _output(graph.values[node.value.name], placement)
         else:
-            _update(problem, graph, node)
+            if isinstance(node, Update):  # its source goes to the layout of its target
+                target, _ = problem.maker_of[node.target.name]
+                problem.read(node.source.name, target, 0, _spec(graph.values[node.source.name]))
             continue
         problem.variable_of[number] = problem.add(variable)
         _connect(problem, graph, number, node, readers)
@@ -205,13 +209,6 @@ def _connect(
                 problem.share_of[value.name] = share
 
 
-def _update(problem: Problem, graph: LogicalGraph, node: Node) -> None:
-    """The source of an update goes to the layout of its target."""
-    if isinstance(node, Update):
-        target, _ = problem.maker_of[node.target.name]
-        problem.read(node.source.name, target, 0, _spec(graph.values[node.source.name]))
-
-
 def _inputs_first(graph: LogicalGraph, owners: Mapping[str, str]) -> Iterator[tuple[int, Node]]:
     """All nodes with their numbers; optimizer states after the parameters that they follow."""
     late = []
@@ -237,13 +234,6 @@ def _owners(graph: LogicalGraph) -> dict[str, str]:
     }
 
 
-def _lying_whole(graph: LogicalGraph, hints: Hints) -> frozenset[str]:
-    """Variables that lie whole on every rank, as an update needs them so, or hints say so."""
-    updated = (u.target.name for u in graph.of_kind(Update) if not u.elementwise)
-    hinted = (node.value.name for node in graph.of_kind(Input) if node.key in hints.whole)
-    return frozenset((*updated, *hinted))
-
-
 def _readers(graph: LogicalGraph) -> dict[str, int]:
     """The number of nodes that read each value and may want it boxed; an update's target and states stay in place."""
     found = dict.fromkeys(graph.values, 0)
@@ -266,30 +256,20 @@ def _call(
     ports = tuple(problem.thin.get(name, frozenset()) for name in (*operand_names(node), *made))
     if not is_hint(node):
         times = max(map(problem.times, made))
-        return OpChoice(call, node, ports if any(ports) else (), times, _pinned(hints, node, call))
+        pinned = hints.signatures.get(node.makes[0].name, ()) if node.makes else ()
+        expected = len(call.operands), len(call.results)
+        for one in pinned:
+            if (len(one.operands), len(one.results)) != expected:
+                raise LayoutError(
+                    f"signatures={{{node.makes[0].name!r}: …}} fixes {one} for {node.op}; give one SBP for each "
+                    f"tensor, operands: {expected[0]}, results: {expected[1]}"
+                )
+        return OpChoice(call, node, ports if any(ports) else (), times, pinned)
     choices = (
-        _anything(call.operands[0]) if sbp is None else (_same(sbp),)
+        (*_whole(call.operands[0]), _same(Partial())) if sbp is None else (_same(sbp),)
         for sbp in hinted_sbps(node, placement)
     )
     return Given(call.operands[0], tuple(choices), thin=ports[0])
-
-
-def _pinned(hints: Hints, node: Call, call: OpCall) -> tuple[Signature, ...]:
-    """The signatures that the user fixed for a call."""
-    pinned = hints.signatures.get(node.makes[0].name, ()) if node.makes else ()
-    expected = len(call.operands), len(call.results)
-    for one in pinned:
-        if (len(one.operands), len(one.results)) != expected:
-            raise LayoutError(
-                f"signatures={{{node.makes[0].name!r}: …}} fixes {one} for {node.op}; give one SBP for each "
-                f"tensor, operands: {expected[0]}, results: {expected[1]}"
-            )
-    return pinned
-
-
-def _anything(spec: TensorSpec) -> tuple[Signature, ...]:
-    """An axis that a hint leaves free."""
-    return (*_whole(spec), _same(Partial()))
 
 
 def _whole(spec: TensorSpec) -> tuple[Signature, ...]:

@@ -200,11 +200,6 @@ class _Elimination:
             both = tuple([v for v in (i, j) if sizes[v] > 1])
             found = self.known.narrowed(table, (left[i], left[j]), (names[i], names[j]))
             self._add(both, *found)
-        self._eliminate_all()
-        return self._chosen()
-
-    def _eliminate_all(self) -> None:
-        """Eliminate the variable with the smallest table next, until none is open that has a choice."""
         is_open = {variable for variable, size in enumerate(self.sizes) if size > 1}
         now = {variable: self._size(variable) for variable in is_open}
         heap = [(size, variable) for variable, size in now.items()]
@@ -219,6 +214,7 @@ class _Elimination:
             for other in touched:
                 now[other] = self._size(other)
                 heapq.heappush(heap, (now[other], other))
+        return self._chosen()
 
     def _size(self, variable: int) -> int:
         """Entries of the table that eliminating `variable` builds."""

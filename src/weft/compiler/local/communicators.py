@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from weft.boxing.box_steps import step_groups
-from weft.compiler.boxings import tensor_steps
-from weft.compiler.halos import graph_halos
+from weft.compiler.halos import graph_halos, tensor_steps
 from weft.ir.logical import LogicalGraph
 from weft.ir.plan import Communicator
 

@@ -103,7 +103,9 @@ class _PartsCutter:
         if isinstance(node, Collective) and self._exchanges_parts(node):
             self._exchange(node)
         elif not isinstance(node, LocalCall) or not self._call(node):
-            self._add_whole(node)
+            for name in sorted(node.reads):
+                self.join(name)
+            self.order.add_whole(node)
 
     def join(self, name: str) -> None:
         """Make a value whole of its parts, if it is not yet."""
@@ -148,11 +150,6 @@ class _PartsCutter:
         for turn, (before, after) in zip(self.order.turns, pairs, strict=True):
             turn.append(replace(node, input=before, output=after, bytes=moved))
         self.order.take()
-
-    def _add_whole(self, node: LocalNode) -> None:
-        for name in sorted(node.reads):
-            self.join(name)
-        self.order.add_whole(node)
 
     def _call(self, node: LocalCall) -> bool:
         """Run a call in parts, if it reads parts and can."""

@@ -82,23 +82,17 @@ class _TimeFirstWriter:
         """The new graph."""
         ends = [node for node in self.graph.nodes if isinstance(node, (Update, Output))]
         for node in self.graph.nodes[: len(self.graph.nodes) - len(ends)]:
-            self._write(node)
+            if isinstance(node, Call) and merges(self.graph, node, self.tokens):
+                self._merge(node)
+            elif isinstance(node, Call) and any(name in self.rows for name in node_uses(node)):
+                self._call(node)
+            else:
+                self._as_it_was(node)
         for node in ends:  # calls stand before all of them
             for name in node_uses(node):
                 self._plain(node, name)
         self.nodes.extend(ends)
         return replace(self.graph, nodes=tuple(self.nodes))
-
-    def _write(self, node: Node) -> None:
-        if isinstance(node, Call) and merges(self.graph, node, self.tokens):
-            self._merge(node)
-        elif isinstance(node, Call) and self._reads_rows(node):
-            self._call(node)
-        else:
-            self._as_it_was(node)
-
-    def _reads_rows(self, node: Call) -> bool:
-        return any(name in self.rows for name in node_uses(node))
 
     def _as_it_was(self, node: Node) -> None:
         for name in dict.fromkeys(node_uses(node)):

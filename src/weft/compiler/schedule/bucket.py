@@ -4,19 +4,20 @@ Before: a `LocalProgram`, one collective after another. After: a `Schedule`, in 
 one communicator that nothing waits for yet stand together, and so do all-gathers of parameters.
 Every rank of a communicator decides alike: the sizes, the order and the readers that decide are the
 same on all of them.
+
+Sums over micro-batches of what a communication brings wait for nothing but the end of the step.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isqrt
-from typing import TypeAlias, final
+from typing import Protocol, TypeAlias, final
 
 from weft.cached import cached_property
-from weft.compiler.schedule.sums import op_on_all_ranks, sums_of_communicated
-from weft.ir.nodes import FORWARD, Phase
+from weft.ir.nodes import FORWARD, OVER_STEP, Phase
 from weft.ir.plan import (
     Collective,
     Exchange,
@@ -27,6 +28,7 @@ from weft.ir.plan import (
     LocalValue,
 )
 from weft.ir.queries.alias import value_bytes
+from weft.ops.localize import BLANK
 from weft.ops.weft_ops import ops_that
 from weft.units import Bytes
 
@@ -216,3 +218,42 @@ def parameter_values(
         if isinstance(node, LocalCall) and node.reads and node.reads <= found:
             found.update(value.name for value in node.makes)
     return frozenset(found)
+
+
+class _Item(Protocol):
+    """A node of a local program, or several that run as one."""
+
+    @property
+    def reads(self) -> frozenset[str]: ...
+    @property
+    def makes(self) -> tuple[LocalValue, ...]: ...
+
+
+def sums_of_communicated(items: Sequence[_Item]) -> frozenset[str]:
+    """Communicated values that only become a sum over micro-batches, what calls make of one of them, and the sum."""
+    readers: dict[str, list[_Item]] = {}
+    for item in items:
+        for name in item.reads:
+            readers.setdefault(name, []).append(item)
+    communicated = (each for each in items if not isinstance(each, LocalCall | LocalUpdate))
+    names = (value.name for each in communicated for value in each.makes)
+    return frozenset(made for name in names for made in _way_to_sum(name, readers))
+
+
+def _way_to_sum(name: str, readers: Mapping[str, list[_Item]]) -> Iterator[str]:
+    """The values from a communicated one to its sum over micro-batches; none where anything else reads one of them."""
+    way = [name]
+    while len(found := readers.get(name, [])) == 1:
+        reader = found[0]
+        if not isinstance(reader, LocalCall) or len(reader.reads) != 1 or len(reader.makes) != 1:
+            return
+        name = reader.makes[0].name
+        way.append(name)
+        if op_on_all_ranks(reader) in OVER_STEP:
+            yield from way
+            return
+
+
+def op_on_all_ranks(call: LocalCall) -> object:
+    """The op, on a rank without elements that of the other ranks."""
+    return call.args[2] if call.op == BLANK else call.op

@@ -55,7 +55,15 @@ def credit(
         for name in actor.consumes:
             readers.setdefault(name, []).append(actor.id)
     extra = {register.value.name for register in controls}
-    rates = _rates(program, actors)
+    written = (
+        name
+        for actor in actors
+        if isinstance(actor, Compute) and actor.acts > 1
+        for node in actor.nodes
+        if isinstance(node, LocalUpdate)
+        for name in (node.target, *node.states)
+    )
+    rates = dict.fromkeys((*program.loop, *written), program.micro_batches)
     registers = tuple(
         _register(
             program.values[name],
@@ -72,19 +80,6 @@ def credit(
         program.rank, program.inputs, actors, (*registers, *controls), program.micro_batches
     )
     return verify_plan(donate(plan))
-
-
-def _rates(program: LocalProgram, actors: tuple[Actor, ...]) -> dict[str, int]:
-    """The registers with a version for each micro-batch: loop values, and variables written in the loop."""
-    written = (
-        name
-        for actor in actors
-        if isinstance(actor, Compute) and actor.acts > 1
-        for node in actor.nodes
-        if isinstance(node, LocalUpdate)
-        for name in (node.target, *node.states)
-    )
-    return dict.fromkeys((*program.loop, *written), program.micro_batches)
 
 
 def _register(

@@ -131,7 +131,10 @@ class _Line:
                 now = choice
                 continue
             yield number
-            self._came(number)
+            for follower in self.followers[number]:
+                self.missing[follower] -= 1
+                if not self.missing[follower]:
+                    self._may_come(follower)
 
     def _choice(self) -> StepPart | None:
         """The part to go on with: that of the first item which may come, unless it is only a weight's gradient."""
@@ -150,12 +153,6 @@ class _Line:
             heappush(self.exchanges[part.looped], number)
         else:
             heappush(self.ready.setdefault(part, []), number)
-
-    def _came(self, number: int) -> None:
-        for follower in self.followers[number]:
-            self.missing[follower] -= 1
-            if not self.missing[follower]:
-                self._may_come(follower)
 
 
 def _waits(program: LocalProgram, items: list[ScheduleItem]) -> list[set[int]]:

@@ -5,6 +5,9 @@ Before: the local programs of all ranks, of which those that are alike have one 
 the orders; `Scheduled.simulation` proves that they cannot hang. Every rank does this for all ranks and gets the same.
 See docs/decisions/schedules.md. Ranks of one stage that acts once a step are planned without the others: they
 act in the order of the graph, and nothing has to be simulated.
+
+Calls of the loop on which nothing in another stage depends before its end have the kind "weight" in place of
+"backward": they may fill gaps (zero bubble pipelines, Qi et al. 2024, section 2).
 """
 
 from __future__ import annotations
@@ -33,11 +36,12 @@ from weft.compiler.schedule.presets import (
 )
 from weft.compiler.schedule.scheduled import Scheduled
 from weft.compiler.schedule.segment import segment
-from weft.compiler.schedule.split_backward import split_backward
 from weft.hardware.durations import Durations
+from weft.ir.arguments import changed
 from weft.ir.legal.plans import COPY_RULES, verify_communicators, verify_plan
 from weft.ir.legal.tables import verify_local
-from weft.ir.plan import Communicator, LocalProgram, RankPlan
+from weft.ir.nodes import Phase
+from weft.ir.plan import Collective, Communicator, LocalCall, LocalNode, LocalProgram, RankPlan
 from weft.units import Bytes
 
 # Splitting the backward must shorten the step to this part of it to be worth more segments.
@@ -236,3 +240,39 @@ class _Making:
         plans = tuple(ready[program.rank] for program in programs)
         name = draft.rule.name if self.context.options.schedule else "computed"
         return Scheduled(name, plans, draft.web.seconds, self.classes)
+
+
+def split_backward(program: LocalProgram) -> LocalProgram:
+    """The program with weights' gradients told apart; the same without micro-batches."""
+    awaited: set[str] = set()
+    found: list[LocalNode] = []
+    stages = {value.name: node.phase.stage for node in program.nodes for value in node.makes}
+    for node in reversed(program.nodes):
+        needed = any(value.name in awaited for value in node.makes)
+        if _in_loop(program, node):
+            awaited.update(
+                name
+                for name in node.reads
+                if needed or stages.get(name, node.phase.stage) != node.phase.stage
+            )
+        found.append(node if needed or not _may_wait(program, node) else _for_weights(node))
+    return program.with_nodes(reversed(found))
+
+
+def _in_loop(program: LocalProgram, node: LocalNode) -> bool:
+    if not program.loop.isdisjoint(node.reads):
+        return True
+    return any(value.name in program.loop for value in node.makes)
+
+
+def _may_wait(program: LocalProgram, node: LocalNode) -> bool:
+    return (
+        isinstance(node, LocalCall | Collective)
+        and node.phase.kind == "backward"
+        and _in_loop(program, node)
+    )
+
+
+def _for_weights(node: LocalNode) -> LocalNode:
+    phase = Phase(node.phase.stage, "weight")
+    return changed(node, phase=phase) if isinstance(node, LocalCall) else replace(node, phase=phase)

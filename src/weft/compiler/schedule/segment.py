@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import final
 
 from weft.cached import cached_property
-from weft.compiler.schedule.bucket import Bucket, Schedule
+from weft.compiler.schedule.bucket import Bucket, Schedule, sums_of_communicated
 from weft.compiler.schedule.phases import StepParts, gather
-from weft.compiler.schedule.sums import sums_of_communicated
 from weft.ir.nodes import OVER_STEP
 from weft.ir.plan import (
     Actor,

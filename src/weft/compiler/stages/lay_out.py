@@ -18,8 +18,7 @@ from weft.compiler.families.table import expand
 from weft.compiler.hints import GridHints, Hints
 from weft.compiler.kept import KeptResults
 from weft.compiler.layouts.alike import Solved
-from weft.compiler.layouts.box import box
-from weft.compiler.layouts.deduce import deduce
+from weft.compiler.layouts.box import box, deduce
 from weft.compiler.layouts.known import Known
 from weft.compiler.stages.cut import StageGraph, copy_sources, cut_stages
 from weft.compiler.stages.join import LaidOut, join_stages

@@ -34,7 +34,23 @@ def stage_placements(
     if not stages:
         return (placement,)
     found = tuple(stage.placement for stage in stages)
-    _check_ranks(found, placement)
+    ranks = {rank for each in found for rank in each.ranks}
+    unknown, idle = ranks - set(placement.ranks), set(placement.ranks) - ranks
+    if unknown:
+        raise StrategyError(
+            f"a stage runs on {_ranks(unknown)}, the placement is {placement}; compile with a placement "
+            "that holds the ranks of all stages"
+        )
+    if idle:
+        raise StrategyError(
+            f"{_ranks(idle)} of the placement {placement} runs no stage; name it in the placement of a "
+            "stage, or leave it out"
+        )
+    for index, each in enumerate(found):
+        if each.device_type != placement.device_type:
+            raise StrategyError(
+                f"stage {index} runs on {each}, expected the placement's device type {placement.device_type!r}"
+            )
     for (one, a), (other, b) in combinations(enumerate(found), 2):
         common = set(a.ranks) & set(b.ranks)
         if common and not (common == set(a.ranks) or common == set(b.ranks)):
@@ -71,27 +87,6 @@ def _rows(placement: Placement, index: int, stages: int) -> Placement:
     return Placement(placement.device_type, (length, *placement.shape[1:]), ranks)
 
 
-def _check_ranks(found: tuple[Placement, ...], placement: Placement) -> None:
-    """All stages together run on the ranks and the device type of `placement`."""
-    ranks = {rank for each in found for rank in each.ranks}
-    unknown, idle = ranks - set(placement.ranks), set(placement.ranks) - ranks
-    if unknown:
-        raise StrategyError(
-            f"a stage runs on {_ranks(unknown)}, the placement is {placement}; compile with a placement "
-            "that holds the ranks of all stages"
-        )
-    if idle:
-        raise StrategyError(
-            f"{_ranks(idle)} of the placement {placement} runs no stage; name it in the placement of a "
-            "stage, or leave it out"
-        )
-    for index, each in enumerate(found):
-        if each.device_type != placement.device_type:
-            raise StrategyError(
-                f"stage {index} runs on {each}, expected the placement's device type {placement.device_type!r}"
-            )
-
-
 def _ranks(ranks: Iterable[int]) -> str:
     every = sorted(ranks)
     return f"rank{'s' if len(every) > 1 else ''} {', '.join(map(str, every))}"
@@ -104,19 +99,14 @@ def pattern_stages(stages: Sequence[Stage], paths: Iterable[str]) -> dict[str, i
         stage = len(stages)
         for one in around(path):
             if one not in known:
-                known[one] = min(stage, _named_by(stages, one))
+                found = (
+                    index
+                    for index, stage in enumerate(stages)
+                    if any(stands_for(pattern, one) for pattern in stage.patterns)
+                )
+                known[one] = min(stage, next(found, len(stages)))
             stage = known[one]
     return {path: stage for path in paths if (stage := known.get(path, len(stages))) < len(stages)}
-
-
-def _named_by(stages: Sequence[Stage], path: str) -> int:
-    """The first stage with a pattern that names a path itself; their number when there is none."""
-    found = (
-        index
-        for index, stage in enumerate(stages)
-        if any(stands_for(pattern, path) for pattern in stage.patterns)
-    )
-    return next(found, len(stages))
 
 
 def check_patterns(

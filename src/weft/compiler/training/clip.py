@@ -4,6 +4,9 @@ Before: updates by gradients. After: by gradients times `min(1, max_norm / (norm
 `torch.nn.utils.clip_grad_norm_` does it between backward and the optimizer's step; the metric
 "grad_norm" is the norm before clipping. The squares of a split gradient are summed where its shards
 lie; only numbers travel.
+
+Gradients are divided by the loss scale of float16 first; a step with one that is infinite or not a number, on any rank
+of any stage, updates nothing and halves the scale (`loss_scale.py`).
 """
 
 from __future__ import annotations
@@ -11,8 +14,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.compiler.context import Context
-from weft.compiler.training.gradients import Gradient, Scalars, gradients, with_sources
-from weft.ir.logical import LogicalGraph, Output, Phase, Ref
+from weft.compiler.training.gradients import (
+    Gradient,
+    Scalars,
+    by_optimizer,
+    gradients,
+    with_sources,
+)
+from weft.compiler.training.loss_scale import SCALE, TRACKER
+from weft.ir.logical import (
+    Call,
+    LogicalGraph,
+    Output,
+    Phase,
+    Ref,
+    Update,
+    Value,
+)
 from weft.ops.call import Token
 
 # What keys of outputs begin with that the loss function did not return.
@@ -53,3 +71,40 @@ def clip_norm(graph: LogicalGraph, context: Context) -> LogicalGraph:
 def _square(new: Scalars, gradient: Gradient, dtype: Token) -> Ref:
     args = (Ref(gradient.value.name), dtype)
     return new.call("weft.square_sum", args, gradient.value.name, gradient.phase)
+
+
+def unscale(graph: LogicalGraph, _: Context) -> LogicalGraph:
+    """Divide gradients by the loss scale, if there is one, and skip updates when one overflows."""
+    if SCALE not in graph.values:
+        return graph
+    found = gradients(graph)
+    new = Scalars("scaled")
+    flags = [
+        (
+            new.call("weft.nonfinite", (Ref(each.value.name),), each.value.name, each.phase),
+            each.phase,
+        )
+        for each in found
+    ]
+    overflow = new.total("aten.amax.default", flags, "overflow")
+    first = Phase(min(each.phase.stage for each in found), "backward")
+    inverse = new.call("aten.reciprocal.default", (Ref(SCALE),), "inverse", first)
+    sources = {each.target: new.scaled(each, inverse) for each in found}
+    made = (Value("scaled.scale", (), "float32"), Value("scaled.growth_tracker", (), "int32"))
+    args = (Ref(SCALE), Ref(TRACKER), overflow)
+    new.calls.append(Call("weft.next_scale", args, (), made, phase=first))
+    return _skipping(with_sources(graph, new.calls, sources), overflow, made)
+
+
+def _skipping(graph: LogicalGraph, overflow: Ref, made: tuple[Value, Value]) -> LogicalGraph:
+    """The graph whose optimizers skip their updates on overflow, and with updates of the scale."""
+    nodes = [
+        replace(node, skip=overflow) if isinstance(node, Update) and by_optimizer(node) else node
+        for node in graph.nodes
+    ]
+    copies = [
+        Update("copy", Ref(key), Ref(value.name))
+        for key, value in zip((SCALE, TRACKER), made, strict=True)
+    ]
+    end = next((i for i, node in enumerate(nodes) if isinstance(node, Output)), len(nodes))
+    return replace(graph, nodes=(*nodes[:end], *copies, *nodes[end:]))

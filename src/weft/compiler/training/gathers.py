@@ -160,13 +160,10 @@ class _GatherRewriter:
                 if self.gathers[self.root[name]].each_time:
                     self._note_group(self._given_group(name, node), node)
                     self.wanted.setdefault(self._group(name, node), []).append((name, node))
-            self._note_between(node)
-
-    def _note_between(self, node: Call) -> None:
-        """A block whose parameters are whole stands between the backward of those around it and their forward."""
-        block = block_of(node.location.module) if node.location else ""
-        if block in self.whole:
-            self.last[node.phase.stage] = (node.phase, block), self._in_loop(node)
+            # A block whose parameters are whole stands between the backward of those around it and their forward.
+            block = block_of(node.location.module) if node.location else ""
+            if block in self.whole:
+                self.last[node.phase.stage] = (node.phase, block), self._in_loop(node)
 
     def _note_group(self, group: Hashable, reader: Call) -> None:
         """Join a group with the one that was read last in its stage, if it is the backward of the same block."""

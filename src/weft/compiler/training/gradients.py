@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import final
 
+from weft.compiler.layouts.intent import measures
 from weft.ir.logical import (
     Arg,
     Box,
@@ -75,7 +76,7 @@ def passed_to_gradients(graph: LogicalGraph) -> frozenset[str]:
     for node in reversed(graph.nodes):
         if any(value.name in found for value in node_outputs(node)):
             for name in _passed(graph, node):
-                readers = (one for one in graph.users[name] if not _measures(one))
+                readers = (one for one in graph.users[name] if not measures(one))
                 if all(_leads_to(reader, found) for reader in readers):
                     found.add(name)
     return frozenset(found)
@@ -91,12 +92,8 @@ def _passed(graph: LogicalGraph, node: Node) -> tuple[str, ...]:
     if node.op in _SUMS:
         return names
     first, made = names[:1], node_outputs(node)
-    alone = len(names) == 1 and _size(graph.values[names[0]]) == _size(made[0])
+    alone = len(names) == 1 and prod(graph.values[names[0]].shape) == prod(made[0].shape)
     return first if alone or node.op in _OF_FIRST else ()
-
-
-def _size(value: Value) -> int:
-    return prod(value.shape)
 
 
 def _leads_to(reader: Node, found: set[str]) -> bool:
@@ -104,11 +101,6 @@ def _leads_to(reader: Node, found: set[str]) -> bool:
     if isinstance(reader, Update):
         return by_optimizer(reader)
     return any(value.name in found for value in node_outputs(reader))
-
-
-def _measures(node: Node) -> bool:
-    """True where a node only takes a number from a gradient."""
-    return isinstance(node, Call) and node.op in ("weft.square_sum", "weft.nonfinite")
 
 
 def with_sources(

@@ -44,7 +44,8 @@ def choose_shards(graph: LogicalGraph, context: Context) -> Context:
     """
     stages = context.stages
     stored = _stored(context)
-    whole = _whole_rules(graph)
+    keys = {node.value.name: node.key for node in graph.of_kind(Input)}
+    whole = {keys[u.target.name]: u.rule for u in graph.of_kind(Update) if not u.elementwise}
     context = _kept_whole(context, whole, stored)
     rules = zero_rules(context.options.zero)
     check_zero_patterns(rules, (n.key for n in graph.of_kind(Input) if n.role == "parameter"))
@@ -74,12 +75,6 @@ def choose_shards(graph: LogicalGraph, context: Context) -> Context:
         stored=dict.fromkeys(sharded, axis),
         notes=(*moved, *notes, *context.notes),
     )
-
-
-def _whole_rules(graph: LogicalGraph) -> dict[str, str]:
-    """For the key of each parameter whose update needs the whole tensor, the rule."""
-    keys = {node.value.name: node.key for node in graph.of_kind(Input)}
-    return {keys[u.target.name]: u.rule for u in graph.of_kind(Update) if not u.elementwise}
 
 
 def _kept_whole(context: Context, rules: Mapping[str, str], stored: Collection[str]) -> Context:

@@ -66,7 +66,10 @@ def _node(scanner: Scanner, placements: list[Placement]) -> Node:
     if len(names) != 1 or names[0] is None:
         raise scanner.error("only a call may have several outputs or none; expected one")
     if scanner.accept("box"):
-        return _box(scanner, names[0], placements)
+        source = scanner.name()
+        scanner.expect(":")
+        output = _value(scanner, names[0], placements)
+        return Box(Ref(source), output, scanner.string() if scanner.accept("for") else "")
     return _input(scanner, names[0], placements)
 
 
@@ -114,13 +117,6 @@ def _location(scanner: Scanner) -> Location | None:
     stage = scanner.integer() if scanner.accept("stage") else None
     checkpoint = scanner.integer() if scanner.accept("checkpoint") else None
     return Location(file, line, module, scanner.accept("backward"), stage, checkpoint)
-
-
-def _box(scanner: Scanner, name: str, placements: list[Placement]) -> Box:
-    source = scanner.name()
-    scanner.expect(":")
-    output = _value(scanner, name, placements)
-    return Box(Ref(source), output, scanner.string() if scanner.accept("for") else "")
 
 
 def _input(scanner: Scanner, name: str, placements: list[Placement]) -> Input:

@@ -164,7 +164,7 @@ def _actor(scanner: Scanner) -> Actor:
             keys, names = _pairs(scanner)
             return Fetch(number, keys, names, queue)
         case "hold":
-            return Hold(number, _list(scanner), queue)
+            return Hold(number, tuple(scanner.names()) if scanner.kind() == "value" else (), queue)
         case "compute":
             consumes = _references(scanner)
             scanner.expect("->")
@@ -199,10 +199,6 @@ def _pairs(scanner: Scanner) -> tuple[tuple[str, ...], tuple[str, ...]]:
         names.append(scanner.name())
         scanner.accept(",")
     return tuple(keys), tuple(names)
-
-
-def _list(scanner: Scanner) -> tuple[str, ...]:
-    return tuple(scanner.names()) if scanner.kind() == "value" else ()
 
 
 def _references(scanner: Scanner) -> tuple[str, ...]:

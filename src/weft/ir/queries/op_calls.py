@@ -1,17 +1,26 @@
-"""From a call, of the logical graph or of one rank, to the `OpCall` that the sharding rules see."""
+"""From a call, of the logical graph or of one rank, to the `OpCall` that the sharding rules see.
+
+Results that a forward saves in a form that its backward alone understands, such as the workspace of a kernel, go there
+as they were made: no boxing may stand between, and no packing of micro-batches.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from weft.errors import InternalError
-from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value, Varying
+from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, Varying, node_uses
 from weft.ir.plan import LocalCall, LocalValue
 from weft.layout import Layout, Split
 from weft.ops import OpCall, Operand
 from weft.ops.call import map_argument, tensor_spec
+from weft.ops.rule import kept_readers, kept_results
+
+# Ops that hand on what they read.
+_PASSING = ("weft.after",)
+
 
 _AnyCall = TypeVar("_AnyCall", Call, LocalCall)
 
@@ -100,3 +109,26 @@ def lies_evenly(value: Value) -> bool:
         if isinstance(sbp, Split):
             parts[sbp.dim] = max(parts[sbp.dim], 1) * size
     return all(value.shape[dim] % count == 0 for dim, count in parts.items())
+
+
+def kept_values(graph: LogicalGraph) -> frozenset[str]:
+    """The names of such values."""
+    return frozenset(
+        value.name
+        for call in graph.of_kind(Call)
+        for number in kept_results(call.op)
+        if (value := call.outputs[number]) is not None
+    )
+
+
+def kept_values_stay(graph: LogicalGraph) -> Iterator[tuple[Node, str]]:
+    """A value that only the backward of its maker understands is read by nothing else."""
+    kept = kept_values(graph)
+    for node in graph.nodes if kept else ():
+        for name in kept.intersection(node_uses(node)):
+            maker = graph.producers[name]
+            assert isinstance(maker, Call)
+            known = (*kept_readers(maker.op), *_PASSING)
+            if not isinstance(node, Call) or node.op not in known:
+                problem = f"%{name} of {maker.op} at {maker.location} is read; expected its backward alone"
+                yield node, f"{problem}, in the layout in which it was made"

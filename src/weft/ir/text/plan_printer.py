@@ -125,7 +125,9 @@ def local_text(node: LocalNode) -> str:
         case Collective():
             return _collective_text(node)
         case Transfer():
-            return _transfer_text(node)
+            fields: list[tuple[str, object]] = [("comm", node.communicator), ("sends", node.sends)]
+            fields += [("receives", node.receives), ("bytes", node.bytes)]
+            return _exchange_text(node, fields)
 
 
 def _collective_text(node: Collective) -> str:
@@ -139,13 +141,6 @@ def _collective_text(node: Collective) -> str:
     fields.append(("bytes", node.bytes))
     if node.in_place:
         fields.append(("in_place", True))
-    return _exchange_text(node, fields)
-
-
-def _transfer_text(node: Transfer) -> str:
-    """`%y = transfer _ : _ -> float32[2] (comm=0, sends=[], receives=[[0, [[0, 2]]]], bytes=8)`"""
-    fields: list[tuple[str, object]] = [("comm", node.communicator), ("sends", node.sends)]
-    fields += [("receives", node.receives), ("bytes", node.bytes)]
     return _exchange_text(node, fields)
 
 

@@ -24,7 +24,7 @@ from weft.ir.plan import (
     Register,
     RegisterKind,
 )
-from weft.layout.region import region_shape
+from weft.layout.layout import region_shape
 from weft.program.feeding.feed import LoadedLeaf
 
 # The queues beside that of the step.

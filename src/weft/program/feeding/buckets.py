@@ -12,7 +12,7 @@ import torch
 from weft.capture.tree import flatten, unflatten
 from weft.errors import BatchError, UserError, shown
 from weft.patterns import first_match
-from weft.strategy.normal import hold
+from weft.strategy.parts import hold
 
 
 @final

@@ -12,7 +12,7 @@ from torch import Tensor
 from weft.capture.batch import leaves_of, spread
 from weft.capture.tree import unflatten
 from weft.errors import BatchError
-from weft.layout.region import Region, region_shape
+from weft.layout.layout import Region, region_shape
 from weft.program.feeding.shards import region_part
 
 

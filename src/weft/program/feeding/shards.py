@@ -13,7 +13,7 @@ from weft.errors import BatchError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Role
 from weft.layout import Layout, Shares
-from weft.layout.region import Region
+from weft.layout.layout import Region
 from weft.tensor import GlobalTensor
 
 

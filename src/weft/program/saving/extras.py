@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import DamagedCheckpoint, UserError
-from weft.layout.region import Region
+from weft.layout.layout import Region
 from weft.ops.dtypes import dtype_name
 from weft.program.everyone import told
 from weft.program.saving.files import SUFFIX, Reading, checksum, plain_values, slices

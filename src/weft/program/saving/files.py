@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from weft.errors import UNREADABLE, DamagedCheckpoint, UserError
-from weft.layout.region import Region, overlap, region_shape, region_size, within
+from weft.layout.layout import Region, overlap, region_shape, region_size, within
 
 T = TypeVar("T")
 

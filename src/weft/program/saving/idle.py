@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from weft.layout import broadcast_layout
-from weft.layout.region import Region
+from weft.layout.layout import Region
 from weft.ops.dtypes import dtype_name
 from weft.program.live.holds import named_variables
 from weft.program.live.laid import parts_of

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from weft.capture.optimizers.given import is_foreign
 from weft.capture.optimizers.groups import Optimizers
 from weft.errors import DamagedCheckpoint, UserError
-from weft.layout.region import overlap, region_size
+from weft.layout.layout import overlap, region_size
 from weft.program.everyone import agreed, told
 from weft.program.live.elsewhere import agree
 from weft.program.live.variables import state_dict_names

@@ -18,7 +18,7 @@ from tempfile import mkdtemp
 from typing import Any, final
 
 from weft.errors import UNREADABLE, DamagedCheckpoint, UserError
-from weft.layout.region import Region, overlap, region_size
+from weft.layout.layout import Region, overlap, region_size
 from weft.patterns import without_wrappers
 from weft.program.saving.files import DTYPES as DTYPES
 from weft.program.saving.files import SUFFIX, Extent, extents_of_file, is_shard, to_disk

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import UserError
-from weft.layout.region import Region
+from weft.layout.layout import Region
 from weft.program.everyone import agreed, told
 from weft.program.saving.extras import Extras, extras_of
 from weft.program.saving.files import SUFFIX, slices

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from weft.errors import UserError
 from weft.layout import Layout, Shares
-from weft.layout.region import Region, region_size
+from weft.layout.layout import Region, region_size
 from weft.units import ITEM_SIZE
 
 

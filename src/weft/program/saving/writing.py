@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import UserError
-from weft.layout.region import Region
+from weft.layout.layout import Region
 from weft.program.saving.files import Extent, write_file
 from weft.program.saving.manifest import Manifest, Stored, abandon, publish
 from weft.units import Seconds

@@ -11,7 +11,7 @@ from typing import NamedTuple, final
 from weft.cached import cached_property
 from weft.compiler.families.table import takes_statistics
 from weft.compiler.pipeline import Compiled
-from weft.compiler.training.regions import kept_values, regions
+from weft.compiler.training.recompute import kept_values, regions
 from weft.ir.logical import Call, Input, LogicalGraph, Update, node_outputs, node_uses
 from weft.ir.queries.op_calls import op_call
 from weft.layout import Placement, Split

@@ -111,7 +111,7 @@ def _checks(source: str) -> dict[_Place, tuple[bool, ast.stmt]]:
     except SyntaxError:
         return {}
     return {
-        _place(part): (outcome, statement)
+        (part.lineno, part.end_lineno, part.col_offset, part.end_col_offset): (outcome, statement)
         for node in ast.walk(tree)
         for test, holds, statement in _tests(node)
         for part, outcome in _parts(test, holds)
@@ -155,10 +155,6 @@ def _parts(test: ast.expr, outcome: bool) -> Iterator[tuple[ast.expr, bool]]:
         every = isinstance(test.op, ast.Or) != outcome
         for part in test.values if every else test.values[-1:]:
             yield from _parts(part, outcome)
-
-
-def _place(node: ast.expr) -> _Place:
-    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
 
 
 def _text(source: str, node: ast.stmt) -> str:

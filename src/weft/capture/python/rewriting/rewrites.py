@@ -37,7 +37,8 @@ class Rewritten(TorchFunctionMode):
         return func(*args, **kwargs) if found is NotImplemented else found
 
 
-def _require(condition: Tensor, text: str) -> None:
+def require(condition: Tensor, text: str) -> None:
+    """Check in every step, in the graph, that a condition is true."""
     torch.ops.aten._assert_async.msg(condition, text)
 
 
@@ -57,11 +58,11 @@ def _cov(
     if x.dim() > 2 or x.dtype == torch.bool or not x.shape[1] or not _weigh(x, fweights, aweights):
         return NotImplemented  # torch says what is wrong
     for one in weights:
-        _require((one >= 0).all(), "cov(): weights cannot be negative")
+        require((one >= 0).all(), "cov(): weights cannot be negative")
     weight = weights[0] if len(weights) == 1 else weights[0] * weights[1] if weights else None
     total: Any = x.shape[1] if weight is None else weight.sum()
     if weight is not None:
-        _require(total != 0, "cov(): weights sum to zero, can't be normalized")
+        require(total != 0, "cov(): weights sum to zero, can't be normalized")
     factor = total - correction
     if weight is not None and aweights is not None and correction:
         factor = total - correction * (weight * aweights).sum() / total
@@ -122,7 +123,7 @@ def _narrow(input: Tensor, dim: int, start: Any, length: int) -> Any:
     size = input.shape[dim]
     first = torch.where(start < 0, start + size, start)
     inside = (first >= 0) & (first <= size - length)
-    _require(inside, f"narrow: {length} elements from start exceed dimension {dim} of size {size}")
+    require(inside, f"narrow: {length} elements from start exceed dimension {dim} of size {size}")
     first = first.clamp(0, size - length)  # what the check refuses must not read beyond the end
     positions = first + torch.arange(length, device=input.device)
     with copy_noted():
@@ -152,7 +153,7 @@ def _spread(mask: Tensor, values: Tensor) -> Tensor:
     """Each of the values where the mask is true, in order; any of them elsewhere."""
     count = values.shape[0]
     text = f"shape mismatch: a mask that gets values of shape {list(values.shape)} must be true at {count} places"
-    _require(mask.sum() == count, text)
+    require(mask.sum() == count, text)
     if not count:
         return values.new_zeros(())
     places = (mask.reshape(-1).cumsum(0) - 1).clamp(0, count - 1)

@@ -100,21 +100,17 @@ class _DimWalk:
 
     def _read(self, node: Node, name: str) -> bool:
         if isinstance(node, Update):
-            return self._update(node, name)
+            shape = self.graph.values[name].shape
+            refs = (node.target, node.source, *node.states)
+            same = [ref.name for ref in refs if self.graph.values[ref.name].shape == shape]
+            return (
+                node.elementwise
+                and name in same
+                and self.add(*((each, self.dims[name]) for each in same))
+            )
         if not isinstance(node, Call):
             return False
         return self._call(node, {operand_names(node).index(name): self.dims[name]}, {})
-
-    def _update(self, node: Update, name: str) -> bool:
-        """An update passes its source and states to its target, element by element."""
-        shape = self.graph.values[name].shape
-        refs = (node.target, node.source, *node.states)
-        same = [ref.name for ref in refs if self.graph.values[ref.name].shape == shape]
-        return (
-            node.elementwise
-            and name in same
-            and self.add(*((each, self.dims[name]) for each in same))
-        )
 
     def _call(self, node: Call, here: Mapping[int, int], made: Mapping[int, int]) -> bool:
         if is_hint(node) or node.varyings:

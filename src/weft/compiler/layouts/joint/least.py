@@ -176,7 +176,8 @@ def freed(
             place = problem.variable_of[number]
             given = problem.variables[place]
             assert isinstance(given, Given)
-            choices = (_any_way(len(given.spec.shape)),) * placement.axes
+            sbps: tuple[SBP, ...] = (Broadcast(), *map(Split, range(len(given.spec.shape))))
+            choices = (tuple(Signature((sbp,), (sbp,)) for sbp in sbps),) * placement.axes
             problem.variables[place] = replace(given, choices=choices)
     return problem
 
@@ -188,11 +189,6 @@ def _freed(node: Node, held: Collection[str]) -> Node:
     if node.hint.stored is not None or node.makes[0].name in held:
         return node
     return changed(node, hint=replace(node.hint, sbps=(None,)))
-
-
-def _any_way(dims: int) -> tuple[Signature, ...]:
-    sbps: tuple[SBP, ...] = (Broadcast(), *map(Split, range(dims)))
-    return tuple(Signature((sbp,), (sbp,)) for sbp in sbps)
 
 
 @final

@@ -31,7 +31,7 @@ import numpy as np
 
 from weft.boxing.box_steps import step_groups
 from weft.boxing.transfer import EXCHANGES
-from weft.compiler.boxings import TensorStep, tensor_steps
+from weft.compiler.halos import TensorStep, tensor_steps
 from weft.compiler.schedule.fold.features import (
     Colours,
     Numbers,

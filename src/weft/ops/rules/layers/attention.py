@@ -53,10 +53,6 @@ def _fused(query: int, dropout: int) -> Callable[[OpCall], Factors]:
     return factors
 
 
-def _mask_dims(shape: tuple[int, ...]) -> Dims:
-    return ("b", "h", "q", "k")[4 - len(shape) :]
-
-
 def _by_queries(
     first: int, results: tuple[str, ...], contracted: str
 ) -> Callable[[OpCall], Factors]:
@@ -67,12 +63,15 @@ def _by_queries(
     """
 
     def factors(call: OpCall) -> Factors:
-        if _dropout(call, first):
+        # Masks of dropout in a kernel depend on the shapes, so that all stays whole.
+        if not _is_rows(call) and bool(argument(call, 6 if first else 3, "dropout_p", 0.0)):
             return whole_factors(call)
         leading = ("b h q d",) * first + ("b h q d", "b h k d", "b h k d")
         leading += ("b h q d", "b h q") if first else ()
         operands = [tuple(term.split()) for term in leading]
-        operands += [_mask_dims(spec.shape) for spec in slot_specs(call)[len(leading) :]]
+        operands += [
+            ("b", "h", "q", "k")[4 - len(spec.shape) :] for spec in slot_specs(call)[len(leading) :]
+        ]
         return Factors(
             tuple(operands),
             tuple(tuple(term.split()) for term in results),
@@ -89,11 +88,6 @@ def _whole(call: OpCall, first: int) -> frozenset[str]:
         return frozenset("d" if first else "dk")
     masked = len(slot_specs(call)) > (6 if first else 3)
     return frozenset("dkq" if masked else "dk")
-
-
-def _dropout(call: OpCall, first: int) -> bool:
-    """True where the kernel drops out; its masks depend on the shapes, so that all stays whole."""
-    return not _is_rows(call) and bool(argument(call, 6 if first else 3, "dropout_p", 0.0))
 
 
 def _causal(call: OpCall, first: int) -> bool:

@@ -3,4 +3,3 @@
 from weft.ops.rules.own import class_split as class_split
 from weft.ops.rules.own import experts as experts
 from weft.ops.rules.own import passes as passes
-from weft.ops.rules.own import time as time

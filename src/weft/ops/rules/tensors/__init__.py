@@ -6,5 +6,4 @@ from weft.ops.rules.tensors import linalg as linalg
 from weft.ops.rules.tensors import matmul as matmul
 from weft.ops.rules.tensors import pointwise as pointwise
 from weft.ops.rules.tensors import reduction as reduction
-from weft.ops.rules.tensors import special as special
 from weft.ops.rules.tensors import views as views

@@ -10,6 +10,21 @@ from weft.ops.dtypes import holds
 from weft.ops.rule import Groups, aten, rule
 from weft.ops.rules.common import EITHER, FIRST, TOGETHER, pointwise
 
+SPECIAL = """
+    polygamma special_airy_ai special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1
+    special_erfcx special_i0e special_i1 special_i1e special_modified_bessel_i0 special_modified_bessel_i1
+    special_modified_bessel_k0 special_modified_bessel_k1 special_ndtri special_scaled_modified_bessel_k0
+    special_scaled_modified_bessel_k1 special_spherical_bessel_j0 frexp.Tensor"""
+
+# Two arguments that broadcast; each polynomial of degree `n` at `x`.
+SPECIAL_BINARY = """
+    gcd lcm nextafter special_chebyshev_polynomial_t special_chebyshev_polynomial_u
+    special_chebyshev_polynomial_v special_chebyshev_polynomial_w special_hermite_polynomial_h
+    special_hermite_polynomial_he special_laguerre_polynomial_l special_legendre_polynomial_p
+    special_shifted_chebyshev_polynomial_t special_shifted_chebyshev_polynomial_u
+    special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w special_zeta"""
+
+
 COPIES = "clone lift_fresh_copy"
 # Of operands that lie as they should, they are the operand itself.
 IDENTITIES = "alias contiguous detach positive"
@@ -95,3 +110,7 @@ rule(
     monotone=((1,), (2,), (1, 2)),
 )
 rule(aten("masked_fill.Scalar masked_fill.Tensor"), pointwise, linear=((0, 2),), monotone=FIRST)
+
+
+rule(aten(SPECIAL), pointwise)
+rule(aten(SPECIAL_BINARY), pointwise)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import UserError
-from weft.layout.region import Region, region_shape
+from weft.layout.layout import Region, region_shape
 from weft.program.saving.files import about_file
 from weft.program.saving.manifest import DTYPES
 from weft.units import ITEM_SIZE
