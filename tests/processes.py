@@ -82,9 +82,12 @@ def _on_processes(item: pytest.Item) -> bool:
     return callspec is not None and bool(callspec.params.get(FORM))
 
 
+@pytest.hookimpl(trylast=True)  # a tenth of the cases that are left
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     which = config.getoption("--processes")
-    items[:] = [item for item in items if not _on_processes(item) or _taken(item, which)]
+    left_out = {item for item in items if _on_processes(item) and not _taken(item, which)}
+    config.hook.pytest_deselected(items=list(left_out))
+    items[:] = [item for item in items if item not in left_out]
 
 
 def _taken(item: pytest.Item, which: str) -> bool:
