@@ -135,6 +135,8 @@ def api_calls() -> Iterator[Callable[[], ApiCall]]:
     yield lambda: ApiCall("Packed", weft.Packed, packing)
     kept = {"path": "kept", "every": 2, "keep": 2, "wait": True}
     yield lambda: ApiCall("Checkpoints", weft.Checkpoints, kept)
+    named = {"path": "kept", "names": {"^": "model."}, "strict": False}
+    yield lambda: ApiCall("Weights", weft.Weights, named)
     compiled = {
         "placement": where,
         "strategy": None,

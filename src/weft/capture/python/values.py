@@ -53,6 +53,9 @@ def reads_noted(
         stand_ins: of the model's own tensors, by the ids of these.
     """
     own = threading.get_ident()
+    noted = [
+        (note, stand_ins)
+    ]  # nothing once this is over: tables of functions may hold methods longer
 
     def noting(name: str) -> Callable[..., Any]:
         plain: Any = getattr(Tensor, name)
@@ -62,14 +65,15 @@ def reads_noted(
                 _PYTHON
             )
             library = name in _ADDRESSES and in_library(sys._getframe(1).f_code.co_filename)
-            if threading.get_ident() != own or library or not unseen:
+            if threading.get_ident() != own or library or not unseen or not noted:
                 return plain(tensor, *args, **kwargs)
-            tensor = stand_ins.get(id(tensor), tensor)
+            tell, own_tensors = noted[0]
+            tensor = own_tensors.get(id(tensor), tensor)
             if name in (_NOT_YET if is_fake(tensor) else _NOT_HERE):
                 raise refuse_value(f"Tensor.{name}")
             if is_fake(tensor) or hasattr(type(tensor), "sbp"):
                 return plain(tensor, *args, **kwargs)
-            note(tensor, f"Tensor.{name}")
+            tell(tensor, f"Tensor.{name}")
             with torch._C.DisableTorchFunction(), _disable_current_modes():
                 return plain(tensor, *args, **kwargs)
 
@@ -79,6 +83,8 @@ def reads_noted(
     with ExitStack() as stack:
         for name in (*_MEMORY, *_ADDRESSES, *_NUMBERS):
             stack.enter_context(patch.object(Tensor, name, noting(name)))
+        stack.callback(noted.clear)
+        del note, stand_ins
         yield
 
 

@@ -161,7 +161,7 @@ def merged_alike(every: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         for key, each in own.items():
             if merged.setdefault(key, each) != each:
                 raise UserError(
-                    f"{STATE}{key} is {merged[key]} on a rank and {each} on rank {rank}; set the states of optimizers "
-                    "alike on all ranks"
+                    f"{STATE}{key} is {merged[key]} on a rank and {each} on rank {rank}; every rank must give the "
+                    "states of optimizers alike"
                 )
     return merged
