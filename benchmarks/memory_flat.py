@@ -40,7 +40,9 @@ def live_tensors() -> tuple[int, int]:
     """How many tensors Python knows, and the bytes of their storages."""
     gc.collect()
     tensors = [each for each in gc.get_objects() if isinstance(each, Tensor)]
-    storages = {id(each.untyped_storage()): each.untyped_storage() for each in tensors}
+    # The parts of global tensors are tensors themselves.
+    plain = [each for each in tensors if not isinstance(each, weft.GlobalTensor)]
+    storages = {id(each.untyped_storage()): each.untyped_storage() for each in plain}
     return len(tensors), sum(storage.nbytes() for storage in storages.values())
 
 
