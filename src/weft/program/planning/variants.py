@@ -61,8 +61,9 @@ class Variant:
 
     @cached_property
     def outside(self) -> OutsideChecksum:
-        """The checksum of the tensors outside the model that it reads."""
-        return OutsideChecksum(self.captured.constants.values())
+        """The checksum of the tensors outside the model that it reads; those that stand for numbers are weft's own."""
+        held = self.captured.constants.items()
+        return OutsideChecksum(tensor for key, tensor in held if key not in self.captured.numbers)
 
     @property
     def numbers(self) -> dict[str, float]:

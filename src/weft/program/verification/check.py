@@ -11,6 +11,7 @@ from torch import Tensor
 
 from weft.capture.outputs import Number
 from weft.capture.precision import Casts
+from weft.capture.tree import flatten, unflatten
 from weft.errors import VerificationError
 from weft.ir.logical import Input, Update
 from weft.program.verification.compare import (
@@ -104,7 +105,9 @@ class _Comparison:
     def __init__(self, subject: Subject, batch: Any, planned: Planned) -> None:
         self._subject, self._planned = subject, planned
         self._captured = subject.variants.current.captured
-        leaves = list(zip(planned.outputs, self._captured.outputs.leaves, strict=True))
+        returned = self._captured.outputs
+        places, _ = flatten(unflatten(list(range(len(returned.leaves))), returned.tree), "output")
+        leaves = [(path, returned.leaves[place]) for path, place in places]
         self._keys = {path: leaf for path, leaf in leaves if isinstance(leaf, str)}
         self._numbers = frozenset(path for path, leaf in leaves if isinstance(leaf, Number))
         self._parameters = dict(subject.setting.model.named_parameters())

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from weft.capture.batch import leaves_of
 from weft.capture.outputs import find_loss
 from weft.capture.precision import Casts
 from weft.capture.tracing.before import restored
@@ -103,7 +102,7 @@ class PlainStep:
             if self.step.optimizers:
                 loss = find_loss(result)
                 loss.backward(torch.full_like(loss, self.scale))  # type: ignore[no-untyped-call]
-            leaves, _ = leaves_of(result, "output")
+            leaves, _ = flatten(result, "output")
             found = {path: x.detach().clone() if isinstance(x, Tensor) else x for path, x in leaves}
             if places:
                 write_replaced(places, ())

@@ -9,7 +9,6 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from weft.capture.batch import leaves_of
 from weft.capture.tree import flatten, unflatten
 from weft.compiler.training.loss_scale import FIRST_VALUES, SCALE
 from weft.errors import BatchError
@@ -112,7 +111,7 @@ def run_planned(subject: Subject, batch: Any, snapshot: Snapshot) -> Planned:
         gradients = wholes({key: p.grad for key, p in named.items() if p.grad is not None})
         snapshot.rewind()
     scale = subject.scale
-    leaves, _ = leaves_of(subject.run(subject.number, batch, True), "output")
+    leaves, _ = flatten(subject.run(subject.number, batch, True), "output")
     outputs = {path: whole_of(leaf) for path, leaf in leaves}
     tensors = wholes(named_variables(model))
     skipped = subject.scale < scale
