@@ -103,6 +103,13 @@ def _forking() -> _Forking:
     return _Forking()
 
 
+def forget() -> None:
+    """In a process that was forked: leave the parent's forking process to the parent."""
+    if _forking.cache_info().currsize:
+        _forking()._process.returncode = 0  # no child of this process: nothing to wait for
+    _forking.cache_clear()
+
+
 def passed(script: Path, size: int, *arguments: str, **options: Any) -> list[str]:
     """What each rank wrote, where all of them ended well."""
     ended = run_ranks(script, size, *arguments, **options)

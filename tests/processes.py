@@ -236,7 +236,7 @@ class _Job:
         faulthandler.dump_traceback_later(self._end - time.monotonic(), exit=True, file=2)
         atexit._clear()
         atexit.register(_end_all)
-        on_ranks._forking.cache_clear()
+        on_ranks.forget()
         return 0
 
     def _path(self, kind: str, rank: int | None = None) -> Path:
