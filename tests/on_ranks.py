@@ -98,15 +98,19 @@ class _Forking:
         self._process.communicate()
 
 
+# The forking processes of those that this one was forked from.
+_OF_PARENTS: list[_Forking] = []
+
+
 @cache
 def _forking() -> _Forking:
     return _Forking()
 
 
 def forget() -> None:
-    """In a process that was forked: leave the parent's forking process to the parent."""
+    """In a process that was forked: leave the forking process to the parent, whose child it is."""
     if _forking.cache_info().currsize:
-        _forking()._process.returncode = 0  # no child of this process: nothing to wait for
+        _OF_PARENTS.append(_forking())  # kept: its end would warn of a child that still runs
     _forking.cache_clear()
 
 

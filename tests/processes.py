@@ -63,7 +63,7 @@ def _enters_worlds(module: ModuleType) -> bool:
     """Whether a module, or one beside it from which it takes something, enters a local world."""
     homes = {module.__name__, *(getattr(x, "__module__", None) for x in vars(module).values())}
     found = (getattr(sys.modules.get(str(home)), "__file__", None) for home in homes)
-    files = {Path(path) for path in found if path}
+    files = {Path(path) for path in found if path} - {Path(on_ranks.__file__)}
     return any("local_world(" in path.read_text() for path in files if LIBRARIES & {*path.parents})
 
 

@@ -101,6 +101,7 @@ class Twins:
 
     def check(self) -> None:
         """Parameters, buffers and states agree."""
+        self.program.full_optimizer_state_dict()  # processes learn what only others have counted
         assert_same_state(whole_state(self.model), self.plain.state_dict(), 1e-9)
         twins = zip(self.model.parameters(), self.plain.parameters(), strict=True)
         for live, plain in twins:

@@ -33,7 +33,7 @@ TABLE: list[tuple[str, list[str]]] = [
     ("written_outside_by_numpy", ["tensors outside the model that the step reads"]),
     ("updates", ["different hyperparameters", "update=False"]),
     ("other_batch", ["different batches", 'batch="local"', "weft.from_local"]),
-    ("other_seed_of_a_loader", ["different batches", "seed, sampler and place"]),
+    ("other_seed_of_a_loader", ["other samples next", "same seed, sampler"]),
     ("one_label", ["different batches"]),
     ("long_batch", ["different batches"]),
     ("other_weights", ["other values into the live model"]),

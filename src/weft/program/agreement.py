@@ -95,11 +95,12 @@ def batch_sums(
         given: leaves that are global tensors.
         step: since the program was compiled or has loaded.
     """
-    parts = [(x.spec.layout, _checksums(x.shards().values(), step)) for x in given.values()]
-    return BatchSums(_checksums(leaves.values(), step), tuple(parts))
+    parts = [(x.spec.layout, checksums(x.shards().values(), step)) for x in given.values()]
+    return BatchSums(checksums(leaves.values(), step), tuple(parts))
 
 
-def _checksums(tensors: Iterable[Tensor], step: int, before: int = 0) -> int:
+def checksums(tensors: Iterable[Tensor], step: int, before: int = 0) -> int:
+    """The checksum of some tensors, carried on."""
     for tensor in tensors:
         before = _checksum(tensor, step, before)
     return before
@@ -109,7 +110,7 @@ def _checksum(leaf: Tensor, step: int, before: int) -> int:
     """A checksum carried on; tensors on devices count once in a while only, as the host has to wait for them."""
     if leaf.device.type == "cpu":
         return array_checksum(_values(leaf), step, before)
-    if not _is_often(step):
+    if not is_often(step):
         return before
     sample = _sample(tuple(leaf.shape), leaf.nbytes, step)
     return zlib.crc32(_values(leaf[sample]).tobytes(), before)
@@ -120,41 +121,14 @@ def array_checksum(values: Any, step: int, before: int) -> int:
     return zlib.crc32(values[_sample(values.shape, values.nbytes, step)].tobytes(), before)
 
 
-def _is_often(step: int) -> bool:
+def is_often(step: int) -> bool:
+    """True in the first steps, and in one of some."""
     return step < _FIRST or step % _EVERY == 0
 
 
 def _sample(shape: tuple[int, ...], size: int, step: int) -> tuple[slice, ...]:
     """The elements of so many bytes that count in a step; none named, all of them."""
-    return () if _is_often(step) and size <= _BYTES else _places(shape, step)
-
-
-@final
-class OutsideChecksum:
-    """The checksum of the tensors outside the model that a step reads; computed again after a write.
-
-    Writes that torch does not count, such as those through numpy, are seen within some steps. Tensors on devices count
-    as they were first, as the host has to wait for them.
-
-    Args:
-        tensors: that every process has whole.
-    """
-
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
-        self._tensors = [each for each in tensors if not isinstance(each, GlobalTensor)]
-        self._versions: list[int] | None = None
-        self._on_devices = self._found = 0
-
-    def of(self, step: int) -> int:
-        """The checksum for a step; some 0.1 microseconds a tensor where nothing was written."""
-        versions = [0 if each.is_inference() else each._version for each in self._tensors]
-        if self._versions is None:
-            self._on_devices = _checksums((x for x in self._tensors if not x.is_cpu), 0)
-        if versions != self._versions or step % _EVERY == 0:
-            hosted = (x for x in self._tensors if x.is_cpu)
-            self._found = _checksums(hosted, 0, self._on_devices)
-        self._versions = versions
-        return self._found
+    return () if is_often(step) and size <= _BYTES else _places(shape, step)
 
 
 def checksum_of_numbers(numbers: Iterable[float]) -> int:

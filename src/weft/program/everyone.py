@@ -122,7 +122,8 @@ def _read(text: str) -> list[str]:
         found = json.loads(text)
     except ValueError:
         found = None
-    return found if isinstance(found, list) else ["another call", "", "", ""]
+    read = isinstance(found, list) and [type(each) for each in found] == [str] * 4
+    return found if read else ["another call", "", "", ""]
 
 
 @contextmanager

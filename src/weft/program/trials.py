@@ -135,7 +135,7 @@ class Trials:
         captured, compiled = planned
         executors = build(setting, captured.constants, compiled, self.step.optimizers)
         devices = {rank: self.world.device(rank) for rank in executors}
-        guards = Guards(captured.watch, setting.model, self.step.optimizers)
+        guards = Guards(captured, setting.model, self.step.optimizers)
         feeder = Feeder(captured.batch, compiled.graph, devices)
         variant = Variant(0, captured, compiled, executors, feeder, guards)
         try:

@@ -87,6 +87,40 @@ def test_other_layouts_while_a_program_is_open_are_refused() -> None:
         both.check()
 
 
+@pytest.mark.parametrize("name", ["one rank", "zero 3", "pipeline"])
+@pytest.mark.parametrize("by", ["release", "another program"])
+def test_a_closed_program_says_that_it_has_no_values_any_more(by: str, name: str) -> None:
+    """Once the model was given back and trained on, or lies elsewhere for another program."""
+    with twins(name) as both:
+        both.step()
+        one = both.program
+        one.close()
+        assert_same_state(one.full_state_dict(), both.plain.state_dict(), 1e-9)
+        if by == "release":
+            weft.release(both.model, both.optimizer)
+            both.eager_step()
+            if name == "one rank":  # its tensors were plain all the time
+                assert_same_state(one.full_state_dict(), both.plain.state_dict(), 1e-9)
+                return
+        else:
+            other = "data" if name == "zero 3" else "zero 3"
+            if name == "one rank":
+                return
+            both.program = compiled(both, other)
+            both.step()
+        for call in (
+            one.full_state_dict,
+            one.full_optimizer_state_dict,
+            lambda: one.load_full_state_dict(both.plain.state_dict()),
+            lambda: one.evaluation(loss_fn, batch(0)),
+        ):
+            with pytest.raises(UserError, match="was released or laid anew since"):
+                call()
+        both.eager_step()
+        both.check()
+
+
+@pytest.mark.one_process("a job of processes has one number of ranks")
 @pytest.mark.parametrize("close", ["closed", "forgotten"])
 def test_a_model_is_laid_anew(close: str) -> None:
     """From strategy to strategy, on other numbers of ranks, with the states of the optimizer."""

@@ -189,7 +189,9 @@ class _Light(TorchDispatchMode):
         if name is None:
             name = self._outside[id(tensor)] = f"_tensor_constant{len(self._outside)}"
             setattr(self.root, name, tensor)
-        return self.graph.get_attr(name)
+        node = self.graph.get_attr(name)
+        node.meta["val"] = tensor
+        return node
 
     def _made(self, node: torch.fx.Node, result: Any) -> None:
         """A node has given a tensor, or several."""

@@ -130,14 +130,13 @@ class PythonRecorder:
         """While this lasts, reading an attribute of a module of the model is noted; Python draws no random numbers."""
 
         def reading(module: nn.Module, name: str) -> Any:
+            if id(module) in self._unread:
+                self._unread.discard(id(module))
+                self._parts(module, self._paths[id(module)])
             own = name in _INTERNAL or name.startswith("__")
             before = None if own else self._before.get(id(module))
-            if before is not None:
-                if id(module) in self._unread:
-                    self._unread.discard(id(module))
-                    self._parts(module, self._paths[id(module)])
-                if name not in before:
-                    self._objects.looked_up(type(module), name)
+            if before is not None and name not in before:
+                self._objects.looked_up(type(module), name)
             try:
                 value = object.__getattribute__(module, name)
             except AttributeError:
@@ -236,8 +235,9 @@ class PythonRecorder:
         for kind, part in zip(_PARTS, _parts_of(module), strict=True):
             self._size(part, f"{kind} of {where}")
             for name, value in part.items():
-                if value is None:
-                    self.add(Entry(part, name, None, self._text(module, name)))
+                # Of the model's own, others are refused (`weft.program.live.places`).
+                if value is None or id(module) in self._others:
+                    self.add(Entry(part, name, value, self._text(module, name)))
 
     def _attributes(self, module: nn.Module, path: str) -> None:
         """Watch what the user has put on the tensors of a module."""

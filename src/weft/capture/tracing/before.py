@@ -69,16 +69,23 @@ class Writable:
         named = [*self._bound, *(each[-1] for each in (*self._cells, *self._names))]
         self._owners = [(owner, dict(vars(owner))) for owner in _owners([*named, *functions])]
         roots = [value for text, value in self._places()]
+        self._modules = list(model.named_modules())
         self._own = _kept([model])
         self._others = _kept(roots)
 
     def kept(self) -> dict[int, str]:
-        """Tensors without data that places outside of the model hold now, by id: the names of the places."""
+        """Tensors without data that places outside of the model hold now, by id: the names of the places.
+
+        Those in containers of its modules are among them; of their attributes, `PythonRecorder.caches` knows.
+        """
         found: dict[int, str] = {}
         if not any(holds_fakes(container) for container, _ in self._others):
             places = [(text, value) for text, value in self._places() if holds_fakes(value)]
         else:
             places = list(self._places())
+        spaces = {id(x) for _, each in self._modules for x in (vars(each), each._buffers)}
+        if any(holds_fakes(each) for each, _ in self._own if id(each) not in spaces):
+            places += self._contained()
         for text, value in places:
             for each in (value, *_reached([value])):
                 found.update({id(x): text for x in _fakes_in(each) if id(x) not in found})
@@ -116,6 +123,14 @@ class Writable:
                 stack.callback(space.pop, name, None)
                 space[name] = lambda x: ids.get(id(x), id(x))
             yield
+
+    def _contained(self) -> Iterator[tuple[str, Any]]:
+        """The containers and objects in attributes of the model's modules."""
+        for path, module in self._modules:
+            for name, value in vars(module).items():
+                held = isinstance(value, nn.Module) or value is module._buffers
+                if _may_hold(value) and not held:
+                    yield f"{path}.{name}" if path else name, value
 
     def _places(self) -> Iterator[tuple[str, Any]]:
         """Everything that is named outside of the model, as it is now."""

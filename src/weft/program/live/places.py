@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from weft.errors import UserError
 from weft.program.live.holds import named_variables
+from weft.program.live.laid import parts_of
 from weft.runtime.memory.state import Variables
 from weft.tensor import GlobalTensor
 
@@ -45,7 +46,8 @@ class LivePlaces:
                     self._tensors += [space[name] for name in names]
         self._held.append(_END)
         (first, *_) = variables.values()
-        every = named_variables(model)
+        every = self._every = named_variables(model)
+        self._variables = variables
         if not any(isinstance(tensor, GlobalTensor) for tensor in every.values()):
             plain = every
         self._plain = [tensor for key, tensor in plain.items() if key in first]
@@ -62,6 +64,25 @@ class LivePlaces:
         if not all(map(is_, now, self._held)):
             self._check_each()
         self.take_data()
+
+    def check_laid(self) -> None:
+        """Check, where the program is closed, that the live tensors still have the memory that it worked with.
+
+        Raises:
+            UserError: naming one that was released, or laid anew by another program.
+        """
+        for key, tensor in self._every.items():
+            live = isinstance(tensor, GlobalTensor)
+            parts = parts_of(tensor) if live else {}
+            if live == bool(self._plain) or any(
+                part.data_ptr() != self._variables[rank][key].data_ptr()
+                for rank, part in parts.items()
+                if key in self._variables.get(rank, {})
+            ):
+                raise UserError(
+                    f"this program was closed, and {key} was released or laid anew since, so the program no longer has "
+                    "its values; take them from the model, weft.whole(tensor), or from a program that is open"
+                )
 
     def take_data(self) -> None:
         """Write values that were put into `tensor.data` of ordinary tensors into the memory that steps work with.

@@ -12,7 +12,7 @@ from weft.compiler.pipeline import Compiled
 from weft.errors import RankFailure, UserError
 from weft.ir.plan import RankPlan
 from weft.program.data.loading import LoadedActs
-from weft.program.everyone import told
+from weft.program.everyone import agreed, told
 from weft.program.live.places import LivePlaces
 from weft.program.one_thread import check_modes, lock_of
 from weft.program.planning.step import Step
@@ -149,8 +149,11 @@ class ProgramCore:
 
     def enter(self, what: str) -> int:
         """A call begins that all ranks must make; it works with what the user has put into the live tensors."""
+        number = self.setting.world.calls.enter(f"{what} of program {self._number}")
+        if not self.is_open:
+            agreed(self.setting.world, "where the model lies", self.places.check_laid)
         self.places.take_data()
-        return self.setting.world.calls.enter(f"{what} of program {self._number}")
+        return number
 
     def make_ready(self, call: str = "step") -> None:
         """Check that the program is open and no mode of torch around; after a failure, make new executors.

@@ -229,7 +229,7 @@ class ProgramSteps(ProgramPart):
         if not self._core.setting.several:
             return None
         numbers = checksum_of_numbers(variants.current.numbers.values())
-        outside = variants.current.outside.of(self._core.steps)
+        outside = variants.current.guards.outside.checksum(self._core.steps)
         return Stamps(sums, options ^ numbers ^ outside, self._chain).among
 
     def _update(self, training: Training, options: int) -> Collection[str]:

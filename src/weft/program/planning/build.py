@@ -111,7 +111,7 @@ def _executor(
     device = world.device(plan.rank)
     layouts = layouts_on(compiled.graph, plan.rank, "constant")
     own = {
-        key: local_part(constants[key], layout, plan.rank).to(device)
+        key: local_part(constants[key], layout, plan.rank).detach().to(device)
         for key, layout in layouts.items()
     }
     if setting.kernels not in UNCOMPILED:

@@ -11,11 +11,13 @@ from typing import Any, final
 import torch
 from torch import nn
 
+from weft.capture.capture import Captured
 from weft.capture.numbers.changing import can_follow
 from weft.capture.optimizers.groups import Optimizers
 from weft.capture.python.reached import MODULE_HOOKS
 from weft.capture.python.rewriting.hooks import Hooked, registered
-from weft.capture.watch import Entry, Watch
+from weft.capture.watch import Entry
+from weft.program.planning.outside import Outside
 from weft.tensor import GlobalTensor
 
 _HOOKS = (
@@ -32,10 +34,15 @@ _nothing = nullcontext()
 
 @final
 class Guards:
-    """Values of Python that the trace read, which parameters are trained, and what the optimizers hold."""
+    """Values of Python that the trace read, which parameters are trained, and what the optimizers hold.
 
-    def __init__(self, watch: Watch, model: nn.Module, optimizers: Optimizers) -> None:
-        self._watch = watch
+    Attributes:
+        outside: the tensors outside the model that the step reads.
+    """
+
+    def __init__(self, captured: Captured, model: nn.Module, optimizers: Optimizers) -> None:
+        self._watch = captured.watch
+        self.outside = Outside(captured)
         named = dict(model.named_parameters())
         self._names, self._parameters = tuple(named), tuple(named.values())
         self._trained = list(map(_requires_grad, self._parameters))
@@ -56,6 +63,9 @@ class Guards:
         entry = self._watch.changed()
         if entry is not None:
             return _words(entry.text, entry.then, entry.now)
+        other = self.outside.changed()
+        if other is not None:
+            return other
         # Otherwise torch asks the class of each global tensor how it gives its flag.
         with torch._C.DisableTorchFunction() if self._several else _nothing:
             if list(map(_requires_grad, self._parameters)) != self._trained:

@@ -119,7 +119,7 @@ class Step:
         found = next((known for known in self._known if known.serves(*wanted)), None)
         if found is None:
             captured = self._capture(*wanted)
-            guards = Guards(captured.watch, self.model, self.optimizers)
+            guards = Guards(captured, self.model, self.optimizers)
             found = _CaptureFor(*wanted, captured, guards)
             self._known.append(found)
         return found.captured

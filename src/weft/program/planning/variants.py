@@ -21,7 +21,7 @@ from weft.ir.logical import Input
 from weft.ir.nodes import VARIABLE_ROLES
 from weft.layout import Layout, Shares
 from weft.planning.progress import uncollected
-from weft.program.agreement import BatchSums, OutsideChecksum
+from weft.program.agreement import BatchSums
 from weft.program.everyone import agreed
 from weft.program.feeding.cut import CutParts, uncut
 from weft.program.feeding.feed import Feeder, stood_in
@@ -59,12 +59,6 @@ class Variant:
         shapes = _shapes(self.captured.batch)
         return f"{shapes} (planned anew, no. {self.number})" if self.number else shapes
 
-    @cached_property
-    def outside(self) -> OutsideChecksum:
-        """The checksum of the tensors outside the model that it reads; those that stand for numbers are weft's own."""
-        held = self.captured.constants.items()
-        return OutsideChecksum(tensor for key, tensor in held if key not in self.captured.numbers)
-
     @property
     def numbers(self) -> dict[str, float]:
         """The numbers of Python as they are now for which constants stand, by the keys of these."""
@@ -91,6 +85,7 @@ class Variant:
             What the loss function returned, and the metrics that were asked for.
         """
         numbers = self.numbers
+        self.guards.outside.follow(self.executors.values())
         for executor in self.executors.values():
             executor.steps = number
             executor.put_numbers(numbers)
@@ -280,7 +275,7 @@ class Variants:
         self._note(compiled)
         executors = build(setting, captured.constants, compiled, self.optimizers)
         devices = {rank: setting.world.device(rank) for rank in executors}
-        guards = Guards(captured.watch, setting.model, self.optimizers)
+        guards = Guards(captured, setting.model, self.optimizers)
         feeder = Feeder(captured.batch, compiled.graph, devices, setting.several)
         return Variant(len(self._all), captured, compiled, executors, feeder, guards)
 

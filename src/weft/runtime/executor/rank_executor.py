@@ -13,9 +13,10 @@ from typing import Any, TypeVar, final
 from torch import Tensor
 
 from weft.actors import Act, actor_text, when_text
-from weft.errors import BatchError, NoAnswer, RankFailure
+from weft.errors import BatchError, NoAnswer, RankFailure, UserError
 from weft.ir.plan import Communicate, Compute, Feed, Hold, LocalCall, RankPlan
 from weft.ir.queries.alias import KINDS, Kind, Memory
+from weft.ops.dtypes import dtype_name
 from weft.runtime.compiled.parts import Distinct
 from weft.runtime.devices.launch_record import LaunchRecorder
 from weft.runtime.devices.replay import Replayer
@@ -212,6 +213,27 @@ class RankExecutor(ABC):
         for key, number in numbers.items():
             if key in self._rank.variables:
                 self._rank.variables[key].fill_(number)
+
+    def put_constants(self, tensors: Mapping[str, Tensor]) -> None:
+        """Read tensors outside the model from where their data lie now; by these keys, those that this rank has.
+
+        Raises:
+            UserError: where CUDA graphs are replayed, which read the memory of before.
+        """
+        for key, tensor in tensors.items():
+            if key not in self._rank.variables:
+                continue
+            own = self._rank.variables[key]
+            if own.device != tensor.device:
+                own.copy_(tensor)
+            elif self.replayer is None:
+                own.data = tensor.detach()
+            elif own.data_ptr() != tensor.data_ptr():
+                raise UserError(
+                    f"a tensor outside the model, {dtype_name(tensor.dtype)}{list(tensor.shape)}, got other memory "
+                    "(tensor.data = …, set_), and the CUDA graphs of the step read the memory of before; write values "
+                    "into it, tensor.copy_(…)"
+                )
 
     def put_stamp(self, stamp: Callable[[tuple[int, ...]], int]) -> None:
         """Put a stamp on messages of the next step among some ranks (`weft.runtime.failures.stamps`)."""

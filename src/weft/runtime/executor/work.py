@@ -270,4 +270,6 @@ def _bind_operands(
 def _variable(rank: Rank, name: str, key: str) -> Tensor:
     if key not in rank.variables:
         raise InternalError(f"rank {rank.plan.rank}: there is no variable {key} for {name}")
-    return rank.variables[key].detach()
+    variable = rank.variables[key]
+    # A constant stays the same object: the executor may let it have other memory.
+    return variable.detach() if variable.requires_grad else variable
