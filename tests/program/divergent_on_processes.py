@@ -390,6 +390,15 @@ def released_open(rank: int) -> float:
     return 0.0
 
 
+def whole_beside_compile(rank: int) -> float:
+    """One rank asks for the whole state, and the other compiles something else."""
+    program, _, batch = make()
+    steps(program, batch)
+    if rank:
+        make()
+    return float(program.full_state_dict()["2.bias"])
+
+
 def recovery_alone(rank: int) -> float:
     """After a step that failed, one rank steps on, and the other compiles something else."""
     model = nn.Sequential(nn.Embedding(4, 4), nn.Linear(4, 1))
@@ -829,6 +838,7 @@ CASES: tuple[Callable[[int], float], ...] = (
     kept_loss,
     released_open,
     recovery_alone,
+    whole_beside_compile,
     own_lengths,
     too_long,
     other_examples,

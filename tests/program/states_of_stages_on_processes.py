@@ -21,11 +21,13 @@ PAIR = weft.placement("cpu", [0, 1])
 
 
 class Net(nn.Module):
-    """A body and two heads, of which a task uses one."""
+    """A body and two heads, of which a task uses one; bare ones have no parameters."""
 
-    def __init__(self) -> None:
+    def __init__(self, bare: bool) -> None:
         super().__init__()
         self.a, self.b, self.c = nn.Linear(6, 7), nn.Linear(7, 5), nn.Linear(7, 5)
+        if bare:
+            self.b, self.c = nn.Softplus(), nn.Softplus()  # type: ignore[assignment]
         self.task = 0
         self.double()
 
@@ -66,6 +68,7 @@ SITUATIONS: dict[str, tuple[str, Callable[[Any], torch.optim.Optimizer]]] = {
     "tasks": ("abc", HeavyBall),
     "added": ("bc", adamw),
     "no gradient": ("abc", adamw),
+    "bare": ("a", adamw),
 }
 
 
@@ -75,7 +78,7 @@ class Side:
     def __init__(self, situation: str) -> None:
         torch.manual_seed(0)
         trained, make = SITUATIONS[situation]
-        self.situation, self.model = situation, Net()
+        self.situation, self.model = situation, Net(situation == "bare")
         for name, parameter in self.model.named_parameters():
             parameter.requires_grad_(name[0] in trained)
         own = [p for n, p in self.model.named_parameters() if n[0] in trained or make is adamw]

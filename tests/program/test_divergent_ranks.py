@@ -57,6 +57,7 @@ TABLE: list[tuple[str, list[str]]] = [
     ("kept_loss", ["rank 1: ", "cannot be taken over, as a graph of autograd needs"]),
     ("released_open", ["rank 1: weft.release: an open program works with 0.weight"]),
     ("recovery_alone", ["different calls", "in recovery of program", "in compile"]),
+    ("whole_beside_compile", ["different calls", "in full_state_dict of program 1", "in compile"]),
     ("too_long", ["rank 1: batch leaf x has length 20, the longest of weft.Buckets is 16"]),
     (
         "other_examples",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import gc
 import traceback
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -351,6 +352,50 @@ def test_an_empty_buffer_that_is_filled_by_more_than_constants_is_refused(fill: 
     with weft.local_world(2), pytest.raises(CaptureError, match="keeps in scale a tensor"):
         weft.compile(model, base, optimizer, batch(), placement=weft.placement("cpu", [0, 1]))
     assert model.scale is None
+
+
+class Remembering(nn.Linear):
+    """Adds what stands in a container of its own, and puts a tensor there for the next step."""
+
+    def __init__(self, memory: Any, place: Callable[[Any], tuple[Any, Any]], counts: bool) -> None:
+        super().__init__(3, 2)
+        self.memory, self.place, self.counts = memory, place, counts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found = super().forward(x)
+        space, key = self.place(self.memory)
+        before = space[key]
+        space[key] = before + 1 if self.counts else found.detach().mean(0)
+        return found if before is None else found * before
+
+
+@pytest.mark.parametrize("counts", [False, True])
+@pytest.mark.parametrize(
+    ("memory", "place"),
+    [
+        ({"h": torch.zeros(2)}, lambda memory: (memory, "h")),
+        ({"a": {"h": torch.zeros(2)}}, lambda memory: (memory["a"], "h")),
+        ([torch.zeros(2)], lambda memory: (memory, 0)),
+        (deque([torch.zeros(2)]), lambda memory: (memory, 0)),
+        (SimpleNamespace(h=torch.zeros(2)), lambda memory: (vars(memory), "h")),
+    ],
+)
+def test_a_container_of_a_module_that_is_read_and_written(
+    memory: Any, place: Any, counts: bool
+) -> None:
+    model = Remembering(copy.deepcopy(memory), place, counts)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with weft.local_world(2), pytest.raises(CaptureError, match="keeps .*in memory"):
+        weft.compile(model, base, optimizer, batch(), placement=weft.placement("cpu", [0, 1]))
+    assert repr(model.memory) == repr(memory)
+
+
+def test_a_container_of_a_module_that_held_nothing() -> None:
+    model = Remembering({"h": None}, lambda memory: (memory, "h"), False)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with weft.local_world(2), pytest.raises(CaptureError, match="keeps in memory a tensor"):
+        weft.compile(model, base, optimizer, batch(), placement=weft.placement("cpu", [0, 1]))
+    assert model.memory == {"h": None}
 
 
 def test_an_empty_buffer_that_is_filled_by_constants() -> None:

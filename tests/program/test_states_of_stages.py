@@ -11,6 +11,6 @@ from on_ranks import passed
 SCRIPT = Path(__file__).with_name("states_of_stages_on_processes.py")
 
 
-@pytest.mark.parametrize("situation", ["head", "body", "tasks", "added", "no gradient"])
+@pytest.mark.parametrize("situation", ["head", "body", "tasks", "added", "no gradient", "bare"])
 def test_every_call_is_right_on_every_process(situation: str, tmp_path: Path) -> None:
     passed(SCRIPT, 2, str(tmp_path / "saved"), situation, WEFT_TIMEOUT="60")

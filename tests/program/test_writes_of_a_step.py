@@ -281,3 +281,34 @@ def in_halves(model: nn.Module, batch: torch.Tensor) -> Any:
 @pytest.mark.parametrize("strategy", ["one", "data", "stages"])
 def test_a_cumulative_average_counts_the_batches(strategy: str) -> None:
     check(seeded(Normed), strategy, loss_fn=in_halves if strategy == "stages" else squares)
+
+
+def test_a_batch_stays_as_it_was() -> None:
+    """What the step writes into it counts in the step alone; each begins with the same values."""
+
+    def loss_fn(model: nn.Module, batch: dict[str, Any]) -> Any:
+        batch["x"].mul_(1.5)
+        batch["made"] = model(batch["x"])
+        batch["count"] += 1
+        return batch["made"].square().mean() * batch["count"]
+
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3).double()
+    plain = copy.deepcopy(model)
+    with weft.local_world(2):
+        batch = {"x": batches()[0], "count": 1}
+        kept = {name: copy.copy(value) for name, value in batch.items()}
+        kept["x"] = batch["x"].clone()
+        optimizer, other = sgd(model), sgd(plain)
+        place = weft.placement("cpu", PAIR)
+        program = weft.compile(model, loss_fn, optimizer, batch, placement=place)
+        for _ in range(2):
+            loss = loss_fn(plain, {"x": kept["x"].clone(), "count": 1})
+            other.zero_grad()
+            loss.backward()
+            other.step()
+            assert program.step(batch).item() == pytest.approx(loss.item(), rel=1e-12)
+        assert batch.keys() == kept.keys()
+        assert batch["count"] == 1
+        assert torch.equal(batch["x"], kept["x"])
+        program.close()

@@ -26,7 +26,7 @@ _OF_BATCH = (
 
 def agreed_seed(seed: int, world: World) -> int:
     """The seed of the first process, on all of them."""
-    return int(world.gather(dict.fromkeys(world.ranks, str(seed)))[0])
+    return int(told(world, "the seed", lambda: str(seed))[0])
 
 
 def agreed(world: World, what: str, work: Callable[[], T]) -> T:

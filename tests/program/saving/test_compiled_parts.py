@@ -8,6 +8,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -38,6 +39,7 @@ def program(model: nn.Module) -> weft.Program:
     return weft.compile(model, squares, optimizer, X, placement=ranks, strategy=strategy)
 
 
+@pytest.mark.one_process("each process would write the files of all")
 def test_they_are_saved_and_loaded_by_the_names_of_the_plain_model(tmp_path: Path) -> None:
     saved, before = tmp_path / "saved", tmp_path / "before"
     with weft.local_world(RANKS):

@@ -29,6 +29,8 @@ _WHY = {
     "scale_parameter=False of transformers.Adafactor",
     "Cannot copy out of meta": "writes values of the parameter into a tensor that it has made elsewhere: make that on "
     "the parameter's device, torch.ones((), device=param.device)",
+    "on device meta is not on": "makes a tensor on another device than the parameter: make it on that, "
+    "torch.zeros(n, device=p.device)",
     "does not support dense gradients": "takes sparse gradients, and the gradients of a plan are dense: take one for "
     "dense gradients, such as Adam, and nn.Embedding without sparse=True",
 }

@@ -393,6 +393,7 @@ def _states(copy: Any, probe: torch.Tensor) -> tuple[StateSpec, ...]:
         elif isinstance(value, list | tuple | dict | set | deque) and value:
             raise CaptureError(
                 f"the optimizer {type(copy).__name__} cannot be captured: its state {name!r} is a "
-                f"{type(value).__name__}; expected one tensor for each state"
+                f"{type(value).__name__}; expected one tensor for each state: keep a list "
+                "stacked in one (torch.stack), or each entry under a name of its own"
             )
     return tuple(found)

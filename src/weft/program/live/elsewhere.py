@@ -154,39 +154,25 @@ class Shown(dict[str, Any]):
             self._of.changes += 1
         super().__setitem__(name, value)
 
-    def __delitem__(self, name: str) -> None:
-        self._of.changes += 1
-        super().__delitem__(name)
-
-    def clear(self) -> None:
-        self._of.changes += 1
-        super().clear()
-
-    def update(self, *entries: Any, **named: Any) -> None:
-        self._of.changes += 1
-        super().update(*entries, **named)
-
-    def __ior__(self, entries: Any) -> Any:  # type: ignore[misc]  # `|` gives a plain dict
-        self.update(entries)
-        return self
-
-    def setdefault(self, name: str, value: Any = None) -> Any:
-        self._of.changes += 1
-        return super().setdefault(name, value)
-
-    def popitem(self) -> tuple[str, Any]:
-        self._of.changes += 1
-        return super().popitem()
-
-    def pop(self, *args: Any) -> Any:
-        self._of.changes += 1
-        return super().pop(*args)
-
     def __reduce__(self) -> Any:
         return dict, (dict(self),)
 
 
-# Who walks over states finds the tensors in them.
+def _counted(name: str) -> Callable[..., Any]:
+    """A method of dicts that counts as a change."""
+    plain = getattr(dict, name)
+
+    def change(self: Shown, *args: Any, **named: Any) -> Any:
+        self._of.changes += 1
+        return plain(self, *args, **named)
+
+    return change
+
+
+for _name in ("__delitem__", "__ior__", "clear", "update", "setdefault", "popitem", "pop"):
+    setattr(Shown, _name, _counted(_name))
+
+# torch.utils._pytree sees the tensors in a state.
 register_pytree_node(
     Shown,
     lambda shown: (list(shown.values()), list(shown)),

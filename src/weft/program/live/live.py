@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -64,7 +64,7 @@ def take_over(
     parts: dict[int, dict[str, Tensor]] = {rank: {} for rank in ranks}
     device, alone = world.device(ranks[0]), len(placement.ranks) == 1
     _agree(model, world, device, alone, later)
-    meshes = _meshes(model, layouts.values())
+    meshes = _meshes(model, graph.placements)
     with everyone(world) as channel:
         values = initial_values(
             model, device, lambda fill: agreed(world, "first values", fill), later
@@ -146,9 +146,8 @@ def _check_free(model: nn.Module, key: str, own: Tensor) -> None:
     check_unread(key, own)
 
 
-def _meshes(model: nn.Module, layouts: Iterable[Layout]) -> dict[Placement, Mesh]:
-    """The meshes on which a program lays a model, of one family where they are several."""
-    placements = dict.fromkeys(layout.placement for layout in layouts)
+def _meshes(model: nn.Module, placements: Sequence[Placement]) -> dict[Placement, Mesh]:
+    """The meshes on which a program runs, of one family where they are several."""
     held = [
         x.spec.mesh.family for x in global_variables(model).values() if x.hold and x.hold.programs
     ]

@@ -72,11 +72,10 @@ class LivePlaces:
             UserError: naming one that was released, or laid anew by another program.
         """
         for key, tensor in self._every.items():
-            live = isinstance(tensor, GlobalTensor)
-            parts = parts_of(tensor) if live else {}
-            if live == bool(self._plain) or any(
+            parts = parts_of(tensor) if isinstance(tensor, GlobalTensor) else None
+            if (parts is None) != bool(self._plain) or any(
                 part.data_ptr() != self._variables[rank][key].data_ptr()
-                for rank, part in parts.items()
+                for rank, part in (parts or {}).items()
                 if key in self._variables.get(rank, {})
             ):
                 raise UserError(

@@ -18,7 +18,7 @@ from weft.ir.logical import Input, Update, Value
 from weft.ir.nodes import MASTER
 from weft.layout import Layout, Shares
 from weft.program.live.elsewhere import Shown, agree, showing
-from weft.program.live.holds import named_variables
+from weft.program.live.holds import LiveHold, named_variables
 from weft.program.live.laid import by_placement, cut_value, laid_as, of_rank, whole_of
 from weft.runtime.memory.state import Variables
 from weft.tensor import GlobalTensor
@@ -263,7 +263,11 @@ class Stated:
         if parts and parts[0].device.type != mesh.device.type:
             return parts[0]
         spec = contiguous(mesh, layout, value.shape, dtype)
-        return stored_in(GlobalTensor(spec, tuple(parts)), self.shares.get(name))
+        state = stored_in(GlobalTensor(spec, tuple(parts)), self.shares.get(name))
+        state.hold = LiveHold(
+            None
+        )  # `state.data = …` writes values, as the ranks work with its memory
+        return state
 
     def check_whole(self, found: Mapping[str, Any]) -> None:
         """Raise UserError where None stands in the place of some states of the update, and others are there."""
@@ -310,14 +314,8 @@ def check_states(model: nn.Module, optimizers: Optimizers, graph: LogicalGraph) 
 
 def full_states(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The result of `optimizer.state_dict()`, with whole, plain copies of its tensors. Collective."""
-
-    def whole(value: Any) -> Any:
-        if isinstance(value, GlobalTensor):
-            return whole_of(value)
-        return value.detach().clone() if isinstance(value, Tensor) else value
-
     agree([optimizer])
-    found: dict[str, Any] = tree_map(whole, optimizer.state_dict())
+    found: dict[str, Any] = tree_map(whole_of, optimizer.state_dict())
     return found
 
 

@@ -14,6 +14,7 @@ from weft.capture.precision import Casts
 from weft.capture.tree import flatten, unflatten
 from weft.errors import VerificationError
 from weft.ir.logical import Input, Update
+from weft.program.everyone import told
 from weft.program.verification.compare import (
     Compared,
     Rounding,
@@ -82,7 +83,7 @@ def verified(subject: Subject, batch: Any) -> Verified:
 
 
 def _compared(
-    subject: Subject, batch: Any, snapshot: Snapshot, told: str
+    subject: Subject, batch: Any, snapshot: Snapshot, why: str
 ) -> tuple[list[Compared], bool]:
     """Compare one step, which is taken back; and whether it has made states where there were none."""
     planned = run_planned(subject, batch, snapshot)
@@ -91,9 +92,8 @@ def _compared(
     captured = subject.variants.current.captured
     text = failure_text(comparison.repeated(), captured, CHANGES)
     compared = [] if text else comparison.compared()
-    text = text or failure_text(compared, captured, told)
-    world = subject.setting.world
-    for each in filter(None, world.gather(dict.fromkeys(world.ranks, text))):
+    text = text or failure_text(compared, captured, why)
+    for each in filter(None, told(subject.setting.world, "differences", lambda: text)):
         raise VerificationError(each)
     return compared, comparison.began
 

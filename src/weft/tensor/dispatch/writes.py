@@ -122,6 +122,15 @@ def write(target: Any, made: Any) -> None:
             f"{user_line()}: a result of shape {list(made.shape)} cannot be written into {target.spec}; "
             "write a tensor of its shape, or make a new one"
         )
+    if any(
+        size > 1 and not stride
+        for part in target.locals
+        for size, stride in zip(part.shape, part.stride(), strict=True)
+    ):
+        raise UserError(
+            f"{user_line()}: elements of {target.spec} share memory, as expand() makes them; PyTorch does not write "
+            "those; write the tensor that was expanded, or a clone()"
+        )
     origin = getattr(target, "origin", None)
     if origin is not None:
         write(origin.source, origin.written(made))
