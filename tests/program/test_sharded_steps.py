@@ -234,7 +234,7 @@ def test_a_layer_is_frozen_or_thawed_whose_update_needs_it_whole(at_first: bool)
                 each[0].requires_grad_(trained)
             if trained and not at_first:  # it lies in shards
                 with pytest.raises(
-                    weft.errors.StrategyError, match=r"0\.weight lies in shards.*compile ag"
+                    weft.errors.StrategyError, match=r"0\.weight lies in parts.*compile first"
                 ):
                     program.step(batch)
                 program.close()
