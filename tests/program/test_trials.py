@@ -14,7 +14,7 @@ import weft
 from on_ranks import passed
 from weft.errors import RankFailure, RuleError, StrategyError, UserError
 from weft.layout import Placement
-from weft.program.everyone import TrialFailure
+from weft.program.agreement import TrialFailure
 from weft.program.planning.step import Step
 from weft.program.trials import Trials
 from weft.strategy.strategy import Strategy, data_parallel

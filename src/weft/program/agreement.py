@@ -1,215 +1,186 @@
-"""Checksums of all that ranks must hold alike in a step: the batch, tensors outside the model, hyperparameters."""
+"""Agreement of all processes of a world before a program runs."""
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from functools import cache
-from typing import Any, final
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar, final
 
-import torch
-from torch import Tensor
+from weft import errors
+from weft.errors import RankFailure, UserError, WeftError
+from weft.ir.plan import Communicator
+from weft.runtime.channels.channel import Channel
+from weft.runtime.failures.board import PeerFailure, first_line
+from weft.runtime.world.world import World
 
-from weft.capture.optimizers.checks import check_hyperparameters
-from weft.capture.optimizers.groups import Optimizing, optimizers_of
-from weft.capture.optimizers.observer import KeptStates
-from weft.errors import UserError, shown
-from weft.layout import Broadcast, Layout
-from weft.runtime.failures.stamps import Stamp
-from weft.tensor import GlobalTensor
-from weft.tensor.divergence import written_among
+T = TypeVar("T")
 
-# Elements of a leaf that are looked at in every step.
-_SAMPLED = 64
-# Where the sample begins moves by so many elements in a step; a prime, so that it comes everywhere.
-_STRIDE = 7919
-# All of a leaf is looked at in the first steps, and then once in a while, when it is not larger.
-_FIRST, _EVERY, _BYTES = 4, 16, 2**22
+# How a leaf of the example batch is called among what is asked for.
+LEAF = "batch leaf "
+_OF_BATCH = (
+    ' shapes and dtypes, with batch="local" as many rows, and with weft.Buckets an example that is padded to the same '
+    "length"
+)
 
 
-@final
-@dataclass(frozen=True)
-class BatchSums:
-    """Checksums of a batch.
-
-    Attributes:
-        whole: of the leaves that every process gives whole.
-        parts: for each leaf of which processes give parts, its layout, and the checksum of what
-            this process has of it.
-    """
-
-    whole: int = 0
-    parts: tuple[tuple[Layout, int], ...] = ()
-
-    def with_number(self, number: int) -> BatchSums:
-        """These, and a number that every process gives, of 32 bits."""
-        return BatchSums(zlib.crc32(number.to_bytes(4, "big"), self.whole), self.parts)
-
-    def with_parts(self, parts: Iterable[tuple[Layout, Tensor]], step: int) -> BatchSums:
-        """These, and the checksums of parts that this process has of leaves that lie in some layouts."""
-        more = [(layout, _checksum(part, step, 0)) for layout, part in parts]
-        return BatchSums(self.whole, (*self.parts, *more))
-
-    def alike(self, ranks: tuple[int, ...]) -> int:
-        """The checksum of what some ranks must have alike."""
-        found = self.whole
-        for layout, checksum in self.parts:
-            if _alike(layout, ranks):
-                found = zlib.crc32(checksum.to_bytes(4, "big"), found)
-        return found
+def agreed_seed(seed: int, world: World) -> int:
+    """The seed of the first process, on all of them."""
+    return int(told(world, "the seed", lambda: str(seed))[0])
 
 
-@cache
-def _alike(layout: Layout, ranks: tuple[int, ...]) -> bool:
-    """True where some ranks have the same of a tensor: they differ along axes alone where it is Broadcast."""
-    places = layout.placement.coordinates
-    if not places.keys() >= set(ranks):
-        return False
-    along = zip(layout.sbp, *(places[rank] for rank in ranks), strict=True)
-    return all(isinstance(sbp, Broadcast) or len({*each}) == 1 for sbp, *each in along)
-
-
-@final
-@dataclass(frozen=True)
-class Stamps:
-    """The stamps of a step, one for each group of ranks that talk to each other."""
-
-    sums: BatchSums
-    options: int
-    call: int
-
-    def among(self, ranks: tuple[int, ...]) -> int:
-        """The stamp of messages between some ranks."""
-        written = written_among(ranks)
-        return int(Stamp(self.sums.alike(ranks), written, self.options, self.call))
-
-
-def batch_sums(
-    leaves: Mapping[str, Tensor], given: Mapping[str, GlobalTensor], step: int
-) -> BatchSums:
-    """The checksums of a batch, of a sample of each leaf in most steps; some microseconds a leaf.
+def agreed(world: World, what: str, work: Callable[[], T]) -> T:
+    """Give the result of `work` in this process, once it has succeeded in all. Every process must call it.
 
     Args:
-        leaves: that every process gives whole, by key.
-        given: leaves that are global tensors.
-        step: since the program was compiled or has loaded.
+        what: it is that they do.
+        work: needs no other rank.
+
+    Raises:
+        UserError: what `work` raises on some rank, of its class, on all of them.
+        RankFailure: where `work` raises something else on another rank; or another process is
+            elsewhere.
+        UserError: in a process that was forked from the one that has the ranks.
     """
-    parts = [(x.spec.layout, checksums(x.shards().values(), step)) for x in given.values()]
-    return BatchSums(checksums(leaves.values(), step), tuple(parts))
+    made: list[T] = []
+
+    def tell() -> str:
+        made.append(work())
+        return ""
+
+    told(world, what, tell)
+    return made[0]
 
 
-def checksums(tensors: Iterable[Tensor], step: int, before: int = 0) -> int:
-    """The checksum of some tensors, carried on."""
-    for tensor in tensors:
-        before = _checksum(tensor, step, before)
-    return before
-
-
-def _checksum(leaf: Tensor, step: int, before: int) -> int:
-    """A checksum carried on; tensors on devices count once in a while only, as the host has to wait for them."""
-    if leaf.device.type == "cpu":
-        return array_checksum(_values(leaf), step, before)
-    if not is_often(step):
-        return before
-    sample = _sample(tuple(leaf.shape), leaf.nbytes, step)
-    return zlib.crc32(_values(leaf[sample]).tobytes(), before)
-
-
-def array_checksum(values: Any, step: int, before: int) -> int:
-    """A checksum of an array of numpy carried on, of a sample of its elements in most steps."""
-    return zlib.crc32(values[_sample(values.shape, values.nbytes, step)].tobytes(), before)
-
-
-def is_often(step: int) -> bool:
-    """True in the first steps, and in one of some."""
-    return step < _FIRST or step % _EVERY == 0
-
-
-def _sample(shape: tuple[int, ...], size: int, step: int) -> tuple[slice, ...]:
-    """The elements of so many bytes that count in a step; none named, all of them."""
-    return () if is_often(step) and size <= _BYTES else _places(shape, step)
-
-
-def checksum_of_numbers(numbers: Iterable[float]) -> int:
-    """Of numbers of Python that a step reads; 0 of none."""
-    return zlib.crc32(" ".join(map(repr, numbers)).encode())
-
-
-@final
-class OptionsChecksum:
-    """The checksum of the optimizers' hyperparameters; tensors on devices count by their kind.
+def told(world: World, what: str, tell: Callable[[], str]) -> list[str]:
+    """The texts that ranks tell, on all of them, unless one refuses. Every process must call it.
 
     Args:
-        optimizer: the user's, one or several; None in evaluation.
+        what: it is that they tell.
+
+    Raises:
+        UserError, RankFailure: as `agreed`.
     """
-
-    def __init__(self, optimizer: Optimizing) -> None:
-        self._optimizers = optimizers_of(optimizer)
-        self._known: tuple[list[Any], int] = ([], 0)
-        self._kept = KeptStates(self._optimizers)
-
-    def of(self, update: bool) -> int:
-        """The checksum for a step.
-
-        Raises:
-            UserError: naming a hyperparameter that is no number, or by which updates keep other states;
-                `update` is no truth value.
-        """
-        if update is not True and update is not False:
-            raise UserError(
-                f"update= takes True or False, found {shown(update)}; a step takes one batch, which the loss function "
-                "gets as it is: program.step((x, y))"
-            )
-        groups = [group for one in self._optimizers.each for group in one.param_groups]
-        now = [_number(x) for group in groups for name, x in group.items() if name != "params"]
-        if now != self._known[0]:
-            check_hyperparameters(self._optimizers)
-            self._kept.check()
-            text = ", ".join(map(_text, now))
-            self._known = now, zlib.crc32(text.encode())
-        return self._known[1] ^ update
-
-
-def _number(value: Any) -> Any:
-    """The value to compare of a hyperparameter: the number in a tensor, where the host need not wait for it.
-
-    Of a list, which may be changed in place, a copy.
-    """
-    if isinstance(value, tuple | list):
-        return tuple(map(_number, value))
-    if not isinstance(value, Tensor):
-        return value
-    return value.item() if value.device.type == "cpu" and value.numel() == 1 else type(value)
-
-
-def _text(value: Any) -> str:
-    """A value, or its kind where its text would differ from process to process."""
-    if isinstance(value, tuple | list):
-        return f"({', '.join(map(_text, value))})"
-    plain = value is None or isinstance(value, bool | int | float | str)
-    return repr(value) if plain else type(value).__name__
-
-
-def _places(shape: tuple[int, ...], step: int) -> tuple[slice, ...]:
-    """The elements of a leaf that stand for all of it in a step: of each dimension as many as there is room for."""
-    return tuple(slice(step * _STRIDE % each, None, each) for each in _strides(shape))
-
-
-@cache
-def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
-    room, found = _SAMPLED, []
-    for size in shape:
-        count = max(1, min(size, room))
-        room = max(1, room // count)
-        found.append(max(1, size // count))
-    return tuple(found)
-
-
-def _values(leaf: Tensor) -> Any:
-    """A tensor as an array of numpy, which is quicker to cut; of other dtypes that it does not have, the bits."""
-    leaf = leaf.detach().cpu().resolve_conj().resolve_neg()
+    world.check_process()
+    if len(world.ranks) == world.size:
+        return [tell()] * world.size
+    text, kind, error, cause = "", "", "", None
     try:
-        return leaf.numpy()
-    except TypeError:
-        return leaf.view(torch.int16 if leaf.itemsize == 2 else torch.uint8).numpy()
+        text = tell()
+    except Exception as found:
+        kind, error, cause = type(found).__name__, str(found), found
+    what = f"{world.calls.last.text}: {what}"
+    own = json.dumps([what, text, kind, error])
+    every = [_read(each) for each in world.gather(dict.fromkeys(world.ranks, own))]
+    for rank, each in enumerate(every):
+        if each[0] != what:
+            raise cause or RankFailure(
+                "the ranks make different calls; every rank must make the same calls in the same order: rank "
+                f"{world.ranks[0]} is in {world.calls.last}, rank {rank} in {each[0].split(':')[0]}"
+            )
+    if cause is not None:
+        if isinstance(cause, UserError) and any(each[3] != error for each in every):
+            raise _of_rank(every) from cause
+        raise cause
+    if any(each[2] for each in every):
+        raise _of_rank(every)
+    return [each[1] for each in every]
+
+
+def _of_rank(every: Sequence[Sequence[str]]) -> WeftError:
+    """The error of the first rank that has one."""
+    rank, kind, error = next(
+        (i, kind, error) for i, (_, _, kind, error) in enumerate(every) if kind
+    )
+    known = getattr(errors, kind, None)
+    if known is None:
+        return RankFailure(f"rank {rank}: {kind}: {error}")
+    made: WeftError = known(f"rank {rank}: {error}")
+    return made
+
+
+def check_same_asked(texts: list[str]) -> None:
+    """Raise UserError when the ranks ask for different programs.
+
+    Args:
+        texts: for each rank, a JSON object of the arguments by name.
+    """
+    first, *others = map(json.loads, texts)
+    for rank, other in enumerate(others, 1):
+        for name in {**first, **other}:
+            one, two = (each.get(name, "not given") for each in (first, other))
+            if one != two:
+                raise UserError(
+                    f"the ranks compile different programs: {name} is {one} on rank 0, and {two} on rank {rank}; every "
+                    f"process must give the same{_OF_BATCH if name.startswith(LEAF) else ''}"
+                )
+
+
+def _read(text: str) -> list[str]:
+    """Read the texts that `told` sends, or that another exchange does."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    read = isinstance(found, list) and [type(each) for each in found] == [str] * 4
+    return found if read else ["another call", "", "", ""]
+
+
+@contextmanager
+def everyone(world: World) -> Iterator[Channel | None]:
+    """A channel between all processes of the world, each of one rank; None when this process is the only one."""
+    world.check_process()
+    if len(world.ranks) == world.size:
+        yield None
+        return
+    group = Communicator(0, tuple(range(world.size)))
+    channel = world.connect((group,))[world.ranks[0]][group.id]
+    try:
+        yield channel
+    finally:
+        channel.close()
+
+
+@final
+class TrialFailure(RankFailure):
+    """A strategy that failed while it was tried; all ranks know it, and go on."""
+
+
+def unless_failed(world: World, what: str, work: Callable[[], T]) -> T:
+    """Give the result of `work` in this process, once it has succeeded in all. Every process must call it.
+
+    Of an error only the text is kept: what its frames hold may be the memory that was lacking.
+
+    Args:
+        what: it is that they do.
+        work: of this process; may be exchanges of all ranks.
+
+    Raises:
+        TrialFailure: on all ranks, which have forgotten the failure, when it failed on one.
+        RankFailure: a rank died, or did not answer.
+    """
+    made: list[T] = []
+    own: list[RankFailure] = []
+
+    def tell() -> str:
+        try:
+            made.append(work())
+        except Exception as error:
+            if isinstance(error, RankFailure):
+                own.append(error.with_traceback(None))
+            return json.dumps([isinstance(error, PeerFailure), first_line(error)])
+        return ""
+
+    try:
+        texts = told(world, what, tell)
+    except RankFailure:
+        if own:  # another rank is gone: what was raised first says more
+            raise own[0]  # noqa: B904
+        raise
+    failed = [(rank, *json.loads(text)) for rank, text in enumerate(texts) if text]
+    if not failed:
+        return made[0]
+    world.renew()
+    # A rank that only stopped because of another one says less.
+    rank, _, said = min(failed, key=lambda each: bool(each[1]))
+    raise TrialFailure(said if world.size == len(world.ranks) else f"rank {rank}: {said}")

@@ -9,7 +9,7 @@ from typing import final
 from weft.compiler.options import options_of
 from weft.errors import UserError
 from weft.layout import Placement
-from weft.program.everyone import agreed
+from weft.program.agreement import agreed
 from weft.program.live.holds import Lying
 from weft.program.planner import Planner
 from weft.program.planning.auto import PlacedStrategy, agreed_costs

@@ -16,8 +16,8 @@ from weft.compiler.options import METRICS, Metric, Options, options_of
 from weft.errors import StrategyError, UserError, shown
 from weft.layout import Placement
 from weft.planning.progress import progress, uncollected
+from weft.program.agreement import agreed, agreed_seed, check_same_asked, told
 from weft.program.candidates import SPARE, Candidates
-from weft.program.everyone import agreed, agreed_seed, check_same_asked, told
 from weft.program.feeding.buckets import Buckets
 from weft.program.feeding.local_batch import LocalBatch
 from weft.program.live.holds import lying

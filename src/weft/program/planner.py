@@ -11,7 +11,7 @@ from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.stages.stages import stage_placements
 from weft.compiler.strategy_hints import split_parameters, strategy_hints, with_leaves
 from weft.layout import Placement
-from weft.program.everyone import agreed
+from weft.program.agreement import agreed
 from weft.program.live.holds import Lying
 from weft.program.planning.build import with_lying
 from weft.program.planning.step import Step

@@ -12,7 +12,7 @@ from weft.errors import UserError
 from weft.ir import LogicalGraph, Plan
 from weft.layout import Placement
 from weft.planning.stored_step import StoredStep
-from weft.program.everyone import agreed
+from weft.program.agreement import agreed
 from weft.program.live.holds import hold, let_go, reads
 from weft.program.one_thread import one_at_a_time
 from weft.program.parts.core import ProgramCore, constants_of

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from weft.compiler.options import Options
 from weft.layout import Placement
-from weft.program.everyone import told
+from weft.program.agreement import told
 from weft.program.feeding.buckets import Buckets
 from weft.program.feeding.local_batch import LocalBatch
 from weft.program.feeding.rows import RowsOfBatch

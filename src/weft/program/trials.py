@@ -25,8 +25,8 @@ from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.layout import Placement
 from weft.planning.progress import uncollected
+from weft.program.agreement import TrialFailure, agreed, told, unless_failed
 from weft.program.candidates import Candidates
-from weft.program.everyone import TrialFailure, agreed, told, unless_failed
 from weft.program.feeding.feed import Feeder
 from weft.program.feeding.shards import layouts_on, local_part, shares_of
 from weft.program.live.holds import lying, named_variables

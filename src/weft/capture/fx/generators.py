@@ -1,4 +1,4 @@
-"""torch's generators while a step runs: it may read their state and put it back, and draws from none that it has set.
+"""torch's generators while a step is captured: it may read and restore their state, and draw from none that it has set.
 
 What a plan draws depends on its seed, the number of the step and positions in tensors. A draw by a seed or state of the
 step's own (`torch.manual_seed`, `set_rng_state`, `fork_rng` around draws) would be another one there.
@@ -23,13 +23,13 @@ from weft.errors import CaptureError
 _SETS = ("manual_seed", "seed", "set_state")
 _METHODS = (*_SETS, "get_state", "initial_seed", "get_offset", "set_offset")
 _DRAWS = (
-    "draws random numbers from a state of torch's generator that the step has set{place}; a plan draws by its seed, "
-    "the step and positions in tensors. Draw once and use it wherever the same numbers are needed, or draw outside of "
-    "the step, and pass it in the batch or keep it in a buffer"
+    "draws random numbers from a state of torch's generator that the step has set{place}, which a compiled step does not "
+    "follow: its numbers depend on weft's seed, the number of the step and positions in tensors. Draw once and use the "
+    "tensor wherever the same numbers are needed, or draw before the step, and pass them in the batch or in a buffer"
 )
 _LEAVES = (
-    "the step sets the state of torch's generator{place} and leaves it so: captured once, it would do so no more. Set "
-    "it outside of the step"
+    "the step sets the state of torch's generator{place} and leaves it so, which a compiled step would not do. Set "
+    "it before or after the step"
 )
 
 
@@ -49,8 +49,8 @@ class StepGenerator(torch.Generator):
         super().set_state(real.get_state())
         self.set_at = ""
         self._left: bytes | None = None
-        self._by_chance = False
-        self.drawn()
+        self._reseeded = False
+        self.advance()
 
     def __getattribute__(self, name: str) -> Any:
         own = super().__getattribute__
@@ -60,24 +60,24 @@ class StepGenerator(torch.Generator):
             return getattr(own("_real"), name)
         if name in _SETS:
             self.set_at = running_line()
-            self._by_chance |= name == "seed"
+            self._reseeded |= name == "seed"
         return own(name)
 
-    def drawn(self) -> None:
+    def advance(self) -> None:
         """One more draw was made from it."""
         with _disable_current_modes():
             torch.rand(1, device=self.device, generator=self)
         self._left = state_of(self)
 
     @property
-    def set_since(self) -> bool:
+    def was_set(self) -> bool:
         """True where its state is not the one that the last draw has left."""
         return state_of(self) != self._left
 
     @property
-    def left_set(self) -> bool:
-        """True where it is left in a state that was set, but for one that nobody can know (`torch.seed`)."""
-        return self.set_since and not self._by_chance
+    def is_left_changed(self) -> bool:
+        """True where it is left in a state that was set, other than by `torch.seed()`, which no program depends on."""
+        return self.was_set and not self._reseeded
 
 
 # Of the CPU, and of the device of this thread where there is one.
@@ -108,7 +108,7 @@ def generators_followed() -> Iterator[None]:
     finally:
         _followed.reset(token)
     for each in followed:
-        if each.left_set:
+        if each.is_left_changed:
             raise CaptureError(_LEAVES.format(place=_place(each)))
 
 
@@ -120,10 +120,10 @@ def note_draw(device: torch.device) -> None:
     """
     generators = _followed.get()
     for each in generators:
-        if each.set_since:
+        if each.was_set:
             raise Refusal(_DRAWS.format(place=_place(each)))
     for each in generators[:1] if device.type == "cpu" else generators[-1:]:
-        each.drawn()
+        each.advance()
 
 
 def state_of(generator: torch.Generator) -> bytes:

@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.capture.batch import is_dense
 from weft.capture.tree import flatten
 from weft.errors import UserError
-from weft.program.agreement import array_checksum, batch_sums
+from weft.program.checksums import array_checksum, batch_sums
 
 # For each sample, or batch of them, the checksum of every leaf; None for what is another one each time it is loaded.
 Sums: TypeAlias = "Mapping[str, dict[str, int | None] | None]"

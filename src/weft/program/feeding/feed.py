@@ -15,7 +15,7 @@ from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.layout import Layout
 from weft.layout.layout import Region
-from weft.program.agreement import BatchSums, batch_sums
+from weft.program.checksums import BatchSums, batch_sums
 from weft.program.feeding.cut import CutBatch, CutParts, uncut
 from weft.program.feeding.rows import RowsOfBatch, rows_of
 from weft.program.feeding.shards import (

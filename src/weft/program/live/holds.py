@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from weft.errors import UserError
 from weft.layout import Layout, Placement, Shares
-from weft.program.everyone import told
+from weft.program.agreement import told
 from weft.runtime.world.world import World
 from weft.tensor import GlobalTensor
 

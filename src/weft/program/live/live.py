@@ -15,9 +15,8 @@ from weft.errors import UserError, shown
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.layout import Layout, Placement, Shares
-from weft.program.everyone import agreed, everyone, told
+from weft.program.agreement import agreed, everyone, told
 from weft.program.feeding.shards import shares_of
-from weft.program.live.elsewhere import agree
 from weft.program.live.first_values import check_initial_values, initial_values
 from weft.program.live.holds import (
     LiveHold,
@@ -27,6 +26,7 @@ from weft.program.live.holds import (
     named_variables,
 )
 from weft.program.live.laid import check_unused, cut_value, laid_as, parts_of, swap, whole_of
+from weft.program.live.optimizer_state import agree
 from weft.program.live.variables import retired
 from weft.runtime.memory.state import Variables
 from weft.runtime.world.world import World

@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, final
 
 from weft.errors import UserError
+from weft.program.agreement import agreed
 from weft.program.data.loader import Loader
-from weft.program.everyone import agreed
 from weft.program.loop.arguments import check_functions, check_kinds, check_numbers
 from weft.program.loop.bar import Bar, Means
 from weft.program.loop.logs import Figures, Log, begin_logs, end_log, log_of

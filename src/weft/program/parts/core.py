@@ -11,8 +11,8 @@ from torch import Tensor
 from weft.compiler.pipeline import Compiled
 from weft.errors import RankFailure, UserError
 from weft.ir.plan import RankPlan
+from weft.program.agreement import agreed, told
 from weft.program.data.loading import LoadedActs
-from weft.program.everyone import agreed, told
 from weft.program.live.places import LivePlaces
 from weft.program.one_thread import check_modes, lock_of
 from weft.program.planning.step import Step

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import UserError
-from weft.program.everyone import agreed, told
+from weft.program.agreement import agreed, told
 from weft.program.one_thread import one_at_a_time
 from weft.program.parts.core import ProgramCore, ProgramPart
 from weft.program.saving.claims import claim

@@ -8,10 +8,10 @@ from functools import partial
 from typing import Any
 
 from weft.errors import UserError
-from weft.program.agreement import BatchSums, OptionsChecksum, Stamps, checksum_of_numbers
+from weft.program.agreement import told
+from weft.program.checksums import BatchSums, OptionsChecksum, Stamps, checksum_of_numbers
 from weft.program.data.loader import Loader
 from weft.program.data.same_samples import check_same
-from weft.program.everyone import told
 from weft.program.feeding.cut import CutBatch, uncut
 from weft.program.feeding.rows import RowsOfBatch
 from weft.program.one_thread import one_at_a_time

@@ -17,7 +17,7 @@ from weft.hardware.measured import MeasuredCosts, from_json, to_json
 from weft.hardware.planning_costs import behind_links, catalogue_costs, costs_at_hand
 from weft.layout import Placement
 from weft.planning.machine import Machine
-from weft.program.everyone import told
+from weft.program.agreement import told
 from weft.program.planning.step import Step
 from weft.runtime.world.world import World
 from weft.search.budget import Auto, Budget

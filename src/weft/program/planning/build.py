@@ -29,7 +29,7 @@ from weft.ir.logical import Input, Output, Ref, Update, Value
 from weft.ir.nodes import MASTER, VARIABLE_ROLES, Role
 from weft.ir.plan import RankPlan
 from weft.layout import SBP, Broadcast, Layout, Placement, Shares, Split
-from weft.program.everyone import agreed
+from weft.program.agreement import agreed
 from weft.program.feeding.shards import (
     layouts_of_shards,
     layouts_on,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.capture.capture import Captured
-from weft.program.agreement import checksums, is_often
+from weft.program.checksums import checksums, is_often
 from weft.runtime.executor.rank_executor import RankExecutor
 from weft.tensor import GlobalTensor
 

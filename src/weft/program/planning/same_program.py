@@ -12,7 +12,7 @@ from weft.capture.tree import Static
 from weft.compiler.pipeline import Compiled
 from weft.errors import UserError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update
-from weft.program.everyone import LEAF, told
+from weft.program.agreement import LEAF, told
 from weft.program.feeding.shards import without_shards
 from weft.program.planning.step import Step
 from weft.runtime.world.world import World

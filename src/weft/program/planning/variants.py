@@ -21,8 +21,8 @@ from weft.ir.logical import Input
 from weft.ir.nodes import VARIABLE_ROLES
 from weft.layout import Layout, Shares
 from weft.planning.progress import uncollected
-from weft.program.agreement import BatchSums
-from weft.program.everyone import agreed
+from weft.program.agreement import agreed
+from weft.program.checksums import BatchSums
 from weft.program.feeding.cut import CutParts, uncut
 from weft.program.feeding.feed import Feeder, stood_in
 from weft.program.feeding.rows import RowsOfBatch

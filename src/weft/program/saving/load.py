@@ -16,8 +16,8 @@ from weft.capture.optimizers.given import is_foreign
 from weft.capture.optimizers.groups import Optimizers
 from weft.errors import DamagedCheckpoint, UserError
 from weft.layout.layout import overlap, region_size
-from weft.program.everyone import agreed, told
-from weft.program.live.elsewhere import agree
+from weft.program.agreement import agreed, told
+from weft.program.live.optimizer_state import agree
 from weft.program.live.variables import state_dict_names
 from weft.program.saving.extras import read_extra, stored_extras
 from weft.program.saving.files import Reading, check_extents, slices

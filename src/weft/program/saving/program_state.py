@@ -16,9 +16,9 @@ from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Value
 from weft.ir.nodes import MASTER
 from weft.layout import Shares
-from weft.program.everyone import told
-from weft.program.live.elsewhere import agree
+from weft.program.agreement import told
 from weft.program.live.holds import named_variables
+from weft.program.live.optimizer_state import agree
 from weft.program.live.variables import state_dict_names
 from weft.program.saving.idle import IdleParameter, idle_entry, idle_parameters
 from weft.program.saving.saved_tensors import SavedTensor

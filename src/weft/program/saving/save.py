@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.errors import UserError
 from weft.layout.layout import Region
-from weft.program.everyone import agreed, told
+from weft.program.agreement import agreed, told
 from weft.program.saving.extras import Extras, extras_of
 from weft.program.saving.files import SUFFIX, slices
 from weft.program.saving.manifest import DTYPES, abandon, begin

@@ -17,9 +17,9 @@ from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Update, Value
 from weft.ir.nodes import MASTER
 from weft.layout import Layout, Shares
-from weft.program.live.elsewhere import Shown, agree, showing
 from weft.program.live.holds import LiveHold, named_variables
 from weft.program.live.laid import by_placement, cut_value, laid_as, of_rank, whole_of
+from weft.program.live.optimizer_state import VisibleState, agree, view_of
 from weft.runtime.memory.state import Variables
 from weft.tensor import GlobalTensor
 from weft.tensor.dispatch.shares import stored_in
@@ -48,7 +48,7 @@ class States:
         self._model = model
         self._variables = variables
         self._members: dict[str, Stated] = {}
-        self._of = showing(optimizer)
+        self._of = view_of(optimizer)
         # What was there when it was last compared: the user's dicts, the changes in them, and the
         # ranks' versions.
         self._state: Any = None
@@ -70,7 +70,7 @@ class States:
                 self._members.pop(each.key, None)
             elif each.key not in self._members:
                 self._members[each.key] = each
-                self._of.know(each.parameter, each.shown)
+                self._of.add(each.parameter, each.shown)
                 self._take(each)
         here = self._variables
         self._elsewhere = [x for x in self.members if not by_placement(here, x.parameter)]
@@ -120,7 +120,7 @@ class States:
         ]
         for each in new:
             entries = {name: each.shown(name, []) for name in each.states}
-            state[each.parameter] = Shown(entries, self._of, elsewhere=True)
+            state[each.parameter] = VisibleState(entries, self._of, elsewhere=True)
         if made or new:
             self._note()
         self._of.agreed &= not updated
@@ -145,7 +145,7 @@ class States:
         """Give the ranks what the user's optimizer holds for a parameter."""
         found = self.optimizer.state.get(member.parameter)
         laid = member.taken(found or {})
-        same = isinstance(found, Shown) and all(x is found[name] for name, x in laid.items())
+        same = isinstance(found, VisibleState) and all(x is found[name] for name, x in laid.items())
         for rank, variables in self._variables.items():
             if member.key in variables:
                 member.note_taken_out(variables.kept.entries.get(member.key, {}), laid)
@@ -157,7 +157,9 @@ class States:
                 name: member.shown(name, [own[name] for own in kept]) if kept else value
                 for name, value in laid.items()
             }
-            self.optimizer.state[member.parameter] = Shown(shown, self._of, elsewhere=not kept)
+            self.optimizer.state[member.parameter] = VisibleState(
+                shown, self._of, elsewhere=not kept
+            )
 
     def _show(self, member: Stated) -> None:
         """Let the user's optimizer hold what the ranks keep for a parameter, where it holds something else."""
@@ -172,7 +174,7 @@ class States:
             if isinstance(every[0], Tensor)
         ):
             entries = {name: member.shown(name, every) for name, every in parts.items()}
-            self.optimizer.state[member.parameter] = Shown(entries, self._of)
+            self.optimizer.state[member.parameter] = VisibleState(entries, self._of)
 
     def _kept(self, member: Stated) -> list[dict[str, Any]]:
         """The states that the ranks of this process keep for a parameter; nothing where it lives on others."""

@@ -12,9 +12,9 @@ from weft.capture.optimizers.kernels import is_of_torch
 from weft.capture.optimizers.optimizer import count_steps
 from weft.compiler.pipeline import Compiled
 from weft.ir import LogicalGraph
-from weft.program.everyone import agreed
-from weft.program.live.elsewhere import agree
+from weft.program.agreement import agreed
 from weft.program.live.masters import Masters
+from weft.program.live.optimizer_state import agree
 from weft.program.planning.variants import Variants
 from weft.program.setting import Setting
 from weft.program.training.gradients import Gradients

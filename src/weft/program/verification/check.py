@@ -14,7 +14,7 @@ from weft.capture.precision import Casts
 from weft.capture.tree import flatten, unflatten
 from weft.errors import VerificationError
 from weft.ir.logical import Input, Update
-from weft.program.everyone import told
+from weft.program.agreement import told
 from weft.program.verification.compare import (
     Compared,
     Rounding,

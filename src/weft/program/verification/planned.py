@@ -14,9 +14,9 @@ from weft.compiler.training.loss_scale import FIRST_VALUES, SCALE
 from weft.errors import BatchError
 from weft.ir.logical import Input, Update
 from weft.ir.nodes import MASTER
-from weft.program.live.elsewhere import agree
 from weft.program.live.holds import named_variables
 from weft.program.live.laid import whole_of
+from weft.program.live.optimizer_state import agree
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Variants
 from weft.program.setting import Setting

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from weft.capture.optimizers.counted import counted_now, put_counters
-from weft.program.live.elsewhere import showing
+from weft.program.live.optimizer_state import view_of
 from weft.program.training.training import Training
 from weft.runtime.memory.state import Variables
 
@@ -60,7 +60,7 @@ class Snapshot:
                 entries = kept.get(key)
                 variables.keep(key, None if entries is None else _filled(*entries))
         for optimizer, states in self._states:
-            showing(optimizer).agreed = False
+            view_of(optimizer).agreed = False
             optimizer.state.clear()
             optimizer.state.update({p: _filled(*entries) for p, entries in states.items()})
         for optimizer, counted in self._counted:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, final
 
 from weft.errors import DamagedCheckpoint
-from weft.program.everyone import told
+from weft.program.agreement import told
 from weft.program.saving.memory.hosts import BuddyLine, Hosts
 from weft.program.saving.memory.places import (
     HeldPart,

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, final
 from torch import Tensor
 
 from weft.layout.layout import Region
-from weft.program.everyone import told
+from weft.program.agreement import told
 from weft.program.saving.extras import Extras
 from weft.program.saving.files import file_bytes
 from weft.program.saving.manifest import VERSION

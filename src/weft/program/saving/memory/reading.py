@@ -13,7 +13,7 @@ from typing import TypeAlias, final
 from torch import Tensor
 
 from weft.errors import UNREADABLE, DamagedCheckpoint
-from weft.program.everyone import agreed, told
+from weft.program.agreement import agreed, told
 from weft.program.saving.files import Extent, check_extents
 from weft.program.saving.manifest import NAME, Manifest
 from weft.program.saving.memory.generations import FileMove, Generation, Shelf, moves_of

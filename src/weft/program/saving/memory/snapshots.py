@@ -19,7 +19,7 @@ import torch
 
 from weft.errors import DamagedCheckpoint
 from weft.ir import LogicalGraph
-from weft.program.everyone import agreed, told
+from weft.program.agreement import agreed, told
 from weft.program.saving.extras import extras_of, laid_text
 from weft.program.saving.memory.generations import Generation, Shelf, generations
 from weft.program.saving.memory.mapped import FormedFile, MappedFile

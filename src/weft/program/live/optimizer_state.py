@@ -1,8 +1,7 @@
-"""The states that an optimizer shows, and those of parameters that lie on other ranks alone.
+"""`optimizer.state` of a live model as the user sees it, also for parameters that only other processes hold.
 
-A process shows what its own ranks keep. Of the parameters of other stages it has no state to look at, and must still
-make every collective call that they need. So whoever is about to go over all states has the processes tell one another
-first what they hold (`agree`).
+In a pipeline a process holds the states of its own stages. Code that goes over all states must still make the same
+collective calls on every process, so the processes first exchange which states there are (`agree`).
 """
 
 from __future__ import annotations
@@ -19,81 +18,77 @@ from torch.utils._pytree import register_pytree_node
 
 from weft.errors import UserError
 from weft.ops.dtypes import dtype_name
-from weft.program.everyone import told
+from weft.program.agreement import told
 from weft.tensor import GlobalTensor
 
 
 @final
-class Showing:
-    """The way in which the programs of this process show an optimizer's states.
+class StateView:
+    """The states of one optimizer, as the programs of this process show them to the user.
 
     Attributes:
         changes: how often users have changed the dicts that it shows.
-        makers: by parameter that some plan updates, what makes a state of the parts of this process, as users see it:
-            `show(name, parts)`.
-        apart: True where some parameters lie on a part of the processes.
+        show: by parameter that some plan updates, makes of its parts here a state for the user: `show(name, parts)`.
+        on_some: True where only some of the processes hold some of the parameters.
         agreed: True where no plan has changed states since the processes told one another.
     """
 
     def __init__(self) -> None:
         self.changes = 0
-        self.makers: dict[Tensor, Callable[[str, list[Any]], Any]] = {}
-        self.apart = self.agreed = False
+        self.show: dict[Tensor, Callable[[str, list[Any]], Any]] = {}
+        self.on_some = self.agreed = False
 
-    def know(self, parameter: Tensor, show: Callable[[str, list[Any]], Any]) -> None:
-        """A plan is to run that updates a parameter. Every process must call it."""
-        self.makers[parameter] = show
+    def add(self, parameter: Tensor, show: Callable[[str, list[Any]], Any]) -> None:
+        """Register a parameter that some plan updates. Every process must call it."""
+        self.show[parameter] = show
         if isinstance(parameter, GlobalTensor):
             mesh = parameter.spec.mesh
             world, ranks = mesh.world, mesh.placement.ranks
-            self.apart |= len(world.ranks) < world.size != len(ranks)
+            self.on_some |= len(world.ranks) < world.size and len(ranks) < world.size
 
 
-_all: WeakKeyDictionary[torch.optim.Optimizer, Showing] = WeakKeyDictionary()
+_all: WeakKeyDictionary[torch.optim.Optimizer, StateView] = WeakKeyDictionary()
 
 
-def showing(optimizer: torch.optim.Optimizer) -> Showing:
-    """The way in which the programs of this process show an optimizer's states."""
-    return _all.setdefault(optimizer, Showing())
+def view_of(optimizer: torch.optim.Optimizer) -> StateView:
+    """The view of the states of one optimizer in this process."""
+    return _all.setdefault(optimizer, StateView())
 
 
 def agree(optimizers: Iterable[torch.optim.Optimizer]) -> None:
-    """Let optimizers hold, of parameters that lie on other ranks alone, what is held there. Collective.
-
-    Their states stand in the same order on all processes then.
-    """
+    """Add entries for the states of parameters on other ranks, in the same order on all processes. Collective."""
     for optimizer in optimizers:
-        of = showing(optimizer)
-        groups = optimizer.param_groups if of.apart else ()
-        every = [p for group in groups for p in group["params"] if p in of.makers]
+        of = view_of(optimizer)
+        groups = optimizer.param_groups if of.on_some else ()
+        every = [p for group in groups for p in group["params"] if p in of.show]
         every = [p for p in every if isinstance(p, GlobalTensor)]
         if every:
             _agree(optimizer.state, of, every)
             of.agreed = True
 
 
-def _agree(state: Any, of: Showing, parameters: list[GlobalTensor]) -> None:
+def _agree(state: Any, of: StateView, parameters: list[GlobalTensor]) -> None:
     """Agree on the states of some parameters."""
 
     def tell() -> str:
         own = [state.get(parameter) for parameter in parameters]
-        here = [x if isinstance(x, Shown) and not x.elsewhere else None for x in own]
+        here = [x if isinstance(x, VisibleState) and not x.elsewhere else None for x in own]
         return json.dumps([x and _told(x) for x in here], default=_refuse)
 
     every = map(json.loads, told(parameters[0].spec.mesh.world, "the states of optimizers", tell))
     for parameter, texts in zip(parameters, zip(*every, strict=True), strict=True):
         held = state.pop(parameter, None)
-        if not held or (isinstance(held, Shown) and held.elsewhere):
+        if not held or (isinstance(held, VisibleState) and held.elsewhere):
             found: Mapping[str, Any] = next(filter(None, texts), {})
-            show = of.makers[parameter]
+            show = of.show[parameter]
             entries = {name: _read(name, x, show) for name, x in found.items()}
-            held = Shown(entries, of, elsewhere=True)
+            held = VisibleState(entries, of, elsewhere=True)
         if held:
             state[parameter] = held
 
 
 def _told(entries: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """States as text has them: of global tensors nothing, the values of others, which are numbers on the host."""
+    """A state as JSON: no content for a global tensor, [dtype, values] for a host tensor, [value] for anything else."""
     return {
         name: []
         if isinstance(x, GlobalTensor)
@@ -112,7 +107,7 @@ def _refuse(value: object) -> None:
 
 
 def _read(name: str, content: list[Any], show: Callable[[str, list[Any]], Any]) -> Any:
-    """A state of a parameter that lies on other ranks, of what was told there."""
+    """The state of a parameter on other ranks, from what their process has told."""
     match content:
         case []:
             return show(name, [])
@@ -123,18 +118,19 @@ def _read(name: str, content: list[Any], show: Callable[[str, list[Any]], Any]) 
 
 
 def _agree_before(optimizer: torch.optim.Optimizer, *_: object) -> None:
-    """A step of eager code begins, which goes over all states."""
+    """Run `agree` before the user's own `optimizer.step()`, which goes over all states."""
     of = _all.get(optimizer)
     if of is not None and not of.agreed:
         agree([optimizer])
 
 
+# A hook of weft's does not keep a group from its fused kernel (`weft.runtime.executor.direct_updates`).
 _agree_before.notes_use = True  # type: ignore[attr-defined]
 register_optimizer_step_pre_hook(_agree_before)
 
 
 @final
-class Shown(dict[str, Any]):
+class VisibleState(dict[str, Any]):
     """The state that an optimizer keeps for a parameter, as the user sees it; copies are ordinary dicts.
 
     Args:
@@ -143,7 +139,7 @@ class Shown(dict[str, Any]):
         elsewhere: True where no rank of this process keeps it.
     """
 
-    def __init__(self, entries: Mapping[str, Any], of: Showing, elsewhere: bool = False) -> None:
+    def __init__(self, entries: Mapping[str, Any], of: StateView, elsewhere: bool = False) -> None:
         super().__init__(entries)
         self._of = of
         self.elsewhere = elsewhere
@@ -162,7 +158,7 @@ def _counted(name: str) -> Callable[..., Any]:
     """A method of dicts that counts as a change."""
     plain = getattr(dict, name)
 
-    def change(self: Shown, *args: Any, **named: Any) -> Any:
+    def change(self: VisibleState, *args: Any, **named: Any) -> Any:
         self._of.changes += 1
         return plain(self, *args, **named)
 
@@ -170,11 +166,11 @@ def _counted(name: str) -> Callable[..., Any]:
 
 
 for _name in ("__delitem__", "__ior__", "clear", "update", "setdefault", "popitem", "pop"):
-    setattr(Shown, _name, _counted(_name))
+    setattr(VisibleState, _name, _counted(_name))
 
 # torch.utils._pytree sees the tensors in a state.
 register_pytree_node(
-    Shown,
+    VisibleState,
     lambda shown: (list(shown.values()), list(shown)),
     lambda x, names: dict(zip(names, x, strict=True)),
 )

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import weft
-from weft.program.agreement import BatchSums, OptionsChecksum, batch_sums
+from weft.program.checksums import BatchSums, OptionsChecksum, batch_sums
 from weft.program.feeding import feed
 from weft.program.setting import Setting
 
