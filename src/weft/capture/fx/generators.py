@@ -23,8 +23,8 @@ from weft.errors import CaptureError
 _SETS = ("manual_seed", "seed", "set_state")
 _METHODS = (*_SETS, "get_state", "initial_seed", "get_offset", "set_offset")
 _DRAWS = (
-    "draws random numbers from a state of torch's generator that the step has set{place}, which a compiled step does not "
-    "follow: its numbers depend on weft's seed, the number of the step and positions in tensors. Draw once and use the "
+    "draws random numbers from a state of torch's generator that the step has set{place}. A compiled step does not "
+    "follow that: it draws by weft's seed, the number of the step and positions in tensors. Draw once and use the "
     "tensor wherever the same numbers are needed, or draw before the step, and pass them in the batch or in a buffer"
 )
 _LEAVES = (

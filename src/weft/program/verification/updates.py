@@ -2,7 +2,8 @@
 
 It is given the gradients of the plan, which are compared before: an optimizer such as Adam makes
 of a gradient that is zero but for rounding an update as large as any. And it is given gradients a
-little larger and smaller, as far as rounding may move them: what comes between is right.
+little larger and smaller, as far as rounding may move them, and between: what comes between is
+right. An update need not grow with its gradient, as Adam's second one does not.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from torch import Tensor
 
 from weft.program.verification.compare import Compared, Rounding, difference, largest
 from weft.program.verification.plainly import plainly, states_lent
+
+# Of the bounds, where updates are tried.
+_PARTS = (*(1.0, 0.25, 0.05, 0.01), *(-1.0, -0.25, -0.05, -0.01))
 
 
 @final
@@ -51,15 +55,21 @@ class PlainUpdate:
             states: of the parameters that are updated, by key and name, as `key.name`.
             by: what a rounding is.
         """
-        every = [self._run(sign) for sign in (0.0, 1.0, -1.0)]
-        for name in {**every[0], **states}:
+        middle = self._run(0.0)
+        low, high = dict(middle), dict(middle)
+        for part in _PARTS:
+            for name, each in self._run(part).items():
+                if isinstance(each, Tensor) and isinstance(low.get(name), Tensor):
+                    low[name] = torch.minimum(low[name], each)
+                    high[name] = torch.maximum(high[name], each)
+        for name in {**middle, **states}:
             kind = "parameter" if name in self.values else "state"
             found = tensors.get(name, states.get(name))
-            expected = [each.get(name) for each in every]
+            expected = [each.get(name) for each in (middle, low, high)]
             yield _between(kind, name, found, expected, self.values.get(name), by)
 
-    def _run(self, sign: float) -> dict[str, Any]:
-        """Parameters and states after an update by gradients that are moved by `sign` times their bounds."""
+    def _run(self, part: float) -> dict[str, Any]:
+        """Parameters and states after an update by gradients that are moved by a part of their bounds."""
         own = {key: self.tensors[key] for key in self.gradients}
         values = {key: self.values[key].clone() for key in own}
         states = {
@@ -72,7 +82,7 @@ class PlainUpdate:
             for each in self.optimizers:
                 lent.enter_context(states_lent(each, states))
             for key, parameter in own.items():
-                gradient = self.gradients[key] + sign * self.bounds[key]
+                gradient = self.gradients[key] + part * self.bounds[key]
                 parameter.grad = gradient.to(parameter.dtype)
             if self.clip is not None:
                 torch.nn.utils.clip_grad_norm_(own.values(), self.clip)
