@@ -37,6 +37,19 @@ class Listed(nn.Module):
         return x
 
 
+class Named(nn.Module):
+    """Runs layers in the order in which they stand in a dict of torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers.values():
+            x = torch.tanh(layer(x))
+        return x[:, :3]
+
+
 def frozen(module: nn.Module) -> nn.Module:
     return module.requires_grad_(False)
 
@@ -87,6 +100,11 @@ def appended(held: Any, step: int) -> None:
     held.layers.append(frozen(nn.Linear(3, 3)))
 
 
+def reordered(held: Any, step: int = 2) -> None:
+    if step == 2:
+        held.layers["a"] = held.layers.pop("a")
+
+
 def transposed(held: Any, step: int) -> None:
     held.t_()
 
@@ -111,6 +129,7 @@ CASES: list[tuple[Callable[[], Any], Any, Change]] = [
     (lambda: frozen(net()), teacher, another_layer),
     (lambda: frozen(Listed()), teacher, in_a_list),
     (lambda: frozen(Listed()), teacher, appended),
+    (lambda: frozen(Named()), teacher, reordered),
     (lambda: torch.arange(9.0).reshape(3, 3), scaled, given_data),
     (lambda: torch.arange(9.0).reshape(3, 3), scaled, transposed),
     (lambda: torch.arange(9.0).reshape(3, 3), scaled, grown),
@@ -144,6 +163,21 @@ def test_they_are_read_as_they_are(make: Callable[[], Any], use: Any, change: Ch
             expected = eager_step(plain, again, x, lambda m, x: use(other.held, m, x))
             assert found == pytest.approx(expected, rel=1e-5)
         program.verify(x)
+        program.close()
+
+
+def test_another_order_of_the_models_own_layers_is_refused() -> None:
+    model, x = Named(), torch.randn(4, 4)
+    with weft.local_world(2):
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        program = weft.compile(model, lambda m, x: m(x).sum(), optimizer, x, placement=PAIR)
+        program.step(x)
+        model.layers["c"] = nn.Linear(4, 4)  # what has come is no part of the step
+        model.layers.pop("c")
+        program.step(x)
+        reordered(model)
+        with pytest.raises(UserError, match=r"layers\.a was put into another place"):
+            program.step(x)
         program.close()
 
 

@@ -8,6 +8,7 @@ functions name; and, up to three dicts, lists or objects deep, what these functi
 from __future__ import annotations
 
 import array
+import sys
 import types
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -238,6 +239,10 @@ class PythonRecorder:
                 # Of the model's own, others are refused (`weft.program.live.places`).
                 if value is None or id(module) in self._others:
                     self.add(Entry(part, name, value, self._text(module, name)))
+            if len(part) > 1 and id(module) in self._others:
+                order = partial(_order, part)
+                text = f"the order of {kind} of {where}"
+                self.add(Entry(Asked(order, order), "order", order(), text))
 
     def _attributes(self, module: nn.Module, path: str) -> None:
         """Watch what the user has put on the tensors of a module."""
@@ -513,6 +518,11 @@ def _by_default(entry: Entry) -> bool:
     """True for a plain item that the step has made by looking it up in a `defaultdict`."""
     made = entry.value is MISSING and isinstance(entry.space, defaultdict)
     return made and is_plain(entry.value_now)
+
+
+def _order(part: dict[str, Any]) -> str:
+    """The names in a dict, the same object for the same order."""
+    return sys.intern(" ".join(part))
 
 
 def _parts_of(module: nn.Module) -> tuple[dict[str, Any], ...]:

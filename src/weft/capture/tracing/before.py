@@ -21,6 +21,8 @@ from weft.capture.python.reached import bound_to, cells_of, globals_of, user_fun
 _DEPTH, _MANY = 4, 10_000
 _CONTAINERS = (dict, list, set, deque)
 _MISSING = object()
+# Attributes of a module in which its parts are.
+_PARTS = ("_modules", "_parameters", "_buffers")
 # Into whose classes no step writes.
 _LIBRARIES = frozenset(
     ["torch", "builtins", "weft", "types", "collections", "numpy", "typing", "abc"]
@@ -127,10 +129,15 @@ class Writable:
     def _contained(self) -> Iterator[tuple[str, Any]]:
         """The containers and objects in attributes of the model's modules."""
         for path, module in self._modules:
-            for name, value in vars(module).items():
-                held = isinstance(value, nn.Module) or value is module._buffers
-                if _may_hold(value) and not held:
-                    yield f"{path}.{name}" if path else name, value
+            tensors = {**module._parameters, **module._buffers}
+            spaces = [
+                ("", vars(module)),
+                *((f"{x}.", vars(y)) for x, y in tensors.items() if y is not None),
+            ]
+            for where, space in spaces:
+                for name, value in space.items():
+                    if _may_hold(value) and not isinstance(value, nn.Module) and name not in _PARTS:
+                        yield f"{path}.{where}{name}".removeprefix("."), value
 
     def _places(self) -> Iterator[tuple[str, Any]]:
         """Everything that is named outside of the model, as it is now."""
@@ -256,7 +263,8 @@ def _reached(roots: Sequence[Any]) -> list[_Container]:
             continue
         seen.add(id(each))
         if isinstance(each, nn.Module):
-            waiting += [(vars(module), _DEPTH) for module in each.modules()]
+            tensors = (*each.parameters(), *each.buffers())
+            waiting += [(vars(part), _DEPTH) for part in (*each.modules(), *tensors)]
         elif isinstance(each, _CONTAINERS):
             found[id(each)] = each
             parts = list(each.values() if isinstance(each, dict) else each)

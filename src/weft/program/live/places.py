@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from operator import is_
 from typing import Any, final
@@ -97,6 +97,18 @@ class LivePlaces:
         for (text, space, name), tensor in zip(self._slots, self._tensors, strict=True):
             if space.get(name) is not tensor:
                 raise _other(text, tensor, space.get(name))
+        for (text, _, name), other in zip(self._slots, self._in_order(), strict=True):
+            if name != other:
+                raise UserError(
+                    f"{text} was put into another place in its module after the step was compiled, which goes on in "
+                    "the order of before; close the program and compile again"
+                )
+
+    def _in_order(self) -> Iterator[str]:
+        """The names in `_slots`, in the order in which they stand now."""
+        known = {(id(space), name) for _, space, name in self._slots}
+        for space in self._spaces:
+            yield from (name for name in space if (id(space), name) in known)
 
     def _write_back(self) -> None:
         with torch.no_grad():
