@@ -393,12 +393,13 @@ def test_a_container_of_a_module_that_is_read_and_written(
 def test_a_container_on_a_parameter_that_is_read_and_written() -> None:
     class Cached(nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            found = super().forward(x) + self.weight.cache[0]  # type: ignore[operator,index]
-            self.weight.cache[0] = found.detach().mean(0)  # type: ignore[operator,index]
+            weight: Any = self.weight
+            found = super().forward(x) + weight.cache[0]
+            weight.cache[0] = found.detach().mean(0)
             return found
 
-    model = Cached(3, 2)
-    model.weight.cache = [torch.zeros(2)]  # type: ignore[assignment]
+    model: Any = Cached(3, 2)
+    model.weight.cache = [torch.zeros(2)]
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with weft.local_world(2), pytest.raises(CaptureError, match=r"keeps in weight\.cache a tensor"):
         weft.compile(model, base, optimizer, batch(), placement=weft.placement("cpu", [0, 1]))

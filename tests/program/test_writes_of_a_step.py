@@ -296,7 +296,7 @@ def test_a_batch_stays_as_it_was() -> None:
     model = nn.Linear(6, 3).double()
     plain = copy.deepcopy(model)
     with weft.local_world(2):
-        batch = {"x": batches()[0], "count": 1}
+        batch: dict[str, Any] = {"x": batches()[0], "count": 1}
         kept = {name: copy.copy(value) for name, value in batch.items()}
         kept["x"] = batch["x"].clone()
         optimizer, other = sgd(model), sgd(plain)

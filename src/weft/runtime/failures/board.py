@@ -61,7 +61,7 @@ class FailureBoard:
         self._rank = rank
         self._size = size
         # What another rank announced. `_known` is set once it is there, or this rank has announced a failure.
-        self._cause: PeerFailure | None = None
+        self._cause = ""
         self._known = threading.Event()
         # Who wants to know; under the lock.
         self._watchers: list[Callable[[BaseException], object]] = []
@@ -78,7 +78,7 @@ class FailureBoard:
         """Forget a failure, as the job goes on; when all ranks know that it does."""
         self._write(self._rank, _CLOSED)
         self._thread.join(timeout=5)
-        self.failed, self._cause = False, None
+        self.failed, self._cause = False, ""
         self._known.clear()
         self._round += 1
         self._thread = self._start()
@@ -115,7 +115,8 @@ class FailureBoard:
         Who waited on would hold what it works with, for longer than the rank that goes on has it.
         """
         self._known.wait(seconds)
-        return self._cause
+        # Another one each time: with the frames that it was raised through, it holds on to whoever called.
+        return PeerFailure(self._cause) if self._cause else None
 
     def post(self, text: str, kind: str = "wait") -> None:
         """Say something of a kind to whoever looks, such as what this rank waits for."""
@@ -133,7 +134,7 @@ class FailureBoard:
         """Know of a failure that somebody else than a rank has told of, as if it had stood here."""
         self.failed = True
         with self._lock:
-            self._cause = self._cause or cause
+            self._cause = self._cause or str(cause)
             watchers = list(self._watchers)
         self._known.set()
         for fail in watchers:
@@ -161,12 +162,12 @@ class FailureBoard:
             return
         rank, _, why = text.partition(" ")
         self.failed = True
-        self._cause = PeerFailure(f"rank {self._rank} stopped: rank {rank} failed: {why}")
+        self._cause = f"rank {self._rank} stopped: rank {rank} failed: {why}"
         self._known.set()
         with self._lock:
             watchers = list(self._watchers)
         for fail in watchers:
-            fail(self._cause)
+            fail(PeerFailure(self._cause))
 
 
 def failure_key(times: int, rank: int) -> str:
