@@ -18,6 +18,10 @@ T = TypeVar("T")
 
 # How a leaf of the example batch is called among what is asked for.
 LEAF = "batch leaf "
+_OF_ROWS = (
+    '. Where each process has rows of its own, compile with batch="local", or make the batch by weft.from_local, and '
+    "give all processes as many"
+)
 _OF_BATCH = (
     ' shapes and dtypes, with batch="local" as many rows, and with weft.Buckets an example that is padded to the same '
     "length"
@@ -74,9 +78,12 @@ def told(world: World, what: str, tell: Callable[[], str]) -> list[str]:
     every = [_read(each) for each in world.gather(dict.fromkeys(world.ranks, own))]
     for rank, each in enumerate(every):
         if each[0] != what:
+            called, theirs = world.calls.last, each[0].split(":")[0]
+            world.calls.begin_again()
+            steps = called.text.startswith("step ") and theirs.startswith("step ")
             raise cause or RankFailure(
                 "the ranks make different calls; every rank must make the same calls in the same order: rank "
-                f"{world.ranks[0]} is in {world.calls.last}, rank {rank} in {each[0].split(':')[0]}"
+                f"{world.ranks[0]} is in {called}, rank {rank} in {theirs}{_OF_ROWS if steps else ''}"
             )
     if cause is not None:
         if isinstance(cause, UserError) and any(each[3] != error for each in every):

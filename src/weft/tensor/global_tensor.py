@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, final
+from weakref import ReferenceType
 
 import torch
 from torch import Tensor
@@ -41,6 +42,9 @@ class GlobalTensor(Tensor):
     locals: Locals
     shares: Shares | None = None
     hold: Any = None
+    # Those that share the memory of what has a hold; and in each of these, that tensor (`note_aliases`).
+    aliases: Sequence[ReferenceType[GlobalTensor]] = ()
+    lender: GlobalTensor | None = None
 
     @staticmethod
     def __new__(cls, spec: Spec, locals_: Locals, offset: int = 0) -> GlobalTensor:
@@ -170,8 +174,20 @@ class GlobalTensor(Tensor):
                 f"{user_line()}: {self.spec} is a variable of a compiled model and keeps shape and dtype; found "
                 f"{value.dtype} {list(value.shape)}. weft.release(model) gives the model back, to be converted"
             )
+        if isinstance(value, GlobalTensor) and _places(value) == _places(self):
+            return
+        self._let_go()
         with torch.no_grad():
             self.detach().copy_(value)
+
+    def _let_go(self) -> None:
+        """Give those that share this variable's memory memory of their own: `.data = …` leaves them what they had."""
+        living = [each for one in self.aliases if (each := one()) is not None]
+        self.aliases = []
+        own = {part.untyped_storage().data_ptr(): (part, part.clone()) for part in self.locals}
+        for each in living:
+            each.lender = None
+            each.locals = tuple([_moved_along(part, own) for part in each.locals])
 
     def become(self, value: GlobalTensor) -> None:
         """Take over shape, layout and memory of another global tensor.
@@ -289,6 +305,26 @@ class _Laying:
 
     def __call__(self, gradient: Any) -> Any:
         return gradient.to_global(placement=self._layout.placement, sbp=self._layout.sbp)
+
+
+def _places(tensor: GlobalTensor) -> list[Any]:
+    """The memory of the local tensors."""
+    return [(x.data_ptr(), x.shape, x.stride()) for x in tensor.locals]
+
+
+def _moved_along(part: Tensor, own: Mapping[int, tuple[Tensor, Tensor]]) -> Tensor:
+    """The same elements in the copy of what they lie in.
+
+    Args:
+        own: tensors and their copies, by the address of their memory.
+    """
+    of, copy = own.get(part.untyped_storage().data_ptr(), (None, None))
+    if of is None or copy is None:
+        return part
+    if part.dtype != of.dtype or copy.stride() != of.stride():
+        return part.clone()
+    offset = part.storage_offset() - of.storage_offset()
+    return copy.as_strided(part.size(), part.stride(), offset)
 
 
 _make_wrapper: Any = torch.Tensor._make_wrapper_subclass

@@ -104,6 +104,10 @@ class Writable:
         """
         own = {id(container) for container, _ in self._own}
         outside = [each for each, _ in self._others if id(each) not in own]
+        # Of the model's own, values are lent by `weft.capture.tracing.lending`, and keys here.
+        outside += [
+            x for x, _ in self._own if isinstance(x, dict) and any(id(k) in stand_ins for k in x)
+        ]
         places = [each for each in outside if any(id(x) in stand_ins for x in _parts(each))]
         tensors = [x for each in places for x in _parts(each) if id(x) in stand_ins]
         back = {id(stand_ins[id(x)]): x for x in tensors}
@@ -136,7 +140,7 @@ class Writable:
             ]
             for where, space in spaces:
                 for name, value in space.items():
-                    if _may_hold(value) and not isinstance(value, nn.Module) and name not in _PARTS:
+                    if _may_hold(value) and name not in _PARTS:
                         yield f"{path}.{where}{name}".removeprefix("."), value
 
     def _places(self) -> Iterator[tuple[str, Any]]:

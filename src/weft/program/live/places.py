@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from operator import is_
+from operator import attrgetter, is_
 from typing import Any, final
 
 import torch
@@ -18,6 +18,7 @@ from weft.tensor import GlobalTensor
 
 # Behind all that stands in a model.
 _END = object()
+_locals = attrgetter("locals")
 
 
 @final
@@ -48,6 +49,8 @@ class LivePlaces:
         (first, *_) = variables.values()
         every = self._every = named_variables(model)
         self._variables = variables
+        self._global = [each for each in every.values() if isinstance(each, GlobalTensor)]
+        self._locals = list(map(_locals, self._global))
         if not any(isinstance(tensor, GlobalTensor) for tensor in every.values()):
             plain = every
         self._plain = [tensor for key, tensor in plain.items() if key in first]
@@ -63,6 +66,11 @@ class LivePlaces:
         now = chain(chain.from_iterable(map(dict.values, self._spaces)), (_END,))
         if not all(map(is_, now, self._held)):
             self._check_each()
+        if not all(map(is_, map(_locals, self._global), self._locals)):
+            raise UserError(
+                "a tensor of the compiled model was exchanged with another one (torch.utils.swap_tensors), and the "
+                "program works with its memory of before; write values into it, tensor.copy_(…)"
+            )
         self.take_data()
 
     def check_laid(self) -> None:

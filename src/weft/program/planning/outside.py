@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from weft.capture.capture import Captured
+from weft.errors import UserError
 from weft.program.checksums import checksums, is_often
 from weft.runtime.executor.rank_executor import RankExecutor
 from weft.tensor import GlobalTensor
@@ -43,6 +44,12 @@ class Outside:
         seen = list(map(_mark, self._tensors.values()))
         if seen != self._seen:
             forms = list(map(_form, self._tensors.values()))
+            for tensor, (place, _) in zip(self._tensors.values(), seen, strict=True):
+                if not place and tensor.numel() and tensor.layout == torch.strided:
+                    raise UserError(
+                        f"a tensor outside the model, {_words(_form(tensor))}, holds no values any more, as torch "
+                        "leaves it after tensor.data = … of a live one; use tensor.copy_(weft.whole(…)) instead"
+                    )
             for before, now in zip(self._forms, forms, strict=True):
                 if before != now:
                     return f"a tensor outside the model was {_words(before)} and is {_words(now)}"

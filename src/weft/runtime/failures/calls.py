@@ -17,7 +17,7 @@ import threading
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import final
 
@@ -141,6 +141,10 @@ class Calls:
         """
         if self._thread == threading.get_ident():
             self.waits = EagerWait(ranks, self.begun[ranks], self._next(text, user_line()))
+
+    def begin_again(self) -> None:
+        """All ranks know that their calls differ: they are compared from here."""
+        self._recent[-1] = replace(self.last, chain=0)
 
     def _next(self, text: str, line: tuple[str, int]) -> PostedCall:
         last = self.last

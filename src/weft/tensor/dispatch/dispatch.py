@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, final
 
 import torch
@@ -15,7 +15,7 @@ from weft.tensor.dispatch.arguments import Reader, takes_slots
 from weft.tensor.dispatch.gathered import gathered
 from weft.tensor.dispatch.operands import common_mesh, lifted, met
 from weft.tensor.dispatch.recipe import Recipe, make_recipe
-from weft.tensor.dispatch.views import note_copies
+from weft.tensor.dispatch.views import note_aliases, note_copies
 from weft.tensor.dispatch.ways import honour_lazy_bits, note_views, way_of
 from weft.tensor.divergence import check_every, checking, note_op, note_write
 from weft.tensor.spec import Spec
@@ -28,11 +28,12 @@ MOST_RECIPES = 256
 class _OpFacts:
     """The facts known of one op: how it runs otherwise than by a recipe, and recipes by arguments and layouts."""
 
-    __slots__ = ("aliases", "recipes", "slots", "way", "writes")
+    __slots__ = ("aliases", "recipes", "slots", "views", "way", "writes")
 
     def __init__(self, op: Any) -> None:
         self.writes = op._schema.is_mutable
         self.aliases = any(result.alias_info is not None for result in op._schema.returns)
+        self.views = self.aliases and not self.writes
         self.way = way_of(op)
         self.slots = takes_slots(op)
         self.recipes: dict[Any, Recipe] = {}
@@ -103,15 +104,19 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     ]
     _note(recipe, reader)
     made = _wrapped(kind, recipe, recipe.run(own, reader.floats), reader.tensors)
-    if recipe.viewed or (recipe.offsets and hasattr(reader.tensors[0], "origin")):
-        results = made if recipe.listed else [made]
-        note_copies(
-            reader.tensors[0],
-            results,
-            lambda x: op(x, *args[1:], **kwargs),
-            elements=op not in _OTHER_ELEMENTS,
-        )
+    if known.views:
+        _note_views(kind, op, reader.tensors[0], recipe, made, lambda x: op(x, *args[1:], **kwargs))
     return made
+
+
+def _note_views(
+    kind: Any, op: Any, source: Any, recipe: Recipe, made: Any, again: Callable[[Any], Any]
+) -> None:
+    """Let a tensor know its views: those that share its memory, and those that are copies, taken by `again`."""
+    note_aliases(kind, source, made)
+    if recipe.viewed or (recipe.offsets and hasattr(source, "origin")):
+        results = made if recipe.listed else [made]
+        note_copies(source, results, again, elements=op not in _OTHER_ELEMENTS)
 
 
 def _viewed(
@@ -146,7 +151,12 @@ def _other_way(
     """The result of an op that runs otherwise than by a recipe; NotImplemented for others."""
     if known.writes:
         _note_write(kind, op, args, kwargs)
-    return NotImplemented if known.way is None else known.way(kind, op, args, kwargs)
+    if known.way is None:
+        return NotImplemented
+    made = known.way(kind, op, args, kwargs)
+    if known.views:
+        note_aliases(kind, args[0], made)
+    return made
 
 
 def _note_write(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -21,6 +21,8 @@ from weft.errors import LayoutError, UserError
 from weft.tensor.divergence import user_line
 
 aten = torch.ops.aten
+# After so many aliases of one tensor, those that are gone are forgotten.
+_PRUNED = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +156,18 @@ def by_strides(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _row_major(x: Tensor, order: list[int]) -> Tensor:
     """The elements in the order of their memory, in memory of their own."""
     return x.permute(order).clone(memory_format=torch.contiguous_format)
+
+
+def note_aliases(kind: Any, source: Any, made: Any) -> None:
+    """Let what has a hold know the results of an op that may share its memory: `tensor.data = …` parts from them."""
+    lender = source if source.hold is not None else source.lender
+    if lender is None:
+        return
+    known = lender.aliases or []
+    if len(known) % _PRUNED == _PRUNED - 1:
+        known = [each for each in known if each() is not None]
+    for each in made if isinstance(made, list | tuple) else (made,):
+        if isinstance(each, kind):
+            each.lender = lender
+            known.append(weakref.ref(each))
+    lender.aliases = known

@@ -127,9 +127,10 @@ def write(target: Any, made: Any) -> None:
         for part in target.locals
         for size, stride in zip(part.shape, part.stride(), strict=True)
     ):
-        raise UserError(
-            f"{user_line()}: elements of {target.spec} share memory, as expand() makes them; PyTorch does not write "
-            "those; write the tensor that was expanded, or a clone()"
+        # As torch says it, which would find it out in the midst of the write.
+        raise RuntimeError(
+            "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+            "Please clone() the tensor before performing the operation."
         )
     origin = getattr(target, "origin", None)
     if origin is not None:
