@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, final
-from weakref import ReferenceType
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from weft.tensor.boxing import assemble
 from weft.tensor.chain import Locals
 from weft.tensor.dispatch.dispatch import dispatch
 from weft.tensor.dispatch.shares import check_order, in_order, relaid, stored_in
+from weft.tensor.dispatch.views import parted_aliases
 from weft.tensor.divergence import user_line
 from weft.tensor.spec import Spec, contiguous, layout_for
 
@@ -42,9 +42,6 @@ class GlobalTensor(Tensor):
     locals: Locals
     shares: Shares | None = None
     hold: Any = None
-    # Those that share the memory of what has a hold; and in each of these, that tensor (`note_aliases`).
-    aliases: Sequence[ReferenceType[GlobalTensor]] = ()
-    lender: GlobalTensor | None = None
 
     @staticmethod
     def __new__(cls, spec: Spec, locals_: Locals, offset: int = 0) -> GlobalTensor:
@@ -182,11 +179,10 @@ class GlobalTensor(Tensor):
 
     def _let_go(self) -> None:
         """Give those that share this variable's memory memory of their own: `.data = …` leaves them what they had."""
-        living = [each for one in self.aliases if (each := one()) is not None]
-        self.aliases = []
-        own = {part.untyped_storage().data_ptr(): (part, part.clone()) for part in self.locals}
+        living = parted_aliases(self)
+        parts = self.locals if living else ()
+        own = {part.untyped_storage().data_ptr(): (part, part.clone()) for part in parts}
         for each in living:
-            each.lender = None
             each.locals = tuple([_moved_along(part, own) for part in each.locals])
 
     def become(self, value: GlobalTensor) -> None:

@@ -15,6 +15,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from weft.capture.ops.fallback import strided
 from weft.errors import LayoutError, UserError
@@ -158,16 +159,29 @@ def _row_major(x: Tensor, order: list[int]) -> Tensor:
     return x.permute(order).clone(memory_format=torch.contiguous_format)
 
 
+# Of what has a hold, the tensors that share its memory; and the way back. No attributes, which are the user's.
+_aliases = WeakTensorKeyDictionary()
+_lenders = WeakTensorKeyDictionary()
+
+
 def note_aliases(kind: Any, source: Any, made: Any) -> None:
     """Let what has a hold know the results of an op that may share its memory: `tensor.data = …` parts from them."""
-    lender = source if source.hold is not None else source.lender
+    lender = source if source.hold is not None else _lenders.get(source)  # type: ignore[no-untyped-call]
     if lender is None:
         return
-    known = lender.aliases or []
+    known = _aliases.setdefault(lender, [])  # type: ignore[no-untyped-call]
     if len(known) % _PRUNED == _PRUNED - 1:
-        known = [each for each in known if each() is not None]
+        known[:] = [each for each in known if each() is not None]
     for each in made if isinstance(made, list | tuple) else (made,):
         if isinstance(each, kind):
-            each.lender = lender
+            _lenders[each] = lender
             known.append(weakref.ref(each))
-    lender.aliases = known
+
+
+def parted_aliases(lender: Any) -> list[Any]:
+    """Those that share the memory of what has a hold, which does not know them from now on."""
+    known = _aliases.pop(lender, ())  # type: ignore[no-untyped-call]
+    living = [each for one in known if (each := one()) is not None]
+    for each in living:
+        _lenders.pop(each, None)  # type: ignore[no-untyped-call]
+    return living
