@@ -24,7 +24,7 @@ from weft.runtime.memory.state import Variables
 from weft.tensor.dispatch.shares import in_shares
 
 # The name under which a state_dict() has what a module gives by get_extra_state().
-EXTRA = "_extra_state"
+_EXTRA = "_extra_state"
 
 
 def add_loss_scale(setting: Setting, graph: LogicalGraph) -> None:
@@ -64,7 +64,7 @@ def state_dict_names(model: nn.Module) -> dict[str, str]:
     keys = {id(tensor): key for key, tensor in (*model.named_parameters(), *model.named_buffers())}
     found = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if not isinstance(tensor, Tensor) or name.rpartition(".")[2] == EXTRA:
+        if not isinstance(tensor, Tensor) or name.rpartition(".")[2] == _EXTRA:
             continue
         if id(tensor) not in keys:
             raise UserError(

@@ -13,7 +13,7 @@ from weft.errors import UserError
 from weft.patterns import without_wrappers
 from weft.program.live.laid import whole_of
 from weft.program.live.masters import Masters
-from weft.program.live.variables import EXTRA, load_whole, state_dict_names
+from weft.program.live.variables import load_whole, state_dict_names
 from weft.program.one_thread import one_at_a_time
 from weft.program.parts.core import ProgramPart
 from weft.program.planning.build import build, gathering
@@ -25,8 +25,8 @@ class WholeState(ProgramPart):
     """The whole state of a program, given and taken as plain tensors."""
 
     @one_at_a_time
-    def full_state_dict(self, masters: bool = False) -> dict[str, Any]:
-        """The model's `state_dict()` with whole copies of all parameters and buffers.
+    def full_state_dict(self, masters: bool = False) -> dict[str, Tensor]:
+        """Whole copies of all parameters and buffers, under the names of the model's `state_dict()`.
 
         Every process must call it. The tensors are on the placement's device, the same on every
         rank.
@@ -48,10 +48,7 @@ class WholeState(ProgramPart):
         if every is not None:
             whole |= {key: whole_of(value) for key, value in every.waiting.items()}
         names = state_dict_names(setting.model)
-        return {
-            name: whole[names[name]] if name in names else value
-            for name, value in setting.model.state_dict().items()
-        }
+        return {name: whole[key] for name, key in names.items()}
 
     def _masters(self) -> Masters | None:
         """The masters, which are what users have written to their parameters; None where nothing trains."""
@@ -73,9 +70,6 @@ class WholeState(ProgramPart):
         self._core.enter("load_full_state_dict")
         if isinstance(state, Mapping):
             state = {without_wrappers(str(name)): each for name, each in state.items()}
-            extra = {x: state.pop(x) for x in list(state) if x.rpartition(".")[2] == EXTRA}
-        else:
-            extra = {}
         load_whole(setting, self._core.compiled.graph, state)
         if self._core.training is not None:
             self._core.training.masters.fill_waiting(
@@ -83,8 +77,6 @@ class WholeState(ProgramPart):
             )
         if setting.several:
             note_write(setting.placement, "load_full_state_dict", state.values())
-        for name, each in extra.items():
-            setting.model.get_submodule(name.rpartition(".")[0]).set_extra_state(each)
         self._core.note_loaded()
 
     @one_at_a_time
