@@ -30,6 +30,10 @@ STRATEGIES = {
     ),
 }
 
+WHOLE = pytest.mark.one_process(
+    "a process has the plans of its own ranks, and the first one writes"
+)
+
 
 @pytest.fixture(scope="module", params=STRATEGIES)
 def program(request: pytest.FixtureRequest) -> Iterator[weft.Program]:
@@ -87,6 +91,7 @@ def within(inner: Slice, outer: Any) -> bool:
     return bool(outer.begin <= inner.begin <= inner.end <= outer.end)
 
 
+@WHOLE
 def test_every_act_of_the_plan_is_there_once(program: weft.Program, trace: Trace) -> None:
     for rank, plan in zip(trace, program.plan.ranks, strict=True):
         found = Counter(
@@ -127,6 +132,7 @@ def test_slices_of_a_queue_do_not_overlap(trace: Trace) -> None:
             assert any(within(each, act) for act in acts(rank) if act.kind == "communication")
 
 
+@WHOLE
 def test_producers_end_before_their_readers_begin(program: weft.Program, trace: Trace) -> None:
     for rank, plan in zip(trace, program.plan.ranks, strict=True):
         ends = {
@@ -171,12 +177,14 @@ def test_time_goes_to_parts_that_add_up(trace: Trace) -> None:
     assert "exposed" in str(trace)
 
 
+@WHOLE
 def test_memory_is_that_of_the_plan(program: weft.Program, trace: Trace) -> None:
     for rank, found in zip(trace, program.memory(), strict=True):
         most = max(level.bytes for level in rank.levels)
         assert found.predicted.parameters < most < 2 * found.predicted.peak
 
 
+@WHOLE
 def test_the_file_has_a_row_for_each_queue(
     program: weft.Program, trace: Trace, tmp_path: Path
 ) -> None:
@@ -200,6 +208,7 @@ def test_the_file_has_a_row_for_each_queue(
     assert arrows["s"] == arrows["f"] == sum(len(rank.arrows) for rank in trace) > 0
 
 
+@WHOLE
 def test_the_predicted_step_stands_beside_the_measured_one(
     program: weft.Program, tmp_path: Path
 ) -> None:
@@ -252,6 +261,7 @@ def test_a_block_that_fails_writes_nothing(program: weft.Program, tmp_path: Path
     assert len(program.trace().ranks[0].steps) == 1
 
 
+@WHOLE
 def test_segments_are_named_after_their_modules(program: weft.Program, trace: Trace) -> None:
     for rank, plan in zip(trace, program.plan.ranks, strict=True):
         names = {each.details["actor"]: each.name for each in acts(rank)}
