@@ -27,6 +27,7 @@ def short() -> list[Result]:
     return list(results(short_rows()))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_short_form_is_as_the_textbook_says(short: list[Result]) -> None:
