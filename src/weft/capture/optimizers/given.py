@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-# Attributes of global tensors, which plain ones do not have.
-_OF_GLOBAL = ("spec", "locals", "shares", "hold", "origin", "keeps_gradient")
+from weft.capture.python.reached import OF_GLOBAL
+
 # Attributes that copies have for themselves, or that torch writes.
 _OWN = (
     "param_groups",
@@ -34,7 +34,7 @@ def is_foreign(optimizer: object) -> bool:
 
 def attributes_of(parameter: torch.Tensor) -> dict[str, Any]:
     """The attributes that the user has put on a parameter, by which an update of the user's may go."""
-    return {name: value for name, value in vars(parameter).items() if name not in _OF_GLOBAL}
+    return {name: value for name, value in vars(parameter).items() if name not in OF_GLOBAL}
 
 
 def give_attributes(parameter: torch.Tensor, attributes: Mapping[str, Any]) -> None:

@@ -14,8 +14,8 @@ from weft.files import in_library, installed, standard
 
 MODULE_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBALS = ("LOAD_GLOBAL", "STORE_GLOBAL", "LOAD_NAME", "STORE_NAME")
-# Attributes of tensors that are weft's.
-_OWN_ATTRIBUTES = frozenset(["spec", "locals", "keeps_gradient", "hold"])
+# Attributes of global tensors that are weft's, which plain ones do not have.
+OF_GLOBAL = frozenset(["spec", "locals", "shares", "hold", "origin", "keeps_gradient"])
 
 
 def user_functions(function: Any, model: nn.Module) -> list[types.FunctionType]:
@@ -141,5 +141,5 @@ def user_attributes(tensor: Any) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(tensor).items()
-        if name not in _OWN_ATTRIBUTES and not name.startswith("_")
+        if name not in OF_GLOBAL and not name.startswith("_")
     }

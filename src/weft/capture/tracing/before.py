@@ -15,7 +15,13 @@ from weft.capture.fx.private import is_fake
 from weft.capture.numbers.changing import is_changing
 from weft.capture.numbers.later import is_later
 from weft.capture.numbers.spies import is_spy
-from weft.capture.python.reached import bound_to, cells_of, globals_of, user_functions
+from weft.capture.python.reached import (
+    bound_to,
+    cells_of,
+    globals_of,
+    user_attributes,
+    user_functions,
+)
 
 # How far from the model and the loss function it is looked for what they may write, and in how large containers.
 _DEPTH, _MANY = 4, 10_000
@@ -136,7 +142,7 @@ class Writable:
             tensors = {**module._parameters, **module._buffers}
             spaces = [
                 ("", vars(module)),
-                *((f"{x}.", vars(y)) for x, y in tensors.items() if y is not None),
+                *((f"{x}.", user_attributes(y)) for x, y in tensors.items() if y is not None),
             ]
             for where, space in spaces:
                 for name, value in space.items():
@@ -267,8 +273,10 @@ def _reached(roots: Sequence[Any]) -> list[_Container]:
             continue
         seen.add(id(each))
         if isinstance(each, nn.Module):
-            tensors = (*each.parameters(), *each.buffers())
-            waiting += [(vars(part), _DEPTH) for part in (*each.modules(), *tensors)]
+            waiting += [(vars(module), _DEPTH) for module in each.modules()]
+            for tensor in (*each.parameters(), *each.buffers()):
+                put_on = user_attributes(tensor).values()
+                waiting += [(x, _DEPTH) for x in put_on if _may_hold(x)]
         elif isinstance(each, _CONTAINERS):
             found[id(each)] = each
             parts = list(each.values() if isinstance(each, dict) else each)
