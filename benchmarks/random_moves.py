@@ -7,7 +7,6 @@ from random import Random
 
 from weft.errors import UserError
 from weft.ir.logical import Call
-from weft.ir.queries.op_calls import op_call
 from weft.ops import signatures
 from weft.planning.explorer import Explorer
 from weft.planning.moves import (
@@ -31,7 +30,7 @@ def random_move(kind: str, random: Random, explorer: Explorer, step: StoredStep)
     if kind == "signature":
         calls = [node for node in step.graph.of_kind(Call) if node.hint is None and node.makes]
         call = random.choice(calls)
-        every = signatures(op_call(step.graph, call), 2)
+        every = signatures(call.first, 2)
         return SignatureChange(call.makes[0].name, random.choice([None, *map(str, every)]))
     if kind == "micro-batches":
         return MicroBatches(random.choice((1, 2, 4)) * max(1, strategy.micro_batches // 4))

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from weft.ir.logical import Ref
-from weft.ir.plan import LocalCall, LocalValue, Register
+from weft.ir.parsers.plan_parser import parse_plan
+from weft.ir.plan import LocalCall, LocalValue, Plan, RankPlan, Register
 
 
 def value(name: str, *shape: int, dtype: str = "float32") -> LocalValue:
@@ -30,12 +31,23 @@ def call(
 ) -> LocalCall:
     """A call; `shape` is that of results that are given by name alone."""
     made = (value(x, *shape) if isinstance(x, str) else x for x in makes)
-    return LocalCall(op, tuple(args), tuple(kwargs.items()), tuple(made))
+    return LocalCall.of(op, tuple(args), tuple(made), kwargs=tuple(kwargs.items()))
 
 
 def refs(*names: str) -> tuple[Ref, ...]:
     """Arguments that are values."""
-    return tuple(map(Ref, names))
+    return tuple(map(ref, names))
+
+
+def ref(name: str, *shape: int, dtype: str = "float32") -> Ref:
+    """An argument that is a value; without a shape it has four numbers."""
+    return value(name, *shape, dtype=dtype).ref
+
+
+def linked(plan: RankPlan) -> RankPlan:
+    """The plan whose calls have the shapes of the registers and values that they read."""
+    (found,) = parse_plan(str(Plan("linked", (), (plan,)))).ranks
+    return found
 
 
 def register(name: str, producer: int, *consumers: int, **fields: Any) -> Register:

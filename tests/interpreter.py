@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from weft.ir.logical import Call, Input, LogicalGraph, Output, Ref, Update
-from weft.ir.queries.op_calls import at_micro_batch
 from weft.ops.call import Token, map_argument
 from weft.runtime.kernels.local_ops import LOCAL_OPS
 from weft.runtime.random import uniform
@@ -78,15 +77,15 @@ class Step:
                 return torch.cat([self.value(args[0].name, m) for m in every], args[1])
             case "weft.use" if micro and args[0].name in self.copies:
                 return self.value(self.copies[args[0].name], micro - 1)
-        mapped, kwargs = at_micro_batch((args, node.kwargs), micro)
+        node = replace(node, call=node.call.at(micro))
 
         def leaf(arg: Any) -> Any:
             if isinstance(arg, Ref):
                 return self.value(arg.name, micro)
             return torch_value(arg) if isinstance(arg, Token) else arg
 
-        mapped = map_argument(leaf, mapped)
-        named = {key: map_argument(leaf, arg) for key, arg in kwargs}
+        mapped = map_argument(leaf, node.args)
+        named = {key: map_argument(leaf, arg) for key, arg in node.kwargs}
         if node.op == "weft.uniform":
             return uniform(SEED, STEP, *mapped, **named)
         function = LOCAL_OPS[node.op] if node.op in LOCAL_OPS else torch_op(node.op)

@@ -11,9 +11,8 @@ from weft.boxing.box_steps import step_node
 from weft.compiler.halos import graph_halos
 from weft.compiler.local.localize import localized_call
 from weft.compiler.signatures import axis_signatures
-from weft.ir.logical import Box, Call, LogicalGraph, Value, node_outputs
+from weft.ir.logical import Box, Call, LogicalGraph, Value
 from weft.ir.plan import Collective, Communicator, Exchange, LocalCall, LocalNode, Transfer
-from weft.ir.queries.op_calls import layout_of, lies_evenly, op_call
 from weft.layout import Split
 from weft.ops import adapts, shard_places
 from weft.ops.weft_ops import WEFT_OPS
@@ -133,8 +132,8 @@ def by_shapes(graph: LogicalGraph) -> Iterator[dict[int, Hashable]]:
     for placement in graph.placements:
         yield dict.fromkeys(placement.ranks, True)
     for value in {(v.layout, v.shape): v for v in graph.values.values()}.values():
-        if not lies_evenly(value):
-            layout = layout_of(value)
+        if not value.is_even:
+            layout = value.laid
             yield {r: layout.local_shape(value.shape, r) for r in layout.placement.ranks}
 
 
@@ -147,10 +146,10 @@ def by_calls(graph: LogicalGraph) -> Iterator[dict[int, Hashable]]:
         signatures = tuple(axis_signatures(graph, node))
         if not any(_splits(signature) for signature, _ in signatures):
             continue
-        value = next(value for value in node_outputs(node) if value is not None)
-        placement = layout_of(value).placement
+        value = next(value for value in node.makes if value is not None)
+        placement = value.laid.placement
         times = graph.micro_batches if node.varyings else 1
-        calls = tuple(op_call(graph, node, micro) for micro in range(times))
+        calls = tuple(node.call.at(micro) for micro in range(times))
         if (key := (calls, signatures, placement)) not in seen:
             seen.add(key)
             yield {rank: _shown(localized_call(graph, node, rank)) for rank in placement.ranks}
@@ -181,7 +180,7 @@ def by_boxes(
         if key in seen:
             continue
         seen.add(key)
-        ranks = {*layout_of(source).placement.ranks, *layout_of(target).placement.ranks}
+        ranks = {*source.laid.placement.ranks, *target.laid.placement.ranks}
         feature: dict[int, Hashable] = {}
         for rank in sorted(ranks):
             nodes = _box_nodes(source, target, rank, ids)
@@ -194,7 +193,7 @@ def _box_nodes(
     source: Value, target: Value, rank: int, ids: Mapping[tuple[int, ...], int]
 ) -> list[LocalNode]:
     """The nodes that a rank runs for a boxing."""
-    before, after = layout_of(source), layout_of(target)
+    before, after = source.laid, target.laid
     chain = steps(before, after, source.shape, ITEM_SIZE[source.dtype])
     found = (
         step_node(step, "before", "after", source.shape, source.dtype, rank, ids.__getitem__)

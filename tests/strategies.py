@@ -124,7 +124,7 @@ def looped_plans(draw: st.DrawFn, enough: bool = False) -> RankPlan | None:
 
 def over_step(*names: str) -> tuple[LocalCall, ...]:
     """Calls that make values over a step, so that a plan is legal."""
-    return tuple(LocalCall("weft.accumulate", (1,), (), (local_value(name),)) for name in names)
+    return tuple(LocalCall.of("weft.accumulate", (1,), (local_value(name),)) for name in names)
 
 
 def ordered(plan: RankPlan) -> RankPlan | None:

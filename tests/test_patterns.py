@@ -18,7 +18,7 @@ import weft
 from models import GPT, token_batch, token_loss
 from single_device import compiled
 from weft.errors import StrategyError, UserError
-from weft.ir.logical import Call, node_outputs
+from weft.ir.logical import Call
 from weft.patterns import around, check_named, covers, first_match, matches
 
 PAGE = Path(__file__).parent.parent / "docs" / "patterns.md"
@@ -134,7 +134,7 @@ def test_tensors_below_a_module_are_named_by_a_star() -> None:
 def again(pattern: str) -> set[str]:
     """The modules whose forward is made again."""
     calls = gpt(FIELDS["recompute"](pattern)).graph.of_kind(Call)
-    copies = (call for call in calls if node_outputs(call)[0].name.endswith(".again"))
+    copies = (call for call in calls if call.makes[0].name.endswith(".again"))
     return {call.location.module for call in copies if call.location}
 
 

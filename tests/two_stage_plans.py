@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from weft.ir.logical import Ref, Varying
+from build import ref
+from weft.ir.logical import Varying
 from weft.ir.plan import (
     Communicate,
     Communicator,
@@ -30,15 +31,15 @@ def value(name, *shape, dtype="float64"):
 
 
 def call(op, args, output):
-    return LocalCall(op, args, (), (output,))
+    return LocalCall.of(op, args, (output,))
 
 
 def select(name, output):
-    return call("aten.select.int", (Ref(name), 0, EACH), output)
+    return call("aten.select.int", (ref(name), 0, EACH), output)
 
 
 def accumulate(name, output, reduction="sum"):
-    return call("weft.accumulate", (Ref(name), reduction), output)
+    return call("weft.accumulate", (ref(name), reduction), output)
 
 
 def loop(id, nodes, consumes, produces, priority=0):
@@ -59,11 +60,11 @@ WHOLE = tuple((0, size) for size in (ROWS, WIDTH))
 
 
 def mm(left, right, output):
-    return call("aten.mm.default", (Ref(left), Ref(right)), output)
+    return call("aten.mm.default", (ref(left), ref(right)), output)
 
 
 def turned(name, *shape):
-    return call("aten.t.default", (Ref(name),), value(f"{name}_t", *shape))
+    return call("aten.t.default", (ref(name),), value(f"{name}_t", *shape))
 
 
 def send(id, communicator, name):
@@ -138,12 +139,12 @@ def last_stage(credits, backward_first):
     )
     forward = (
         mm("y", "b", z),
-        call("aten.mul.Tensor", (Ref("z"), Ref("z")), square),
-        call("aten.sum.default", (Ref("square"),), part),
+        call("aten.mul.Tensor", (ref("z"), ref("z")), square),
+        call("aten.sum.default", (ref("square"),), part),
         accumulate("part", loss),
     )
     backward = (
-        call("aten.mul.Tensor", (Ref("z"), 2.0), twice),
+        call("aten.mul.Tensor", (ref("z"), 2.0), twice),
         turned("b", WIDTH, WIDTH),
         mm("twice", "b_t", dy),
         turned("y", WIDTH, ROWS),

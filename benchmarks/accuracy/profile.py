@@ -25,9 +25,8 @@ from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.stages.stages import stage_placements
 from weft.compiler.strategy_hints import split_parameters, strategy_hints
 from weft.hardware.kinds.roofline import CallWork, work_of
+from weft.ir.alias import value_bytes
 from weft.ir.plan import Collective, Communicate, Compute, LocalCall, LocalProgram, LocalUpdate
-from weft.ir.queries.alias import value_bytes
-from weft.ir.queries.op_calls import local_op_call
 from weft.units import Bytes, Flops
 
 MICRO_BATCHES = 2
@@ -215,7 +214,7 @@ def _count_works(
     actor: Compute, program: LocalProgram, phases: Mapping[str, Part], once: bool, fuses: bool
 ) -> None:
     calls = [node for node in actor.nodes if isinstance(node, LocalCall)]
-    works = {id(node): work_of(local_op_call(node, program.values)) for node in calls}
+    works = {id(node): work_of(node.first) for node in calls}
     if fuses:
         works = dict(_fused(actor, calls, works, program))
     for node in calls:

@@ -25,7 +25,6 @@ from typing import final
 from benchmarks.search.small import lenet, rnnlm
 from weft.compiler.families.table import legal_signatures
 from weft.ir.logical import Call
-from weft.ir.queries.op_calls import op_call
 from weft.layout import Partial
 from weft.planning.machine import machine_of
 from weft.planning.stored_step import StoredStep
@@ -111,7 +110,7 @@ def space_of(step: StoredStep, layers: tuple[str, ...] = LAYERS) -> Space:
 
 
 def _texts(step: StoredStep, call: Call) -> tuple[str, ...]:
-    every = legal_signatures(op_call(step.graph, call), RANKS)
+    every = legal_signatures(call.first, RANKS)
     return tuple(
         str(each) for each in every if not any(isinstance(sbp, Partial) for sbp in each.operands)
     )

@@ -31,7 +31,7 @@ def register(
 
 def plan() -> RankPlan:
     """Feed -> x -> loop 1 -> y -> loops 2 (comm:0) and 3 -> total -> update 4 -> weight, read by both loops."""
-    total = LocalCall("weft.accumulate", (1,), (), (LocalValue("total", (1,), "float32"),))
+    total = LocalCall.of("weft.accumulate", (1,), (LocalValue("total", (1,), "float32"),))
     return RankPlan(
         0,
         (),

@@ -28,7 +28,7 @@ from weft.compiler.training.shards import choose_shards
 from weft.compiler.training.zero import shard_variables
 from weft.hardware import usual_device
 from weft.ir import LogicalGraph
-from weft.ir.logical import Input, node_outputs
+from weft.ir.logical import Input
 from weft.ir.plan import Actor, LocalProgram, RankPlan, Register
 from weft.ir.text.plan_printer import actor_text, local_text, register_text
 from weft.layout import SBP, Layout, Placement, placement
@@ -96,7 +96,7 @@ def assignment_text(graph: LogicalGraph, found: Assignment) -> str:
         what = f'{node.role} "{node.key}"' if isinstance(node, Input) else describe(node, graph)
         reads = ", ".join(map(_sbp_text, found.operands.get(number, ())))
         made = ", ".join(
-            f"%{value.name} {_sbp_text(found.values[value.name])}" for value in node_outputs(node)
+            f"%{value.name} {_sbp_text(found.values[value.name])}" for value in node.makes
         )
         lines.append(what + (f": {reads}" if reads else "") + (f" -> {made}" if made else ""))
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Calls keep what was found of their arguments, and copies of them share it, as long as it holds for the copy."""
+"""Calls hold their `OpCall`: arguments with names are numbered once, and copies with other names share it."""
 
 from __future__ import annotations
 
@@ -6,28 +6,25 @@ from collections.abc import Mapping
 
 import pytest
 
+from build import ref
 from weft.cached import cached_property
+from weft.errors import InternalError
 from weft.ir import LogicalGraph, parse_graph
-from weft.ir.arguments import changed, with_names
+from weft.ir.arguments import with_names
 from weft.ir.nodes import Call, Phase, Ref, Value, Varying
-from weft.ir.queries.op_calls import op_call
 
-FOUND = ("uses", "operands", "numbered", "varyings")
 MADE = Value("y", (2,), "float32")
-CALL = Call(
-    "aten.addcmul.default",
-    (Ref("a"), (Ref("b"), 2), Ref("a")),
-    (("value", Varying((1, 2))), ("other", Ref("c"))),
-    (MADE,),
-)
+ARGS = (ref("a"), (ref("b"), 2), ref("a"))
+KWARGS = (("value", Varying((1, 2))), ("other", ref("c")))
+CALL = Call.of("aten.addcmul.default", ARGS, (MADE,), kwargs=KWARGS)
 
 
-def walked(call: Call) -> dict[str, object]:
-    return {name: getattr(call, name) for name in FOUND}
-
-
-def anew(call: Call) -> Call:
-    return Call(call.op, call.args, call.kwargs, call.outputs, call.location, call.phase)
+def test_arguments_are_numbered_by_first_appearance() -> None:
+    assert CALL.operands == ("a", "b", "c")
+    assert CALL.uses == ("a", "b", "a", "c")
+    assert (CALL.args, CALL.kwargs) == (ARGS, KWARGS)
+    assert CALL.varyings == (Varying((1, 2)),)
+    assert [CALL.call.at(micro).kwargs[0] for micro in (0, 1)] == [("value", 1), ("value", 2)]
 
 
 @pytest.mark.parametrize(
@@ -40,17 +37,11 @@ def anew(call: Call) -> Call:
         {"a": "x", "b": "x", "c": "x"},
     ],
 )
-@pytest.mark.parametrize("before", [FOUND, ()])
-def test_renamed_calls_know_their_own_arguments(
-    names: Mapping[str, str], before: tuple[str, ...]
-) -> None:
-    call = anew(CALL)
-    for name in before:
-        getattr(call, name)
-    copy = with_names(call, names)
+def test_renamed_calls_know_their_own_arguments(names: Mapping[str, str]) -> None:
+    copy = with_names(CALL, names)
     assert copy.args[0] == Ref(names.get("a", "a"))
-    assert walked(copy) == walked(anew(copy))
-    assert walked(call) == walked(anew(CALL))
+    assert copy == Call.of(copy.op, copy.args, copy.outputs, kwargs=copy.kwargs)
+    assert (copy.call is CALL.call) == (len(copy.operands) == 3)
 
 
 def test_a_call_that_reads_none_of_the_names_stays() -> None:
@@ -58,11 +49,16 @@ def test_a_call_that_reads_none_of_the_names_stays() -> None:
 
 
 def test_other_fields_leave_the_arguments_as_they_are() -> None:
-    call = anew(CALL)
-    copy = changed(call, phase=Phase(1, "backward"), outputs=(Value("z", (3,), "float32"),))
+    copy = CALL.changed(phase=Phase(1, "backward"), outputs=(Value("z", (3,), "float32"),))
     assert copy.phase == Phase(1, "backward")
     assert [value.name for value in copy.makes] == ["z"]
-    assert walked(copy) == walked(anew(copy))
+    assert [spec and spec.shape for spec in copy.call.results] == [(3,)]
+    assert (copy.args, copy.kwargs) == (ARGS, KWARGS)
+
+
+def test_a_value_without_a_shape_is_refused() -> None:
+    with pytest.raises(InternalError, match="%z, whose shape is not known"):
+        CALL.changed(args=(Ref("z"),))
 
 
 def graph_of(rows: int) -> LogicalGraph:
@@ -74,14 +70,8 @@ def graph_of(rows: int) -> LogicalGraph:
 
 
 def test_rules_see_the_shapes_of_the_graph_that_a_call_stands_in() -> None:
-    small, large = graph_of(2), graph_of(6)
-    (call,) = small.of_kind(Call)
-    seen = op_call(small, call)
-    assert op_call(small, changed(call, phase=Phase(1, "forward"))) is seen
-    (other,) = large.of_kind(Call)
-    found = op_call(large, changed(call, outputs=other.outputs))
-    assert found == op_call(large, other) != seen
-    assert [spec.shape for spec in found.operands] == [(6, 4)]
+    (call,) = graph_of(6).of_kind(Call)
+    assert [spec.shape for spec in (*call.call.operands, *call.call.results)] == [(6, 4), (6, 4)]
 
 
 class Counted:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from build import call, refs
+from weft.ir.alias import overwritten, with_overwrites
 from weft.ir.plan import LocalCall
-from weft.ir.queries.alias import overwritten, with_overwrites
 
 SHAPE = (6, 5)
 

@@ -23,7 +23,6 @@ from two_stage_plans import (
     plain_steps,
 )
 from weft.errors import RankFailure
-from weft.ir.logical import Ref
 from weft.ir.plan import (
     Collective,
     Communicate,
@@ -123,7 +122,7 @@ def check_channel(channel, id, dtype, rows) -> None:
 def pipeline(rank: int, rows: int) -> RankPlan:
     """x -> y = x + x -> all_reduce -> fetch; rank 1 gets a batch on which the addition fails."""
     x, y, z = (LocalValue(name, (rows,), "float32") for name in "xyz")
-    call = LocalCall("aten.add.Tensor", (Ref("x"), Ref("x")), (), (y,))
+    call = LocalCall.of("aten.add.Tensor", (x.ref, x.ref), (y,))
     return RankPlan(
         rank,
         (LocalInput(x, "batch", "x"),),

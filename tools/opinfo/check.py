@@ -35,7 +35,6 @@ from weft.errors import BatchError, CaptureError, LayoutError, RuleError
 from weft.ir import verify
 from weft.ir.logical import Call, Input, LogicalGraph, Output
 from weft.ir.nodes import HINT
-from weft.ir.queries.op_calls import op_call, operand_names
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement
 from weft.runtime.torch_ops import to_torch
 
@@ -235,11 +234,11 @@ _SEEN: set[Any] = set()
 def signature_problems(graph: LogicalGraph, values: Mapping[str, Tensor]) -> Iterator[str]:
     """Every declared signature of every call, on its real operands: along an axis of 4, and of 2 x 2."""
     for node in graph.of_kind(Call):
-        call = op_call(graph, node)
+        call = node.first
         if call in _SEEN or node.op == HINT:
             continue
         _SEEN.add(call)
-        tensors = [values[name] for name in operand_names(node)]
+        tensors = [values[name] for name in node.operands]
         kwargs = tuple((name, to_torch(value, tensors)) for name, value in call.kwargs)
         sample = TorchCall(call.op, to_torch(call.args, tensors), kwargs)
         yield from check_call(sample, 4, empty=True).mismatches

@@ -18,8 +18,7 @@ from weft.compiler.families.table import expand
 from weft.compiler.hints import Hints
 from weft.compiler.layouts.box import box, deduce
 from weft.hardware import CostModel
-from weft.ir.logical import Box, Call, Input, LogicalGraph, Output, node_uses
-from weft.ir.queries.op_calls import op_call, operand_names
+from weft.ir.logical import Box, Call, Input, LogicalGraph, Output
 from weft.layout import Broadcast, Partial, Placement, Split
 from weft.ops import signatures
 
@@ -91,11 +90,11 @@ def without_outputs(graph: LogicalGraph) -> LogicalGraph:
     nodes: list[Any] = []
     for node in reversed(graph.nodes):
         if isinstance(node, Output):
-            needed.update(node_uses(node))
+            needed.update(node.uses)
         elif isinstance(node, Input):
             nodes.append(replace(node, role="constant"))
         elif any(value.name in needed for value in node.makes):
-            needed.update(node_uses(node))
+            needed.update(node.uses)
             nodes.append(node)
     return LogicalGraph(graph.name, tuple(reversed(nodes)))
 
@@ -111,18 +110,18 @@ def gathers(graph: LogicalGraph, place: Place) -> Iterator[str]:
         assert target is not None
         if isinstance(source.sbp[0], Split) and isinstance(target.sbp[0], Broadcast):
             for reader in boxed.of_kind(Call):
-                if node.output.name in node_uses(reader):
+                if node.output.name in reader.uses:
                     yield reader.op
 
 
 def takes_partial(graph: LogicalGraph, key: str) -> bool:
     """Whether an input may be a sum that nobody reduced: each call that reads it has a signature for that."""
     name = next(node.value.name for node in graph.of_kind(Input) if node.key == key)
-    readers = [node for node in graph.of_kind(Call) if name in node_uses(node)]
+    readers = [node for node in graph.of_kind(Call) if name in node.uses]
     return bool(readers) and all(_reads_partial(graph, node, name) for node in readers)
 
 
 def _reads_partial(graph: LogicalGraph, node: Call, name: str) -> bool:
-    at = [i for i, operand in enumerate(operand_names(node)) if operand == name]
-    legal = signatures(op_call(graph, node), len(PAIR.ranks))
+    at = [i for i, operand in enumerate(node.operands) if operand == name]
+    legal = signatures(node.first, len(PAIR.ranks))
     return any(all(one.operands[i] == Partial() for i in at) for one in legal)

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from tools.oracles.rules import UNINITIALIZED, close
 from weft.ir.logical import Call, LogicalGraph
-from weft.ir.queries.op_calls import op_call, operand_names
 from weft.layout import Broadcast
 from weft.ops import localize
 from weft.ops.call import OpCall, Signature
@@ -32,11 +31,11 @@ _SEEN: set[Any] = set()
 def stride_problems(graph: LogicalGraph, values: Mapping[str, Tensor]) -> Iterator[str]:
     """What is wrong with a graph's calls on operands that lie otherwise; each kind of call once."""
     for node in graph.of_kind(Call):
-        call = op_call(graph, node)
+        call = node.first
         if call in _SEEN:
             continue
         _SEEN.add(call)
-        yield from call_problems(call, [values[name] for name in operand_names(node)])
+        yield from call_problems(call, [values[name] for name in node.operands])
 
 
 def call_problems(call: OpCall, tensors: Sequence[Tensor]) -> Iterator[str]:

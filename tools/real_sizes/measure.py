@@ -20,7 +20,6 @@ from weft.ir.plan import (
     RankPlan,
     Transfer,
 )
-from weft.ir.queries.op_calls import local_op_call
 from weft.layout import region_size
 from weft.ops import OpCall, flops, traffic
 from weft.units import ITEM_SIZE
@@ -113,7 +112,7 @@ def work(program: LocalProgram) -> float:
     total = 0.0
     for node in program.nodes:
         if isinstance(node, LocalCall):
-            call = local_op_call(node, program.values)
+            call = node.first
             if call not in known:
                 known[call] = products(call)
             total += known[call] * times(node, program)

@@ -16,7 +16,7 @@ from weft.boxing.transfer import (
     transfer_ranks,
 )
 from weft.errors import LayoutError
-from weft.ir.logical import Arg, Ref
+from weft.ir.logical import Arg
 from weft.ir.plan import (
     Collective,
     CollectiveKind,
@@ -82,8 +82,10 @@ def step_node(
     local = local_step(step, shape, ITEM_SIZE[dtype], rank)
     after = LocalValue(output, local.output_shape, dtype)
     if step.kind not in EXCHANGES:
-        return LocalCall(
-            f"weft.{_OPS[step.kind]}", (Ref(source), *_call(local, dtype)), (), (after,)
+        return LocalCall.of(
+            f"weft.{_OPS[step.kind]}",
+            (LocalValue(source, local.input_shape, dtype).ref, *_call(local, dtype)),
+            (after,),
         )
     return Collective(
         cast(CollectiveKind, step.kind),

@@ -13,7 +13,6 @@ from typing import final
 from weft.cached import cached_property
 from weft.ir.logical import Value
 from weft.ir.plan import LocalValue, Transfer
-from weft.ir.queries.op_calls import layout_of
 from weft.layout import Region, Split, overlap, region_shape, region_size, shard_range, within
 from weft.ops import OpCall, Signature, localize, windows
 from weft.ops.windows import slides_at, window_signatures
@@ -39,7 +38,7 @@ class Halo:
     @cached_property
     def held(self) -> dict[int, Region]:
         """The region that each rank holds."""
-        layout, shape = layout_of(self.value), self.value.shape
+        layout, shape = self.value.laid, self.value.shape
         return {rank: layout.local_ranges(shape, rank) for rank in layout.placement.ranks}
 
     @cached_property
@@ -94,14 +93,14 @@ def call_halos(
         chosen: the signature of each axis.
         values: its operands, lying as the signatures say.
     """
-    placement = layout_of(values[0]).placement
+    placement = values[0].laid.placement
     if not _on_windows(call, chosen, placement.shape):
         return {}
     places = placement.coordinates.values()
     read = [_regions(call, chosen, placement.shape, place) for place in places]
     found = {}
     for number, value in enumerate(values):
-        layout = layout_of(value)
+        layout = value.laid
         wanted = tuple(regions[number] for regions in read)
         held = [layout.local_ranges(value.shape, rank) for rank in placement.ranks]
         axes = [

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.cached import cached_property
+from weft.ir.alias import value_bytes
 from weft.ir.plan import Collective
-from weft.ir.queries.alias import value_bytes
 from weft.layout import SBP, Broadcast, Split
 from weft.units import ITEM_SIZE, Bytes
 

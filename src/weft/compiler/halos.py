@@ -16,7 +16,6 @@ from weft.boxing.halo import Halo, call_halos
 from weft.compiler.signatures import axis_signatures
 from weft.hardware import CostModel
 from weft.ir.logical import Box, Call, LogicalGraph
-from weft.ir.queries.op_calls import op_call, operand_names
 from weft.ops import OpCall, Signature
 from weft.ops.windows import slides_at, window_bytes
 from weft.units import ITEM_SIZE, Bytes
@@ -26,10 +25,10 @@ def halos(graph: LogicalGraph, node: Call) -> dict[str, Halo]:
     """The exchanges that a call needs, by the names of the values that it reads."""
     if not slides_at(node.op):
         return {}
-    names = operand_names(node)
+    names = node.operands
     chosen = [signature for signature, _ in axis_signatures(graph, node)]
     values = [graph.values[name] for name in names]
-    found = call_halos(op_call(graph, node), chosen, values)
+    found = call_halos(node.first, chosen, values)
     return {names[number]: halo for number, halo in found.items()}
 
 

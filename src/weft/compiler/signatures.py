@@ -7,15 +7,14 @@ from collections.abc import Hashable, Iterator
 from weft.compiler.hints import is_hint
 from weft.errors import InternalError
 from weft.ir.logical import Call, LogicalGraph
-from weft.ir.queries.op_calls import layout_of, op_call, operand_names
 from weft.layout import Broadcast
 from weft.ops import Signature, localize, signatures_with_windows
 
 
 def axis_signatures(graph: LogicalGraph, node: Call) -> Iterator[tuple[Signature, int]]:
     """For each axis of the grid, outermost first: the signature of `node` and the number of ranks."""
-    operands = [layout_of(graph.values[name]) for name in operand_names(node)]
-    results = [None if value is None else layout_of(value) for value in node.outputs]
+    operands = [graph.values[name].laid for name in node.operands]
+    results = [None if value is None else value.laid for value in node.outputs]
     placement = next(layout for layout in (*operands, *results) if layout).placement
     for axis, parts in enumerate(placement.shape):
         before = tuple(layout.sbp[axis] for layout in operands)
@@ -35,8 +34,8 @@ def check_signatures(graph: LogicalGraph) -> LogicalGraph:
     for node in graph.of_kind(Call):
         if is_hint(node):
             continue
-        call = op_call(graph, node)
-        operands = tuple([graph.values[name].layout for name in operand_names(node)])
+        call = node.first
+        operands = tuple([graph.values[name].layout for name in node.operands])
         key = call, operands, tuple([value and value.layout for value in node.outputs])
         if key in checked:
             continue

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TypeAlias, final
 
 from weft.hardware.costs import Cost, Costs, Groups, Sent
+from weft.ir.alias import value_bytes
 from weft.ir.plan import (
     Actor,
     Collective,
@@ -26,8 +27,6 @@ from weft.ir.plan import (
     Piece,
     Transfer,
 )
-from weft.ir.queries.alias import value_bytes
-from weft.ir.queries.op_calls import local_op_call
 from weft.layout import region_size
 from weft.ops import OpCall, Operand, shard_places, shares_memory
 from weft.ops.call import Argument, TensorSpec, Token, Varying
@@ -80,7 +79,7 @@ def _view_text(name: str, makers: Mapping[str, LocalCall], values: Mapping[str, 
     inner = lying(maker, makers, values)
     if maker.op in _IN_ORDER and not any(inner):
         return ""
-    text = call_text(local_op_call(maker, values), inner)
+    text = call_text(maker.first, inner)
     if len(maker.makes) == 1:
         return text
     return f"{text}[{[each.name for each in maker.makes].index(name)}]"
@@ -193,7 +192,7 @@ class Durations:
         met = self._met.get((id(node), home))
         if met is None:
             lies = lying(node, makers, values)
-            met = node, self._estimate(local_op_call(node, values), home, lies)
+            met = node, self._estimate(node.first, home, lies)
             self._met[id(node), home] = met
         return met[1]
 

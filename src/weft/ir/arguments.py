@@ -1,22 +1,25 @@
-"""The arguments of a call: trees with names of values, and facts found in them, once for all copies."""
+"""The `OpCall` of a node, its operands by name, and its arguments as text shows them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar, final
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, TypeAlias, TypeVar, final
 
 from weft.cached import cached_property
-from weft.ops.call import Argument, OpCall, Token, map_argument, operand
+from weft.errors import InternalError
+from weft.ops.arguments import slots
+from weft.ops.call import OpCall, Operand, TensorSpec, Token, map_argument, operand
 from weft.ops.call import Varying as Varying
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Ref:
-    """A use of the value called `name`."""
+    """A use of the value called `name`; `spec` is the value's, where a call is made of it."""
 
     name: str
+    spec: TensorSpec | None = field(default=None, compare=False, repr=False)
 
 
 # A node of an argument tree: like `weft.ops.call.Argument`, with `Ref` in place of numbered
@@ -26,100 +29,141 @@ Arg: TypeAlias = (
 )
 
 
-class Arguments:
-    """The contents of a call's argument trees; a call never changes, so that each is walked once.
+class Specified(Protocol):
+    """A value: whole or local."""
 
-    Copies with the same arguments, or with other names in them, share what was found (`changed`, `with_names`).
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def spec(self) -> TensorSpec: ...
+
+
+_AnyCall = TypeVar("_AnyCall", bound="Called")
+
+
+class Called:
+    """A call, of the graph or of one rank: its `OpCall`, and the names of its operands.
+
+    Attributes:
+        call: the call on tensors, as the rules of ops see it.
+        operands: the names of the distinct values that it reads; operand `i` of `call` is name number `i`.
     """
 
-    op: str
-    args: tuple[Arg, ...]
-    kwargs: tuple[tuple[str, Arg], ...]
+    call: OpCall
+    operands: tuple[str, ...]
+    outputs: tuple[Any, ...]
+
+    @property
+    def op(self) -> str:
+        """The name of the op, such as "aten.mm.default"."""
+        return self.call.op
+
+    @cached_property
+    def args(self) -> tuple[Arg, ...]:
+        """The arguments, with names of values."""
+        args: tuple[Arg, ...] = map_argument(self._named, self.call.args)
+        return args
+
+    @cached_property
+    def kwargs(self) -> tuple[tuple[str, Arg], ...]:
+        """The keyword arguments, with names of values."""
+        return tuple([(key, map_argument(self._named, arg)) for key, arg in self.call.kwargs])
 
     @cached_property
     def uses(self) -> tuple[str, ...]:
         """The names of the values that the call reads, in order, repeated as they stand."""
-        if not self.kwargs:
-            return tuple(refs(self.args))
-        return (*refs(self.args), *(name for _, arg in self.kwargs for name in refs(arg)))
+        return tuple([self.operands[index] for index in slots(self.call)])
 
     @cached_property
-    def operands(self) -> tuple[str, ...]:
-        """The distinct values that the call reads, in the order of first appearance."""
-        return tuple(dict.fromkeys(self.uses))
+    def first(self) -> OpCall:
+        """The call in the first micro-batch."""
+        return self.call.at(0)
 
-    @cached_property
-    def numbered(self) -> tuple[tuple[Argument, ...], tuple[tuple[str, Argument], ...]]:
-        """`args` and `kwargs` with the numbers of operands in place of their names."""
-        number = {name: operand(index) for index, name in enumerate(self.operands)}
-
-        def leaf(arg: Any) -> Any:
-            return number[arg.name] if isinstance(arg, Ref) else arg
-
-        kwargs = tuple((key, map_argument(leaf, arg)) for key, arg in self.kwargs)
-        return map_argument(leaf, self.args), kwargs
-
-    @cached_property
+    @property
     def varyings(self) -> tuple[Varying, ...]:
         """The arguments that differ between micro-batches, in order."""
-        return tuple(varyings((self.args, *(arg for _, arg in self.kwargs))))
+        return self.call.varyings
 
-    @cached_property
-    def rule_calls(self) -> list[OpCall]:
-        """The calls that sharding rules have seen in this one so far, for the shapes of its tensors."""
-        return []
+    def changed(self: _AnyCall, **fields: Any) -> _AnyCall:
+        """The call with other fields; among them may be `op`, `args` and `kwargs`, with names."""
+        if not fields.keys().isdisjoint(("op", "args", "kwargs")):
+            op, args, kwargs = (fields.pop(x, getattr(self, x)) for x in ("op", "args", "kwargs"))
+            outputs = fields.get("outputs", self.outputs)
+            fields["call"], fields["operands"] = numbered(op, args, kwargs, outputs)
+        elif "outputs" in fields:
+            results = tuple([value and value.spec for value in fields["outputs"]])
+            if results != self.call.results:
+                fields["call"] = replace(self.call, results=results)
+        copy: _AnyCall = replace(self, **fields)  # type: ignore[type-var]
+        return copy
+
+    def on(self: _AnyCall, *values: Specified) -> _AnyCall:
+        """The call on other values, of which each is a value of its own; their shapes may be others."""
+        call = replace(self.call, operands=tuple([value.spec for value in values]))
+        copy: _AnyCall = replace(  # type: ignore[type-var]
+            self, call=call, operands=tuple([value.name for value in values])
+        )
+        return copy
+
+    def _named(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Operand):
+            return leaf
+        return Ref(self.operands[leaf.index], self.call.operands[leaf.index])
 
 
-_AnyCall = TypeVar("_AnyCall", bound=Arguments)
+def numbered(
+    op: str,
+    args: tuple[Arg, ...],
+    kwargs: tuple[tuple[str, Arg], ...],
+    outputs: tuple[Specified | None, ...],
+) -> tuple[OpCall, tuple[str, ...]]:
+    """A call of arguments with names, and the names of its operands.
 
+    Args:
+        op, args, kwargs: the call; each `Ref` has its spec.
+        outputs: its results.
+    """
+    specs: dict[str, TensorSpec] = {}
+    numbers: dict[str, Operand] = {}
 
-def changed(call: _AnyCall, **fields: Any) -> _AnyCall:
-    """A call with other fields than `op`, `args` and `kwargs`; what was found of its arguments goes along."""
-    copy: _AnyCall = replace(call, **fields)  # type: ignore[type-var]
-    _share(call, copy, _OF_ARGUMENTS)
-    return copy
+    def leaf(arg: Any) -> Any:
+        if not isinstance(arg, Ref):
+            return arg
+        if arg.name not in numbers:
+            if arg.spec is None:
+                raise InternalError(f"{op} reads %{arg.name}, whose shape is not known")
+            specs[arg.name] = arg.spec
+            numbers[arg.name] = operand(len(numbers))
+        return numbers[arg.name]
+
+    of_args = map_argument(leaf, args)
+    of_kwargs = tuple([(key, map_argument(leaf, arg)) for key, arg in kwargs])
+    results = tuple([None if value is None else value.spec for value in outputs])
+    return OpCall(op, of_args, of_kwargs, tuple(specs.values()), results), tuple(specs)
 
 
 def with_names(call: _AnyCall, names: Mapping[str, str]) -> _AnyCall:
-    """A call that reads other values: new names by old ones. It may be the same one."""
-    uses = tuple([names.get(name, name) for name in call.uses])
-    if uses == call.uses:
+    """A call that reads other values of the same shapes and dtypes: new names by old ones. It may be the same one."""
+    if names.keys().isdisjoint(call.operands):
         return call
-    kwargs = tuple([(key, _renamed(arg, names)) for key, arg in call.kwargs])
-    copy: _AnyCall = replace(call, args=_renamed(call.args, names), kwargs=kwargs)  # type: ignore[type-var]
-    copy.__dict__["uses"] = uses
-    if len(copy.operands) == len(call.operands):  # each has the number that it had
-        _share(call, copy, _OF_NUMBERS)
+    new = [names.get(name, name) for name in call.operands]
+    copy: _AnyCall = replace(call, **applied(call.call, new))  # type: ignore[type-var]
     return copy
 
 
-def _share(call: Arguments, copy: Arguments, names: tuple[str, ...]) -> None:
-    """Give a copy what was found of a call, and what its arguments will be found to be."""
-    known = call.__dict__
-    copy.__dict__.update({name: known[name] for name in names if name in known})
-    copy.__dict__["rule_calls"] = call.rule_calls
+def applied(call: OpCall, names: Sequence[str]) -> dict[str, Any]:
+    """The fields `call` and `operands` of a call on values of these names, of which two may be the same one."""
+    if len({*names}) == len(names):
+        return {"call": call, "operands": tuple(names)}
 
+    def leaf(arg: Any) -> Any:
+        known = isinstance(arg, Operand)
+        return Ref(names[arg.index], call.operands[arg.index]) if known else arg
 
-# What `Arguments` finds: of the argument trees alone, and of those with numbers in place of names.
-_OF_NUMBERS = ("numbered", "varyings")
-_OF_ARGUMENTS = ("uses", "operands", *_OF_NUMBERS)
-
-
-def _renamed(arg: Any, names: Mapping[str, str]) -> Any:
-    if isinstance(arg, Ref):
-        return Ref(names[arg.name]) if arg.name in names else arg
-    if isinstance(arg, tuple):
-        return tuple([_renamed(part, names) for part in arg])
-    return arg
-
-
-def varyings(arg: Any) -> Iterator[Varying]:
-    """The arguments in a tree that differ between micro-batches, in order."""
-    if isinstance(arg, Varying):
-        yield arg
-    elif isinstance(arg, tuple):
-        for part in arg:
-            yield from varyings(part)
+    kwargs = tuple([(key, map_argument(leaf, arg)) for key, arg in call.kwargs])
+    made, operands = numbered(call.op, map_argument(leaf, call.args), kwargs, ())
+    return {"call": replace(made, results=call.results), "operands": operands}
 
 
 def refs(arg: Any) -> Iterator[str]:
@@ -128,7 +172,4 @@ def refs(arg: Any) -> Iterator[str]:
         yield arg.name
     elif isinstance(arg, tuple):
         for part in arg:
-            if isinstance(part, Ref):  # most of what there is: without a generator of its own
-                yield part.name
-            elif isinstance(part, tuple):
-                yield from refs(part)
+            yield from refs(part)

@@ -28,14 +28,12 @@ from weft.ir.nodes import (
     Update,
     Value,
     Varying,
-    node_outputs,
-    node_uses,
     refs,
-    varyings,
 )
 from weft.ir.text.graph_printer import node_text
 from weft.ir.text.written import micro_text, placement_lines, quoted
 from weft.layout import Placement
+from weft.ops.rule import kept_results
 
 __all__ = [
     "FORWARD",
@@ -58,11 +56,8 @@ __all__ = [
     "Update",
     "Value",
     "Varying",
-    "node_outputs",
-    "node_uses",
     "refs",
     "runs_in_loop",
-    "varyings",
 ]
 
 
@@ -114,6 +109,19 @@ class LogicalGraph:
             if not over and runs_in_loop(node, found):
                 found.update([value.name for value in node.makes])
         return frozenset(found)
+
+    @cached_property
+    def kept_values(self) -> frozenset[str]:
+        """Results that a forward saves in a form that its backward alone understands, such as a kernel's workspace.
+
+        They go there as they were made: no boxing may stand between, and no packing of micro-batches.
+        """
+        return frozenset(
+            value.name
+            for call in self.of_kind(Call)
+            for number in kept_results(call.op)
+            if (value := call.outputs[number]) is not None
+        )
 
     @cached_property
     def placements(self) -> tuple[Placement, ...]:

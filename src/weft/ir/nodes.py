@@ -5,17 +5,23 @@ Every value is assigned once; `Update` nodes write a new version of an input in 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias, final
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias, final
 
 from weft.cached import cached_property
+from weft.errors import InternalError
 from weft.ir.arguments import Arg as Arg
-from weft.ir.arguments import Arguments as Arguments
+from weft.ir.arguments import Called as Called
 from weft.ir.arguments import Ref as Ref
+from weft.ir.arguments import Specified as Specified
 from weft.ir.arguments import Varying as Varying
+from weft.ir.arguments import numbered as numbered
 from weft.ir.arguments import refs as refs
-from weft.ir.arguments import varyings as varyings
-from weft.layout import SBP, Layout, Shares
+from weft.ir.arguments import with_names
+from weft.layout import SBP, Layout, Shares, Split
+from weft.ops.call import OpCall, TensorSpec, tensor_spec
 from weft.ops.weft_ops import ops_that
 
 Role: TypeAlias = Literal["parameter", "buffer", "state", "batch", "constant"]
@@ -44,6 +50,32 @@ class Value:
     shape: tuple[int, ...]
     dtype: str
     layout: Layout | None = None
+
+    @property
+    def spec(self) -> TensorSpec:
+        """Shape and dtype."""
+        return tensor_spec(self.shape, self.dtype)
+
+    @property
+    def ref(self) -> Ref:
+        """An argument that is the value."""
+        return Ref(self.name, self.spec)
+
+    @property
+    def laid(self) -> Layout:
+        """The layout, in a graph that has layouts."""
+        if self.layout is None:
+            raise InternalError(f"%{self.name} has no layout")
+        return self.layout
+
+    @property
+    def is_even(self) -> bool:
+        """True where all shards have one shape."""
+        parts = Counter[int]()
+        for size, sbp in zip(self.laid.placement.shape, self.laid.sbp, strict=True):
+            if isinstance(sbp, Split):
+                parts[sbp.dim] = max(parts[sbp.dim], 1) * size
+        return all(self.shape[dim] % count == 0 for dim, count in parts.items())
 
 
 @final
@@ -156,10 +188,11 @@ class Input:
 
 @final
 @dataclass(frozen=True)
-class Call(Arguments):
+class Call(Called):
     """One call of an op.
 
     Attributes:
+        call, operands: as `Called` says; `Call.of` makes them of arguments with names.
         outputs: one entry for each result; None where the op returns no tensor.
         phase: the stage that runs it, and whether it is forward or backward.
         autograd: number of the autograd node that a forward call made, and in whose backward a
@@ -167,14 +200,27 @@ class Call(Arguments):
         hint: of `HINT` and `TAKE`, how the result is to lie.
     """
 
-    op: str
-    args: tuple[Arg, ...]
-    kwargs: tuple[tuple[str, Arg], ...]
+    call: OpCall
+    operands: tuple[str, ...]
     outputs: tuple[Value | None, ...]
     location: Location | None = None
     phase: Phase = FORWARD
     autograd: int | None = None
     hint: Hint | None = None
+
+    @classmethod
+    def of(
+        cls,
+        op: str,
+        args: tuple[Arg, ...],
+        outputs: tuple[Value | None, ...],
+        *,
+        kwargs: tuple[tuple[str, Arg], ...] = (),
+        **fields: Any,
+    ) -> Call:
+        """A call of arguments with names (see `numbered`); `fields` are its other fields."""
+        call, operands = numbered(op, args, kwargs, outputs)
+        return cls(call, operands, outputs, **fields)
 
     @cached_property
     def makes(self) -> tuple[Value, ...]:
@@ -282,11 +328,20 @@ class Output:
 Node: TypeAlias = Input | Call | Box | Update | Output
 
 
-def node_outputs(node: Node) -> tuple[Value, ...]:
-    """The values that a node makes."""
-    return node.makes
+def renamed(node: Node, names: Mapping[str, str]) -> Node:
+    """`node` reading other values: new names by old ones. An update's target and states stay."""
 
+    def ref(old: Ref) -> Ref:
+        return Ref(names.get(old.name, old.name))
 
-def node_uses(node: Node) -> tuple[str, ...]:
-    """The names of the values that a node reads, in the order of its arguments, repeated as they stand."""
-    return node.uses
+    match node:
+        case Call():
+            return with_names(node, names)
+        case Update(source=source, skip=skip):
+            return replace(node, source=ref(source), skip=skip and ref(skip))
+        case Output(value=value):
+            return replace(node, value=ref(value))
+        case Box(input=value):
+            return replace(node, input=ref(value))
+        case _:
+            return node

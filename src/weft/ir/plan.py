@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import is_
-from typing import final
+from typing import Literal, TypeAlias, final
 
 from weft.cached import cached_property
 from weft.ir.nodes import VARIABLE_ROLES
@@ -44,6 +44,7 @@ from weft.ir.text.plan_printer import (
     register_text,
 )
 from weft.ir.text.written import argument_text, micro_text, quoted
+from weft.units import Seconds
 
 __all__ = [
     "COLLECTIVE_KINDS",
@@ -58,6 +59,7 @@ __all__ = [
     "Exchange",
     "Feed",
     "Fetch",
+    "GraphMode",
     "Hold",
     "LocalCall",
     "LocalInput",
@@ -72,6 +74,7 @@ __all__ = [
     "RankPlan",
     "Register",
     "RegisterKind",
+    "Replays",
     "Transfer",
 ]
 
@@ -202,3 +205,27 @@ class Plan:
         lines = [f"plan {quoted(self.name)}"]
         lines += [f"communicator {c.id} = {argument_text(c.ranks)}" for c in self.communicators]
         return "\n".join(lines) + "\n" + "".join(map(str, self.ranks))
+
+
+# "auto": where they pay; "always": wherever they can be had.
+GraphMode: TypeAlias = Literal["auto", "always", "never"]
+
+
+@final
+@dataclass(frozen=True)
+class Replays:
+    """The findings about the segments of a rank, some of which are replayed.
+
+    Attributes:
+        reasons: for the id of every segment that is not replayed, why.
+        launches: calls that the host would launch one by one in a step.
+        saved: how many of them graphs spare.
+        host: seconds in which it would launch them.
+        device: seconds in which the device runs them.
+    """
+
+    reasons: Mapping[int, str]
+    launches: int
+    saved: int
+    host: Seconds
+    device: Seconds

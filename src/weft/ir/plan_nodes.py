@@ -14,11 +14,14 @@ from weft.ir.nodes import (
     FORWARD,
     NO_UPDATE_BYTES,
     Arg,
-    Arguments,
+    Called,
     Phase,
+    Ref,
     Role,
     UpdateBytes,
+    numbered,
 )
+from weft.ops.call import OpCall, TensorSpec, tensor_spec
 from weft.units import NO_BYTES, Bytes
 
 CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
@@ -76,17 +79,40 @@ class LocalValue:
     shape: tuple[int, ...]
     dtype: str
 
+    @property
+    def spec(self) -> TensorSpec:
+        """Shape and dtype."""
+        return tensor_spec(self.shape, self.dtype)
+
+    @property
+    def ref(self) -> Ref:
+        """An argument that is the value."""
+        return Ref(self.name, self.spec)
+
 
 @final
 @dataclass(frozen=True)
-class LocalCall(Arguments):
+class LocalCall(Called):
     """A call of an op on local tensors; `op` is an ATen name or one of weft's local ops (`weft.…`)."""
 
-    op: str
-    args: tuple[Arg, ...]
-    kwargs: tuple[tuple[str, Arg], ...]
+    call: OpCall
+    operands: tuple[str, ...]
     outputs: tuple[LocalValue | None, ...]
     phase: Phase = FORWARD
+
+    @classmethod
+    def of(
+        cls,
+        op: str,
+        args: tuple[Arg, ...],
+        outputs: tuple[LocalValue | None, ...],
+        phase: Phase = FORWARD,
+        *,
+        kwargs: tuple[tuple[str, Arg], ...] = (),
+    ) -> LocalCall:
+        """A call of arguments with names (see `weft.ir.arguments.numbered`)."""
+        call, operands = numbered(op, args, kwargs, outputs)
+        return cls(call, operands, outputs, phase)
 
     @cached_property
     def reads(self) -> frozenset[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, TypeAlias, final
 
@@ -79,6 +79,22 @@ class OpCall:
         """Calls are looked up all the time, and their argument trees are deep."""
         return hash((self.op, self.args, self.kwargs, self.operands, self.results))
 
+    @cached_property
+    def varyings(self) -> tuple[Varying, ...]:
+        """The arguments that differ between micro-batches, in order."""
+        return tuple(_varyings((self.args, *(arg for _, arg in self.kwargs))))
+
+    def at(self, micro: int) -> OpCall:
+        """The call in one micro-batch."""
+        if not self.varyings:
+            return self
+
+        def leaf(arg: Any) -> Any:
+            return arg.values[micro] if isinstance(arg, Varying) else arg
+
+        kwargs = tuple([(key, map_argument(leaf, arg)) for key, arg in self.kwargs])
+        return replace(self, args=map_argument(leaf, self.args), kwargs=kwargs)
+
 
 @final
 @dataclass(frozen=True)
@@ -112,6 +128,14 @@ def operand(index: int) -> Operand:
 def tensor_spec(shape: tuple[int, ...], dtype: str) -> TensorSpec:
     """The spec of a shape and a dtype: one object, as those of `operand`."""
     return TensorSpec(shape, dtype)
+
+
+def _varyings(argument: Any) -> Iterator[Varying]:
+    if isinstance(argument, Varying):
+        yield argument
+    elif isinstance(argument, tuple):
+        for part in argument:
+            yield from _varyings(part)
 
 
 def map_argument(function: Callable[[Any], Any], argument: Any) -> Any:

@@ -14,7 +14,6 @@ from weft.compiler.local.localize import node_phases
 from weft.compiler.pipeline import Compiled
 from weft.compiler.training.gradients import passed_to_gradients
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, Update, Value
-from weft.ir.queries.op_calls import layout_of
 from weft.traces.events import stars
 from weft.units import ITEM_SIZE, Bytes
 
@@ -70,7 +69,7 @@ def exchanges(compiled: Compiled) -> Iterator[Exchanged]:
     for node, phase in zip(graph.nodes, phases, strict=True):
         if isinstance(node, Box):
             value = graph.values[node.input.name]
-            source, target = layout_of(value), layout_of(node.output)
+            source, target = value.laid, node.output.laid
             chain = steps(source, target, value.shape, ITEM_SIZE[value.dtype])
             sent = [step for step in chain if step.kind in EXCHANGES and step.bytes]
             times = graph.micro_batches if node.output.name in loop else 1
@@ -108,7 +107,7 @@ def _group(graph: LogicalGraph, node: Box, passed: frozenset[str], forward: bool
         return "buffers"
     if prod(value.shape) == 1 or _for_caller(graph, node):
         return "losses, norms, results"
-    if layout_of(value).placement != layout_of(node.output).placement:
+    if value.laid.placement != node.output.laid.placement:
         return "between stages"
     return "activations" if forward else "gradients of activations"
 

@@ -10,9 +10,9 @@ from weft.actors.simulate import Timed
 from weft.compiler.memory.order import moments_of
 from weft.compiler.memory.walk import MemoryWalk, Peak
 from weft.compiler.pipeline import Compiled
+from weft.ir.alias import KINDS
 from weft.ir.logical import Location
 from weft.ir.plan import RankPlan
-from weft.ir.queries.alias import KINDS
 from weft.report.timelines import UNIT
 from weft.traces.events import lines_of, near
 from weft.traces.rows import RankTrace, StepSpan

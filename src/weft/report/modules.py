@@ -17,7 +17,6 @@ from weft.compiler.signatures import axis_signatures
 from weft.errors import UserError
 from weft.hardware import CostModel
 from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Update, Value
-from weft.ir.queries.op_calls import layout_of, op_call, operand_names
 from weft.layout import SBP, Layout, Partial, Placement
 from weft.ops import Signature
 from weft.patterns import first_match
@@ -61,10 +60,10 @@ class Choices:
         return self._known[key]
 
     def _key(self, node: Call) -> object:
-        values = [self.graph.values[name] for name in operand_names(node)]
+        values = [self.graph.values[name] for name in node.operands]
         reads = tuple((self._made(each.name).layout, each.layout) for each in values)
         makes = tuple(v and (v.layout, self._wanted(v)) for v in node.outputs)
-        return op_call(self.graph, node), reads, makes
+        return node.first, reads, makes
 
     def _made(self, name: str) -> Value:
         """A value as it was made, before it was boxed on its placement."""
@@ -72,25 +71,25 @@ class Choices:
         value, node = values[name], producers[name]
         while isinstance(node, Box):
             before = values[node.input.name]
-            if layout_of(before).placement != layout_of(value).placement:
+            if before.laid.placement != value.laid.placement:
                 break
             value, node = before, producers[before.name]
         return value
 
     def _wanted(self, made: Value) -> tuple[Layout, ...]:
         """The layouts in which a value is read: its own, and those that it is boxed to on its placement."""
-        own, found = layout_of(made), dict[Layout, None]()
+        own, found = made.laid, dict[Layout, None]()
         for reader in self.graph.users[made.name]:
-            boxed = layout_of(reader.output) if isinstance(reader, Box) else own
+            boxed = reader.output.laid if isinstance(reader, Box) else own
             found[boxed if boxed.placement == own.placement else own] = None
         return tuple(found)
 
     def _axes(self, node: Call) -> Iterator[dict[str, Any]]:
-        values = [self.graph.values[name] for name in operand_names(node)]
+        values = [self.graph.values[name] for name in node.operands]
         laid = [*values, *(value for value in node.outputs if value is not None)]
         if not laid:
             return
-        placement = layout_of(laid[0]).placement
+        placement = laid[0].laid.placement
         chosen = tuple(signature for signature, _ in axis_signatures(self.graph, node))
         for axis, parts in enumerate(placement.shape):
             if parts > 1:
@@ -104,7 +103,7 @@ class Choices:
         """The cheapest signatures along an axis, and the chosen one, the cheapest first."""
         grid = placement.shape
         works = self._works.setdefault(grid, WorkOptions(grid, self.model))
-        call = OpChoice(op_call(self.graph, node), node)
+        call = OpChoice(node.first, node)
         try:
             options = works.of(call, axis, chosen)
             costs = zip(options.signatures, options.costs, strict=True)
@@ -117,14 +116,14 @@ class Choices:
 
     def _weighed(self, node: Call, axis: int, signature: Signature, work: float) -> Weighed:
         moved, collectives = 0, 0
-        for name, sbp in zip(operand_names(node), signature.operands, strict=True):
+        for name, sbp in zip(node.operands, signature.operands, strict=True):
             value = self.graph.values[name]
-            wanted = _with(layout_of(value), axis, sbp)
-            size, times = _boxed(value, layout_of(self._made(name)), wanted)
+            wanted = _with(value.laid, axis, sbp)
+            size, times = _boxed(value, self._made(name).laid, wanted)
             moved, collectives = moved + size, collectives + times
         for made, sbp in zip(node.outputs, signature.results, strict=True):
             if made is not None:
-                source = _with(layout_of(made), axis, sbp)
+                source = _with(made.laid, axis, sbp)
                 for wanted in self._wanted(made):
                     size, times = _boxed(made, source, wanted)
                     moved, collectives = moved + size, collectives + times

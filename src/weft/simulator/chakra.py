@@ -13,7 +13,6 @@ from weft.errors import RuleError, UserError
 from weft.hardware.costs import Costs
 from weft.hardware.durations import larger_side, update_bytes
 from weft.ir.plan import Actor, Collective, Communicate, Compute, LocalCall, LocalValue, RankPlan
-from weft.ir.queries.op_calls import local_op_call
 from weft.ops import flops, traffic
 from weft.simulator.steps.acts import ActCosts
 from weft.simulator.steps.planned import PlannedStep, values_of
@@ -219,7 +218,7 @@ class ChakraNodes:
             for node in actor.nodes:
                 if isinstance(node, LocalCall):
                     try:
-                        call = local_op_call(node, values)
+                        call = node.first
                         work, moved = work + flops(call), moved + traffic(call)
                     except RuleError:
                         continue

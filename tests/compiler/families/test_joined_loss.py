@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import weft
-from build import value
+from build import ref, value
 from contexts import NOTHING
 from local_programs import program
 from single_device import assert_same_training, compiled, plain_training
 from weft.compiler.families import joined_loss
 from weft.compiler.families.joined_loss import join_losses
-from weft.ir.logical import Phase, Ref
+from weft.ir.logical import Phase
 from weft.ir.plan import LocalCall, LocalProgram, LocalValue
 
 JOINED = "weft.cross_entropy_backward"
@@ -31,12 +31,12 @@ def calls(kind: int = 2, dtype: str = "float32", shape: tuple[int, ...] = (3, 5)
     """Log-probabilities and the two backwards of their loss."""
     y, dense, made = (LocalValue(name, shape, dtype) for name in ("y", "dense", "made"))
     backward = Phase(0, "backward")
-    args = (Ref("v"), Ref("y"), Ref("x"), None, kind, -100, Ref("w"))
-    softmax = (Ref("dense"), Ref("y"), -1, 6)
+    args = (ref("v"), ref("y"), ref("x"), None, kind, -100, ref("w"))
+    softmax = (ref("dense"), ref("y"), -1, 6)
     return [
-        LocalCall("aten._log_softmax.default", (Ref("v"), 1, False), (), (y,)),
-        LocalCall("aten.nll_loss_backward.default", args, (), (dense,), backward),
-        LocalCall("aten._log_softmax_backward_data.default", softmax, (), (made,), backward),
+        LocalCall.of("aten._log_softmax.default", (ref("v"), 1, False), (y,)),
+        LocalCall.of("aten.nll_loss_backward.default", args, (dense,), backward),
+        LocalCall.of("aten._log_softmax_backward_data.default", softmax, (made,), backward),
     ]
 
 
@@ -69,7 +69,7 @@ def test_others_stay(kept: LocalProgram) -> None:
 
 def test_another_softmax_stays() -> None:
     first, loss, softmax = calls()
-    other = LocalCall(softmax.op, (Ref("dense"), Ref("z"), 1, 6), (), softmax.outputs, loss.phase)
+    other = LocalCall.of(softmax.op, (ref("dense"), ref("z"), 1, 6), softmax.outputs, loss.phase)
     kept = program([first, loss, other], ("made",))
     assert value("z") not in kept.values.values()
     assert join_losses(kept, NOTHING) is kept

@@ -14,7 +14,6 @@ from weft.compiler.families.table import expand, legal_signatures
 from weft.compiler.layouts.box import box
 from weft.compiler.signatures import check_signatures
 from weft.ir.logical import Call, Input, Location, LogicalGraph, Value
-from weft.ir.queries.op_calls import named_arguments
 from weft.layout import Layout, placement
 from weft.ops import OpCall, Signature, localize
 
@@ -52,8 +51,7 @@ def alone(call: OpCall, layouts: tuple[Signature, ...]) -> tuple[LogicalGraph, A
     ]
     given = zip(names, call.operands, strict=True)
     inputs = [Input(Value(name, spec.shape, spec.dtype), "batch", name) for name, spec in given]
-    args, kwargs = named_arguments(call, names)
-    node = Call(call.op, args, kwargs, tuple(made), Location("model.py", 1))
+    node = Call(call, tuple(names), tuple(made), Location("model.py", 1))
     reads = tuple(
         Layout(GRID, sbps) for sbps in zip(*(one.operands for one in layouts), strict=True)
     )

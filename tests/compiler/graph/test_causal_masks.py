@@ -17,7 +17,7 @@ from weft.compiler.graph.causal_masks import causal_masks
 from weft.compiler.graph.known.calls import known_values
 from weft.compiler.graph.known.values import Along, Known
 from weft.ir import LogicalGraph, parse_graph, verify
-from weft.ir.logical import Call, node_outputs
+from weft.ir.logical import Call
 
 Mask = Callable[[Tensor], Tensor]
 # Of the batch, of queries, and of keys where they are more.
@@ -259,7 +259,7 @@ def test_known_values_are_those_that_torch_computes(mask: Mask) -> None:
     inputs = {
         (node.role, node.key): w if node.role == "parameter" else batch
         for node in graph.nodes
-        if not isinstance(node, Call) and node_outputs(node)
+        if not isinstance(node, Call) and node.makes
     }
     step = run(graph, inputs)
     known = known_values(graph)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contexts import NOTHING
 from weft.compiler.graph.rewriting import undo_views
 from weft.ir import parse_graph, verify
-from weft.ir.logical import node_uses
 
 GRAPH = """
 graph "views"
@@ -24,9 +23,9 @@ output "g" %g
 
 def test_what_is_viewed_there_and_back_is_read_as_it_is() -> None:
     graph = verify(undo_views(parse_graph(GRAPH), NOTHING))
-    assert node_uses(graph.producers["g"]) == ("f", "x")
-    assert node_uses(graph.producers["d"]) == ("x",)
+    assert graph.producers["g"].uses == ("f", "x")
+    assert graph.producers["d"].uses == ("x",)
     # Behind an op it is no longer the same.
-    assert node_uses(graph.producers["f"]) == ("e",)
+    assert graph.producers["f"].uses == ("e",)
     assert not {"a", "b", "c"} & set(graph.values)
     assert undo_views(graph, NOTHING) is graph

@@ -13,7 +13,6 @@ from weft.errors import InternalError
 from weft.ir import LogicalGraph, parse_graph
 from weft.ir.logical import Box
 from weft.ir.plan import LocalCall
-from weft.ir.queries.op_calls import local_op_call
 from weft.layout import Broadcast, Split, placement
 
 PAIR = placement("cpu", [0, 1])
@@ -59,14 +58,13 @@ def test_ranks_share_calls_that_are_equal_for_them(strategy: str) -> None:
         rank: [n for n in both[rank].nodes if isinstance(n, LocalCall) and "aten." in n.op]
         for rank in both
     }
-    shapes = [[local_op_call(call, both[rank].values) for call in calls[rank]] for rank in both]
+    shapes = [[call.first for call in calls[rank]] for rank in both]
     equal = [a == b for a, b in zip(*shapes, strict=True)]
     assert any(equal)
     assert [a is b for a, b in zip(calls[0], calls[1], strict=True)] == equal
     for call in calls[1]:
-        anew = LocalCall(call.op, call.args, call.kwargs, call.outputs, call.phase)
-        assert (call.operands, call.numbered) == (anew.operands, anew.numbered)
-        assert [local_op_call(call, both[1].values)] == call.rule_calls
+        anew = LocalCall.of(call.op, call.args, call.outputs, call.phase, kwargs=call.kwargs)
+        assert anew == call
 
 
 def test_readers_of_one_layout_share_a_boxing() -> None:

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from build import ref
 from strategies import law
 from weft.boxing import EXCHANGES, steps
 from weft.compiler.assignment import Assignment
@@ -30,21 +31,8 @@ from weft.compiler.layouts.solver import Solution, minimize
 from weft.errors import LayoutError, RuleError
 from weft.hardware import CostModel
 from weft.ir import LogicalGraph, parse_graph
-from weft.ir.logical import (
-    Call,
-    Hint,
-    Input,
-    Location,
-    Node,
-    Output,
-    Ref,
-    Role,
-    Update,
-    Value,
-    node_uses,
-)
-from weft.ir.queries.op_calls import op_call, operand_names
-from weft.ir.renamed import renamed
+from weft.ir.logical import Call, Hint, Input, Location, Node, Output, Role, Update, Value
+from weft.ir.nodes import renamed
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split, parse_sbp, placement
 from weft.ops import OpCall, Operand, Signature, TensorSpec, flops, localize, signatures, traffic
 from weft.units import ITEM_SIZE, Bytes, Flops
@@ -74,8 +62,8 @@ class Build:
     def call(self, op: str, name: str, shape: tuple[int, ...], *args: object) -> str:
         """Strings among `args` name values."""
         self.shapes[name] = shape
-        read = tuple(Ref(a) if isinstance(a, str) and a in self.shapes else a for a in args)
-        self.calls.append(Call(op, read, (), (Value(name, shape, "float32"),), HERE))  # type: ignore[arg-type]
+        read = tuple(ref(a, *self.shapes[a]) if isinstance(a, str) and a in self.shapes else a for a in args)
+        self.calls.append(Call.of(op, read, (Value(name, shape, "float32"),), location=HERE))  # type: ignore[arg-type]
         return name
 
     def mm(self, name: str, a: str, b: str) -> str:
@@ -85,11 +73,11 @@ class Build:
         return self.call("aten.t.default", name, self.shapes[a][::-1], a)
 
     def update(self, target: str, source: str, states: Sequence[str] = (), **more: bool) -> None:
-        refs = tuple(Ref(state) for state in states)
-        self.tail.append(Update("SGD", Ref(target), Ref(source), refs, **more))
+        refs = tuple(ref(state) for state in states)
+        self.tail.append(Update("SGD", ref(target), ref(source), refs, **more))
 
     def graph(self, *outputs: str) -> LogicalGraph:
-        ends = [Output(Ref(name), name) for name in outputs]
+        ends = [Output(ref(name), name) for name in outputs]
         return LogicalGraph("test", (*self.inputs, *self.calls, *self.tail, *ends))
 
 
@@ -126,7 +114,7 @@ def collectives(graph: LogicalGraph, found: Assignment) -> list[str]:
     seen = {}
     for number, node in enumerate(graph.nodes):
         for name, layout in zip(
-            dict.fromkeys(node_uses(node)), found.operands.get(number, ()), strict=True
+            dict.fromkeys(node.uses), found.operands.get(number, ()), strict=True
         ):
             value = graph.values[name]
             chain = steps(found.values[name], layout, value.shape, ITEM_SIZE[value.dtype])
@@ -208,7 +196,7 @@ def total_cost(graph: LogicalGraph, found: Assignment, where: Placement) -> floa
         start = found.shared.get(name, found.values[name])
         cost += boxing(found.values[name], start, value.shape, size)
         for number, node in enumerate(graph.nodes):
-            names = tuple(dict.fromkeys(node_uses(node)))
+            names = tuple(dict.fromkeys(node.uses))
             if name in names and not (isinstance(node, Update) and name == node.target.name):
                 wanted = found.operands[number][names.index(name)]
                 cost += boxing(start, wanted, value.shape, size)
@@ -225,7 +213,7 @@ def work(
 ) -> float:
     if not isinstance(node, Call):
         return 0.0
-    call = op_call(graph, node)
+    call = node.first
     results = [found.values[value.name] for value in node.outputs if value]
     for axis, parts in enumerate(where.shape):
         operands = tuple(layout.sbp[axis] for layout in found.operands[number])
@@ -260,7 +248,7 @@ def brute_force(graph: LogicalGraph, where: Placement) -> float:
     names = [node.value.name for node in graph.of_kind(Input)]
     calls = [(i, n) for i, n in enumerate(graph.nodes) if isinstance(n, Call)]
     free = [[B, S0] if name == "x" else [B, S0, S1] for name in names]
-    legal = [signatures(op_call(graph, node), where.shape[0]) for _, node in calls]
+    legal = [signatures(node.first, where.shape[0]) for _, node in calls]
     best = float("inf")
     for sbps in product(*free):
         for chosen in product(*legal):
@@ -288,7 +276,7 @@ def finished(
     }
     for number, node in enumerate(graph.nodes):
         if isinstance(node, Update):
-            readers[number] = (whole[node.target.name],) * len(dict.fromkeys(node_uses(node)))
+            readers[number] = (whole[node.target.name],) * len(dict.fromkeys(node.uses))
         elif isinstance(node, Output):
             readers[number] = (Layout(where, (B,)),)
     base = Assignment(whole, readers)
@@ -311,7 +299,7 @@ def wanted(graph: LogicalGraph, readers: dict[int, tuple[Layout, ...]], name: st
     """The layouts in which the nodes read a value; the target of an update stays where it is."""
     found = []
     for number, node in enumerate(graph.nodes):
-        names = list(dict.fromkeys(node_uses(node)))
+        names = list(dict.fromkeys(node.uses))
         if name in names and not (isinstance(node, Update) and name == node.target.name):
             found.append(readers[number][names.index(name)])
     return found
@@ -401,7 +389,7 @@ def test_no_option_breaks_what_a_later_axis_has_chosen() -> None:
     )
     rows, whole = Signature((S0,), (S0,)), Signature((B,), (B,))
     options = WorkOptions((2, 2), PLAIN)
-    work = OpChoice(view, Call(view.op, (), (), ()))
+    work = OpChoice(view, Call.of(view.op, (), ()))
     assert options.of(work, 0, (whole, whole)).signatures[:2] == (whole, rows)
     assert rows not in options.of(work, 0, (whole, rows)).signatures
     assert rows not in options.of(work, 1, (rows, whole)).signatures
@@ -468,10 +456,10 @@ def named(graph: LogicalGraph, prefix: str) -> LogicalGraph:
             return replace(each, value=replace(each.value, name=names[each.value.name]))
         each = renamed(each, names)
         if isinstance(each, Update):
-            return replace(each, target=Ref(names[each.target.name]))
+            return replace(each, target=ref(names[each.target.name]))
         if isinstance(each, Call):
             made = tuple(v and replace(v, name=names[v.name]) for v in each.outputs)
-            return replace(each, outputs=made)
+            return each.changed(outputs=made)
         return each
 
     return replace(graph, nodes=tuple(map(node, graph.nodes)))
@@ -484,7 +472,7 @@ def test_what_other_deductions_know_changes_nothing(where: Placement) -> None:
     graphs = [mlp(8, 16, 32, 8), mlp(64, 16, 32, 8), named(mlp(8, 16, 32, 8), "b")]
     # The same tensors and edges, but another op.
     others = [
-        replace(node, op="aten._softmax.default", args=(*node.args, 1, False))
+        node.changed(op="aten._softmax.default", args=(*node.args, 1, False))
         if isinstance(node, Call) and node.op == "aten.relu.default"
         else node
         for node in graphs[0].nodes
@@ -635,10 +623,10 @@ def test_a_value_that_is_read_twice_is_one_operand() -> None:
     b.input("x", (4, 4))
     b.call("aten.mul.Tensor", "y", (4, 4), "x", "x")
     graph = b.graph()
-    call = op_call(graph, graph.of_kind(Call)[0])
+    call = graph.of_kind(Call)[0].first
     assert call.args == (Operand(0), Operand(0))
     assert call.operands == (TensorSpec((4, 4), "float32"),)
-    assert operand_names(graph.of_kind(Call)[0]) == ("x",)
+    assert graph.of_kind(Call)[0].operands == ("x",)
 
 
 def test_the_same_graph_gives_the_same_layouts() -> None:

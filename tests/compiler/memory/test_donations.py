@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from build import linked, ref
 from weft.compiler.schedule.credits import donate
-from weft.ir.logical import Ref
 from weft.ir.plan import (
     Collective,
     Communicate,
@@ -25,7 +25,7 @@ def value(name: str) -> LocalValue:
 
 
 def call(op: str, made: str, *names: str) -> LocalCall:
-    return LocalCall(f"aten.{op}", tuple(map(Ref, names)), (), (value(made),))
+    return LocalCall.of(f"aten.{op}", tuple(map(ref, names)), (value(made),))
 
 
 def overwrites(
@@ -48,7 +48,7 @@ def overwrites(
         Register(X.value, "parameter", 0, (1,), full=True),
         *(Register(value(name), "gradient", 1, (2,), rate=acts[0]) for name in leaving),
     )
-    plan = donate(RankPlan(0, (X,), actors, registers, max(acts)))
+    plan = donate(linked(RankPlan(0, (X,), actors, registers, max(acts))))
     each = plan.actors[2].collectives
     return frozenset(one.input.name for one in each if one.in_place)
 

@@ -9,7 +9,7 @@ from weft.compiler.memory.walk import Held, Peak
 from weft.compiler.options import Options
 from weft.errors import StrategyError
 from weft.ir import parse_graph, parse_local
-from weft.ir.queries.alias import Memory
+from weft.ir.alias import Memory
 from weft.units import Bytes
 
 GRAPH = parse_graph(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from build import ref
 from weft.compiler.memory.strides import merges, out_of_order
-from weft.ir.logical import Ref
 from weft.ir.plan import Compute, Feed, LocalCall, LocalInput, LocalValue, RankPlan, Register
 from weft.ops.call import Token
 
@@ -15,9 +15,9 @@ X = LocalValue("x", (4, 6), "float32")
 def made(
     op: str, *arguments: object, shape: tuple[int, ...], name: str = "y", **options: object
 ) -> LocalCall:
-    args = tuple(Ref(a) if isinstance(a, str) else a for a in arguments)
+    args = tuple(ref(a) if isinstance(a, str) else a for a in arguments)
     value = LocalValue(name, shape, "float32")
-    return LocalCall(op, args, tuple(options.items()), (value,))  # type: ignore[arg-type]
+    return LocalCall.of(op, args, (value,), kwargs=tuple(options.items()))  # type: ignore[arg-type]
 
 
 def found(*calls: LocalCall) -> frozenset[str]:

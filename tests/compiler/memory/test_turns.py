@@ -5,10 +5,10 @@ from __future__ import annotations
 from random import Random
 
 from any_order import any_order
+from build import ref
 from weft.compiler.memory.order import Moment
 from weft.compiler.memory.turns import turns
 from weft.compiler.memory.walk import memory
-from weft.ir.logical import Ref
 from weft.ir.plan import (
     Collective,
     Communicate,
@@ -30,7 +30,7 @@ def value(name: str, kib: int) -> LocalValue:
 
 
 def call(read: str, made: LocalValue) -> LocalCall:
-    return LocalCall("aten.exp.default", (Ref(read),), (), (made,))
+    return LocalCall.of("aten.exp.default", (ref(read),), (made,))
 
 
 def gathered(kept: int, coming: int) -> RankPlan:
@@ -41,7 +41,7 @@ def gathered(kept: int, coming: int) -> RankPlan:
     x, a, b = value("x", 1), value("a", kept), value("b", 1)
     g, loss = value("g", coming), value("loss", 1)
     gather = Collective("all_gather", 0, value("x", 1), g, sizes=(1, coming - 1))
-    last = LocalCall("aten.add.Tensor", (Ref("b"), Ref("g")), (), (loss,))
+    last = LocalCall.of("aten.add.Tensor", (ref("b"), ref("g")), (loss,))
     return RankPlan(
         0,
         (LocalInput(x, "batch", "x"),),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from build import ref
 from weft.boxing import overlaps
 from weft.compiler.memory.act import exchange_bytes
 from weft.compiler.memory.order import Moment
 from weft.compiler.memory.walk import levels, memory
 from weft.compiler.schedule.credits import donate
-from weft.ir.logical import Ref
+from weft.ir.alias import Memory, overwritable
 from weft.ir.nodes import UpdateBytes
 from weft.ir.plan import (
     Collective,
@@ -27,7 +28,6 @@ from weft.ir.plan import (
     RegisterKind,
     Transfer,
 )
-from weft.ir.queries.alias import Memory, overwritable
 from weft.ops.kernel_memory.parts import FEW
 
 KB = 256  # float32 elements in a KiB
@@ -38,7 +38,7 @@ def value(name: str, kib: int = 1) -> LocalValue:
 
 
 def call(op: str, reads: list[str], makes: LocalValue) -> LocalCall:
-    return LocalCall(op, tuple(Ref(name) for name in reads), (), (makes,))
+    return LocalCall.of(op, tuple(ref(name) for name in reads), (makes,))
 
 
 def register(
@@ -116,7 +116,7 @@ def test_slices_in_pieces_are_copies() -> None:
     def held(dim: int, offset: int) -> float:
         shape = (2, KB) if dim == 0 else (8, KB // 4)
         part = LocalValue("v", shape, "float32")
-        cut = LocalCall("weft.slice", (Ref("a"), dim, offset, shape[dim]), (), (part,))
+        cut = LocalCall.of("weft.slice", (ref("a"), dim, offset, shape[dim]), (part,))
         first = (call("aten.mm.default", ["x", "w"], value("a", 8)), cut)
         second = (call("aten.mm.default", ["v", "w"], value("c", 8)),)
         actors = (
@@ -202,7 +202,7 @@ def loop() -> RankPlan:
     forward = (call("aten.mm.default", ["x", "w"], value("a", 8)),)
     backward = (
         call("aten.exp.default", ["a"], value("g", 4)),
-        LocalCall("weft.accumulate", (Ref("g"), "sum"), (), (value("s", 4),)),
+        LocalCall.of("weft.accumulate", (ref("g"), "sum"), (value("s", 4),)),
     )
     update = (LocalUpdate("SGD", "w", "s", (), 0, "w"),)
     actors = (

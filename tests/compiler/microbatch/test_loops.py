@@ -5,7 +5,7 @@ from __future__ import annotations
 from weft.compiler.microbatch.prepare import cut_leaves, joined
 from weft.ir.logical import Varying
 from weft.ir.parsers.graph_parser import parse_graph
-from weft.ir.queries.op_calls import at_micro_batch
+from weft.ops import OpCall
 
 GRAPH = """graph "step" micro 2
 %w = parameter "w" : float32[4, 3]
@@ -33,7 +33,8 @@ def test_what_depends_on_a_micro_batch_is_made_in_the_loop() -> None:
 def test_arguments_join_and_come_apart() -> None:
     parts = ((2, (0, 5)), (2, (5, 5)))
     assert joined(parts) == (2, (Varying((0, 5)), 5))
-    assert [at_micro_batch(joined(parts), m) for m in (0, 1)] == list(parts)
+    call = OpCall("aten.add.Tensor", joined(parts), (), (), ())
+    assert [call.at(micro).args for micro in (0, 1)] == list(parts)
     assert joined((True, 1)) == Varying((True, 1))
 
 

@@ -30,7 +30,7 @@ from weft.compiler.microbatch.prepare import cut_leaves
 from weft.compiler.microbatch.split import split_time
 from weft.errors import StrategyError
 from weft.ir import parse_graph, verify
-from weft.ir.logical import Call, Input, LogicalGraph, Update, node_uses
+from weft.ir.logical import Call, Input, LogicalGraph, Update
 from weft.ir.nodes import Phase
 from weft.program.explain.schedule import barriers
 
@@ -203,7 +203,7 @@ def test_gradients_are_accumulated_before_they_cross_stages() -> None:
     source = next(u.source.name for u in split.of_kind(Update) if u.target.name == "tokens.weight")
     add = split.producers[source]
     assert add.op == "aten.add.Tensor"
-    makers = [split.producers[name] for name in node_uses(add)]
+    makers = [split.producers[name] for name in add.uses]
     assert [(maker.op, maker.phase.stage) for maker in makers] == [
         ("weft.accumulate", 1),
         ("weft.accumulate", 0),
@@ -275,7 +275,7 @@ def test_counts_of_labels_gather_no_labels() -> None:
     graph, _ = captured(MLP(), micro.ignoring, micro.labels_with_holes())
     split = split_time(graph, asked(micro_batches=2))
     (count,) = (c for c in split.of_kind(Call) if c.op == "aten.sum.default")
-    (counted,) = node_uses(count)
+    (counted,) = count.uses
     assert split.values[counted].shape == (2, 4)
     assert counted not in split.loop
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from itertools import pairwise
 
 import build
+from build import ref
 from weft.compiler.plans.repeats import outline, repeats
-from weft.ir.logical import Ref
 from weft.ir.plan import Compute, LocalUpdate, RankPlan
 from weft.runtime.compiled.parts import part_of
 
@@ -19,18 +19,18 @@ def layer(number, before):
     """Five calls from value `before` to the value `x{number}`."""
     name = "{}{}".format
     return [
-        call("mm", (Ref(before), Ref(name("w", number))), name("a", number)),
-        call("relu", (Ref(name("a", number)),), name("b", number)),
-        call("mm", (Ref(name("b", number)), Ref(name("u", number))), name("c", number)),
-        call("mul", (Ref(name("c", number)), 0.5), name("d", number)),
-        call("add", (Ref(name("d", number)), Ref(before)), name("x", number)),
+        call("mm", (ref(before), ref(name("w", number))), name("a", number)),
+        call("relu", (ref(name("a", number)),), name("b", number)),
+        call("mm", (ref(name("b", number)), ref(name("u", number))), name("c", number)),
+        call("mul", (ref(name("c", number)), 0.5), name("d", number)),
+        call("add", (ref(name("d", number)), ref(before)), name("x", number)),
     ]
 
 
 def model(layers):
-    first = [call("embedding", (Ref("table"), Ref("tokens")), "x-1", (3,))]
+    first = [call("embedding", (ref("table"), ref("tokens")), "x-1", (3,))]
     body = [each for n in range(layers) for each in layer(n, f"x{n - 1}")]
-    return [*first, *body, call("sum", (Ref(f"x{layers - 1}"),), "loss", ())]
+    return [*first, *body, call("sum", (ref(f"x{layers - 1}"),), "loss", ())]
 
 
 def parts(calls, fewest):
@@ -71,9 +71,9 @@ def test_what_repeats_is_long_enough_for_two_parts():
 def test_constants_of_other_types_are_others():
     """1 and 1.0 are equal, but make other results."""
     calls = model(4)
-    calls[9] = call("mul", (Ref("c1"), 1.0), "d1")
-    calls[14] = call("mul", (Ref("c2"), 1), "d2")
-    calls[4], calls[19] = (call("mul", (Ref(f"c{n}"), True), f"d{n}") for n in (0, 3))
+    calls[9] = call("mul", (ref("c1"), 1.0), "d1")
+    calls[14] = call("mul", (ref("c2"), 1), "d2")
+    calls[4], calls[19] = (call("mul", (ref(f"c{n}"), True), f"d{n}") for n in (0, 3))
     assert repeats(calls, 5) == []
 
 
@@ -86,9 +86,9 @@ def test_what_leaves_a_part_belongs_to_its_form():
 
 def test_calls_that_differ_are_no_repeats():
     one, other = layer(0, "x"), layer(1, "x0")
-    other[3] = call("mul", (Ref("c1"), True), "d1")
+    other[3] = call("mul", (ref("c1"), True), "d1")
     assert repeats([*one, *other], 2) == []
-    other[3] = call("mul", (Ref("c1"), 0.5), "d1", (4,))
+    other[3] = call("mul", (ref("c1"), 0.5), "d1", (4,))
     assert repeats([*one, *other], 2) == []
     assert repeats([*one, *layer(1, "x0")], 2) == [5]
 

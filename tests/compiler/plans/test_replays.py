@@ -6,19 +6,20 @@ from dataclasses import replace
 
 import pytest
 
+from build import ref
 from weft.compiler.plans.replays import FEWEST_LAUNCHES, replays, segment_launches
 from weft.hardware import usual_device
-from weft.ir.logical import Ref
 from weft.ir.plan import (
     Compute,
+    GraphMode,
     LocalCall,
     LocalInput,
     LocalProgram,
     LocalUpdate,
     LocalValue,
     RankPlan,
+    Replays,
 )
-from weft.ir.queries.replays import GraphMode, Replays
 from weft.runtime.devices.replay import obstacle
 
 
@@ -28,7 +29,7 @@ def calls(op: str, count: int, size: int) -> tuple[LocalCall, ...]:
     reads = [LocalValue("x", (size, size), "float32"), *values]
     both = op.startswith("aten.mm")
     return tuple(
-        LocalCall(op, (Ref(read.name), *((Ref(read.name),) if both else ())), (), (value,))
+        LocalCall.of(op, (ref(read.name), *((ref(read.name),) if both else ())), (value,))
         for read, value in zip(reads, values, strict=False)
     )
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
+from build import ref
 from weft.compiler.plans.specialize import Target, join_sums, specialize, variant
 from weft.ir import parse_plan
-from weft.ir.logical import Ref
 from weft.ir.plan import Compute, LocalCall, LocalValue
 
 CPU, ONEDNN, CUDA = Target("cpu"), Target("cpu", onednn=True), Target("cuda", onednn=True)
@@ -18,15 +16,15 @@ MM = "aten.mm.default"
 
 
 def call(op: str, made: str, *args: object, dtype: str = "float32") -> LocalCall:
-    return LocalCall(op, args, (), (LocalValue(made, (4, 4), dtype),))
+    return LocalCall.of(op, args, (LocalValue(made, (4, 4), dtype),))
 
 
 def product(dtype: str = "float32") -> LocalCall:
-    return call(MM, "product", Ref("a"), Ref("b"), dtype=dtype)
+    return call(MM, "product", ref("a"), ref("b"), dtype=dtype)
 
 
 def total(reduction: str = "sum", dtype: str = "float32") -> LocalCall:
-    return call("weft.accumulate", "total", Ref("product"), reduction, dtype=dtype)
+    return call("weft.accumulate", "total", ref("product"), reduction, dtype=dtype)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +33,7 @@ def total(reduction: str = "sum", dtype: str = "float32") -> LocalCall:
         ([product(), total()], ("total",), True),
         ([product(), total()], ("product", "total"), False),
         (
-            [product(), call("aten.neg.default", "n", Ref("product")), total()],
+            [product(), call("aten.neg.default", "n", ref("product")), total()],
             ("n", "total"),
             False,
         ),
@@ -67,7 +65,7 @@ def test_which_products_may_go_to_onednn(
     shape: tuple[int, ...], dtype: str, target: Target, runs: str
 ) -> None:
     made = (LocalValue("y", shape, dtype),)
-    assert variant(LocalCall(MM, (Ref("a"), Ref("b")), (), made), target).op == runs
+    assert variant(LocalCall.of(MM, (ref("a"), ref("b")), made), target).op == runs
 
 
 @pytest.mark.parametrize(
@@ -87,9 +85,9 @@ def test_which_products_may_go_to_onednn(
 def test_which_norms_are_taken_apart(
     op: str, shape: tuple[int, ...], dtype: str, target: Target, runs: str
 ) -> None:
-    args = (*(Ref(name) for name in "xwbmv"), True, 0.1, True)
-    made = LocalCall(op, args, (), (LocalValue("y", shape, dtype),))
-    assert variant(made, target) == replace(made, op=runs)
+    args = (*(ref(name) for name in "xwbmv"), True, 0.1, True)
+    made = LocalCall.of(op, args, (LocalValue("y", shape, dtype),))
+    assert variant(made, target) == made.changed(op=runs)
 
 
 # Two gradients in micro-batches; the second part begins at a product that goes.

@@ -110,7 +110,7 @@ def of_micro_batches(gradients: int, op: str = "weft.accumulate") -> LocalProgra
         nodes += [call(f"wide{number}", f"own{number}")]
         total = call(f"total{number}", f"wide{number}", op=op)
         nodes += [
-            replace(total, args=(*total.args, (), "weft.accumulate")) if op == BLANK else total
+            total.changed(args=(*total.args, (), "weft.accumulate")) if op == BLANK else total
         ]
     nodes += [update("v", "total0"), update("w", f"total{gradients - 1}")]
     each = frozenset(
@@ -184,7 +184,7 @@ def test_ranks_with_uneven_shards_join_alike(bucket_bytes: int) -> None:
 
 def test_a_rank_without_elements_reduces_alone_what_others_do() -> None:
     """`weft.blank` stands there in place of the op whose result is wanted at once."""
-    blank = replace(call("sums", "x", op="weft.blank"), args=((), (), "weft.batch_norm_sums"))
+    blank = call("sums", "x", op="weft.blank").changed(args=((), (), "weft.batch_norm_sums"))
     sums = call("sums", "x", op="weft.batch_norm_sums")
     rest = [all_reduce("sums.whole", "sums"), call("a", "x"), all_reduce("s", "a")]
     assert shown(bucket(program([blank, *rest]), LARGE)) == shown(

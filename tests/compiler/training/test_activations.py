@@ -8,7 +8,7 @@ from contexts import asked
 from weft.compiler.training.activations import lay_activations
 from weft.errors import StrategyError
 from weft.ir import parse_graph, verify
-from weft.ir.logical import Hint, node_uses
+from weft.ir.logical import Hint
 from weft.layout import Broadcast, Split
 
 GRAPH = """
@@ -27,15 +27,15 @@ output "b" %b
 def test_readers_outside_of_the_module_are_hinted() -> None:
     layouts = [("blocks.*.proj", (Split(1),)), ("blocks.?", (Broadcast(),))]
     graph = verify(lay_activations(parse_graph(GRAPH), asked(activations=layouts)))
-    assert node_uses(graph.producers["b"]) == ("a",)
+    assert graph.producers["b"].uses == ("a",)
     assert graph.producers["b.laid"].hint == Hint((Split(1),))  # type: ignore[union-attr]
-    assert node_uses(graph.producers["c"]) == ("b.laid", "x")
+    assert graph.producers["c"].uses == ("b.laid", "x")
     # What a module around it returns is another value.
     assert graph.producers["c.laid"].hint == Hint((Broadcast(),))  # type: ignore[union-attr]
-    assert node_uses(graph.producers["d"]) == ("c.laid",)
+    assert graph.producers["d"].uses == ("c.laid",)
     assert "a.laid" not in graph.values
     # The backward reads the same.
-    assert node_uses(graph.producers["g"]) == ("b.laid", "a")
+    assert graph.producers["g"].uses == ("b.laid", "a")
 
 
 def test_a_scalar_beside_tensors_is_passed_over() -> None:
@@ -48,8 +48,8 @@ def test_a_scalar_beside_tensors_is_passed_over() -> None:
     graph = verify(
         lay_activations(parse_graph(text), asked(activations=[("blocks.0", (Split(0),))]))
     )
-    assert node_uses(graph.producers["f"]) == ("c.laid",)
-    assert node_uses(graph.producers["d"]) == ("e", "f")
+    assert graph.producers["f"].uses == ("c.laid",)
+    assert graph.producers["d"].uses == ("e", "f")
 
 
 def test_a_scalar_alone_is_hinted() -> None:
@@ -91,9 +91,9 @@ output "loss" %d
 
 def test_what_is_only_added_up_is_hinted_as_its_sum() -> None:
     graph = verify(lay_activations(parse_graph(SUMS), asked(activations=[("*.out", (Split(1),))])))
-    assert node_uses(graph.producers["ab"]) == ("a", "b")
-    assert node_uses(graph.producers["abc"]) == ("ab", "c")
-    assert node_uses(graph.producers["all"]) == ("abc.laid", "x")
+    assert graph.producers["ab"].uses == ("a", "b")
+    assert graph.producers["abc"].uses == ("ab", "c")
+    assert graph.producers["all"].uses == ("abc.laid", "x")
     assert [name for name in graph.values if name.endswith(".laid")] == ["abc.laid"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contexts import asked
 from weft.compiler.training.clip import clip_norm
 from weft.ir import parse_graph, verify
-from weft.ir.logical import Call, Update, node_uses
+from weft.ir.logical import Call, Update
 
 GRAPH = """
 graph "two stages"
@@ -32,7 +32,7 @@ def test_norm_over_two_stages() -> None:
         ("gv.clip", 0),
         ("gw.clip", 1),
     ]
-    assert node_uses(calls["clip.square.all0.each"]) == ("clip.gv", "clip.gw")
+    assert calls["clip.square.all0.each"].uses == ("clip.gv", "clip.gw")
     assert calls["clip.factor"].args[1] == 1.5
     sources = {update.target.name: update.source.name for update in graph.of_kind(Update)}
     assert sources == {"v": "gv.clip", "w": "gw.clip", "b": "gv"}

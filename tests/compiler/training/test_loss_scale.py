@@ -6,7 +6,7 @@ from contexts import NOTHING
 from weft.compiler.training.clip import unscale
 from weft.compiler.training.loss_scale import SCALE, TRACKER, scale_loss
 from weft.ir import parse_graph, verify
-from weft.ir.logical import Call, Update, node_uses
+from weft.ir.logical import Call, Update
 
 GRAPH = """
 graph "scaled"
@@ -26,7 +26,7 @@ output "loss" %l
 
 def test_scale_and_unscale() -> None:
     graph = verify(unscale(verify(scale_loss(parse_graph(GRAPH), NOTHING)), NOTHING))
-    assert node_uses(graph.producers["s"]) == ("s.ones", SCALE)
+    assert graph.producers["s"].uses == ("s.ones", SCALE)
     updates = {update.target.name: update for update in graph.of_kind(Update)}
     assert list(updates) == ["b", "v", "w", SCALE, TRACKER]
     assert {name: one.source.name for name, one in updates.items()} == {
@@ -41,8 +41,8 @@ def test_scale_and_unscale() -> None:
     assert flag == updates["w"].skip
     assert updates["b"].skip is updates[SCALE].skip is None
     # One flag over both stages.
-    assert node_uses(graph.producers[f"{flag.name}.each"]) == ("scaled.gv", "scaled.gw")
-    assert node_uses(graph.producers["scaled.scale"]) == (SCALE, TRACKER, flag.name)
+    assert (graph.producers[f"{flag.name}.each"]).uses == ("scaled.gv", "scaled.gw")
+    assert graph.producers["scaled.scale"].uses == (SCALE, TRACKER, flag.name)
     stages = {call.outputs[0].name: call.phase.stage for call in graph.of_kind(Call)}  # type: ignore[union-attr]
     assert stages["gw.scaled"] == stages["scaled.gw"] == 1
     assert stages["scaled.scale"] == 0

@@ -8,7 +8,7 @@ from contexts import asked
 from weft.compiler.training.recompute import recompute
 from weft.errors import StrategyError
 from weft.ir import parse_graph, verify
-from weft.ir.logical import Call, LogicalGraph, node_uses
+from weft.ir.logical import Call, LogicalGraph
 
 # Two blocks of dropout and a product, then a loss; as autograd leaves them.
 GRAPH = """
@@ -40,7 +40,7 @@ def made(graph: LogicalGraph) -> list[str]:
 
 
 def uses(graph: LogicalGraph, name: str) -> tuple[str, ...]:
-    return node_uses(graph.producers[name])
+    return graph.producers[name].uses
 
 
 def test_each_block_is_a_region() -> None:

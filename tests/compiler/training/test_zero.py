@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from build import ref
 from contexts import hinted
 from weft.compiler.context import Context, Stages
 from weft.compiler.hints import Hints
@@ -16,7 +17,7 @@ from weft.compiler.training.shards import choose_shards
 from weft.compiler.training.zero import shard_variables
 from weft.errors import StrategyError
 from weft.ir import parse_graph, verify
-from weft.ir.logical import Box, Call, Input, LogicalGraph, Ref
+from weft.ir.logical import Box, Call, Input, LogicalGraph
 from weft.layout import Broadcast, Placement, Split
 from weft.strategy.parts import Zero
 
@@ -103,7 +104,7 @@ def test_level_3_gathers_for_each_phase() -> None:
     names = [value.name for call in calls for value in call.outputs if value]
     assert names.index(backward) == names.index("gx") - 1
     weight = next(node.value.name for node in graph.of_kind(Input) if node.key == "fc.weight")
-    casts = [c for c in calls if c.op == "aten._to_copy.default" and c.args[0] == Ref(weight)]
+    casts = [c for c in calls if c.op == "aten._to_copy.default" and c.args[0] == ref(weight)]
     assert casts == [calls[0]]
 
 

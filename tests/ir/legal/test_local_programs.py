@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from weft.errors import InternalError, UserError
@@ -78,7 +80,17 @@ def test_each_rule_fires(rule: str) -> None:
 
 
 def test_every_rule_has_a_case() -> None:
-    assert {rule.__name__ for rule in LOCAL_RULES} == set(BROKEN)
+    rules = {rule.__name__ for rule in LOCAL_RULES}
+    assert rules == {*BROKEN, "local_calls_know_their_tensors"}  # which text cannot break
+
+
+def test_calls_have_the_shapes_of_what_they_read() -> None:
+    program = parse_local(LEGAL)
+    for place, (value, *_) in enumerate(node.makes for node in program.nodes[:2]):
+        nodes = list(program.nodes)
+        nodes[place] = replace(nodes[place], outputs=(replace(value, shape=(5,)),))
+        with pytest.raises(InternalError, match="local_calls_know_their_tensors: its results"):
+            verify_local(replace(program, nodes=tuple(nodes)))
 
 
 @pytest.mark.parametrize(

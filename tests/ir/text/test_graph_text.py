@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from build import ref
 from weft.errors import UserError
 from weft.ir.logical import (
     Box,
@@ -16,7 +17,6 @@ from weft.ir.logical import (
     Location,
     LogicalGraph,
     Output,
-    Ref,
     Update,
     Value,
 )
@@ -33,7 +33,7 @@ def example_graph() -> LogicalGraph:
     x = Value("x", (8, 20), "float32", Layout(GRID, (Split(0), Broadcast())))
     product = Value("mm", (8, 10), "float32", Layout(GRID, (Split(0), Partial())))
     boxed = Value("mm_1", (8, 10), "float32", Layout(GRID, (Broadcast(), Broadcast())))
-    odd = ((Ref("mm_1"), None, True, ()), -1, 1e-05, math.inf, -math.inf, 1 + 2j, 'say "hi"\n')
+    odd = ((boxed.ref, None, True, ()), -1, 1e-05, math.inf, -math.inf, 1 + 2j, 'say "hi"\n')
     return LogicalGraph(
         "train step",
         (
@@ -41,35 +41,32 @@ def example_graph() -> LogicalGraph:
             Input(x, "batch", "[0].x"),
             Input(replace(x, name="cut"), "batch", "cut", cut=True, sent="each"),
             Input(replace(x, name="sent"), "batch", "sent", sent="once"),
-            Call(
+            Call.of(
                 "aten.mm.default",
-                (Ref("x"), Ref("w")),
-                (("out_dtype", Token("dtype", "float32")),),
+                (x.ref, weight.ref),
                 (product, None),
-                Location("train.py", 12, "blocks.0.fc", backward=True),
+                kwargs=(("out_dtype", Token("dtype", "float32")),),
+                location=Location("train.py", 12, "blocks.0.fc", backward=True),
                 autograd=7,
             ),
-            Call(
-                HINT, (Ref("mm"),), (), (replace(product, name="h"),), hint=Hint((Split(0), None))
-            ),
-            Call(
+            Call.of(HINT, (product.ref,), (replace(product, name="h"),), hint=Hint((Split(0), None))),
+            Call.of(
                 TAKE,
-                (Ref("w"),),
-                (),
+                (weight.ref,),
                 (replace(weight, name="t"),),
                 autograd=3,
                 hint=Hint((Split(-1),), stored=1),
             ),
-            Box(Ref("mm"), boxed, "loss"),
-            Call(
+            Box(ref("mm"), boxed, "loss"),
+            Call.of(
                 "aten.odd.default",
                 odd,
-                (("device", Token("device", "cuda:0")),),
                 (Value("o", (), "int64"),),
+                kwargs=(("device", Token("device", "cuda:0")),),
             ),
-            Update("AdamW", Ref("w"), Ref("mm_1"), (Ref("x"),), 1, elementwise=False),
-            Update("copy", Ref("w"), Ref("mm_1")),
-            Output(Ref("o"), "loss"),
+            Update("AdamW", ref("w"), ref("mm_1"), (ref("x"),), 1, elementwise=False),
+            Update("copy", ref("w"), ref("mm_1")),
+            Output(ref("o"), "loss"),
         ),
     )
 

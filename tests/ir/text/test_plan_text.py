@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from weft.errors import UserError
-from weft.ir.nodes import Ref
 from weft.ir.parsers.plan_parser import parse_plan
 from weft.ir.plan import (
     Collective,
@@ -38,7 +37,9 @@ def example_plan() -> Plan:
         Collective("reduce_scatter", 0, y, LocalValue("r", (2, 2), "float32"), dim=0, sizes=(2, 2)),
         Collective("all_to_all", 0, y, y, "sum", 1, 0, (1, 1), (2, 2), 7),
     )
-    call = LocalCall("aten.two.default", (Ref("x"), (1, None)), (("k", True),), (y, None, scalar))
+    call = LocalCall.of(
+        "aten.two.default", (x.ref, (1, None)), (y, None, scalar), kwargs=(("k", True),)
+    )
     actors = (
         Hold(0, ()),
         Feed(1, ("x", "[0].y"), ("x", "y")),

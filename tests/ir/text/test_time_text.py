@@ -7,7 +7,8 @@ from typing import get_args
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.ir.logical import Call, Location, LogicalGraph, Phase, PhaseKind, Ref, Value, Varying
+from build import ref
+from weft.ir.logical import Call, Input, Location, LogicalGraph, Phase, PhaseKind, Value, Varying
 from weft.ir.parsers.graph_parser import parse_graph
 from weft.ir.parsers.plan_parser import parse_plan
 from weft.ir.plan import (
@@ -29,7 +30,6 @@ from weft.ir.plan import (
 phases = st.builds(Phase, st.integers(0, 9), st.sampled_from(get_args(PhaseKind)))
 leaves = st.one_of(st.integers(-9, 9), st.booleans(), st.none(), st.text(max_size=3))
 varying = st.builds(Varying, st.tuples(leaves, st.tuples(leaves, leaves)))
-arguments = st.tuples(st.just(Ref("x")), st.one_of(leaves, varying, st.tuples(varying, leaves)))
 locations = st.none() | st.builds(
     Location,
     st.just("train.py"),
@@ -42,14 +42,22 @@ names = st.sampled_from(("a", "b", "c")).map(lambda name: (name,))
 once = st.integers(1, 4)
 skips = st.none() | st.just("overflow")
 X, Y = LocalValue("x", (2,), "float32"), LocalValue("y", (2,), "float32")
+arguments = st.tuples(st.just(X.ref), st.one_of(leaves, varying, st.tuples(varying, leaves)))
 
 
 @settings(max_examples=50, deadline=None, derandomize=True)
 @given(arguments, phases, locations, once)
 def test_a_graph_of_micro_batches_parses_back(args, phase, location, micro_batches) -> None:
     value = Value("y", (2,), "float32")
-    call = Call("aten.add.Tensor", args, (("alpha", args[1]),), (value,), location, phase)
-    graph = LogicalGraph("g", (call,), micro_batches)
+    call = Call.of(
+        "aten.add.Tensor",
+        args,
+        (value,),
+        kwargs=(("alpha", args[1]),),
+        location=location,
+        phase=phase,
+    )
+    graph = LogicalGraph("g", (Input(Value("x", (2,), "float32"), "batch", "x"), call), micro_batches)
     assert parse_graph(str(graph)) == graph
 
 
@@ -57,7 +65,7 @@ def test_a_graph_of_micro_batches_parses_back(args, phase, location, micro_batch
 def plans(draw):
     phase = draw(phases)
     nodes = (
-        LocalCall("aten.add.Tensor", draw(arguments), (), (Y,), phase),
+        LocalCall.of("aten.add.Tensor", draw(arguments), (Y,), phase),
         LocalUpdate("copy", "x", "y", draw(st.just(()) | names), 0, "w", draw(phases), draw(skips)),
     )
     exchange = draw(
@@ -88,9 +96,7 @@ def test_a_plan_of_micro_batches_parses_back(plan) -> None:
 
 
 def test_the_lines_of_a_loop() -> None:
-    call = LocalCall(
-        "aten.select.int", (Ref("x"), 0, Varying((0, 1))), (), (Y,), Phase(1, "weight")
-    )
+    call = LocalCall.of("aten.select.int", (ref("x"), 0, Varying((0, 1))), (Y,), Phase(1, "weight"))
     rank = RankPlan(
         3,
         (),
@@ -111,7 +117,7 @@ def test_the_lines_of_a_loop() -> None:
 
 
 def test_one_micro_batch_and_one_stage_need_no_words() -> None:
-    call = LocalCall("aten.neg.default", (Ref("x"),), (), (Y,))
+    call = LocalCall.of("aten.neg.default", (ref("x"),), (Y,))
     rank = RankPlan(0, (), (Compute(0, (call,), ("x",), ("y",)),), (Register(Y, "batch", 0, ()),))
     assert str(rank) == (
         "rank 0\n"

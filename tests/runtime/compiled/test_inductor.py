@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import build
 import weft
+from build import ref
 from weft.errors import UserError
-from weft.ir.logical import Ref
 from weft.ir.plan import Compute, LocalInput, LocalValue, RankPlan
 from weft.runtime.compiled import choice as kernel_choice
 from weft.runtime.compiled import inductor, measure, parts
@@ -44,13 +44,13 @@ call = partial(build.call, shape=(4, 6))
 
 
 CALLS = (
-    call("aten.mul.Tensor", (Ref("x"), 2.0), "a"),
-    call("aten.add.Tensor", (Ref("a"), Ref("x")), "b"),
-    call("aten.relu.default", (Ref("b"),), "c"),
-    call("weft.after", (Ref("c"), Ref("c")), "d"),
-    call("weft.slice", (Ref("d"), 0, 1, 2), "e", shape=(2, 6)),
-    call("aten.exp.default", (Ref("e"),), "f", shape=(2, 6)),
-    call("aten.neg.default", (Ref("f"),), "g", shape=(2, 6)),
+    call("aten.mul.Tensor", (ref("x"), 2.0), "a"),
+    call("aten.add.Tensor", (ref("a"), ref("x")), "b"),
+    call("aten.relu.default", (ref("b"),), "c"),
+    call("weft.after", (ref("c"), ref("c")), "d"),
+    call("weft.slice", (ref("d"), 0, 1, 2), "e", shape=(2, 6)),
+    call("aten.exp.default", (ref("e"),), "f", shape=(2, 6)),
+    call("aten.neg.default", (ref("f"),), "g", shape=(2, 6)),
 )
 
 
@@ -109,14 +109,14 @@ def test_small_parts_stay_calls(monkeypatch):
 
 def test_products_that_are_summed_over_a_step_stay_so(monkeypatch):
     calls = (
-        call("aten.mul.Tensor", (Ref("x"), 2.0), "a", shape=(4, 4)),
-        call("aten.exp.default", (Ref("a"),), "e", shape=(4, 4)),
-        call("aten.neg.default", (Ref("e"),), "b", shape=(4, 4)),
-        call("weft.accumulate_mm", (Ref("a"), Ref("x")), "s", shape=(4, 4)),
+        call("aten.mul.Tensor", (ref("x"), 2.0), "a", shape=(4, 4)),
+        call("aten.exp.default", (ref("a"),), "e", shape=(4, 4)),
+        call("aten.neg.default", (ref("e"),), "b", shape=(4, 4)),
+        call("weft.accumulate_mm", (ref("a"), ref("x")), "s", shape=(4, 4)),
     )
     part, total = cut_of(cutter(monkeypatch, [], calls, 2, torch.zeros(4, 4)), ("b", "s")).nodes
     assert (part.op, total.op) == ("part.0", "weft.accumulate_mm")
-    assert total.args == (Ref("a"), Ref("x"))
+    assert total.args == (ref("a"), ref("x"))
     assert [value.name for value in part.makes] == ["a", "b"]
 
 

@@ -10,10 +10,10 @@ from contextlib import nullcontext
 import pytest
 import torch
 
+from build import ref
 from two_stage_plans import call, value
 from weft.compiler.schedule.credits import donate
 from weft.errors import BatchError, RankFailure
-from weft.ir.logical import Ref
 from weft.ir.plan import (
     Collective,
     Communicate,
@@ -43,14 +43,14 @@ def regression(rank, size):
     x, y, w = value("x", rows, FEATURES), value("y", rows, 1), value("w", FEATURES, 1)
     error, gradient = value("error", rows, 1), value("gradient", FEATURES, 1)
     calls = (
-        call("aten.mm.default", (Ref("x"), Ref("w")), value("out", rows, 1)),
-        call("aten.sub.Tensor", (Ref("out"), Ref("y")), error),
-        call("aten.mul.Tensor", (Ref("error"), Ref("error")), value("square", rows, 1)),
-        call("aten.sum.default", (Ref("square"),), value("sum")),
-        call("aten.div.Tensor", (Ref("sum"), BATCH), value("part")),
-        call("aten.t.default", (Ref("x"),), value("xt", FEATURES, rows)),
-        call("aten.mm.default", (Ref("xt"), Ref("error")), value("half", FEATURES, 1)),
-        call("aten.mul.Tensor", (Ref("half"), 2 / BATCH), gradient),
+        call("aten.mm.default", (ref("x"), ref("w")), value("out", rows, 1)),
+        call("aten.sub.Tensor", (ref("out"), ref("y")), error),
+        call("aten.mul.Tensor", (ref("error"), ref("error")), value("square", rows, 1)),
+        call("aten.sum.default", (ref("square"),), value("sum")),
+        call("aten.div.Tensor", (ref("sum"), BATCH), value("part")),
+        call("aten.t.default", (ref("x"),), value("xt", FEATURES, rows)),
+        call("aten.mm.default", (ref("xt"), ref("error")), value("half", FEATURES, 1)),
+        call("aten.mul.Tensor", (ref("half"), 2 / BATCH), gradient),
     )
     collectives = (
         Collective("all_reduce", 0, value("part"), value("loss")),
@@ -138,9 +138,9 @@ def relay(rank=0, later=()):
         (LocalInput(x, "batch", "x"),),
         (
             Feed(0, ("x",), ("x",)),
-            Compute(1, (call("aten.add.Tensor", (Ref("x"), Ref("x")), y),), ("x",), ("y",)),
+            Compute(1, (call("aten.add.Tensor", (ref("x"), ref("x")), y),), ("x",), ("y",)),
             Communicate(2, (Collective("all_reduce", 0, y, z),), "comm:0"),
-            Compute(3, (*later, call("aten.neg.default", (Ref("x"),), after)), ("x",), ("after",)),
+            Compute(3, (*later, call("aten.neg.default", (ref("x"),), after)), ("x",), ("after",)),
             Fetch(4, ("z", "after"), ("z", "after")),
         ),
         (
@@ -160,7 +160,7 @@ def probe(monkeypatch, function):
         return x
 
     monkeypatch.setitem(local_ops.LOCAL_OPS, "weft.hint", hint)
-    return call("weft.hint", (Ref("x"), ""), value("same", 2))
+    return call("weft.hint", (ref("x"), ""), value("same", 2))
 
 
 class SlowChannel:
@@ -357,8 +357,8 @@ def test_tensors_are_released_with_their_last_reader(monkeypatch):
         (LocalInput(x, "batch", "x"),),
         (
             Feed(0, ("x",), ("x",)),
-            Compute(1, (call("weft.remember", (Ref("x"), Ref("x")), y),), ("x",), ("y",)),
-            Compute(2, (call("aten.neg.default", (Ref("y"),), z),), ("y",), ("z",)),
+            Compute(1, (call("weft.remember", (ref("x"), ref("x")), y),), ("x",), ("y",)),
+            Compute(2, (call("aten.neg.default", (ref("y"),), z),), ("y",), ("z",)),
             Compute(3, (probe(monkeypatch, look),), ("x", "z"), ()),
             Fetch(4, ("z",), ("z",)),
         ),
@@ -395,7 +395,7 @@ def test_updates_that_read_each_other_and_results_that_are_variables():
     """a and b change places; the step returns a itself and a view of b, as they were in that step."""
     a, b, view = (value(name, 2) for name in ("a", "b", "view"))
     nodes = (
-        call("weft.slice", (Ref("b"), 0, 0, 2), view),
+        call("weft.slice", (ref("b"), 0, 0, 2), view),
         LocalUpdate("copy", "a", "b", (), 0, "a"),
         LocalUpdate("copy", "b", "a", (), 0, "b"),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from build import ref
 from two_stage_plans import (
     BACK,
     FORTH,
@@ -25,7 +26,7 @@ from two_stage_plans import (
 )
 from weft.errors import InternalError, RankFailure
 from weft.ir.legal.plans import verify_communicators
-from weft.ir.logical import Ref, Varying
+from weft.ir.logical import Varying
 from weft.ir.plan import (
     Collective,
     Communicate,
@@ -58,9 +59,9 @@ def test_accumulate_and_pack_make_one_value_of_all_micro_batches(reduction, expe
     total, rows = value("total", ROWS), value("rows", M * ROWS)
     nodes = (
         select("x", part),
-        call("aten.add.Tensor", (Ref("part"), Ref("part")), twice),
+        call("aten.add.Tensor", (ref("part"), ref("part")), twice),
         accumulate("twice", total, reduction),
-        call("weft.pack", (Ref("part"), 0), rows),
+        call("weft.pack", (ref("part"), 0), rows),
     )
     plan = RankPlan(
         0,
@@ -92,9 +93,9 @@ def test_accumulation_never_writes_what_others_read():
     nodes = (
         select("x", part),
         accumulate("part", a),
-        call("aten.neg.default", (Ref("part"),), sign),
+        call("aten.neg.default", (ref("part"),), sign),
         accumulate("sign", b),
-        call("weft.pack", (Ref("sign"), 0), rows),
+        call("weft.pack", (ref("sign"), 0), rows),
     )
     plan = RankPlan(
         0,
@@ -135,9 +136,9 @@ def test_a_buffer_is_updated_in_each_micro_batch_and_a_parameter_once():
         ),
         (
             Feed(0, ("x",), ("x",)),
-            loop(1, (select("x", part), call("aten.lerp.Scalar", (Ref("mean"), Ref("part"), 0.1), moved)),
+            loop(1, (select("x", part), call("aten.lerp.Scalar", (ref("mean"), ref("part"), 0.1), moved)),
                  ("x", "mean"), ("moved",)),
-            loop(2, (call("aten.mul.Tensor", (Ref("mean"), Ref("w")), seen), accumulate("seen", total)),
+            loop(2, (call("aten.mul.Tensor", (ref("mean"), ref("w")), seen), accumulate("seen", total)),
                  ("mean", "w"), ("total",)),
             loop(3, (LocalUpdate("copy", "mean", "moved", (), 0, "mean"),), ("moved",), ("mean",)),
             Compute(4, (LocalUpdate("copy", "w", "total", (), 0, "w"),), ("total",), ("w",)),
@@ -171,7 +172,7 @@ def test_random_numbers_differ_between_micro_batches_and_are_those_of_the_whole_
     offset = (Varying(tuple(range(0, M * ROWS, ROWS))),)
     nodes = (
         call("weft.uniform", ((M * ROWS,), offset, (ROWS,), 7), draw),
-        call("weft.pack", (Ref("draw"), 0), whole),
+        call("weft.pack", (ref("draw"), 0), whole),
     )
     plan = RankPlan(
         0, (), (loop(0, nodes, (), ("whole",)), Fetch(1, ("whole",), ("whole",))),
@@ -240,7 +241,7 @@ def test_credits_bound_what_is_in_flight(monkeypatch):
         monkeypatch.setitem(local_ops.LOCAL_OPS, "weft.note", note)
 
         def probe(kind, name):
-            return (call("weft.note", (Ref(name), kind), value(f"seen_{kind}")),)
+            return (call("weft.note", (ref(name), kind), value(f"seen_{kind}")),)
 
         plans = [first_stage(credits, True), last_stage(1, True)]
         actors = list(plans[0].actors)
@@ -316,9 +317,9 @@ def test_control_registers_hold_actors_back(monkeypatch):
         (LocalInput(x, "batch", "x"),),
         (
             Feed(0, ("x",), ("x",)),
-            loop(1, (select("x", part), call("weft.note", (Ref("part"), "make"), went)), ("x",), ("went",)),
+            loop(1, (select("x", part), call("weft.note", (ref("part"), "make"), went)), ("x",), ("went",)),
             Communicate(2, (gather,), "comm:0", M, waits=("go",)),
-            loop(3, (call("weft.note", (Ref("gathered"), "use"), value("used", ROWS)), accumulate("used", end)),
+            loop(3, (call("weft.note", (ref("gathered"), "use"), value("used", ROWS)), accumulate("used", end)),
                  ("gathered",), ("end", "go"), -1),
             Fetch(4, ("end",), ("end",)),
         ),
@@ -357,7 +358,7 @@ def test_a_queue_without_an_order_for_its_micro_batches_is_refused():
 def test_a_rank_that_waits_in_a_circle_says_so():
     """The second actor needs the total of all micro-batches, but keeps the only copy of `part` until then."""
     x, part, total = value("x", M, ROWS), value("part", ROWS), value("total", ROWS)
-    both = call("aten.add.Tensor", (Ref("part"), Ref("total")), value("both", ROWS))
+    both = call("aten.add.Tensor", (ref("part"), ref("total")), value("both", ROWS))
     plan = RankPlan(
         0,
         (LocalInput(x, "batch", "x"),),

@@ -8,9 +8,8 @@ import traceback
 import pytest
 import torch
 
-from build import call
-from weft.ir.logical import Ref
-from weft.ir.queries.alias import view_bases
+from build import call, ref
+from weft.ir.alias import view_bases
 from weft.ops.call import Token
 from weft.runtime.kernels.dense_operands import dense_op
 from weft.runtime.kernels.generated import CutCalls, build_kernel, failed_op
@@ -20,10 +19,10 @@ CPU = torch.device("cpu")
 
 def test_source_deletes_values_after_their_last_use():
     calls = (
-        call("aten.add.Tensor", (Ref("x"), Ref("w.1")), "a"),
-        call("aten.mul.Tensor", (Ref("a"), 2.0), "b"),
-        call("aten.neg.default", (Ref("b"),), "unused"),
-        call("aten.sub.Tensor", (Ref("b"), Ref("x")), "c"),
+        call("aten.add.Tensor", (ref("x"), ref("w.1")), "a"),
+        call("aten.mul.Tensor", (ref("a"), 2.0), "b"),
+        call("aten.neg.default", (ref("b"),), "unused"),
+        call("aten.sub.Tensor", (ref("b"), ref("x")), "c"),
     )
     kernel = build_kernel(calls, ("c", "b"), CPU)
     assert kernel.inputs == ("x", "w.1")
@@ -45,7 +44,7 @@ def test_source_deletes_values_after_their_last_use():
 
 def test_equal_segments_share_their_code():
     kernels = [
-        build_kernel((call("aten.neg.default", (Ref(name),), f"{name}!"),), (f"{name}!",), CPU)
+        build_kernel((call("aten.neg.default", (ref(name),), f"{name}!"),), (f"{name}!",), CPU)
         for name in ("p", "q")
     ]
     assert kernels[0].function.__code__ is kernels[1].function.__code__
@@ -54,10 +53,10 @@ def test_equal_segments_share_their_code():
 
 def test_several_results_lists_and_results_that_are_no_tensors():
     calls = (
-        call("aten.native_layer_norm.default", (Ref("x"), (2,), None, None, 1e-5), "n", None, None),
-        call("aten.split.Tensor", (Ref("x"), 4), "whole"),
-        call("aten.unbind.int", (Ref("x"),), "r", None),
-        call("aten.cat.default", ((Ref("n"), Ref("whole")), 0), "c"),
+        call("aten.native_layer_norm.default", (ref("x"), (2,), None, None, 1e-5), "n", None, None),
+        call("aten.split.Tensor", (ref("x"), 4), "whole"),
+        call("aten.unbind.int", (ref("x"),), "r", None),
+        call("aten.cat.default", ((ref("n"), ref("whole")), 0), "c"),
     )
     kernel = build_kernel(calls, ("c", "r"), CPU)
     x = torch.tensor([[1.0, 3.0], [0.0, 4.0]])
@@ -71,7 +70,7 @@ def test_constants_of_torch_and_odd_numbers():
     calls = (
         call("aten.full.default", ((2,), -math.inf), "i", dtype=dtype, device=device),
         call("aten.full.default", ((2,), math.nan), "n", dtype=dtype),
-        call("aten.clone.default", (Ref("x"),), "k", memory_format=Token("memory_format", "contiguous_format")),
+        call("aten.clone.default", (ref("x"),), "k", memory_format=Token("memory_format", "contiguous_format")),
     )  # fmt: skip
     i, n, k = build_kernel(calls, ("i", "n", "k"), CPU).function(None, torch.ones(2))
     assert i.dtype == torch.float64
@@ -91,7 +90,7 @@ def test_random_numbers_come_from_the_caller():
 
 
 def test_a_traceback_shows_the_failing_call():
-    kernel = build_kernel((call("aten.mm.default", (Ref("x"), Ref("x")), "y"),), ("y",), CPU)
+    kernel = build_kernel((call("aten.mm.default", (ref("x"), ref("x")), "y"),), ("y",), CPU)
     with pytest.raises(RuntimeError) as caught:
         kernel.function(None, torch.ones(2, 3))
     text = "".join(traceback.format_exception(caught.type, caught.value, caught.tb))
@@ -100,9 +99,9 @@ def test_a_traceback_shows_the_failing_call():
 
 def test_the_op_that_failed_is_known():
     calls = (
-        call("aten.t.default", (Ref("x"),), "t"),
-        call("aten.mm.default", (Ref("x"), Ref("x")), "y"),
-        call("aten.neg.default", (Ref("t"),), "n"),
+        call("aten.t.default", (ref("x"),), "t"),
+        call("aten.mm.default", (ref("x"), ref("x")), "y"),
+        call("aten.neg.default", (ref("t"),), "n"),
     )
     kernel = build_kernel(calls, ("y", "n"), CPU)
     with pytest.raises(RuntimeError) as caught:
@@ -113,9 +112,9 @@ def test_the_op_that_failed_is_known():
 
 def test_copied_outputs_and_aliases():
     calls = (
-        call("aten.t.default", (Ref("w"),), "t"),
-        call("weft.slice", (Ref("t"), 0, 0, 1), "s"),
-        call("aten.neg.default", (Ref("s"),), "n"),
+        call("aten.t.default", (ref("w"),), "t"),
+        call("weft.slice", (ref("t"), 0, 0, 1), "s"),
+        call("aten.neg.default", (ref("s"),), "n"),
     )
     assert view_bases(calls) == {"t": "w", "s": "w"}
     w = torch.ones(2, 2)
@@ -140,11 +139,11 @@ def test_a_gradient_with_one_row_may_have_any_stride_there() -> None:
 def loss_calls():
     """Logits, log-probabilities and the gradient of the logits."""
     return (
-        call("aten.mm.default", (Ref("x"), Ref("w")), "logits", shape=(3, 4)),
-        call("aten._log_softmax.default", (Ref("logits"), 1, False), "scores", shape=(3, 4)),
+        call("aten.mm.default", (ref("x"), ref("w")), "logits", shape=(3, 4)),
+        call("aten._log_softmax.default", (ref("logits"), 1, False), "scores", shape=(3, 4)),
         call(
             "weft.cross_entropy_backward",
-            (Ref("one"), Ref("scores"), Ref("y"), None, 2, -100, Ref("one")),
+            (ref("one"), ref("scores"), ref("y"), None, 2, -100, ref("one")),
             "grad",
             shape=(3, 4),
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from weft.ir.logical import Ref
+from build import ref
 from weft.ir.plan import LocalCall, LocalValue
 from weft.runtime.kernels.generated import build_kernel
 
@@ -13,7 +13,7 @@ M, ROWS, WIDTH = 3, 5, 4
 
 def test_the_sum_of_products_is_that_of_all_micro_batches_in_every_step():
     made = (LocalValue("total", (WIDTH, WIDTH), "float32"),)
-    total = LocalCall("weft.accumulate_mm", (Ref("a"), Ref("b")), (), made)
+    total = LocalCall.of("weft.accumulate_mm", (ref("a"), ref("b")), made)
     kernel = build_kernel([total], ("total",), torch.device("cpu"), micro_batches=M)
     torch.manual_seed(0)
     for _ in range(2):

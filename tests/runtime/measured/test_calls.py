@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import build
-from build import refs, value
+from build import value
 from weft.hardware.measured import Sample
 from weft.ir.plan import LocalCall, LocalInput, LocalProgram
 from weft.runtime.kernels.generated import build_kernel
@@ -27,10 +27,10 @@ def program(*nodes: LocalCall) -> LocalProgram:
     return LocalProgram(0, tuple(LocalInput(v, "batch", v.name) for v in (X, W)), nodes, ())
 
 
-TURNED = build.call("aten.transpose.int", (*refs("w"), 0, 1), value("turned", 5, 4))
-BACK = build.call("aten.transpose.int", (*refs("turned"), 0, 1), value("back", 4, 5))
-PRODUCT = build.call("aten.mm.default", refs("x", "back"), value("made", 6, 5))
-AGAIN = build.call("aten.mm.default", refs("x", "w"), value("again", 6, 5))
+TURNED = build.call("aten.transpose.int", (W.ref, 0, 1), value("turned", 5, 4))
+BACK = build.call("aten.transpose.int", (value("turned", 5, 4).ref, 0, 1), value("back", 4, 5))
+PRODUCT = build.call("aten.mm.default", (X.ref, value("back", 4, 5).ref), value("made", 6, 5))
+AGAIN = build.call("aten.mm.default", (X.ref, W.ref), value("again", 6, 5))
 
 
 def samples(*nodes: LocalCall) -> dict[str, Sample]:
@@ -63,14 +63,14 @@ def test_operands_that_are_views_have_their_strides(monkeypatch: pytest.MonkeyPa
         return found
 
     monkeypatch.setattr(measured, "operands_on", noting)
-    back = build.call("aten.clone.default", refs("turned"), value("copy", 5, 4))
+    back = build.call("aten.clone.default", (value("turned", 5, 4).ref,), value("copy", 5, 4))
     samples(TURNED, back)
     assert [(1, 5)] in seen  # the clone's operand, not contiguous
 
 
 def test_integers_are_valid_indices() -> None:
     weight, rows = value("w", 4, 5), value("x", 6, dtype="int64")
-    looked = build.call("aten.embedding.default", refs("w", "x"), value("made", 6, 5))
+    looked = build.call("aten.embedding.default", (W.ref, X.ref), value("made", 6, 5))
     inputs = tuple(LocalInput(v, "batch", v.name) for v in (rows, weight))
     every = calls_in_order([LocalProgram(0, inputs, (looked,), ())])
     assert list(measured_calls(every, lambda call: call, DEVICE, 0.0)[0]) == [every[0].text]
@@ -116,7 +116,7 @@ def test_calls_run_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         return lambda: (ran.append(one.node.op), work())
 
     monkeypatch.setattr(measured, "_work", noting)
-    often = [replace(AGAIN, outputs=(value(f"made{n}", 6, 5),)) for n in range(7)]
+    often = [AGAIN.changed(outputs=(value(f"made{n}", 6, 5),)) for n in range(7)]
     found, _ = measured_calls(
         calls_in_order([program(TURNED, AGAIN, *often)]), lambda call: call, DEVICE, 1.0, Bytes(1)
     )
@@ -142,12 +142,12 @@ def test_calls_that_have_no_room_together_are_measured_one_after_the_other(
 
 
 def test_a_call_that_cannot_run_is_left_out() -> None:
-    wrong = build.call("aten.mm.default", refs("w", "w"), value("made", 4, 5))
+    wrong = build.call("aten.mm.default", (W.ref, W.ref), value("made", 4, 5))
     assert list(samples(wrong, AGAIN)) == ["aten.mm.default(float32[6, 4], float32[4, 5])"]
 
 
 def test_sums_over_a_step_are_run_in_turn() -> None:
-    summed = build.call("weft.accumulate", (*refs("x"), "sum"), value("sum", 6, 4))
+    summed = build.call("weft.accumulate", (X.ref, "sum"), value("sum", 6, 4))
     (found,) = samples(summed).values()
     assert found.seconds >= 0
 

@@ -8,8 +8,7 @@ import pytest
 from search.jobs import begun, decoder, dense, step_of
 from weft.compiler.options import Options
 from weft.compiler.stages.balance import even_stages
-from weft.ir.logical import Call, node_outputs
-from weft.ir.queries.op_calls import op_call
+from weft.ir.logical import Call
 from weft.search.bounds.shared_work import uneven_stages, unevenness_of
 from weft.search.space.point import Point
 from weft.search.space.points import Points
@@ -59,10 +58,8 @@ def test_stages_are_cut_about_so(stages: int) -> None:
     stage_of = even_stages(graph, calls, stages, Options().cost_model)
     taken = np.zeros(stages)
     for call in calls:
-        first = next(value for value in node_outputs(call) if value is not None)
-        taken[stage_of[first.name]] += state.facts.machine.costs.of_call(
-            0, op_call(graph, call)
-        ).seconds
+        first = next(value for value in call.makes if value is not None)
+        taken[stage_of[first.name]] += state.facts.machine.costs.of_call(0, call.first).seconds
     expected = taken.max() / taken.mean()
     assert work.unevenness(Points.one(Point(1, stages=stages)))[0] == pytest.approx(
         expected, rel=0.2

@@ -14,7 +14,6 @@ from weft.capture.fx.locations import autograd_of, in_backward, location_of
 from weft.capture.fx.refusals import READS, refuse_op
 from weft.capture.optimizers.optimizer import UpdateRule
 from weft.errors import CaptureError
-from weft.ir.arguments import changed
 from weft.ir.logical import (
     ROLES,
     Call,
@@ -28,7 +27,6 @@ from weft.ir.logical import (
     Role,
     Update,
     Value,
-    node_uses,
 )
 from weft.ir.nodes import HINT, MASTER
 from weft.layout import parse_sbp
@@ -107,7 +105,7 @@ def to_logical(graph: torch.fx.Graph, name: str, boundary: Boundary) -> LogicalG
     outputs = [Output(ref, key) for key, ref in zip(boundary.outputs, reader.results, strict=False)]
     calls = _needed(reader.calls, [*updates, *outputs])
     readers: list[Node] = [*calls, *updates, *outputs]
-    used = {use for node in readers for use in node_uses(node)}
+    used = {use for node in readers for use in node.uses}
     kept = [x for x in inputs if x.role != "constant" or x.value.name in used]
     kept.sort(key=lambda x: ROLES.index(x.role))
     return LogicalGraph(name, (*kept, *_paired(_salted(calls)), *updates, *outputs))
@@ -152,7 +150,7 @@ class _Reader:
             found = Input(_value(self.names.new(key), node.meta["val"]), role, key)
             self.inputs.append(found)
             self._inputs_of[node] = found
-            self._refs[node] = Ref(found.value.name)
+            self._refs[node] = found.value.ref
         elif node.op == "output":
             self.results = tuple(self._refs[result] for result in node.args[0])  # type: ignore[index, union-attr]
             self._require(node.args[0][0] if node.args[0] else None)  # type: ignore[index]
@@ -179,7 +177,7 @@ class _Reader:
         for node, source in self._written.items():
             target = self._inputs_of[node]
             if target.role == "buffer" or self._is_frozen(target):
-                updates.append(Update("copy", Ref(target.value.name), source))
+                updates.append(Update("copy", target.value.ref, source))
             elif target.role == "parameter":
                 raise CaptureError(_TRAINED.format(target.key))
             elif target.role != "batch":  # a batch is not read again
@@ -198,22 +196,22 @@ class _Reader:
         if node.target._schema.is_mutable:  # type: ignore[union-attr]
             reason = "writes in place; expected ops that make new tensors"
             raise refuse_op(node.target, location_of(node), reason)
-        call = Call(
+        call = Call.of(
             _op_name(node.target),
             tuple(map(self._arg, node.args)),
-            tuple(
+            self._outputs(node),
+            kwargs=tuple(
                 (name, self._arg(arg))
                 for name, arg in node.kwargs.items()
                 if arg is not None and name != "pin_memory"
             ),
-            self._outputs(node),
-            location_of(node),
-            Phase(0, "backward" if in_backward(node) else "forward"),
-            autograd_of(node),
+            location=location_of(node),
+            phase=Phase(0, "backward" if in_backward(node) else "forward"),
+            autograd=autograd_of(node),
         )
         call = _with_hint(call) if call.op == HINT else call
         self.calls.append(call)
-        refs = tuple(value and Ref(value.name) for value in call.outputs)
+        refs = tuple(value and value.ref for value in call.outputs)
         self._refs[node] = refs if isinstance(node.meta["val"], tuple | list) else refs[0]
 
     def _read_linalg_check(self, node: torch.fx.Node) -> None:
@@ -229,11 +227,13 @@ class _Reader:
         arguments = (before, self._refs[info], name, matrix)
         phase = Phase(0, "backward" if in_backward(node) else "forward")
         location = location_of(node)
-        self.calls.append(Call("weft.checked", arguments, (), (value,), location, phase))
-        self._refs[source] = (Ref(value.name), *others)
+        self.calls.append(
+            Call.of("weft.checked", arguments, (value,), location=location, phase=phase)
+        )
+        self._refs[source] = (value.ref, *others)
         for user in source.users:
             if user in self._refs and user.target is operator.getitem and user.args[1] == 0:
-                self._refs[user] = Ref(value.name)
+                self._refs[user] = value.ref
 
     def _require(self, output: Any) -> None:
         """Ask for conditions of the step by its first output, which the caller gets: the loss in training."""
@@ -245,8 +245,10 @@ class _Reader:
             value = _value(self.names.new(f"{first.name}.required"), output.meta["val"])
             phase = Phase(0, "backward" if in_backward(node) else "forward")
             arguments = (first, self._refs[condition], text)  # type: ignore[index]
-            self.calls.append(Call("weft.required", arguments, (), (value,), place, phase))
-            self.results = (Ref(value.name), *self.results[1:])
+            self.calls.append(
+                Call.of("weft.required", arguments, (value,), location=place, phase=phase)
+            )
+            self.results = (value.ref, *self.results[1:])
 
     def _outputs(self, node: torch.fx.Node) -> tuple[Value | None, ...]:
         made = node.meta.get("val")
@@ -387,17 +389,19 @@ def _for_masters(updates: list[Update], inputs: Sequence[Input], reader: _Reader
             made = replace(master, name=reader.names.new(f"{update.source.name}.wide"))
             dtype = (("dtype", Token("dtype", master.dtype)),)
             phase = Phase(0, "backward")
-            yield Call("aten._to_copy.default", (update.source,), dtype, (made,), None, phase)
-            updates[place] = replace(update, source=Ref(made.name))
+            yield Call.of(
+                "aten._to_copy.default", (update.source,), (made,), kwargs=dtype, phase=phase
+            )
+            updates[place] = replace(update, source=made.ref)
 
 
 def _needed(calls: Sequence[Call], roots: Sequence[Node]) -> list[Call]:
     """The calls whose results are used, in order."""
-    used = {name for node in roots for name in node_uses(node)}
+    used = {name for node in roots for name in node.uses}
     kept = []
     for call in reversed(calls):
         if any(value is not None and value.name in used for value in call.outputs):
-            used.update(node_uses(call))
+            used.update(call.uses)
             kept.append(call)
     return kept[::-1]
 
@@ -408,7 +412,7 @@ def _salted(calls: Sequence[Call]) -> list[Call]:
     salted = []
     for call in calls:
         if call.op == "weft.uniform":
-            call = replace(call, args=(*call.args[:3], count))
+            call = call.changed(args=(*call.args[:3], count))
             count += 1
         salted.append(call)
     return salted
@@ -417,7 +421,7 @@ def _salted(calls: Sequence[Call]) -> list[Call]:
 def _with_hint(call: Call) -> Call:
     """A user's hint, whose SBPs come as text (`weft.capture.hint`)."""
     source, text = call.args
-    return replace(call, args=(source,), hint=Hint(tuple(map(parse_sbp, str(text).split(",")))))
+    return call.changed(args=(source,), hint=Hint(tuple(map(parse_sbp, str(text).split(",")))))
 
 
 def _paired(calls: Sequence[Call]) -> list[Call]:
@@ -434,4 +438,4 @@ def _paired(calls: Sequence[Call]) -> list[Call]:
     for call in calls:
         if call.autograd in both:
             numbers.setdefault(call.autograd, len(numbers))
-    return [changed(call, autograd=numbers.get(call.autograd)) for call in calls]
+    return [call.changed(autograd=numbers.get(call.autograd)) for call in calls]

@@ -28,7 +28,7 @@ from weft.compiler.experts.expert_biases import ONES, as_products
 from weft.compiler.experts.mixtures import Mixture, mixtures
 from weft.compiler.experts.rows import has_rows, in_blocks, repeated, summed, works_on_rows
 from weft.compiler.graph.rewriting import needed, ref_name
-from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_uses
+from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value
 from weft.ops.rules.own.experts import COMBINE, DISPATCH, EXPERT_GRADIENT, EXPERT_MM, ROUTES
 from weft.units import ITEM_SIZE
 
@@ -90,19 +90,19 @@ class _DispatchWriter:
         x, other, _, *more = node.args
         if node.op == EXPERT_MM:
             args: tuple[Arg, ...] = (self._block(node, x), other, self.buffers.experts, *more)
-            self._made(replace(node, args=args))
+            self._made(node.changed(args=args))
         else:
             args = (self._block(node, x), self._block(node, other), self.buffers.experts, *more)
-            self.nodes.append(replace(node, args=args))
+            self.nodes.append(node.changed(args=args))
 
     def _between(self, node: Call) -> None:
         shape, rows = (self.mixture.blocks, self.mixture.rows), self.mixture.ids.shape[0]
 
         def moved(name: str) -> Ref:
             return (
-                self._block(node, Ref(name))
+                self._block(node, self.graph.values[name].ref)
                 if has_rows(self.graph, node, name, rows)
-                else Ref(name)
+                else self.graph.values[name].ref
             )
 
         self._made(in_blocks(self.graph, node, shape, moved))
@@ -110,14 +110,16 @@ class _DispatchWriter:
     def _made(self, node: Call) -> None:
         """Write a call whose results stay in the buffers, and take back those that are read outside."""
         made = [self.buffers.value(value) if value else None for value in node.outputs]
-        self.nodes.append(replace(node, outputs=tuple(made)))
+        self.nodes.append(node.changed(outputs=tuple(made)))
         for value, block in zip(node.outputs, made, strict=True):
             if value is None or block is None:
                 continue
             self.blocks[value.name] = block
             if any(self._reads_rows(user, value.name) for user in self.graph.users[value.name]):
                 args = self.buffers.back(block, 1)
-                self.nodes.append(Call(COMBINE, args, (), (value,), node.location, node.phase))
+                self.nodes.append(
+                    Call.of(COMBINE, args, (value,), location=node.location, phase=node.phase)
+                )
 
     def _reads_rows(self, user: Node, name: str) -> bool:
         """True where a node outside of the buffers reads rows, not sums of those of each token."""
@@ -142,7 +144,7 @@ class _DispatchWriter:
             return None
         each = self.mixture.ids.shape[0] // self.graph.values[_made(node)].shape[0]
         args = self.buffers.back(self.blocks[name], each)
-        return replace(node, op=COMBINE, args=args, kwargs=())
+        return node.changed(op=COMBINE, args=args, kwargs=())
 
     def _whole_tokens(self, each: int) -> bool:
         """True where all rows of a token, `each`, are in one group."""
@@ -154,14 +156,16 @@ class _DispatchWriter:
         maker = self.graph.producers[name]
         if name not in self.blocks and isinstance(maker, Call) and maker.op == ONES:
             block = self.blocks[name] = self.buffers.value(self.graph.values[name])
-            op, args = "aten.new_ones.default", (Ref(self.mixture.ids.name), block.shape)
-            self.nodes.append(replace(maker, op=op, args=args, outputs=(block,)))
+            op, args = "aten.new_ones.default", (self.mixture.ids.ref, block.shape)
+            self.nodes.append(maker.changed(op=op, args=args, outputs=(block,)))
         if name not in self.blocks:
             tokens = repeated(self.graph, name)
             source, each = tokens if tokens and self._whole_tokens(tokens[1]) else (name, 1)
             self.blocks[name] = self.buffers.value(self.graph.values[name])
-            self.nodes.append(self.buffers.send(node, self.blocks[name], Ref(source), 0, each))
-        return Ref(self.blocks[name].name)
+            self.nodes.append(
+                self.buffers.send(node, self.blocks[name], self.graph.values[source].ref, 0, each)
+            )
+        return self.blocks[name].ref
 
 
 def _made(node: Call) -> str:
@@ -201,7 +205,7 @@ class Buffers:
     @property
     def experts(self) -> Ref:
         """The experts of the rows that come."""
-        return Ref(self.value(self.own).name)
+        return self.value(self.own).ref
 
     def value(self, value: Value) -> Value:
         """A value with rows, in the buffers: [blocks, rows of a block, …]."""
@@ -214,24 +218,24 @@ class Buffers:
     def routes(self, like: Call) -> Iterator[Call]:
         """Find the places that rows go to, and the experts of those that come, counted from each block's first."""
         mixture, ids = self.mixture, self.mixture.ids
-        args = (Ref(ids.name), mixture.experts, mixture.groups, mixture.blocks, mixture.capacity)
-        yield Call(ROUTES, args, (), (self.places,), like.location, like.phase)
-        op, counted = "aten.remainder.Scalar", (Ref(ids.name), mixture.experts // mixture.blocks)
-        yield Call(op, counted, (), (self.own,), like.location, like.phase)
-        yield self.send(like, self.value(self.own), Ref(self.own.name), -1)
+        args = (ids.ref, mixture.experts, mixture.groups, mixture.blocks, mixture.capacity)
+        yield Call.of(ROUTES, args, (self.places,), location=like.location, phase=like.phase)
+        op, counted = "aten.remainder.Scalar", (ids.ref, mixture.experts // mixture.blocks)
+        yield Call.of(op, counted, (self.own,), location=like.location, phase=like.phase)
+        yield self.send(like, self.value(self.own), self.own.ref, -1)
 
     def send(self, like: Call, block: Value, rows: Ref, around: int, each: int = 1) -> Call:
         """Send rows where `like` stands: `each` of them from a token, and `around` where a buffer has none."""
         mixture = self.mixture
         sizes = (mixture.groups, mixture.blocks, mixture.capacity, around, 0, each)
-        args = (rows, Ref(self.places.name), *sizes)
-        return Call(DISPATCH, args, (), (block,), like.location, like.phase)
+        args = (rows, self.places.ref, *sizes)
+        return Call.of(DISPATCH, args, (block,), location=like.location, phase=like.phase)
 
     def back(self, block: Value, each: int) -> tuple[Arg, ...]:
         """The arguments of a call that takes rows back: the sums of `each` of them, those of a token."""
         mixture = self.mixture
-        places = Ref(self.places.name)
-        return (Ref(block.name), places, mixture.groups, mixture.capacity, 0, each)
+        places = self.places.ref
+        return (block.ref, places, mixture.groups, mixture.capacity, 0, each)
 
 
 def calls_in_buffers(graph: LogicalGraph, mixture: Mixture) -> frozenset[int]:
@@ -301,7 +305,7 @@ class _Found:
         made: set[str] = set()
         for node in self._calls():
             if id(node) in self.inside:
-                made.update(node_uses(node), self._rows_made(node))
+                made.update(node.uses, self._rows_made(node))
         below: set[int] = set()
         ends: set[int] = set()
         for node in self._calls():
@@ -328,7 +332,7 @@ class _Found:
             leads = id(node) in ends or bool(read.intersection(_names(node)))
             if id(node) in self.inside or (id(node) in below and leads):
                 self.inside.add(id(node))
-                read.update(node_uses(node))
+                read.update(node.uses)
 
     def _calls(self) -> Iterator[Call]:
         return (node for node in self.nodes if isinstance(node, Call))
@@ -337,7 +341,7 @@ class _Found:
         return works_on_rows(self.graph, node, self.rows)
 
     def _row_operands(self, node: Call) -> list[str]:
-        return [x for x in node_uses(node) if has_rows(self.graph, node, x, self.rows)]
+        return [x for x in node.uses if has_rows(self.graph, node, x, self.rows)]
 
     def _rows_made(self, node: Call) -> list[str]:
         """Of a product: its rows, not the gradient of its experts."""

@@ -83,7 +83,7 @@ def _product(graph: LogicalGraph, bias: Call) -> tuple[list[Call], Call]:
         op: str, args: tuple[Any, ...], name: str, shape: tuple[int, ...], dtype: str = made.dtype
     ) -> Call:
         value = Value(f"{made.name}.{name}", shape, dtype)
-        return replace(bias, op=op, args=args, kwargs=(), outputs=(value,))
+        return bias.changed(op=op, args=args, kwargs=(), outputs=(value,))
 
     ids = bias.args[1]
     assert isinstance(ids, tuple)
@@ -91,14 +91,14 @@ def _product(graph: LogicalGraph, bias: Call) -> tuple[list[Call], Call]:
     numbers, table = graph.values[ref_name(chosen)], graph.values[ref_name(bias.args[0])]
     rows, experts = numbers.shape[0], table.shape[0]
     each = call("aten.unsqueeze.default", (chosen, 1), "each", (rows, 1), numbers.dtype)
-    ones = call(ONES, (Ref(f"{made.name}.each"),), "ones", (rows, 1))
-    ones = replace(ones, kwargs=(("dtype", Token("dtype", made.dtype)),))
-    one, apart = Ref(f"{made.name}.ones"), Ref(f"{made.name}.apart")
+    ones = call(ONES, (only_result(each).ref,), "ones", (rows, 1))
+    ones = ones.changed(kwargs=(("dtype", Token("dtype", made.dtype)),))
+    one = only_result(ones).ref
     wide = (experts, 1, made.shape[1])
     if bias.op == INDEX:
         cubic = call("aten.unsqueeze.default", (bias.args[0], 1), "apart", wide)
-        product = replace(bias, op=EXPERT_MM, args=(one, apart, chosen, 0))
+        product = bias.changed(op=EXPERT_MM, args=(one, only_result(cubic).ref, chosen, 0))
         return [each, ones, cubic, product], product
     product = call(EXPERT_GRADIENT, (one, bias.args[2], chosen, experts, 0), "apart", wide)
-    flat = replace(bias, op="aten.squeeze.dim", args=(apart, 1), kwargs=())
+    flat = bias.changed(op="aten.squeeze.dim", args=(only_result(product).ref, 1), kwargs=())
     return [each, ones, product, flat], product

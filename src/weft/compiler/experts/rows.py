@@ -6,10 +6,9 @@ Rows that stand several times in a row, and sums of such: how tokens become rows
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
-from weft.ir.logical import Arg, Call, LogicalGraph, Ref, node_uses
+from weft.ir.logical import Arg, Call, LogicalGraph, Ref
 from weft.ops.rule import factors_of
 from weft.ops.rules.common import pointwise
 
@@ -35,8 +34,8 @@ def works_on_rows(graph: LogicalGraph, node: Call, rows: int) -> bool:
     if not made or any(value.shape[:1] != (rows,) for value in made):
         return False
     if node.op in _DIMS:
-        rank = len(graph.values[node_uses(node)[0]].shape)
-        whole = all(graph.values[name].shape[:1] == (rows,) for name in node_uses(node))
+        rank = len(graph.values[node.uses[0]].shape)
+        whole = all(graph.values[name].shape[:1] == (rows,) for name in node.uses)
         return whole and rank > 1 and all(dim % rank for dim in _dims(node))
     if factors_of(node.op) is not pointwise or any(word in node.op for word in _ALIKE):
         return False
@@ -69,7 +68,7 @@ def in_blocks(
         args[_DIMS[node.op]] = _behind(args[_DIMS[node.op]])
     if node.op in _SHAPES:
         args[_SHAPES[node.op]] = (*shape, *args[_SHAPES[node.op]][1:])
-    return replace(node, args=tuple(args))
+    return node.changed(args=tuple(args))
 
 
 def _behind(dims: Any) -> Any:

@@ -16,8 +16,7 @@ from typing import TypeAlias, final
 
 from weft.compiler.graph.rewriting import only_result
 from weft.errors import RuleError
-from weft.ir.logical import Call, LogicalGraph, Node, Ref, node_uses
-from weft.ir.queries.op_calls import op_call, operand_names
+from weft.ir.logical import Call, LogicalGraph, Node, Ref
 from weft.ops.arguments import slots
 from weft.ops.call import OpCall
 from weft.ops.factors import WHOLE, Dims, Factors, factor_sizes
@@ -82,7 +81,7 @@ class _Proof:
     def run(self) -> Mapping[str, Kind] | None:
         """The kinds of all values that depend on the order; None where they leave what is understood."""
         for node in self.graph.nodes:
-            if node is self.sort or not any(name in self.kinds for name in node_uses(node)):
+            if node is self.sort or not any(name in self.kinds for name in node.uses):
                 continue
             if not isinstance(node, Call) or not self._follows(node):
                 return None
@@ -155,7 +154,7 @@ class _Proof:
 
     def _by_rule(self, node: Call) -> bool:
         """By the factors of the op's rule: all moved dimensions carry one, of as many elements as rows."""
-        call = op_call(self.graph, node)
+        call = node.first
         try:
             rule = rule_of(call)
             factors = rule.bind(call)
@@ -179,7 +178,7 @@ class _Proof:
 
     def _factor(self, node: Call, call: OpCall, factors: Factors) -> str | None:
         """The factor that the moved operands carry, each of them, and every other has none of."""
-        names = operand_names(node)
+        names = node.operands
         given = [
             (names[operand], dims)
             for operand, dims in zip(slots(call), factors.operands, strict=True)

@@ -33,7 +33,7 @@ from weft.compiler.experts.sorted_rows import (
     moved_by,
 )
 from weft.compiler.graph.rewriting import needed, only_result, ref_name, renamed
-from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_uses
+from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value
 from weft.ops.call import Token
 from weft.ops.rules.own.experts import SEGMENTS
 
@@ -92,7 +92,7 @@ def _without(graph: LogicalGraph, sort: Call) -> LogicalGraph | None:
         writer.write(node)
     found = needed(renamed(replace(graph, nodes=tuple(writer.nodes)), writer.renamed))
     # What is left of the permutation would be a range over the rows of all ranks.
-    left = any(name in writer.ranges for node in found.nodes for name in node_uses(node))
+    left = any(name in writer.ranges for node in found.nodes for name in node.uses)
     return None if left else found
 
 
@@ -157,7 +157,7 @@ class _UnsortedWriter:
         layout = (("memory_format", Token("memory_format", "contiguous_format")),)
         copied = self._call(node, "aten.clone.default", (each,), wide, layout)
         args = (copied, made.shape)
-        self.nodes.append(replace(node, op=_RESHAPE[0], args=args, kwargs=(), outputs=(made,)))
+        self.nodes.append(node.changed(op=_RESHAPE[0], args=args, kwargs=(), outputs=(made,)))
         return True
 
     def _put(self, node: Call, x: Ref, k: int, rows: Ref, adds: bool) -> bool:
@@ -179,8 +179,8 @@ class _UnsortedWriter:
             return False
         total = Value(f"{made.name}.summed", made.shape, made.dtype)
         self._summed(node, rows, k, total)
-        args = (x, Ref(total.name))
-        self.nodes.append(replace(node, op="aten.add.Tensor", args=args, outputs=(made,)))
+        args = (x, total.ref)
+        self.nodes.append(node.changed(op="aten.add.Tensor", args=args, outputs=(made,)))
         return True
 
     def _summed(self, node: Call, rows: Ref, k: int, made: Value) -> bool:
@@ -188,7 +188,7 @@ class _UnsortedWriter:
         shape = (made.shape[0], k, *made.shape[1:])
         apart = self._call(node, _RESHAPE[1], (rows, shape), shape, base=made)
         op, args = "aten.sum.dim_IntList", (apart, (1,))
-        self.nodes.append(replace(node, op=op, args=args, kwargs=(), outputs=(made,)))
+        self.nodes.append(node.changed(op=op, args=args, kwargs=(), outputs=(made,)))
         return True
 
     def _call(
@@ -203,8 +203,8 @@ class _UnsortedWriter:
         """A call that makes one of the steps to what `node` made."""
         base = base or only_result(node)
         made = Value(f"{base.name}.{op.split('.')[1]}", shape, base.dtype)
-        self.nodes.append(replace(node, op=op, args=args, kwargs=kwargs, outputs=(made,)))
-        return Ref(made.name)
+        self.nodes.append(node.changed(op=op, args=args, kwargs=kwargs, outputs=(made,)))
+        return made.ref
 
 
 def segments_known(graph: LogicalGraph) -> dict[str, str]:

@@ -17,7 +17,6 @@ from weft.cached import cached_property
 from weft.compiler.families.family import Family, Placed, SampleStatistics, Site
 from weft.hardware import CostModel
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
-from weft.ir.queries.op_calls import operand_names
 from weft.layout import SBP, Broadcast, Layout, Partial, Split
 from weft.ops import OpCall, Signature, TensorSpec
 from weft.ops.call import Token
@@ -103,12 +102,12 @@ class _BatchNormParts:
     @cached_property
     def known(self) -> dict[str, Layout]:
         """The layouts in which operands are read: the call's own, and those of sums."""
-        return dict(zip(operand_names(self.node), self.reads, strict=True))
+        return dict(zip(self.node.operands, self.reads, strict=True))
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
         """The shape of the input."""
-        return self.graph.values[operand_names(self.node)[0]].shape
+        return self.graph.values[self.node.operands[0]].shape
 
     @property
     def count(self) -> int:
@@ -131,12 +130,12 @@ class _BatchNormParts:
         yield self._call(_MOMENTS, (x,), moments)
         var = self._new(f"{y.name}.var", mean.shape, mean.dtype, self.values[mean.name])
         settings = (self.count, momentum, eps, Token("dtype", mean.dtype))
-        args = (Ref(moments.name), running_mean, running_var, *settings)
+        args = (moments.ref, running_mean, running_var, *settings)
         made = (var, mean, rstd, *(new or (None, None)))
         yield self._call(_STATISTICS, args, *made)
         whole = Layout(self.reads[0].placement, (Broadcast(),) * len(self.reads[0].sbp))
         nothing = (self._new(f"{y.name}.{part}", (0,), mean.dtype, whole) for part in "mv")
-        given = (Ref(mean.name), Ref(var.name), False, 0.0, eps)
+        given = (mean.ref, var.ref, False, 0.0, eps)
         yield self._call(_PLAIN, (x, weight, bias, *given), y, *nothing)
 
     def _backward(self) -> Iterator[Placed]:
@@ -146,7 +145,7 @@ class _BatchNormParts:
         name = next(value for value in self.node.outputs if value is not None)
         sums = self._sums(name, "sums", self.graph.values[mean.name].dtype)
         yield self._call(_SUMS, (grad, x, mean, rstd), sums)
-        total = Ref(sums.name)
+        total = sums.ref
         for row, made in enumerate(to_others):
             if made is not None:
                 yield self._call("aten.select.int", (total, 0, row), made)
@@ -169,8 +168,8 @@ class _BatchNormParts:
         return Value(name, shape, dtype)
 
     def _call(self, op: str, args: tuple[Arg, ...], *outputs: Value | None) -> Placed:
-        call = replace(self.node, op=op, args=args, kwargs=(), outputs=outputs)
-        names = operand_names(call)
+        call = self.node.changed(op=op, args=args, kwargs=(), outputs=outputs)
+        names = call.operands
         return call, tuple(self.known.get(name) or self.values[name] for name in names)
 
 

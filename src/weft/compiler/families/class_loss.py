@@ -10,14 +10,14 @@ may lie in memory by columns: `weft.class_scores` makes them.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import final
 
 from weft.compiler.assignment import Assignment
 from weft.compiler.families.family import Placed, Site, replaced
 from weft.compiler.families.log_softmax import BACKWARD, FORWARD, LogSoftmax, row_sums
 from weft.compiler.graph.rewriting import only_result
-from weft.ir.logical import Call, LogicalGraph, Node, Ref
+from weft.ir.logical import Call, LogicalGraph, Node, Ref, Value
 from weft.layout import Broadcast, Layout, Split
 from weft.ops.rules.layers.loss import NONE, SUM
 
@@ -60,7 +60,9 @@ def _instead(
     of_rows = len(graph.values[name].shape) == 2 and softmax.args[1] in (1, -1)
     if not (of_rows and _CLASSES in layout.sbp and isinstance(scores, Ref)):
         return None
-    reads = _Reads(assignment, numbers, {name: layout})
+    result = graph.values[name]
+    rows = Value(row_sums(name), (result.shape[0], 1), result.dtype)
+    reads = _Reads(assignment, numbers, {name: layout}, rows.ref)
     found: dict[int, Placed | None] = {}
     for reader in graph.users[name]:
         number = numbers[id(reader)]
@@ -71,7 +73,7 @@ def _instead(
     maker = graph.producers[scores.name]
     if isinstance(maker, Call) and maker.op == _PRODUCT and len(graph.users[scores.name]) == 1:
         number = numbers[id(maker)]
-        found[number] = (replace(maker, op="weft.class_scores"), assignment.operands[number])
+        found[number] = (maker.changed(op="weft.class_scores"), assignment.operands[number])
     return found
 
 
@@ -83,6 +85,7 @@ class _Reads:
     assignment: Assignment
     numbers: Mapping[int, int]
     expected: Mapping[str, Layout]
+    row_sums: Ref
 
     def replaced(
         self, graph: LogicalGraph, reader: Node, name: str, scores: Ref
@@ -91,15 +94,14 @@ class _Reads:
         if not isinstance(reader, Call):
             return
         layout = self.expected[name]
-        lse = row_sums(name)
         match reader.op, reader.args:
             case str(op), (Ref() as y, Ref() as target, None, int(kind), int(ignored)) if (
                 op == _LOSS and y.name == name and kind in (NONE, SUM)
             ):
-                args = (scores, lse, target, kind, ignored, 0)
+                args = (scores, self.row_sums, target, kind, ignored, 0)
                 operands = (layout, _over_classes(layout), self._read(reader, target.name))
                 if self._read(reader, name) == layout:
-                    call = replace(reader, op="weft.class_loss", args=args, kwargs=())
+                    call = reader.changed(op="weft.class_loss", args=args, kwargs=())
                     yield self.numbers[id(reader)], (call, operands)
             case str(op), (_, Ref() as y, *_) if op == _LOSS_GRADIENT and y.name == name:
                 (made,) = reader.outputs
@@ -117,7 +119,7 @@ class _Reads:
         """One call in place of the two backwards."""
         if not (isinstance(softmax, Call) and (loss.op, softmax.op) == (_LOSS_GRADIENT, BACKWARD)):
             return
-        layout, lse = self.expected[name], row_sums(name)
+        layout = self.expected[name]
         match loss.args, softmax.args:
             case (
                 (Ref() as grad, Ref() as y, Ref() as target, None, int(kind), int(ignored), _),
@@ -129,8 +131,8 @@ class _Reads:
                     return
                 row = _over_classes(layout)
                 operands = (self._read(loss, grad.name), layout, row)
-                args = (grad, scores, lse, target, kind, ignored, 0)
-                call = replace(softmax, op="weft.class_loss_backward", args=args, kwargs=())
+                args = (grad, scores, self.row_sums, target, kind, ignored, 0)
+                call = softmax.changed(op="weft.class_loss_backward", args=args, kwargs=())
                 yield self.numbers[id(loss)], None
                 yield (
                     self.numbers[id(softmax)],

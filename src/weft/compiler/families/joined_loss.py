@@ -73,5 +73,5 @@ def _join(program: LocalProgram, loss: LocalCall, softmax: LocalCall) -> LocalCa
             alike &= prod(scores.shape) >= SMALLEST
             if alike and scores.dtype in _DTYPES and len(scores.shape) == 2 and dim in (1, -1):
                 args = (grad, y, target, weight, kind, ignored, total)
-                return replace(softmax, op=BACKWARD, args=args, kwargs=())
+                return softmax.changed(op=BACKWARD, args=args, kwargs=())
     return None

@@ -12,7 +12,6 @@ once a step, before the loop, so that no micro-batch waits for the others.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from math import prod
 from typing import Any, final
 
@@ -34,15 +33,16 @@ FORWARD = "aten._log_softmax.default"
 BACKWARD = "aten._log_softmax_backward_data.default"
 # The part that others read too (`row_sums`).
 _SUMS = "sums"
+_ROWS = ("max", "sum", "log", _SUMS)
 # Where the dimension stands in the arguments, and how many reductions the op becomes.
 _DIM = {FORWARD: 1, BACKWARD: 2}
 _REDUCTIONS = {FORWARD: 2, BACKWARD: 1}
 _EXACT = ("float32", "float64")  # half precision stays whole: the fused op sums it in float32
 
 
-def row_sums(name: str) -> Ref:
+def row_sums(name: str) -> str:
     """The logarithms of the rows' sums of exponentials, [n, 1], of the log-softmax whose result is `name`."""
-    return Ref(f"{name}.lse")
+    return f"{name}.lse"
 
 
 def _signatures(call: OpCall, parts: int, empty: bool) -> tuple[Signature, ...]:
@@ -118,19 +118,19 @@ class LogSoftmax:
     def statistics(self) -> Iterator[Placed]:
         """The logarithm of each row's sum of exponentials (`row_sums`)."""
         here, row = self.reads[0], self._over_classes(self.reads[0], Broadcast())
-        x, top, total = self.node.args[0], self._ref("max"), self._ref("sum")
+        x, top, total = self.node.args[0], self._made("max").ref, self._made("sum").ref
         yield self._reduce("aten.amax.default", x, "max", "max", here), (here,)
         made = self._over_classes(here, Partial("sum"))
         args = (x, top, self.split.dim)
-        yield self._call("weft.sum_exp", args, "sum", made, row=True), (here, row)
-        yield self._call("aten.log.default", (total,), "log", row, row=True), (row,)
-        terms = (self._ref("log"), top)
-        yield self._call("aten.add.Tensor", terms, _SUMS, row, row=True), (row, row)
+        yield self._call("weft.sum_exp", args, "sum", made), (here, row)
+        yield self._call("aten.log.default", (total,), "log", row), (row,)
+        terms = (self._made("log").ref, top)
+        yield self._call("aten.add.Tensor", terms, _SUMS, row), (row, row)
 
     def _forward(self) -> Iterator[Placed]:
         yield from self.statistics()
         here, row = self.reads[0], self._over_classes(self.reads[0], Broadcast())
-        arguments = (self.node.args[0], self._ref(_SUMS))
+        arguments = (self.node.args[0], self._made(_SUMS).ref)
         yield self._call("aten.sub.Tensor", arguments, "", here), (here, row)
 
     def _backward(self) -> Iterator[Placed]:
@@ -142,13 +142,17 @@ class LogSoftmax:
             (of_gradient,),
         )
         yield self._call("aten.exp.default", (output,), "exp", of_output), (of_output,)
-        product = (self._ref("exp"), self._ref("sum"))
+        product = (self._made("exp").ref, self._made("sum").ref)
         yield self._call("aten.mul.Tensor", product, "product", of_gradient), (of_output, row)
-        difference = (gradient, self._ref("product"))
+        difference = (gradient, self._made("product").ref)
         yield self._call("aten.sub.Tensor", difference, "", of_gradient), (of_gradient, of_gradient)
 
-    def _ref(self, part: str) -> Ref:
-        return row_sums(self.result.name) if part == _SUMS else Ref(f"{self.result.name}.{part}")
+    def _made(self, part: str) -> Value:
+        """A result on the way: a number for each row, or all of the shape."""
+        name = row_sums(self.result.name) if part == _SUMS else f"{self.result.name}.{part}"
+        whole, dim = self.result, self.split.dim
+        shape = (*whole.shape[:dim], 1, *whole.shape[dim + 1 :]) if part in _ROWS else whole.shape
+        return Value(name, shape, whole.dtype)
 
     def _over_classes(self, layout: Layout, sbp: SBP) -> Layout:
         """`layout`, with `sbp` on the axes that split the classes."""
@@ -157,20 +161,15 @@ class LogSoftmax:
 
     def _reduce(self, op: str, x: Arg, part: str, reduction: Reduction, layout: Layout) -> Call:
         made = self._over_classes(layout, Partial(reduction))
-        return self._call(op, (x, (self.split.dim,), True), part, made, row=True)
+        return self._call(op, (x, (self.split.dim,), True), part, made)
 
-    def _call(
-        self, op: str, args: tuple[Arg, ...], part: str, layout: Layout, row: bool = False
-    ) -> Call:
+    def _call(self, op: str, args: tuple[Arg, ...], part: str, layout: Layout) -> Call:
         """A call whose result is called after the whole op's; the last has no `part` and is that result."""
         if not part:
-            return replace(self.node, op=op, args=args, kwargs=())
-        whole = self.result
-        dim = self.split.dim
-        shape = (*whole.shape[:dim], 1, *whole.shape[dim + 1 :]) if row else whole.shape
-        value = Value(self._ref(part).name, shape, whole.dtype)
+            return self.node.changed(op=op, args=args, kwargs=())
+        value = self._made(part)
         self.values[value.name] = layout
-        return Call(op, args, (), (value,), self.node.location, self.node.phase)
+        return Call.of(op, args, (value,), location=self.node.location, phase=self.node.phase)
 
 
 FAMILY = Family(
@@ -195,6 +194,7 @@ class _Counting:
     def __init__(self, graph: LogicalGraph, node: Call) -> None:
         self.graph = graph
         self.node = node
+        self.made: dict[str, Value] = {}
 
     def calls(self) -> Iterator[Call]:
         """The calls that count, the sum last."""
@@ -211,26 +211,23 @@ class _Counting:
             flat = (length,)
             counts = self._maker((length,))
             yield counts("flat", old.dtype, "aten.reshape.default", target, flat)
-            yield counts("mask", "bool", "aten.reshape.default", self._ref("counts"), flat)
-            mask, zero = self._ref("mask"), 0
+            yield counts("mask", "bool", "aten.reshape.default", self.made["counts"].ref, flat)
+            mask, zero = self.made["mask"].ref, 0
             where = "aten.where.ScalarOther"
-            yield counts("safe", old.dtype, where, mask, self._ref("flat"), zero)
-            pick = (weight, 0, self._ref("safe"))
+            yield counts("safe", old.dtype, where, mask, self.made["flat"].ref, zero)
+            pick = (weight, 0, self.made["safe"].ref)
             yield counts("picked", total.dtype, "aten.index_select.default", *pick)
-            yield counts("weights", total.dtype, where, mask, self._ref("picked"), zero)
+            yield counts("weights", total.dtype, where, mask, self.made["picked"].ref, zero)
             summed = "weights"
-        add = self._maker(())("total", total.dtype, "aten.sum.default", self._ref(summed))
-        yield replace(add, kwargs=(("dtype", Token("dtype", total.dtype)),))
-
-    def _ref(self, part: str) -> Ref:
-        total = self.node.outputs[1]
-        assert total is not None  # it is read
-        return Ref(f"{total.name}.{part}")
+        add = self._maker(())("total", total.dtype, "aten.sum.default", self.made[summed].ref)
+        yield add.changed(kwargs=(("dtype", Token("dtype", total.dtype)),))
 
     def _maker(self, shape: tuple[int, ...]) -> Callable[..., Call]:
         def make(part: str, dtype: str, op: str, *args: Arg) -> Call:
-            made = Value(self._ref(part).name, shape, dtype)
-            return replace(self.node, op=op, args=args, kwargs=(), outputs=(made,))
+            total = self.node.outputs[1]
+            assert total is not None  # it is read
+            made = self.made[part] = Value(f"{total.name}.{part}", shape, dtype)
+            return self.node.changed(op=op, args=args, kwargs=(), outputs=(made,))
 
         return make
 

@@ -27,7 +27,7 @@ from weft.compiler.graph.merged_dims import (
     order_of,
 )
 from weft.compiler.graph.rewriting import needed, ref_name, renamed
-from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_uses, refs
+from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, refs
 from weft.ops.rule import aten, factors_of
 from weft.ops.rules.common import pointwise
 
@@ -85,7 +85,7 @@ class _ApartWriter:
             if len(source.shape) == len(repeats) == RANK and repeats[1:] == (1, 1):
                 merged = Merged(RANK, 0, (made.shape[0] // source.shape[0], source.shape[0]))
                 shape = merged.apart(made.shape)
-                there = self.values.write(node, EXPAND, (Ref(source.name), shape), made, shape)
+                there = self.values.write(node, EXPAND, (source.ref, shape), made, shape)
                 self.values.known[made.name] = there, merged
         if isinstance(node, Call) and made and len(made.shape) == RANK:
             self._lift(node, made)
@@ -96,8 +96,8 @@ class _ApartWriter:
         assert isinstance(node, Call)
         made = _made(node)
         assert made is not None
-        args = (Ref(self.values.known[made.name][0].name), made.shape)
-        return replace(node, op=VIEW, args=args, kwargs=())
+        args = (self.values.known[made.name][0].ref, made.shape)
+        return node.changed(op=VIEW, args=args, kwargs=())
 
     def _view(self, node: Call, made: Value) -> None:
         """A view, of what is apart where it parts that; what it merges is there apart."""
@@ -106,7 +106,7 @@ class _ApartWriter:
             there, merged = self.values.known[source.name]
             if merged.parted_by(there.shape, made.shape):
                 source, self.changed = there, True
-                node = replace(node, op=VIEW, args=(Ref(source.name), made.shape), kwargs=())
+                node = node.changed(op=VIEW, args=(source.ref, made.shape), kwargs=())
                 if source.shape == made.shape:
                     self.equal[made.name] = source.name
         self.values.nodes.append(node)
@@ -114,14 +114,12 @@ class _ApartWriter:
         if found is not None:
             shape = found.apart(made.shape)
             if shape != source.shape:
-                source = self.values.write(node, VIEW, (Ref(source.name), shape), made, shape)
+                source = self.values.write(node, VIEW, (source.ref, shape), made, shape)
             self.values.known[made.name] = source, found
 
     def _lift(self, node: Call, made: Value) -> None:
         """Write a call apart too, where what it reads is there apart, and it allows that."""
-        known = {
-            self.values.known[name][1] for name in node_uses(node) if name in self.values.known
-        }
+        known = {self.values.known[name][1] for name in node.uses if name in self.values.known}
         if len(known) != 1 or any(list(refs(arg)) for _, arg in node.kwargs):
             return
         (merged,) = known
@@ -139,7 +137,7 @@ class _ApartWriter:
         names = [ref_name(arg) for arg in args[-2:]] if product else []
         if not all(name in self.values.known for name in names):
             return
-        if not all(self.values.is_apart(name, merged) for name in node_uses(node)):
+        if not all(self.values.is_apart(name, merged) for name in node.uses):
             return
         args, shape = self.values.args_apart(args), merged.apart(made.shape)
         if product:
@@ -154,10 +152,10 @@ class _ApartWriter:
         shape, scales = merged.apart(made.shape), dict(node.kwargs)
         found = self.values.write(node, MATMUL, args[-2:], made, shape)
         if scales.get("alpha", 1) != 1:
-            found = self.values.write(node, MUL, (Ref(found.name), scales["alpha"]), made, shape)
+            found = self.values.write(node, MUL, (found.ref, scales["alpha"]), made, shape)
         if len(args) > 2 and scales.get("beta", 1) != 0:
             given = (("alpha", scales["beta"]),) if scales.get("beta", 1) != 1 else ()
-            found = self.values.write(node, ADD, (Ref(found.name), args[0]), made, shape, given)
+            found = self.values.write(node, ADD, (found.ref, args[0]), made, shape, given)
         return found
 
 
@@ -192,7 +190,7 @@ class ApartValues:
             return False
         args = filled_apart(self.graph, maker, merged.apart(value.shape), merged)
         cares = factors_of(maker.op) is not pointwise
-        if args is None and not cares and all(self.is_apart(x, merged) for x in node_uses(maker)):
+        if args is None and not cares and all(self.is_apart(x, merged) for x in maker.uses):
             args = self.args_apart(maker.args)
         if args is None:
             return False
@@ -205,7 +203,7 @@ class ApartValues:
 
         def there(arg: Arg) -> Arg:
             known = self.known.get(arg.name) if isinstance(arg, Ref) else None
-            return Ref(known[0].name) if known else arg
+            return known[0].ref if known else arg
 
         return tuple(map(there, args))
 
@@ -220,5 +218,5 @@ class ApartValues:
     ) -> Value:
         """Write a call where `node` stands, that makes `of` in another shape."""
         made = Value(f"{of.name}.apart{len(self.nodes)}", shape, of.dtype)
-        self.nodes.append(replace(node, op=op, args=args, kwargs=kwargs, outputs=(made,)))
+        self.nodes.append(node.changed(op=op, args=args, kwargs=kwargs, outputs=(made,)))
         return made

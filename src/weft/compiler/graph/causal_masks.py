@@ -86,7 +86,7 @@ def _without_mask(call: Call, form: _Form, causal: bool) -> Call:
     args += [0.0] * (form.causal - len(args))  # forward ops may lack their dropout, and their flag
     args[form.causal : form.causal + 1] = [causal]
     kwargs = tuple((name, value) for name, value in call.kwargs if name != "attn_mask")
-    return replace(call, args=tuple(args), kwargs=kwargs)
+    return call.changed(args=tuple(args), kwargs=kwargs)
 
 
 def _keeps_all(mask: Known) -> bool:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias, final
 
 from weft.compiler.context import Context
-from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_outputs
+from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value
 
 ADD, TRANSPOSE = "aten.add.Tensor", "aten.t.default"
 
@@ -56,31 +56,31 @@ class _StackWriter:
     def write(self, root: Node, found: ProductSum) -> None:
         """Write the nodes that the add `root` stands for."""
         assert isinstance(root, Call)  # sums are calls
-        (total,) = node_outputs(root)
-        parts = list(found.others)
+        (total,) = root.makes
+        parts = [self.graph.values[name] for name in found.others]
         for number, group in enumerate(found.joined):
             last = number + 1 == len(found.joined) and not parts
             made = total if last else replace(total, name=f"{total.name}.part{number}")
             self._join(root, group, made)
-            parts.append(made.name)
+            parts.append(made)
         while len(parts) > 1:
             first, second, *rest = parts
             made = replace(total, name=f"{total.name}.sum{len(rest)}") if rest else total
-            self.nodes.append(replace(root, args=(Ref(first), Ref(second)), outputs=(made,)))
-            parts = [made.name, *rest]
+            self.nodes.append(root.changed(args=(first.ref, second.ref), outputs=(made,)))
+            parts = [made, *rest]
 
     def _join(self, root: Call, group: Sequence[Term], made: Value) -> None:
         x = self._stacked(root, names_of_x(group))
         if group[0].y is None:
             (columns,) = made.shape
             row = Value(f"{made.name}.row", (1, columns), made.dtype)
-            self._call(root, SUM, (Ref(x.name), (0,), True), row)
-            self._call(root, VIEW, (Ref(row.name), (columns,)), made)
+            self._call(root, SUM, (x.ref, (0,), True), row)
+            self._call(root, VIEW, (row.ref, (columns,)), made)
             return
         y = self._stacked(root, tuple(term.y for term in group if term.y is not None))
         flipped = Value(f"{made.name}.t", x.shape[::-1], x.dtype)
-        self._call(root, TRANSPOSE, (Ref(x.name),), flipped)
-        self._call(root, MM, (Ref(flipped.name), Ref(y.name)), made)
+        self._call(root, TRANSPOSE, (x.ref,), flipped)
+        self._call(root, MM, (flipped.ref, y.ref), made)
 
     def _stacked(self, root: Call, names: Names) -> Value:
         """The matrix of all rows of some matrices; made where the first sum reads it."""
@@ -90,13 +90,15 @@ class _StackWriter:
             number, steps = len(self.stacks), len(names)
             stack = Value(f"{names[0]}.steps{number}", (rows, steps, columns), first.dtype)
             matrix = Value(f"{stack.name}.rows", (rows * steps, columns), first.dtype)
-            self._call(root, STACK, (tuple(map(Ref, names)), 1), stack)
-            self._call(root, VIEW, (Ref(stack.name), matrix.shape), matrix)
+            self._call(
+                root, STACK, (tuple([self.graph.values[name].ref for name in names]), 1), stack
+            )
+            self._call(root, VIEW, (stack.ref, matrix.shape), matrix)
             self.stacks[names] = matrix
         return self.stacks[names]
 
     def _call(self, root: Call, op: str, args: tuple[Arg, ...], made: Value) -> None:
-        self.nodes.append(replace(root, op=op, args=args, outputs=(made,)))
+        self.nodes.append(root.changed(op=op, args=args, outputs=(made,)))
 
 
 @final
@@ -170,7 +172,7 @@ def _roots(graph: LogicalGraph) -> Iterator[Call]:
     """Adds of two equal tensors whose result is no part of a larger sum."""
     for node in graph.nodes:
         if _is_sum(graph, node):
-            users = graph.users[node_outputs(node)[0].name]
+            users = graph.users[node.makes[0].name]
             if len(users) != 1 or not _is_sum(graph, users[0]):
                 assert isinstance(node, Call)  # sums are calls
                 yield node
@@ -179,7 +181,7 @@ def _roots(graph: LogicalGraph) -> Iterator[Call]:
 def _is_sum(graph: LogicalGraph, node: Node) -> bool:
     if not isinstance(node, Call) or node.op != ADD or node.kwargs:
         return False
-    shape = node_outputs(node)[0].shape
+    shape = node.makes[0].shape
     alike = all(isinstance(x, Ref) and graph.values[x.name].shape == shape for x in node.args)
     return alike and node.args[0] != node.args[1]
 

@@ -85,9 +85,10 @@ class _Sums:
                 self.kinds[name], self.calls[name] = (others, products), calls
                 self.below[name] = mixed
             else:  # of one kind: as it was
-                self.kinds[name] = (others and Ref(name), products and Ref(name))
+                one = self.graph.values[name].ref
+                self.kinds[name] = (others and one, products and one)
         elif others and products and mixed:
-            self.written[name] = [*calls, replace(call, args=(others, products))]
+            self.written[name] = [*calls, call.changed(args=(others, products))]
             while mixed:
                 term = mixed.pop()
                 self.written[term] = self.calls[term]
@@ -105,13 +106,14 @@ class _Sums:
             if a and b:
                 value = only_result(call)
                 value = replace(value, name=f"{value.name}.{kind}")
-                calls.append(replace(call, args=(a, b), outputs=(value,)))
-                made = Ref(value.name)
+                calls.append(call.changed(args=(a, b), outputs=(value,)))
+                made = value.ref
             found.append(made)
         return (found[0], found[1]), calls
 
     def _kinds(self, term: str) -> tuple[Ref | None, Ref | None]:
-        alone = (None, Ref(term)) if term in self.products else (Ref(term), None)
+        one = self.graph.values[term].ref
+        alone = (None, one) if term in self.products else (one, None)
         return self.kinds.get(term, alone)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from weft.compiler.context import Context
-from weft.ir import renamed as nodes
-from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, node_uses
+from weft.ir import nodes
+from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value
 from weft.ops.rule import aten
 
 _VIEWS = frozenset(aten("view _unsafe_view reshape"))
@@ -33,7 +33,7 @@ def needed(graph: LogicalGraph) -> LogicalGraph:
     for node in reversed(graph.nodes):
         made = [value.name for value in node.outputs if value] if isinstance(node, Call) else []
         if not isinstance(node, Call) or any(name in used for name in made):
-            used.update(node_uses(node))
+            used.update(node.uses)
             kept.append(node)
     return graph.with_nodes(reversed(kept))
 

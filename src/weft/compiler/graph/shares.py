@@ -22,22 +22,8 @@ from weft.compiler.context import Context, Stages
 from weft.compiler.graph.joined.dims import JoinedDim, joined_dim
 from weft.compiler.graph.joined.ends import CAT, SLICE, in_blocks
 from weft.compiler.hints import Hints
-from weft.ir.logical import (
-    Arg,
-    Call,
-    Input,
-    LogicalGraph,
-    Node,
-    Output,
-    Phase,
-    Ref,
-    Update,
-    Value,
-    node_outputs,
-    node_uses,
-)
-from weft.ir.queries.op_calls import op_call
-from weft.ir.renamed import renamed
+from weft.ir.logical import Arg, Call, Input, LogicalGraph, Node, Output, Phase, Ref, Update, Value
+from weft.ir.nodes import renamed
 from weft.layout import Shares, Split
 from weft.ops.call import Operand, map_argument
 
@@ -157,7 +143,7 @@ def in_order(graph: LogicalGraph, stored: Mapping[str, Shares], stages: Stages) 
     ]
     readers = (node for node in graph.nodes if isinstance(node, Call | Output))
     # States that only their update reads have no values before the first one.
-    read = {name for node in readers for name in node_uses(node)} & stored.keys()
+    read = {name for node in readers for name in node.uses} & stored.keys()
     calls: list[Node] = []
     names: dict[str, str] = {}
     for node in inputs:
@@ -176,13 +162,11 @@ def in_order(graph: LogicalGraph, stored: Mapping[str, Shares], stages: Stages) 
             home = Phase(stages.homes.get(keys[node.target.name], 0), "forward")
             phase = maker.phase if isinstance(maker, Call) else home
             calls += _moved(source, shared, stored[node.target.name], phase, back=False)
-            ends.append(replace(node, source=Ref(shared.name)))
+            ends.append(replace(node, source=shared.ref))
         elif isinstance(node, Update | Output):
             ends.append(renamed(node, names))
         elif isinstance(node, Call):
-            calls.append(
-                renamed(node, names) if not names.keys().isdisjoint(node_uses(node)) else node
-            )
+            calls.append(renamed(node, names) if not names.keys().isdisjoint(node.uses) else node)
     return replace(graph, nodes=(*inputs, *calls, *ends))
 
 
@@ -192,36 +176,41 @@ def _moved(source: Value, made: Value, shares: Shares, phase: Phase, back: bool)
 
     def call(op: str, args: tuple[Arg, ...], name: str, shape: tuple[int, ...]) -> Call:
         value = replace(source, name=name, shape=shape) if name != made.name else made
-        return Call(op, args, (), (value,), None, phase)
+        return Call.of(op, args, (value,), phase=phase)
+
+    def ref(name: str, shape: tuple[int, ...]) -> Ref:
+        return replace(source, name=name, shape=shape).ref
 
     def with_size(*sizes: int) -> tuple[int, ...]:
         return (*source.shape[:dim], *sizes, *source.shape[dim + 1 :])
 
-    whole, pieces = source.name, []
+    whole, pieces = source.ref, []
     if back:
         yield call(
             RESHAPE,
-            (Ref(whole), shares.in_blocks(source.shape)),
+            (whole, shares.in_blocks(source.shape)),
             f"{made.name}.blocks",
             shares.in_blocks(source.shape),
         )
-        whole = f"{made.name}.blocks"
+        whole = ref(f"{made.name}.blocks", shares.in_blocks(source.shape))
     start = 0
     for number, part in enumerate(shares.parts):
         piece, turned = f"{made.name}.part{number}", f"{made.name}.part{number}.turned"
         cut, length = (dim + 1, part // blocks) if back else (dim, part)
         shapes = with_size(blocks, part // blocks), with_size(part)
         before, after = shapes if back else shapes[::-1]
-        yield call(SLICE, (Ref(whole), cut, start, start + length), piece, before)
-        yield call(RESHAPE, (Ref(piece), after), turned, after)
+        yield call(SLICE, (whole, cut, start, start + length), piece, before)
+        yield call(RESHAPE, (ref(piece, before), after), turned, after)
         start += length
-        pieces.append(Ref(turned))
+        pieces.append(ref(turned, after))
     if back:
         yield call(CAT, (tuple(pieces), dim), made.name, made.shape)
         return
     blocked = f"{made.name}.blocks"
     yield call(CAT, (tuple(pieces), dim + 1), blocked, shares.in_blocks(source.shape))
-    yield call(RESHAPE, (Ref(blocked), made.shape), made.name, made.shape)
+    yield call(
+        RESHAPE, (ref(blocked, shares.in_blocks(source.shape)), made.shape), made.name, made.shape
+    )
 
 
 def with_shares(graph: LogicalGraph, dims: SharedDims) -> LogicalGraph:
@@ -247,7 +236,7 @@ class _BlocksWriter:
         }
         ends = {name for _, joined in self.shared_dims for name in joined.ends}
         for node in self.graph.nodes:
-            made = node_outputs(node)
+            made = node.makes
             if isinstance(node, Input) and node.value.name in order:
                 node = replace(node, shares=order[node.value.name])
             if isinstance(node, Call) and made and made[0].name in ends:
@@ -259,15 +248,13 @@ class _BlocksWriter:
     def _end(self, node: Call, order: Mapping[str, Shares]) -> None:
         """Cut or join within each block."""
         names = (*node.uses, *(value.name for value in node.makes))
-        instead = in_blocks(
-            op_call(self.graph, node), next(order[name] for name in names if name in order)
-        )
+        instead = in_blocks(node.first, next(order[name] for name in names if name in order))
         refs: list[Ref] = []
         for name, shape in zip(node.operands, instead.operands, strict=True):
             source = self.graph.values[name]
             made = replace(source, name=f"{node.makes[0].name}.of{len(refs)}", shape=shape)
             self._reshape(node, source, made)
-            refs.append(Ref(made.name))
+            refs.append(made.ref)
 
         def leaf(arg: Any) -> Any:
             return refs[arg.index] if isinstance(arg, Operand) else arg
@@ -277,10 +264,10 @@ class _BlocksWriter:
             for value, shape in zip(node.makes, instead.results, strict=True)
         )
         args = map_argument(leaf, instead.args)
-        self.nodes.append(replace(node, op=instead.op, args=args, kwargs=(), outputs=outputs))
+        self.nodes.append(node.changed(op=instead.op, args=args, kwargs=(), outputs=outputs))
         for made, value in zip(outputs, node.makes, strict=True):
             self._reshape(node, made, value)
 
     def _reshape(self, node: Call, source: Value, made: Value) -> None:
-        args = (Ref(source.name), made.shape)
-        self.nodes.append(replace(node, op=RESHAPE, args=args, kwargs=(), outputs=(made,)))
+        args = (source.ref, made.shape)
+        self.nodes.append(node.changed(op=RESHAPE, args=args, kwargs=(), outputs=(made,)))

@@ -23,8 +23,6 @@ from weft.compiler.layouts.options import PerAxis, all_have_elements
 from weft.compiler.layouts.thin import ThinSplits, thin_splits
 from weft.errors import RuleError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update, Value
-from weft.ir.nodes import node_outputs, node_uses
-from weft.ir.queries.op_calls import op_call, operand_names
 from weft.layout import Broadcast, Layout, Placement
 from weft.ops import OpCall, Signature, localize
 
@@ -60,14 +58,14 @@ class Match:
 
     def add_slice(self, node: Node) -> None:
         """A slice that the other graph has not."""
-        (read,), (made,) = node_uses(node), node_outputs(node)
+        (read,), (made,) = node.uses, node.makes
         self.names[made.name] = self.names[read]
         self.sliced.add(self.names[read])
         self.numbers.append(None)
 
     def skip_slice(self, node: Node) -> None:
         """A slice that only the other graph has."""
-        (read,), (made,) = node_uses(node), node_outputs(node)
+        (read,), (made,) = node.uses, node.makes
         self._of[made.name] = self._of.get(read, read)
         self.sliced.update((read, made.name))
 
@@ -98,7 +96,7 @@ def _work(node: Node) -> tuple[object, ...] | None:
 
 
 def _read(node: Node) -> tuple[str, ...]:
-    return node.operands if isinstance(node, Call) else tuple(node_uses(node))
+    return node.operands if isinstance(node, Call) else tuple(node.uses)
 
 
 def match(before: LogicalGraph, graph: LogicalGraph) -> Match | None:
@@ -128,7 +126,7 @@ def _made(node: Node) -> list[str]:
     """The values that a node makes; empty where a call makes none."""
     if isinstance(node, Call):
         return [value.name if value else "" for value in node.outputs]
-    return [value.name for value in node_outputs(node)]
+    return [value.name for value in node.makes]
 
 
 def _pairs(
@@ -136,7 +134,7 @@ def _pairs(
 ) -> Iterator[tuple[Value, Value]]:
     for number, node in zip(found.numbers, graph.nodes, strict=True):
         if number is not None:
-            yield from zip(node_outputs(before.nodes[number]), node_outputs(node), strict=True)
+            yield from zip(before.nodes[number].makes, node.makes, strict=True)
 
 
 def _near(pairs: Iterable[tuple[Value, Value]]) -> bool:
@@ -189,7 +187,7 @@ class Solved:
         operands = {}
         for number, (node, other) in enumerate(zip(graph.nodes, found.numbers, strict=True)):
             if other is None:
-                operands[number] = tuple(values[name] for name in node_uses(node))
+                operands[number] = tuple(values[name] for name in node.uses)
             elif other in before.operands:
                 operands[number] = before.operands[other]
         shared = {name: before.shared[o] for name, o in names.items() if o in before.shared}
@@ -233,9 +231,9 @@ def _calls(
         if isinstance(node, Call) and not is_hint(node):
             made = [value.name if value else "" for value in node.outputs]
             layouts = (*assignment.operands[number], *map(assignment.values.get, made))
-            names = (*operand_names(node), *made) if thin else ()
+            names = (*node.operands, *made) if thin else ()
             ports = tuple([thin.get(name, _NONE) for name in names])
-            yield op_call(graph, node), layouts, len(made), ports if any(ports) else ()
+            yield node.first, layouts, len(made), ports if any(ports) else ()
 
 
 def _legal(

@@ -23,20 +23,8 @@ from weft.compiler.layouts.intent import as_whole, storage
 from weft.compiler.layouts.known import Known, LayoutChoice
 from weft.compiler.layouts.problem import Problem, build
 from weft.hardware import CostModel
-from weft.ir.arguments import changed
-from weft.ir.logical import (
-    Box,
-    Call,
-    Input,
-    LogicalGraph,
-    Node,
-    Output,
-    Ref,
-    Update,
-    Value,
-    node_uses,
-)
-from weft.ir.renamed import renamed
+from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, Ref, Update, Value
+from weft.ir.nodes import renamed
 from weft.layout import Layout, Placement, broadcast_layout
 from weft.units import ITEM_SIZE
 
@@ -107,7 +95,7 @@ class _Boxings:
         return tuple(boxing for name in names for boxing in self.wanted.get(name, {}).values())
 
     def _operands(self, index: int, node: Node) -> Iterable[tuple[str, Layout]]:
-        names = tuple(dict.fromkeys(node_uses(node)))
+        names = tuple(dict.fromkeys(node.uses))
         return zip(names, self.assignment.operands.get(index, ()), strict=True)
 
     def _want(self, index: int, node: Node, name: str, layout: Layout) -> None:
@@ -141,7 +129,7 @@ class _Boxings:
             case Input(value=value):
                 return replace(node, value=laid(value))
             case Call(outputs=outputs):
-                return changed(node, outputs=tuple([v and laid(v) for v in outputs]))
+                return node.changed(outputs=tuple([v and laid(v) for v in outputs]))
             case _:
                 return node
 
@@ -218,7 +206,7 @@ def _assignment(
 
     def wanted(number: int, node: Node) -> tuple[Layout, ...]:
         if isinstance(node, Update):
-            return tuple(_wanted(node, name, values) for name in dict.fromkeys(node_uses(node)))
+            return tuple(_wanted(node, name, values) for name in dict.fromkeys(node.uses))
         return operands(problem.variable_of[number])
 
     values = {name: result(*made) for name, made in problem.maker_of.items()}

@@ -27,10 +27,8 @@ import numpy as np
 from weft.compiler.hints import Hints
 from weft.compiler.layouts.boxing_costs import Table
 from weft.hardware import CostModel
-from weft.ir.arguments import changed
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Update
-from weft.ir.nodes import TAKE, node_outputs
-from weft.ir.queries.op_calls import kept_values, operand_names
+from weft.ir.nodes import TAKE
 from weft.layout import SBP, Broadcast, Partial, Split
 
 # What an edge is about along one axis, beside its boxing:
@@ -49,7 +47,7 @@ def intents(graph: LogicalGraph, hints: Hints, axes: int) -> dict[str, Intents]:
     inputs = [node for node in graph.of_kind(Input) if node.role == "parameter"]
     sbps = {node.value.name: hints.inputs.get(node.key, (None,) * axes) for node in inputs}
     kept: Intents = tuple("kept" for _ in range(axes))
-    found: dict[str, Intents] = dict.fromkeys(kept_values(graph), kept)
+    found: dict[str, Intents] = dict.fromkeys(graph.kept_values, kept)
     keys = {node.value.name: node.key for node in inputs}
     for name, parameter in gradients(graph, sbps).items():
         stored = hints.stored.get(keys[parameter])
@@ -122,7 +120,7 @@ def uses(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, str
     """
     found = {name: name for name in parameters}
     for node in graph.of_kind(Call):
-        names = operand_names(node)
+        names = node.operands
         if len(names) != 1 or names[0] not in found:
             continue
         parameter = found[names[0]]
@@ -157,7 +155,7 @@ def gradients(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str
 
 def _passed(node: Call) -> tuple[str, ...]:
     """The operands that are gradients when the result is one."""
-    names = operand_names(node)
+    names = node.operands
     if node.op == "weft.scale":
         return names[:1]
     passes = is_ours(node) and (len(names) == 1 or node.op == "aten.add.Tensor")
@@ -199,7 +197,7 @@ def _as_whole(node: Node) -> Node:
     if not isinstance(node, Call) or hint is None or hint.stored is None:
         return node
     whole = Broadcast() if node.op == TAKE or _makes_whole(node) else None
-    return changed(node, hint=hint.with_axis(hint.stored, whole))
+    return node.changed(hint=hint.with_axis(hint.stored, whole))
 
 
 @final
@@ -235,9 +233,9 @@ def _shards(graph: LogicalGraph, parameters: Mapping[str, str]) -> Iterator[str]
     """Parameters and what is made of their shards, up to where they are whole."""
     found = set(parameters)
     for node in graph.of_kind(Call):
-        names = operand_names(node)
+        names = node.operands
         if len(names) == 1 and names[0] in found and not _makes_whole(node):
-            found.update(value.name for value in node_outputs(node))
+            found.update(value.name for value in node.makes)
     yield from found
 
 
@@ -253,4 +251,4 @@ def _passed_on(graph: LogicalGraph, found: Mapping[str, str]) -> Iterator[str]:
     for name in found:
         for node in graph.users[name]:
             if measures(node):
-                yield from (value.name for value in node_outputs(node))
+                yield from (value.name for value in node.makes)

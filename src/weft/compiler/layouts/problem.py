@@ -11,7 +11,6 @@ from weft.compiler.layouts.intent import Intents, Storage, intents
 from weft.compiler.layouts.thin import ThinSplits, thin_splits
 from weft.errors import LayoutError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update, Value
-from weft.ir.queries.op_calls import op_call, operand_names
 from weft.layout import SBP, Broadcast, Partial, Placement, Split
 from weft.ops import OpCall, Signature, TensorSpec
 from weft.ops.call import tensor_spec
@@ -196,7 +195,7 @@ def _connect(
 ) -> None:
     """Edges into a node's variable, and the Shares of what it makes."""
     here = problem.variable_of[number]
-    names = operand_names(node) if isinstance(node, Call) else ()
+    names = node.operands if isinstance(node, Call) else ()
     names = (node.value.name,) if isinstance(node, Output) else names
     for operand, name in enumerate(names):
         problem.read(name, here, operand, _spec(graph.values[name]))
@@ -251,9 +250,9 @@ def _results(node: Node) -> tuple[Value | None, ...]:
 def _call(
     graph: LogicalGraph, node: Call, placement: Placement, problem: Problem, hints: Hints
 ) -> Variable:
-    call = op_call(graph, node)
+    call = node.first
     made = [value.name if value else "" for value in node.outputs]
-    ports = tuple(problem.thin.get(name, frozenset()) for name in (*operand_names(node), *made))
+    ports = tuple(problem.thin.get(name, frozenset()) for name in (*node.operands, *made))
     if not is_hint(node):
         times = max(map(problem.times, made))
         pinned = hints.signatures.get(node.makes[0].name, ()) if node.makes else ()

@@ -14,7 +14,6 @@ from typing import TypeAlias, final
 from weft.compiler.families.table import legal_signatures
 from weft.compiler.hints import Hints, Thin, hinted_sbps, is_hint
 from weft.ir.logical import Call, Input, LogicalGraph, Update
-from weft.ir.queries.op_calls import op_call, operand_names
 from weft.layout import SBP, Placement, Split
 
 # For each value where its splits may be thin; a value without any has no entry.
@@ -82,13 +81,13 @@ class _Spread:
 
     def _call(self, node: Call) -> None:
         made = [value.name if value else "" for value in node.outputs]
-        names = (*operand_names(node), *made)
+        names = (*node.operands, *made)
         if not any(name in self.thin for name in names):
             return
         if is_hint(node):
             self._same(names[0], names[1])
             return
-        call = op_call(self.graph, node)
+        call = node.first
         for axis, parts in enumerate(self.grid):
             for signature in legal_signatures(call, parts, empty=True):
                 sbps = (*signature.operands, *signature.results)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from weft.compiler.context import Context
-from weft.ir.logical import FORWARD, Phase, Ref
+from weft.ir.alias import variable_views
+from weft.ir.logical import FORWARD, Phase
 from weft.ir.plan import (
     Exchange,
     LocalCall,
@@ -20,7 +21,6 @@ from weft.ir.plan import (
     LocalProgram,
     LocalValue,
 )
-from weft.ir.queries.alias import variable_views
 
 
 def copy_escaping_views(program: LocalProgram, _: Context) -> LocalProgram:
@@ -36,7 +36,7 @@ def copy_escaping_views(program: LocalProgram, _: Context) -> LocalProgram:
         ):
             made = node.output.name if node.output else f"{node.input.name}.{len(nodes)}"
             copy = replace(node.input, name=f"{made}.copy")
-            nodes.append(_clone(node.input.name, copy, node.phase))
+            nodes.append(_clone(node.input, copy, node.phase))
             origins[copy.name] = node.input.name
             loop |= {copy.name} if node.input.name in program.loop else set()
             node = replace(node, input=copy)
@@ -46,7 +46,7 @@ def copy_escaping_views(program: LocalProgram, _: Context) -> LocalProgram:
     for number, output in enumerate(program.outputs):
         if output.name in bases:
             copy = replace(values[output.name], name=f"{output.name}.out{number}")
-            nodes.append(_clone(output.name, copy, FORWARD))
+            nodes.append(_clone(values[output.name], copy, FORWARD))
             origins[copy.name] = output.name
             output = LocalOutput(copy.name, output.key)
         outputs.append(output)
@@ -56,5 +56,5 @@ def copy_escaping_views(program: LocalProgram, _: Context) -> LocalProgram:
     return replace(program, nodes=tuple(nodes), outputs=kept, loop=loop, origins=origins)
 
 
-def _clone(name: str, copy: LocalValue, phase: Phase) -> LocalCall:
-    return LocalCall("aten.clone.default", (Ref(name),), (), (copy,), phase)
+def _clone(value: LocalValue, copy: LocalValue, phase: Phase) -> LocalCall:
+    return LocalCall.of("aten.clone.default", (value.ref,), (copy,), phase)

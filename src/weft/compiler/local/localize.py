@@ -18,8 +18,9 @@ from weft.compiler.kept import KeptResults
 from weft.compiler.microbatch.prepare import joined
 from weft.compiler.signatures import axis_signatures
 from weft.errors import InternalError
+from weft.ir.arguments import applied
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, Ref, Update, Value
-from weft.ir.nodes import FORWARD, Phase, node_outputs
+from weft.ir.nodes import FORWARD, Phase
 from weft.ir.plan import (
     Communicator,
     LocalCall,
@@ -31,7 +32,6 @@ from weft.ir.plan import (
     LocalValue,
     Transfer,
 )
-from weft.ir.queries.op_calls import layout_of, made_of, named_arguments, op_call, operand_names
 from weft.layout import Placement, Region
 from weft.ops import OpCall, TensorSpec
 from weft.ops import localize as localize_call
@@ -158,19 +158,19 @@ class _View:
         return self.aliases.get(name, name)
 
     def value(self, value: Value) -> LocalValue:
-        shape = layout_of(value).local_shape(value.shape, self.rank)
+        shape = value.laid.local_shape(value.shape, self.rank)
         return LocalValue(value.name, shape, value.dtype)
 
     def holds(self, name: str) -> bool:
         """True where this rank is in the placement of a value."""
-        return self.rank in layout_of(self.graph.values[name]).placement.coordinates
+        return self.rank in self.graph.values[name].laid.placement.coordinates
 
     def noted(self, node: Node, local: LocalNode) -> LocalNode:
         """`local`, a part of `node`, whose results are noted when they are made once per micro-batch."""
         if isinstance(node, Call) and isinstance(local, Transfer):
             loop = not self.looped.isdisjoint(local.reads)  # border rows that the call reads
         else:
-            loop = any(value.name in self.shared.loop for value in node_outputs(node))
+            loop = any(value.name in self.shared.loop for value in node.makes)
         if loop:
             self.looped.update([value.name for value in local.makes])
         return local
@@ -207,7 +207,7 @@ class _View:
     def _call(self, node: Call, needed: Mapping[str, Halo], phase: Phase) -> LocalCall:
         names = [
             self.fetched[name][needed[name].wanted] if name in needed else self.name(name)
-            for name in operand_names(node)
+            for name in node.operands
         ]
         return self.shared.local_call(node, self.rank, names, phase)
 
@@ -218,7 +218,7 @@ class _View:
             self.aliases[node.output.name] = name
             return
         ids = self.shared.communicator_of.__getitem__
-        chain = steps(layout_of(source), layout_of(node.output), source.shape, itemsize)
+        chain = steps(source.laid, node.output.laid, source.shape, itemsize)
         for number, step in enumerate(chain, 1):
             last = number == len(chain)
             made = node.output.name if last else f"{node.output.name}.{number}"
@@ -318,7 +318,7 @@ class Shared:
         results = tuple([value and value.layout for value in node.outputs])
         place = next(layout for layout in (*results, *operands) if layout)
         position = place.placement.coordinates[rank]
-        known = self.calls.setdefault((op_call(self.graph, node), operands, results), {})
+        known = self.calls.setdefault((node.first, operands, results), {})
         if position not in known:
             call = self._checked(node, rank)
             # One object where ranks run the same, which they then share all the way.
@@ -337,7 +337,7 @@ class Shared:
         """The rule's idea of the local results must be the layouts'."""
         call = localized_call(self.graph, node, rank)
         expected = tuple(
-            value and TensorSpec(layout_of(value).local_shape(value.shape, rank), value.dtype)
+            value and TensorSpec(value.laid.local_shape(value.shape, rank), value.dtype)
             for value in node.outputs
         )
         if call.results != expected:
@@ -355,8 +355,7 @@ def _local_call(node: Call, call: OpCall, names: Sequence[str], phase: Phase) ->
             for value, spec in zip(node.outputs, call.results, strict=True)
         ]
     )
-    args, kwargs = named_arguments(call, names)
-    return made_of(LocalCall(call.op, args, kwargs, outputs, phase), call, names)
+    return LocalCall(outputs=outputs, phase=phase, **applied(call, names))
 
 
 def localized_call(graph: LogicalGraph, node: Call, rank: int) -> OpCall:
@@ -370,7 +369,7 @@ def localized_call(graph: LogicalGraph, node: Call, rank: int) -> OpCall:
 
 
 def _at_micro_batch(graph: LogicalGraph, node: Call, rank: int, micro: int) -> OpCall:
-    call = op_call(graph, node, micro)
+    call = node.call.at(micro)
     place = place_of(graph, node)
     assert place is not None  # a call's
     at = place.coordinates[rank]
@@ -383,7 +382,7 @@ def place_of(graph: LogicalGraph, node: Node) -> Placement | None:
     """The place where a call or an update runs: where its results, or its targets, lie. None of other nodes."""
     match node:
         case Call():
-            return layout_of(node.makes[0]).placement
+            return node.makes[0].laid.placement
         case Update(target=target):
-            return layout_of(graph.values[target.name]).placement
+            return graph.values[target.name].laid.placement
     return None

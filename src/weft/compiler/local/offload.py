@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 from weft.compiler.context import Context
-from weft.ir.logical import Call, LogicalGraph, Ref, node_outputs
+from weft.ir.alias import value_bytes, view_bases
+from weft.ir.arguments import with_names
+from weft.ir.logical import Call, LogicalGraph
 from weft.ir.plan import LocalCall, LocalNode, LocalProgram, LocalUpdate, LocalValue
-from weft.ir.queries.alias import value_bytes, view_bases
-from weft.ops.call import Token, map_argument
+from weft.ops.call import Token
 from weft.patterns import check_named, covers
 
 OFFLOAD, LOAD = "weft.offload", "weft.load"
@@ -68,7 +68,7 @@ def _modules(graph: LogicalGraph) -> dict[str, str]:
         value.name: call.location.module
         for call in graph.of_kind(Call)
         if call.phase.kind == "forward" and call.location is not None
-        for value in node_outputs(call)
+        for value in call.makes
     }
 
 
@@ -112,14 +112,15 @@ def _nodes(program: LocalProgram, first: Mapping[str, int], device: Token) -> It
         for value in node.makes:
             if value.name in first:
                 host = replace(value, name=f"{value.name}.host")
-                yield LocalCall(OFFLOAD, (Ref(value.name),), (), (host,), node.phase)
+                yield LocalCall.of(OFFLOAD, (value.ref,), (host,), node.phase)
 
 
 def _load(program: LocalProgram, place: int, value: LocalValue, device: Token) -> LocalCall:
     awaited = _awaited(program, place, value.name in program.loop)
-    args = (Ref(f"{value.name}.host"), device, *((Ref(awaited),) if awaited else ()))
+    host = replace(value, name=f"{value.name}.host")
+    args = (host.ref, device, *((program.values[awaited].ref,) if awaited else ()))
     back = replace(value, name=f"{value.name}.back")
-    return LocalCall(LOAD, args, (), (back,), program.nodes[place].phase)
+    return LocalCall.of(LOAD, args, (back,), program.nodes[place].phase)
 
 
 def _awaited(program: LocalProgram, place: int, looped: bool) -> str | None:
@@ -143,14 +144,9 @@ def _awaited(program: LocalProgram, place: int, looped: bool) -> str | None:
 
 def _reading(node: LocalNode, names: Mapping[str, str]) -> LocalNode:
     """`node` reading other values, by the names of those that it read."""
-
-    def read(leaf: Any) -> Any:
-        return Ref(names.get(leaf.name, leaf.name)) if isinstance(leaf, Ref) else leaf
-
     if not names or isinstance(node, LocalUpdate):
         return node
     if isinstance(node, LocalCall):
-        kwargs = tuple((key, map_argument(read, arg)) for key, arg in node.kwargs)
-        return replace(node, args=map_argument(read, node.args), kwargs=kwargs)
+        return with_names(node, names)
     assert node.input is not None  # it reads one of `names`
     return replace(node, input=replace(node.input, name=names[node.input.name]))

@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any, final
+from typing import final
 
 from weft.compiler.context import Context
 from weft.compiler.microbatch.forms import even_signatures
 from weft.errors import RuleError
-from weft.ir.logical import Arg, Ref
+from weft.ir.arguments import applied
 from weft.ir.plan import (
     Collective,
     LocalCall,
@@ -28,10 +28,8 @@ from weft.ir.plan import (
     LocalUpdate,
     LocalValue,
 )
-from weft.ir.queries.op_calls import local_op_call, local_operands
 from weft.layout import Broadcast, Partial, Split
-from weft.ops import OpCall, Operand, Signature, TensorSpec, localize
-from weft.ops.call import map_argument
+from weft.ops import OpCall, Signature, TensorSpec, localize
 from weft.units import Bytes
 
 # Local parts of boxing: rules do not know them. Where the dimension stands that they change.
@@ -111,8 +109,8 @@ class _PartsCutter:
         """Make a value whole of its parts, if it is not yet."""
         if name in self.cut and name not in self.whole:
             self.whole.add(name)
-            refs = tuple(Ref(part.name) for part in self._parts_of(name))
-            call = LocalCall("aten.cat.default", (refs, self.cut[name]), (), (self.values[name],))
+            refs = tuple(part.ref for part in self._parts_of(name))
+            call = LocalCall.of("aten.cat.default", (refs, self.cut[name]), (self.values[name],))
             self.order.add_late(call)
 
     def cut_whole(self, name: str, dim: int) -> None:
@@ -123,8 +121,8 @@ class _PartsCutter:
         self.whole.add(name)
         for turn, part in enumerate(self._parts_of(name)):
             length = part.shape[dim]
-            args = (Ref(name), dim, turn * length, length)
-            self.order.turns[turn].append(LocalCall("weft.slice", args, (), (part,)))
+            args = (self.values[name].ref, dim, turn * length, length)
+            self.order.turns[turn].append(LocalCall.of("weft.slice", args, (part,)))
 
     def _parts_of(self, name: str) -> Iterator[LocalValue]:
         value, dim = self.values[name], self.cut[name]
@@ -153,12 +151,12 @@ class _PartsCutter:
 
     def _call(self, node: LocalCall) -> bool:
         """Run a call in parts, if it reads parts and can."""
-        names = local_operands(node)
+        names = node.operands
         if self.cut.keys().isdisjoint(names):
             return False
         if node.op in _BOXING:
             return self._boxing(node)
-        call = local_op_call(node, self.values)
+        call = node.first
         signature = self._signature(call, tuple([self.cut.get(name) for name in names]))
         if signature is None:
             return False
@@ -179,15 +177,15 @@ class _PartsCutter:
 
     def _boxing(self, node: LocalCall) -> bool:
         """Give a boxing on one rank alone to each part, the same for each but along the dimension it changes."""
-        (name,), (made,) = local_operands(node), node.makes
+        (name,), (made,) = node.operands, node.makes
         place = _BOXING[node.op]
         if place is not None and node.args[place] == self.cut[name]:
             return False
         self.cut[made.name] = self.cut[name]
         pairs = zip(self._parts_of(name), self._parts_of(made.name), strict=True)
         for turn, (before, after) in zip(self.order.turns, pairs, strict=True):
-            args = (Ref(before.name), *node.args[1:])
-            turn.append(replace(node, args=args, outputs=(after,)))
+            args = (before.ref, *node.args[1:])
+            turn.append(node.changed(args=args, outputs=(after,)))
         return True
 
     def _run(
@@ -310,18 +308,11 @@ def _elements(specs: Iterable[TensorSpec]) -> int:
 
 def part_call(node: LocalCall, call: OpCall, reads: Sequence[str], number: int) -> LocalCall:
     """The call that one part runs for a call of the batch."""
-
-    def back(leaf: Any) -> Any:
-        return Ref(reads[leaf.index]) if isinstance(leaf, Operand) else leaf
-
     outputs = tuple(
         None if old is None or spec is None else _part(old, spec, number)
         for old, spec in zip(node.outputs, call.results, strict=True)
     )
-    kwargs: tuple[tuple[str, Arg], ...] = tuple(
-        (key, map_argument(back, arg)) for key, arg in call.kwargs
-    )
-    return LocalCall(call.op, map_argument(back, call.args), kwargs, outputs, node.phase)
+    return LocalCall(outputs=outputs, phase=node.phase, **applied(call, reads))
 
 
 def sum_of_parts(total: LocalValue, parts: int) -> Iterator[LocalCall]:
@@ -330,8 +321,8 @@ def sum_of_parts(total: LocalValue, parts: int) -> Iterator[LocalCall]:
     for number, term in enumerate(rest, 1):
         last = number == len(rest)
         made = total if last else replace(total, name=f"{total.name}.sum{number}")
-        args = (Ref(so_far.name), Ref(term.name))
-        yield LocalCall("aten.add.Tensor", args, (), (made,))
+        args = (so_far.ref, term.ref)
+        yield LocalCall.of("aten.add.Tensor", args, (made,))
         so_far = made
 
 

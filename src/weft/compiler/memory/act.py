@@ -20,6 +20,7 @@ from weft.cached import cached_property
 from weft.compiler.memory.kinds import ActMemory, Taken
 from weft.compiler.memory.strides import merges
 from weft.compiler.plans.specialize import join_sums
+from weft.ir.alias import KINDS, Kind, overwritten, value_bytes, view_bases, with_overwrites
 from weft.ir.logical import OVER_STEP
 from weft.ir.nodes import NO_UPDATE_BYTES
 from weft.ir.plan import (
@@ -34,8 +35,6 @@ from weft.ir.plan import (
     Register,
     Transfer,
 )
-from weft.ir.queries.alias import KINDS, Kind, overwritten, value_bytes, view_bases, with_overwrites
-from weft.ir.queries.op_calls import local_op_call
 from weft.layout import Region
 from weft.ops import OpCall
 from weft.ops.arguments import normal_dim
@@ -100,7 +99,7 @@ def _compute(
     produced = {name: bases.get(name, name) for name in actor.produces if name in made}
     updated = {bases.get(update.source, update.source) for update in updates}
     lasting = frozenset((*produced.values(), *updated))
-    taking = {place: local_op_call(c, values) for place, c in enumerate(calls) if c.op in TAKING}
+    taking = {place: c.first for place, c in enumerate(calls) if c.op in TAKING}
     sizes = _sizes(calls, made, taking)
     besides = _besides(calls, values, taking, strided)
     most, together = Counter[object](), Counter[object]()

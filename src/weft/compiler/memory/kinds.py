@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias, final
 
-from weft.ir.queries.alias import Kind
+from weft.ir.alias import Kind
 from weft.units import Bytes
 
 

@@ -12,8 +12,8 @@ from weft.compiler.memory.walk import Held, Peak
 from weft.compiler.options import Options
 from weft.errors import StrategyError
 from weft.ir import LocalProgram, LogicalGraph
+from weft.ir.alias import Memory
 from weft.ir.logical import Box, Call, Input
-from weft.ir.queries.alias import Memory
 from weft.layout import Broadcast
 from weft.strategy.parts import Zero
 from weft.units import ITEM_SIZE, bytes_text

@@ -7,8 +7,8 @@ from typing import NamedTuple, final
 
 from weft.compiler.memory.kinds import ActMemory
 from weft.compiler.memory.order import acts_of
+from weft.ir.alias import Kind
 from weft.ir.plan import Fetch, RankPlan, Register
-from weft.ir.queries.alias import Kind
 from weft.units import Bytes
 
 

@@ -18,8 +18,8 @@ from weft.compiler.memory.kinds import Taken
 from weft.compiler.memory.order import Moment, moments
 from weft.compiler.memory.strides import out_of_order
 from weft.compiler.memory.versions import ActVersions, Left, versions_of
+from weft.ir.alias import KINDS, Kind, Memory, value_bytes
 from weft.ir.plan import Collective, Communicate, RankPlan
-from weft.ir.queries.alias import KINDS, Kind, Memory, value_bytes
 from weft.units import NO_BYTES, Bytes
 
 

@@ -15,7 +15,7 @@ from weft.compiler.families.table import sample_statistics, takes_statistics
 from weft.compiler.hints import Hints
 from weft.compiler.microbatch.prepare import cut_leaves
 from weft.errors import StrategyError
-from weft.ir.logical import Call, Input, LogicalGraph, Update, node_uses
+from weft.ir.logical import Call, Input, LogicalGraph, Update
 from weft.layout import SBP, Split
 
 
@@ -52,7 +52,7 @@ def facts(graph: LogicalGraph, micro_batches: int) -> Facts:
     nothing: set[str] = set()
     of_batch, of_model = set(leaves), _variables(graph)
     for node in graph.of_kind(Call):
-        uses, made = node_uses(node), {value.name for value in node.outputs if value}
+        uses, made = node.uses, {value.name for value in node.outputs if value}
         if all(name in nothing for name in uses):
             nothing |= made
         if any(name in of_batch for name in uses):
@@ -93,7 +93,7 @@ def _saved(graph: LogicalGraph) -> frozenset[str]:
         if statistics is not None and statistics.takes(node):
             kept = (node.outputs[each] for each in statistics.saved)
             found.update(value.name for value in kept if value is not None)
-        elif node.op == "aten._to_copy.default" and not found.isdisjoint(node_uses(node)):
+        elif node.op == "aten._to_copy.default" and not found.isdisjoint(node.uses):
             found.update(value.name for value in node.outputs if value is not None)
     return frozenset(found)
 
@@ -131,7 +131,7 @@ def _follows(graph: LogicalGraph, name: str, statistics: Collection[str]) -> boo
         return name in statistics
     if not isinstance(node, Call) or not node.op.startswith(_MIXING):
         return False
-    return name in statistics or any(_follows(graph, use, statistics) for use in node_uses(node))
+    return name in statistics or any(_follows(graph, use, statistics) for use in node.uses)
 
 
 def on_cut_leaves(graph: LogicalGraph, context: Context) -> Context:

@@ -12,8 +12,8 @@ from typing import TypeAlias, final
 
 from weft.compiler.microbatch.prepare import joined
 from weft.errors import InternalError
+from weft.ir.arguments import applied
 from weft.ir.logical import Call, Value
-from weft.ir.queries.op_calls import made_of, named_arguments
 from weft.layout import SBP, Broadcast, Partial, Split
 from weft.ops import OpCall, Signature, TensorSpec, localize, signatures
 
@@ -227,9 +227,7 @@ def reading(node: Call, micro: OpCall, reads: Sequence[Value]) -> Call:
         for old, spec in zip(node.outputs, micro.results, strict=True)
     )
     names = [value.name for value in reads]
-    args, kwargs = named_arguments(micro, names)
-    call = replace(node, op=micro.op, args=args, kwargs=kwargs, outputs=outputs)
-    return made_of(call, micro, names)
+    return replace(node, outputs=outputs, **applied(micro, names))
 
 
 def _localized(call: OpCall, signature: Signature, parts: int) -> tuple[OpCall, ...]:

@@ -6,15 +6,13 @@ of the leaf as it is cut, once a step, so that no rank has to gather it.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from math import prod
 from typing import Any
 
 from weft.compiler.families.table import family_of
 from weft.compiler.graph.rewriting import only_result
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Ref, Varying
-from weft.ir.queries.op_calls import operand_names
-from weft.ir.renamed import renamed
+from weft.ir.nodes import renamed
 from weft.ops.call import Token
 from weft.ops.rule import factors_of
 from weft.ops.rules.common import pointwise
@@ -63,7 +61,7 @@ def _alone(node: Call, device_type: str) -> Call:
     if any(isinstance(each, Ref) for each in value):
         return node
     kwargs = (("dtype", Token("dtype", made.dtype)), ("device", device))
-    return replace(node, op=op, args=(made.shape, *value), kwargs=kwargs)
+    return node.changed(op=op, args=(made.shape, *value), kwargs=kwargs)
 
 
 _SUM_OP = "aten.sum.default"
@@ -81,20 +79,20 @@ def sum_of_leaf(
     if not isinstance(node, Call) or node.op != _SUM_OP:
         return None
     calls = [node]
-    (current,) = operand_names(node)
+    (current,) = node.operands
     while current not in leaves:
         maker = graph.producers[current]
         if not isinstance(maker, Call) or not _keeps_elements(graph, maker):
             return None
         if factors_of(maker.op) is pointwise:
             calls.append(maker)
-        (current,) = operand_names(maker)
+        (current,) = maker.operands
     return current, tuple(reversed(calls))
 
 
 def _keeps_elements(graph: LogicalGraph, node: Call) -> bool:
     """True where a call makes one element of each element of its only operand."""
-    operands = operand_names(node)
+    operands = node.operands
     if len(operands) != 1 or len(node.outputs) != 1 or node.outputs[0] is None:
         return False
     before, after = graph.values[operands[0]].shape, node.outputs[0].shape

@@ -43,13 +43,9 @@ from weft.ir.logical import (
     Ref,
     Update,
     Value,
-    node_outputs,
-    node_uses,
     runs_in_loop,
 )
-from weft.ir.nodes import OVER_STEP
-from weft.ir.queries.op_calls import op_call, operand_names
-from weft.ir.renamed import renamed
+from weft.ir.nodes import OVER_STEP, renamed
 from weft.layout import Broadcast, Partial, Split
 from weft.ops import OpCall
 from weft.ops.rule import factors_of
@@ -114,11 +110,11 @@ def _call(values: Values, node: Call, chosen: _Chosen) -> None:
     Equal calls of equal sources, such as those of repeated layers, run in the way `chosen` first.
     """
     made = [value.name for value in node.outputs if value is not None]
-    operands = operand_names(node)
+    operands = node.operands
     if values.facts.nothing.issuperset(made):
         return  # made where it is read, in the form that is wanted there
     sources = tuple(values.source(name, node.phase) for name in operands)
-    call = op_call(values.graph, node)
+    call = node.first
     statistics = sample_statistics(node)
     if statistics is not None and over_samples(statistics, sources[0].form):
         _of_samples(values, node, call, statistics)
@@ -153,17 +149,17 @@ def _viewed(values: Values, node: Call, call: OpCall, form: Form | None) -> bool
         return False
     length = old.shape[found.dim] // values.micro_batches
     shape = (*old.shape[: found.dim], length, *old.shape[found.dim + 1 :])
-    read = values.read(operand_names(node)[0], form, node.phase)
+    read = values.read(node.operands[0], form, node.phase)
     made = replace(old, shape=shape)
-    args = (Ref(read.name), shape)
-    view = replace(node, op="aten.reshape.default", args=args, kwargs=(), outputs=(made,))
+    args = (read.ref, shape)
+    view = node.changed(op="aten.reshape.default", args=args, kwargs=(), outputs=(made,))
     _add(values, view, [found])
     return True
 
 
 def _of_samples(values: Values, node: Call, call: OpCall, statistics: SampleStatistics) -> None:
     """A call that takes statistics, or its backward, of the samples of a micro-batch alone."""
-    names = operand_names(node)
+    names = node.operands
     form = values.forms[names[0]]
     assert isinstance(form, Split | Strided)
     check_size(values.micro_batches, node, call, statistics)
@@ -264,11 +260,11 @@ def _read(calls: Sequence[Call], nodes: Iterable[Node]) -> list[Call]:
 
 def _needed(calls: Sequence[Call], readers: Iterable[Node]) -> set[int]:
     """The numbers of the calls that `readers` need."""
-    used = {name for node in readers for name in node_uses(node)}
+    used = {name for node in readers for name in node.uses}
     found = set()
     for index in reversed(range(len(calls))):
-        if any(value.name in used for value in node_outputs(calls[index])):
-            used.update(node_uses(calls[index]))
+        if any(value.name in used for value in calls[index].makes):
+            used.update(calls[index].uses)
             found.add(index)
     return found
 
@@ -278,12 +274,12 @@ def _joins_early(calls: Sequence[Call]) -> list[Call]:
     joins: dict[str, list[Call]] = {}
     for call in calls:
         if call.op in OVER_STEP:
-            joins.setdefault(node_uses(call)[0], []).append(call)
+            joins.setdefault(call.uses[0], []).append(call)
     found = []
     for call in calls:
         if call.op not in OVER_STEP:
             found.append(call)
-            found += [join for value in node_outputs(call) for join in joins.get(value.name, ())]
+            found += [join for value in call.makes for join in joins.get(value.name, ())]
     return found
 
 
@@ -293,11 +289,11 @@ def _kinds(calls: Sequence[Call]) -> tuple[set[int], set[int]]:
     looped: set[str] = set()
     waiting: set[str] = set()
     for index, call in enumerate(calls):
-        names = {value.name for value in node_outputs(call)}
+        names = {value.name for value in call.makes}
         if runs_in_loop(call, looped):
             loop.add(index)
             (waiting if call.op in OVER_STEP else looped).update(names)
-        elif any(name in waiting for name in node_uses(call)):
+        elif any(name in waiting for name in call.uses):
             late.add(index)
             waiting |= names
     return loop, late
@@ -311,12 +307,14 @@ def _whole_leaves(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGr
     names: dict[str, str] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
-        uses = node_uses(node)
+        uses = node.uses
         if isinstance(node, Call) and uses and _is_whole(node, leaves.get(uses[0])):
             # The view of the whole leaf is the leaf now.
-            names[node_outputs(node)[0].name] = uses[0]
+            names[node.makes[0].name] = uses[0]
         elif isinstance(node, Input) and node.value.name in uncut:
             nodes.append(replace(node, value=leaves[node.value.name], cut=False))
+        elif isinstance(node, Call) and uses and uses[0] in uncut:
+            nodes.append(node.on(leaves[uses[0]]))
         else:
             nodes.append(renamed(node, names))
     return graph.with_nodes(nodes)
@@ -324,4 +322,4 @@ def _whole_leaves(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGr
 
 def _is_whole(node: Call, leaf: Value | None) -> bool:
     """True where a call is the view of a whole leaf."""
-    return leaf is not None and node_outputs(node)[0].shape == leaf.shape
+    return leaf is not None and node.makes[0].shape == leaf.shape

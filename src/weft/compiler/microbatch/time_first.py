@@ -20,20 +20,8 @@ from typing import final
 
 from weft.compiler.context import Context
 from weft.compiler.hints import Hints, is_hint
-from weft.ir import renamed as nodes
-from weft.ir.logical import (
-    Arg,
-    Call,
-    Input,
-    LogicalGraph,
-    Node,
-    Output,
-    Ref,
-    Update,
-    Value,
-    node_uses,
-)
-from weft.ir.queries.op_calls import op_call, operand_names
+from weft.ir import nodes
+from weft.ir.logical import Arg, Call, Input, LogicalGraph, Node, Output, Ref, Update, Value
 from weft.layout import Placement, Split
 from weft.ops.any_order import rows_of
 from weft.ops.call import Token
@@ -84,18 +72,18 @@ class _TimeFirstWriter:
         for node in self.graph.nodes[: len(self.graph.nodes) - len(ends)]:
             if isinstance(node, Call) and merges(self.graph, node, self.tokens):
                 self._merge(node)
-            elif isinstance(node, Call) and any(name in self.rows for name in node_uses(node)):
+            elif isinstance(node, Call) and any(name in self.rows for name in node.uses):
                 self._call(node)
             else:
                 self._as_it_was(node)
         for node in ends:  # calls stand before all of them
-            for name in node_uses(node):
+            for name in node.uses:
                 self._plain(node, name)
         self.nodes.extend(ends)
         return replace(self.graph, nodes=tuple(self.nodes))
 
     def _as_it_was(self, node: Node) -> None:
-        for name in dict.fromkeys(node_uses(node)):
+        for name in dict.fromkeys(node.uses):
             self._plain(node, name)
         self.nodes.append(node)
         outputs: Iterable[Value | None] = ()
@@ -135,15 +123,15 @@ class _TimeFirstWriter:
             outputs.append(value)
         call = nodes.renamed(node, renamed)
         assert isinstance(call, Call)  # as it was
-        self.nodes.append(replace(call, outputs=tuple(outputs)))
+        self.nodes.append(call.changed(outputs=tuple(outputs)))
 
     def _by_rows(self, node: Call) -> tuple[dict[str, int | None], tuple[int | None, ...]] | None:
         """The dimension of the rows in each operand and result; None when rows must stand as they were."""
         if is_hint(node):
             return None
-        names = operand_names(node)
+        names = node.operands
         here = {i: self.rows[name] for i, name in enumerate(names) if name in self.rows}
-        found = rows_of(op_call(self.graph, node), here, self.tokens.rows)
+        found = rows_of(node.first, here, self.tokens.rows)
         return found and (dict(zip(names, found[0], strict=True)), found[1])
 
     def _merge(self, node: Call) -> None:
@@ -215,8 +203,15 @@ def turned(
     turns = [Value(f"{made.name}.turn{i}", cut if not i else swapped, made.dtype) for i in range(3)]
 
     def call(op: str, before: Value, after: Value, *args: Arg, **kwargs: Arg) -> Call:
-        arguments = (Ref(before.name), *args)
-        return Call(op, arguments, tuple(kwargs.items()), (after,), like.location, like.phase)
+        arguments = (before.ref, *args)
+        return Call.of(
+            op,
+            arguments,
+            (after,),
+            kwargs=tuple(kwargs.items()),
+            location=like.location,
+            phase=like.phase,
+        )
 
     yield call(VIEW, source, turns[0], cut)
     yield call(TRANSPOSE, turns[0], turns[1], dim, dim + 1)

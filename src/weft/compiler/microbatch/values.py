@@ -11,11 +11,8 @@ from weft.compiler.microbatch.facts import Facts
 from weft.compiler.microbatch.forms import Form, Own, Source, Strided, even_signatures, micro_call
 from weft.compiler.microbatch.prepare import sum_of_leaf
 from weft.errors import StrategyError
-from weft.ir.arguments import changed
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
-from weft.ir.nodes import FORWARD, Phase, Varying, node_outputs
-from weft.ir.queries.op_calls import op_call, operand_names
-from weft.ir.renamed import renamed
+from weft.ir.nodes import FORWARD, Phase, Varying
 from weft.layout import SBP, Broadcast, Partial, Split
 from weft.ops import Signature, TensorSpec
 from weft.ops.call import tensor_spec
@@ -91,8 +88,16 @@ class Values:
             case Partial():
                 return self._average(name, form)
             case Own():
-                every = (Ref(name), self._varying(1))
+                every = (self._ref(name), self._varying(1))
                 return self._converted(name, "use", "weft.use", every, form, phase)
+
+    def _ref(self, name: str) -> Ref:
+        """An argument that is a value as it is made: a leaf in parts, what is its own of each micro-batch."""
+        value = self.graph.values[name]
+        if name in self.facts.leaves:
+            parts = (self.micro_batches, value.shape[0] // self.micro_batches)
+            return replace(value, shape=(*parts, *value.shape[1:])).ref
+        return value.ref
 
     def _varying(self, step: int) -> Varying:
         return Varying(tuple(step * m for m in range(self.micro_batches)))
@@ -100,13 +105,13 @@ class Values:
     def _piece(self, name: str, form: Split, phase: Phase) -> Value:
         """A part for each micro-batch: of a leaf, made as a part, or cut from the whole."""
         if name in self.facts.leaves and form.dim == 0:
-            every = (Ref(name), 0, self._varying(1))
+            every = (self._ref(name), 0, self._varying(1))
             return self._converted(name, "micro", SELECT, every, form, phase)
         if name in self.facts.nothing and self._can_make(name, form):
             return self._again(name, form, phase)
         whole = self.operand(name, Broadcast(), phase)
         length = whole.shape[form.dim] // self.micro_batches
-        args = (Ref(whole.name), form.dim, self._varying(length), length)
+        args = (whole.ref, form.dim, self._varying(length), length)
         return self._converted(name, "micro", "weft.slice", args, form, phase)
 
     def _pieces(self, name: str, form: Strided, phase: Phase) -> Value:
@@ -117,7 +122,7 @@ class Values:
         viewed = self._viewed(whole, blocks, name, phase)
         length = blocks[dim + 1] // self.micro_batches
         cut = (*blocks[: dim + 1], length, *shape[dim + 1 :])
-        args = (Ref(viewed.name), dim + 1, self._varying(length), length)
+        args = (viewed.ref, dim + 1, self._varying(length), length)
         part = self._new(name, "micro", "weft.slice", args, cut, phase)
         made = self._viewed(part, self._shape(self.graph.values[name], form), name, phase)
         self.note(name, form, made, phase.stage)
@@ -130,7 +135,7 @@ class Values:
         rest = old.shape[dim + 1 :]
         viewed = self._viewed(read, (*blocks, *rest), name, home)
         whole = (*blocks[:-1], blocks[-1] * self.micro_batches, *rest)
-        packed = self._new(name, "all", "weft.pack", (Ref(viewed.name), dim + 1), whole, home)
+        packed = self._new(name, "all", "weft.pack", (viewed.ref, dim + 1), whole, home)
         made = self._viewed(packed, old.shape, name, home)
         self.note(name, Broadcast(), made)
         return made
@@ -138,7 +143,7 @@ class Values:
     def _whole(self, name: str, phase: Phase) -> Value:
         """Once a step: made whole where that is possible, else of all micro-batches."""
         if name in self.facts.leaves:
-            args = (Ref(name), self.graph.values[name].shape)
+            args = (self._ref(name), self.graph.values[name].shape)
             return self._converted(name, "whole", "aten.reshape.default", args, Broadcast(), phase)
         if name in self.facts.nothing or name in self.facts.whole:
             return self._summed(name, phase) or self._again(name, Broadcast(), phase)
@@ -151,7 +156,7 @@ class Values:
             return self._packed(name, form, read)
         how: Arg = form.reduction if isinstance(form, Partial) else "sum"
         op, how = ("weft.pack", form.dim) if isinstance(form, Split) else ("weft.accumulate", how)
-        every = (Ref(read.name), how)
+        every = (read.ref, how)
         return self._converted(name, "all", op, every, Broadcast(), self._home(name), None)
 
     def _summed(self, name: str, phase: Phase) -> Value | None:
@@ -162,19 +167,17 @@ class Values:
         leaf, calls = found
         old = self.graph.values[leaf]
         shape = (self.micro_batches, old.shape[0] // self.micro_batches, *old.shape[1:])
-        args = (Ref(leaf), shape)
+        args = (self._ref(leaf), shape)
         made = self._new(leaf, "parts", "aten.reshape.default", args, shape, phase)
         for call in calls:
-            (value,) = node_outputs(call)
+            (value,) = call.makes
             whole = replace(
                 value,
                 name=self._copy_name(value.name),
                 shape=() if call is calls[-1] else shape,
             )
-            again = renamed(call, {operand_names(call)[0]: made.name})
-            assert isinstance(again, Call)
             kind = Phase(phase.stage, call.phase.kind)
-            self.calls.append(changed(again, outputs=(whole,), phase=kind))
+            self.calls.append(call.on(made).changed(outputs=(whole,), phase=kind))
             made = whole
         self.note(name, Broadcast(), made, phase.stage)
         return made
@@ -188,7 +191,7 @@ class Values:
                 "wants one; only of floating-point values the mean is taken. Leave micro_batches "
                 "out, or do not return it"
             )
-        args = (Ref(value.name), 1 / self.micro_batches)
+        args = (value.ref, 1 / self.micro_batches)
         return self._converted(name, "mean", "aten.mul.Tensor", args, form, self._home(name), None)
 
     def _converted(
@@ -208,9 +211,7 @@ class Values:
         return made
 
     def _viewed(self, value: Value, shape: tuple[int, ...], name: str, phase: Phase) -> Value:
-        return self._new(
-            name, "blocks", "aten.reshape.default", (Ref(value.name), shape), shape, phase
-        )
+        return self._new(name, "blocks", "aten.reshape.default", (value.ref, shape), shape, phase)
 
     def _new(
         self,
@@ -225,17 +226,17 @@ class Values:
         producer = self.graph.producers[name]
         made = Value(self._fresh(f"{name}.{suffix}"), shape, self.graph.values[name].dtype)
         location = producer.location if isinstance(producer, Call) else None
-        self.calls.append(Call(op, args, (), (made,), location, phase))
+        self.calls.append(Call.of(op, args, (made,), location=location, phase=phase))
         return made
 
     def _is_view(self, name: str) -> bool:
         """True where a value is all of another one, seen otherwise."""
         node = self._producer(name)
-        operands = operand_names(node)
+        operands = node.operands
         size = prod(self.graph.values[name].shape)
         return (
             len(operands) == 1
-            and rule_of(op_call(self.graph, node)).view
+            and rule_of(node.first).view
             and prod(self.graph.values[operands[0]].shape) == size
         )
 
@@ -246,14 +247,14 @@ class Values:
         signature = next(self._makers(node, name, form))
         reads = [
             self.read(operand, sbp, phase)
-            for operand, sbp in zip(operand_names(node), signature.operands, strict=True)
+            for operand, sbp in zip(node.operands, signature.operands, strict=True)
         ]
-        call = micro_call(node, op_call(self.graph, node), signature, reads, self.micro_batches)
+        call = micro_call(node, node.first, signature, reads, self.micro_batches)
         outputs = tuple(
             value and replace(value, name=self._copy_name(value.name)) for value in call.outputs
         )
         again = Phase(phase.stage, node.phase.kind)
-        self.calls.append(changed(call, outputs=outputs, phase=again))
+        self.calls.append(call.changed(outputs=outputs, phase=again))
         for old, new, sbp in zip(node.outputs, outputs, signature.results, strict=True):
             if old is not None and new is not None:
                 self.note(old.name, sbp, new, stage)
@@ -271,8 +272,8 @@ class Values:
     def _makers(self, node: Call, name: str, form: SBP) -> Iterator[Signature]:
         """The signatures under which `node` makes `name` in a form, of operands that can be made so."""
         index = next(i for i, value in enumerate(node.outputs) if value and value.name == name)
-        for signature in even_signatures(op_call(self.graph, node), self.micro_batches):
-            wanted = zip(operand_names(node), signature.operands, strict=True)
+        for signature in even_signatures(node.first, self.micro_batches):
+            wanted = zip(node.operands, signature.operands, strict=True)
             if signature.results[index] == form and (
                 form == Broadcast() or all(self._can_make(*pair) for pair in wanted)
             ):

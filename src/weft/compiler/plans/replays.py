@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from weft.hardware import Device
 from weft.hardware.durations import Durations
-from weft.ir.plan import Compute, LocalCall, LocalProgram, LocalUpdate, RankPlan
-from weft.ir.queries.replays import GraphMode, Replays
+from weft.ir.plan import Compute, GraphMode, LocalCall, LocalProgram, LocalUpdate, RankPlan, Replays
 from weft.ops import shares_memory
 from weft.ops.weft_ops import WEFT_OPS
 from weft.units import Seconds

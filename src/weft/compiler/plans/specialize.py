@@ -88,7 +88,7 @@ def variant(call: LocalCall, target: Target) -> LocalCall:
     """A call as it runs on a device."""
     for each in target.variants:
         if each.op == call.op and each.pays(call):
-            return replace(call, op=each.runs)
+            return replace(call, call=replace(call.call, op=each.runs))
     return call
 
 
@@ -145,7 +145,7 @@ def join_sums(
         places.append(len(found))
         product = sums.get(place)
         if product is not None and isinstance(node, LocalCall):
-            found.append(replace(node, op=SUMMED_PRODUCT, args=product.args))
+            found.append(node.changed(op=SUMMED_PRODUCT, args=product.args))
         elif id(node) not in gone:
             found.append(node)
     return tuple(found), (*places, len(found))

@@ -17,6 +17,7 @@ from math import isqrt
 from typing import Protocol, TypeAlias, final
 
 from weft.cached import cached_property
+from weft.ir.alias import value_bytes
 from weft.ir.nodes import FORWARD, OVER_STEP, Phase
 from weft.ir.plan import (
     Collective,
@@ -27,7 +28,6 @@ from weft.ir.plan import (
     LocalUpdate,
     LocalValue,
 )
-from weft.ir.queries.alias import value_bytes
 from weft.ops.localize import BLANK
 from weft.ops.weft_ops import ops_that
 from weft.units import Bytes

@@ -11,8 +11,8 @@ from weft.actors.deadlock import Edge, max_cycle_ratio
 from weft.compiler.schedule.actor_graph import Link, Node, Slot, Web
 from weft.compiler.schedule.presets import Preset
 from weft.errors import StrategyError
+from weft.ir.alias import value_bytes
 from weft.ir.plan import Communicate, Compute
-from weft.ir.queries.alias import value_bytes
 from weft.units import Bytes, Seconds
 
 # Registers that get copies together: a rank, a stage or the name of one register, and which.

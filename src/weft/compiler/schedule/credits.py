@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from weft.ir.alias import copied_results, overwritable
 from weft.ir.legal.plans import verify_plan
 from weft.ir.plan import (
     Actor,
@@ -23,7 +24,6 @@ from weft.ir.plan import (
     Register,
     RegisterKind,
 )
-from weft.ir.queries.alias import copied_results, overwritable
 
 # Two versions of a batch may exist: one that is read, one that the host fills meanwhile.
 BATCH_CREDITS = 2

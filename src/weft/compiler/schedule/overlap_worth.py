@@ -11,7 +11,6 @@ from weft.compiler.schedule.bucket import Bucket, Schedule, bucket
 from weft.hardware.durations import Durations
 from weft.ir.logical import LogicalGraph
 from weft.ir.plan import Collective, LocalCall, LocalProgram, LocalUpdate
-from weft.ir.queries.op_calls import lies_evenly
 from weft.units import Bytes, Seconds, seconds_text
 
 # So many parts are tried. Four hid more of a GPT's exchanges over 1 Gbit/s, but slowed down its
@@ -53,7 +52,7 @@ def may_cut(graph: LogicalGraph, options: Options) -> bool:
     """
     if graph.micro_batches > 1 or len(graph.placements) > 1 or options.offload:
         return False
-    return all(lies_evenly(value) for value in graph.values.values())
+    return all(value.is_even for value in graph.values.values())
 
 
 def best_cut(program: LocalProgram, durations: Durations, bucket_bytes: Bytes) -> BatchCut:

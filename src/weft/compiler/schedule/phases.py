@@ -14,9 +14,9 @@ from heapq import heappop, heappush
 from typing import NamedTuple, final
 
 from weft.compiler.schedule.bucket import Bucket, Schedule, ScheduleItem
+from weft.ir.alias import variable_views
 from weft.ir.nodes import FORWARD, Phase
 from weft.ir.plan import LocalProgram, LocalUpdate, Transfer
-from weft.ir.queries.alias import variable_views
 
 
 @final

@@ -37,7 +37,6 @@ from weft.compiler.schedule.presets import (
 from weft.compiler.schedule.scheduled import Scheduled
 from weft.compiler.schedule.segment import segment
 from weft.hardware.durations import Durations
-from weft.ir.arguments import changed
 from weft.ir.legal.plans import COPY_RULES, verify_communicators, verify_plan
 from weft.ir.legal.tables import verify_local
 from weft.ir.nodes import Phase
@@ -275,4 +274,4 @@ def _may_wait(program: LocalProgram, node: LocalNode) -> bool:
 
 def _for_weights(node: LocalNode) -> LocalNode:
     phase = Phase(node.phase.stage, "weight")
-    return changed(node, phase=phase) if isinstance(node, LocalCall) else replace(node, phase=phase)
+    return node.changed(phase=phase) if isinstance(node, LocalCall) else replace(node, phase=phase)

@@ -15,6 +15,7 @@ from typing import final
 from weft.cached import cached_property
 from weft.compiler.schedule.bucket import Bucket, Schedule, sums_of_communicated
 from weft.compiler.schedule.phases import StepParts, gather
+from weft.ir.alias import variable_views
 from weft.ir.nodes import OVER_STEP
 from weft.ir.plan import (
     Actor,
@@ -28,7 +29,6 @@ from weft.ir.plan import (
     LocalProgram,
     LocalUpdate,
 )
-from weft.ir.queries.alias import variable_views
 
 
 @final

@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 from weft.errors import RuleError, StrategyError
 from weft.hardware import CostModel
 from weft.ir.logical import Call, Input, LogicalGraph, Value
-from weft.ir.queries.op_calls import op_call
 from weft.ops import OpCall, flops, item, traffic
 from weft.units import ITEM_SIZE, Bytes
 
@@ -106,7 +105,7 @@ def _costs(graph: LogicalGraph, calls: Sequence[Call], cost_model: CostModel) ->
     known: dict[OpCall, float] = {}  # layers repeat themselves
 
     def cost(call: Call) -> float:
-        whole = op_call(graph, call)
+        whole = call.first
         found = known.get(whole)
         if found is None:
             found = known[whole] = _cost(whole, cost_model)
@@ -121,7 +120,7 @@ def _costs(graph: LogicalGraph, calls: Sequence[Call], cost_model: CostModel) ->
 
 def call_cost(graph: LogicalGraph, call: Call, cost_model: CostModel) -> float:
     """The cost of one call."""
-    return _cost(op_call(graph, call), cost_model)
+    return _cost(call.first, cost_model)
 
 
 def _cost(whole: OpCall, cost_model: CostModel) -> float:

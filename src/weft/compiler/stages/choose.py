@@ -24,17 +24,7 @@ from weft.compiler.stages.stages import (
     stage_placements,
 )
 from weft.errors import StrategyError
-from weft.ir.arguments import changed
-from weft.ir.logical import (
-    Call,
-    Input,
-    LogicalGraph,
-    Node,
-    Phase,
-    Update,
-    node_outputs,
-    node_uses,
-)
+from weft.ir.logical import Call, Input, LogicalGraph, Node, Phase, Update
 from weft.strategy.parts import Stage
 
 
@@ -140,13 +130,13 @@ def _forward(
     made: dict[str, int | None] = {name: homes.get(key) for name, key in keys.items()}
     calls = forward_calls(graph)
     for name, call in calls.items():
-        operands = [made.get(used) for used in node_uses(call)]
+        operands = [made.get(used) for used in call.uses]
         known = [stage for stage in operands if stage is not None]
         stage = fixed.get(name, max(known, default=None))
-        made.update((value.name, stage) for value in node_outputs(call))
+        made.update((value.name, stage) for value in call.makes)
     # What reads nothing of any stage, such as positions and masks, is made where it is read first.
     for call in reversed(calls.values()):
-        names = [value.name for value in node_outputs(call)]
+        names = [value.name for value in call.makes]
         if made[names[0]] is None:
             made.update(dict.fromkeys(names, _first_reader(graph, names, made)))
     return {name: made[name] or 0 for name in calls}
@@ -223,7 +213,7 @@ def _backward(
     of_pair: dict[int, int] = {}
     made: dict[str, int] = {}
     for name, call in forward_calls(graph).items():
-        made.update((value.name, forward[name]) for value in node_outputs(call))
+        made.update((value.name, forward[name]) for value in call.makes)
         if call.autograd is not None:
             of_pair.setdefault(call.autograd, forward[name])
     known: dict[str, int] = {}
@@ -233,23 +223,23 @@ def _backward(
             known[name] = of_pair[call.autograd]
     wanted = _readers(graph, {**forward, **known}, homes)
     for name, call in backward.items():
-        operands = {made[used] for used in node_uses(call) if used in made}
+        operands = {made[used] for used in call.uses if used in made}
         stage = min(operands, default=0)
         if len(operands) != 1 and not _goes_on(graph, call, known, stage):
             stage = wanted.get(name, 0)
         stage = known.get(name, stage)
-        made.update((value.name, stage) for value in node_outputs(call))
+        made.update((value.name, stage) for value in call.makes)
     return {name: made[name] for name in backward}
 
 
 def _goes_on(graph: LogicalGraph, call: Call, known: Mapping[str, int], stage: int) -> bool:
     """True where the results of a call are added to more that is made in a stage."""
-    readers = (node for value in node_outputs(call) for node in graph.users[value.name])
+    readers = (node for value in call.makes for node in graph.users[value.name])
     return any(
         known.get(first_result(graph.producers[used])) == stage
         for reader in readers
         if isinstance(reader, Call) and first_result(reader) not in known
-        for used in node_uses(reader)
+        for used in reader.uses
     )
 
 
@@ -263,7 +253,7 @@ def _readers(
     keys = {node.value.name: node.key for node in graph.of_kind(Input)}
     found: dict[str, int] = {}
     for call in reversed(graph.of_kind(Call)):
-        for reader in (n for value in node_outputs(call) for n in graph.users[value.name]):
+        for reader in (n for value in call.makes for n in graph.users[value.name]):
             if isinstance(reader, Update):
                 found.setdefault(first_result(call), homes.get(keys[reader.target.name], 0))
             else:
@@ -276,4 +266,4 @@ def _readers(
 def _with_stage(node: Node, stages: Mapping[str, int]) -> Node:
     if not isinstance(node, Call):
         return node
-    return changed(node, phase=Phase(stages[first_result(node)], node.phase.kind))
+    return node.changed(phase=Phase(stages[first_result(node)], node.phase.kind))

@@ -14,21 +14,8 @@ from typing import final
 
 from weft.compiler.context import Stages
 from weft.compiler.layouts.intent import gradients
-from weft.ir.arguments import changed
-from weft.ir.logical import (
-    Call,
-    Input,
-    LogicalGraph,
-    Node,
-    Output,
-    Phase,
-    Update,
-    Value,
-    node_outputs,
-    node_uses,
-)
-from weft.ir.nodes import Sent
-from weft.ir.renamed import renamed
+from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Phase, Update, Value
+from weft.ir.nodes import Sent, renamed
 
 # Made anew in every stage that reads them: they read nothing.
 _MADE_ANYWHERE = ("aten.arange", "aten.full.", "aten.ones.", "aten.zeros.", "aten.scalar_tensor")
@@ -71,7 +58,7 @@ def cut_stages(graph: LogicalGraph, stages: Stages) -> tuple[StageGraph, ...]:
 
 
 def _leaving(graph: LogicalGraph, sent: Collection[str]) -> frozenset[str]:
-    made = (value.name for node in graph.of_kind(Call) for value in node_outputs(node))
+    made = (value.name for node in graph.of_kind(Call) for value in node.makes)
     return frozenset(name for name in made if name in sent)
 
 
@@ -84,12 +71,12 @@ def copy_sources(graph: LogicalGraph) -> LogicalGraph:
     nodes: list[Node] = []
     for node in graph.nodes:
         if isinstance(node, Call):
-            here = {used: names.get((used, node.phase.stage), used) for used in node_uses(node)}
+            here = {used: names.get((used, node.phase.stage), used) for used in node.uses}
             nodes.append(renamed(node, here))
             copies = _copies(graph, node) if _is_source(graph, node) else ()
             for copy, stage in copies:
                 nodes.append(copy)
-                for value, made in zip(node_outputs(node), node_outputs(copy), strict=True):
+                for value, made in zip(node.makes, copy.makes, strict=True):
                     names[value.name, stage] = made.name
         else:
             nodes.append(node)
@@ -97,7 +84,7 @@ def copy_sources(graph: LogicalGraph) -> LogicalGraph:
 
 
 def _is_source(graph: LogicalGraph, node: Call) -> bool:
-    used = node_uses(node)
+    used = node.uses
     if not used:
         return node.op.startswith(_MADE_ANYWHERE)
     makers = [graph.producers[name] for name in used]
@@ -106,11 +93,11 @@ def _is_source(graph: LogicalGraph, node: Call) -> bool:
 
 def _copies(graph: LogicalGraph, node: Call) -> Iterator[tuple[Call, int]]:
     """A copy of `node` for each other stage that reads what it makes."""
-    readers = (reader for value in node_outputs(node) for reader in graph.users[value.name])
+    readers = (reader for value in node.makes for reader in graph.users[value.name])
     stages = {reader.phase.stage for reader in readers if isinstance(reader, Call)}
     for stage in sorted(stages - {node.phase.stage}):
         outputs = tuple(v and replace(v, name=_name_at(v.name, stage)) for v in node.outputs)
-        yield changed(node, outputs=outputs, phase=Phase(stage, node.phase.kind)), stage
+        yield node.changed(outputs=outputs, phase=Phase(stage, node.phase.kind)), stage
 
 
 def _owners(graph: LogicalGraph, stages: Stages) -> dict[str, int]:
@@ -135,7 +122,7 @@ def _owners(graph: LogicalGraph, stages: Stages) -> dict[str, int]:
                 readers = [stage_of(reader) for reader in graph.users[value.name]]
                 found[value.name] = min((x for x in readers if x is not None), default=0)
             case Call():
-                found |= {value.name: node.phase.stage for value in node_outputs(node)}
+                found |= {value.name: node.phase.stage for value in node.makes}
     for update in graph.of_kind(Update):
         home = found.setdefault(update.target.name, 0)
         found |= {state.name: home for state in update.states}
@@ -162,7 +149,7 @@ class _Part:
         away = {
             name: _name_at(name, self.stage)
             for node in nodes
-            for name in node_uses(node)
+            for name in node.uses
             if self.owners.get(name, 0) != self.stage
         }
         own = [self._input(name, away[name]) for name in away if self._is_fed(name)]

@@ -16,20 +16,7 @@ from weft.boxing import steps
 from weft.cached import cached_property
 from weft.compiler.context import Stages
 from weft.compiler.layouts.box import describe
-from weft.ir.logical import (
-    ROLES,
-    Box,
-    Call,
-    Input,
-    LogicalGraph,
-    Node,
-    Output,
-    Ref,
-    Update,
-    Value,
-    node_outputs,
-)
-from weft.ir.queries.op_calls import layout_of
+from weft.ir.logical import ROLES, Box, Call, Input, LogicalGraph, Node, Output, Update, Value
 from weft.layout import Layout
 from weft.units import ITEM_SIZE
 
@@ -106,11 +93,11 @@ def join_stages(graph: LogicalGraph, parts: Sequence[LaidOut], stages: Stages) -
     there = {part.stage: part.graph.values for part in parts}
     for call in graph.of_kind(Call):
         # Calls of a loss over split classes have made way for others, which come before the next.
-        kept = (v.name for v in node_outputs(call) if v.name in there[call.phase.stage])
+        kept = (v.name for v in call.makes if v.name in there[call.phase.stage])
         name = next(kept, None)
         while name is not None and name not in made:
             for node in waiting[call.phase.stage].popleft():
-                names = [value.name for value in node_outputs(node)]
+                names = [value.name for value in node.makes]
                 made.update(names)
                 nodes += [node, *(box for name in names for box in arrivals.get(name, ()))]
     nodes += [node for chunks in waiting.values() for chunk in chunks for node in chunk]
@@ -125,16 +112,16 @@ def _arrivals(parts: Sequence[LaidOut]) -> dict[str, list[Box]]:
         for here, there in part.crossing.items():
             output = part.graph.values[here]
             values = [value for other in parts for value in other.standing(there)]
-            source = min(values, key=lambda value: _moved(value, layout_of(output)))
+            source = min(values, key=lambda value: _moved(value, output.laid))
             reader = part.graph.users[here][0]
             cause = reader.cause if isinstance(reader, Box) else describe(reader, part.graph)
-            found.setdefault(source.name, []).append(Box(Ref(source.name), output, cause))
+            found.setdefault(source.name, []).append(Box(source.ref, output, cause))
     return found
 
 
 def _moved(value: Value, layout: Layout) -> int:
     """Bytes that boxing `value` to `layout` moves."""
-    chain = steps(layout_of(value), layout, value.shape, ITEM_SIZE[value.dtype])
+    chain = steps(value.laid, layout, value.shape, ITEM_SIZE[value.dtype])
     return sum(step.bytes for step in chain)
 
 
@@ -156,9 +143,9 @@ def _outputs(
     outputs = []
     for key in (node.key for node in graph.of_kind(Output)):
         node, value = found[key]
-        if set(layout_of(value).placement.ranks) != set(target.placement.ranks):
+        if set(value.laid.placement.ranks) != set(target.placement.ranks):
             output = replace(value, name=f"{value.name}.out", layout=target)
-            box = sent.setdefault(value.name, Box(Ref(value.name), output, f"output {key}"))
-            node = replace(node, value=Ref(box.output.name))
+            box = sent.setdefault(value.name, Box(value.ref, output, f"output {key}"))
+            node = replace(node, value=box.output.ref)
         outputs.append(node)
     return list(sent.values()), outputs

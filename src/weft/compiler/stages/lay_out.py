@@ -30,7 +30,6 @@ from weft.ir.logical import (
     Input,
     LogicalGraph,
 )
-from weft.ir.queries.op_calls import layout_of
 from weft.layout import SBP, Partial, Placement
 
 
@@ -199,7 +198,7 @@ def _own_hints(
     found = {key: sbps for key, sbps in hints.inputs.items() if key in keys}
     for here, there in part.crossing.items():
         values = [value for stage in earlier for value in stage.standing(there)]
-        layouts = [layout_of(value) for value in values]
+        layouts = [value.laid for value in values]
         whole = (x for x in layouts if not any(isinstance(sbp, Partial) for sbp in x.sbp))
         layout = next(whole, None)
         if layout is not None and layout.placement.axes == placement.axes:

@@ -14,9 +14,8 @@ from typing import TypeAlias
 
 from weft.compiler.context import Context
 from weft.compiler.graph.products_first import ADD
-from weft.ir.logical import Call, Hint, LogicalGraph, Node, Ref, Value, node_outputs, node_uses
-from weft.ir.nodes import HINT
-from weft.ir.renamed import renamed
+from weft.ir.logical import Call, Hint, LogicalGraph, Node, Value
+from weft.ir.nodes import HINT, renamed
 from weft.layout import SBP
 from weft.patterns import around, check_named, matches
 
@@ -50,7 +49,7 @@ def lay_activations(graph: LogicalGraph, context: Context) -> LogicalGraph:
             for name, path, sbps in _returned(graph, node, layouts):
                 hint = _hint(node, graph.values[name], Hint(sbps))
                 nodes.append(hint)
-                hinted[name] = node_outputs(hint)[0].name, path
+                hinted[name] = hint.makes[0].name, path
     return _on_sums(replace(graph, nodes=tuple(nodes)))
 
 
@@ -63,10 +62,10 @@ def _on_sums(graph: LogicalGraph) -> LogicalGraph:
     for number, old in enumerate(graph.nodes):
         node = renamed(old, names)
         terms = _hinted_terms(node, hints, alone)
-        nodes[node_outputs(node)[0].name if node_outputs(node) else number] = node
+        nodes[node.makes[0].name if node.makes else number] = node
         if not terms or not isinstance(node, Call):
             continue
-        raw = {name: node_uses(hints[name])[0] for name in terms}
+        raw = {name: hints[name].uses[0] for name in terms}
         made = node.makes[0]
         hint = _hint(node, made, hints[terms[0]].hint)
         for name in terms:
@@ -89,15 +88,15 @@ def _hinted_terms(node: Node, hints: Mapping[str, Call], alone: Collection[str])
 
 
 def _hint(maker: Call, value: Value, hint: Hint | None) -> Call:
-    laid, args = replace(value, name=f"{value.name}.laid"), (Ref(value.name),)
-    return Call(HINT, args, (), (laid,), maker.location, maker.phase, hint=hint)
+    laid, args = replace(value, name=f"{value.name}.laid"), (value.ref,)
+    return Call.of(HINT, args, (laid,), location=maker.location, phase=maker.phase, hint=hint)
 
 
 def _returned(
     graph: LogicalGraph, node: Call, layouts: Layouts
 ) -> Iterator[tuple[str, str, tuple[SBP, ...]]]:
     """Values that a call makes and a module returns: name, outermost such module, and the SBPs that they shall have."""
-    for value in node_outputs(node):
+    for value in node.makes:
         for path in _around(node):
             sbps = next((sbps for pattern, sbps in layouts if matches(pattern, path)), None)
             if sbps is not None and _leaves(graph, value, path):
@@ -114,7 +113,7 @@ def _leaves(graph: LogicalGraph, value: Value, path: str) -> bool:
 def _returns_tensors(graph: LogicalGraph, path: str) -> bool:
     """True where a module returns anything that has dimensions."""
     inside = (node for node in graph.of_kind(Call) if _inside(node, path))
-    made = (value for node in inside for value in node_outputs(node) if value.shape)
+    made = (value for node in inside for value in node.makes if value.shape)
     return any(_leaves(graph, value, path) for value in made)
 
 

@@ -69,7 +69,7 @@ def clip_norm(graph: LogicalGraph, context: Context) -> LogicalGraph:
 
 
 def _square(new: Scalars, gradient: Gradient, dtype: Token) -> Ref:
-    args = (Ref(gradient.value.name), dtype)
+    args = (gradient.value.ref, dtype)
     return new.call("weft.square_sum", args, gradient.value.name, gradient.phase)
 
 
@@ -81,18 +81,18 @@ def unscale(graph: LogicalGraph, _: Context) -> LogicalGraph:
     new = Scalars("scaled")
     flags = [
         (
-            new.call("weft.nonfinite", (Ref(each.value.name),), each.value.name, each.phase),
+            new.call("weft.nonfinite", (each.value.ref,), each.value.name, each.phase),
             each.phase,
         )
         for each in found
     ]
     overflow = new.total("aten.amax.default", flags, "overflow")
     first = Phase(min(each.phase.stage for each in found), "backward")
-    inverse = new.call("aten.reciprocal.default", (Ref(SCALE),), "inverse", first)
+    inverse = new.call("aten.reciprocal.default", (graph.values[SCALE].ref,), "inverse", first)
     sources = {each.target: new.scaled(each, inverse) for each in found}
     made = (Value("scaled.scale", (), "float32"), Value("scaled.growth_tracker", (), "int32"))
-    args = (Ref(SCALE), Ref(TRACKER), overflow)
-    new.calls.append(Call("weft.next_scale", args, (), made, phase=first))
+    args = (graph.values[SCALE].ref, graph.values[TRACKER].ref, overflow)
+    new.calls.append(Call.of("weft.next_scale", args, made, phase=first))
     return _skipping(with_sources(graph, new.calls, sources), overflow, made)
 
 
@@ -103,7 +103,7 @@ def _skipping(graph: LogicalGraph, overflow: Ref, made: tuple[Value, Value]) -> 
         for node in graph.nodes
     ]
     copies = [
-        Update("copy", Ref(key), Ref(value.name))
+        Update("copy", Ref(key), value.ref)
         for key, value in zip((SCALE, TRACKER), made, strict=True)
     ]
     end = next((i for i, node in enumerate(nodes) if isinstance(node, Output)), len(nodes))

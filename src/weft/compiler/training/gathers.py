@@ -19,7 +19,6 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from weft.ir.arguments import changed
 from weft.ir.logical import (
     Arg,
     Call,
@@ -31,12 +30,9 @@ from weft.ir.logical import (
     Ref,
     Value,
     Varying,
-    node_uses,
     runs_in_loop,
 )
-from weft.ir.nodes import HINT, TAKE
-from weft.ir.queries.op_calls import operand_names
-from weft.ir.renamed import renamed
+from weft.ir.nodes import HINT, TAKE, renamed
 from weft.ops import shares_memory
 
 # Conversions: of a shard they make the shard.
@@ -153,7 +149,7 @@ class _GatherRewriter:
     def note(self, node: Node) -> None:
         """Find the chains and their readers."""
         if isinstance(node, Call) and self._continues(node):
-            source, made = operand_names(node)[0], _result(node)
+            source, made = node.operands[0], _result(node)
             self.root[made], self.chain[made] = self.root[source], node
         elif isinstance(node, Call):
             for name in self._read(node):
@@ -193,7 +189,7 @@ class _GatherRewriter:
         self.body.append(node)
 
     def _read(self, node: Call) -> tuple[str, ...]:
-        return tuple(name for name in dict.fromkeys(node_uses(node)) if name in self.root)
+        return tuple(name for name in dict.fromkeys(node.uses) if name in self.root)
 
     def _gathered(self, name: str, reader: Call) -> None:
         """Make whole what a value is a view of; the views themselves stand before their reader."""
@@ -203,7 +199,7 @@ class _GatherRewriter:
 
     def _continues(self, node: Call) -> bool:
         """True where a call makes a view or a cast of a parameter."""
-        names = operand_names(node)
+        names = node.operands
         cheap = (
             (shares_memory(node.op) or node.op in _CASTS)
             and node.op != HINT
@@ -215,7 +211,7 @@ class _GatherRewriter:
         """The name that stands for the whole of a value of a chain, for a reader."""
         gather = self.gathers[self.root[name]]
         if self._is_shard(name):
-            args = (Ref(self._shard(name, reader)),)
+            args = (self._ref(name, self._shard(name, reader)),)
             return self._new(name, HINT, reader, args, gather.whole[reader.phase.stage])
         return self._copied(name, "whole", self._whole(self._source(name), reader), reader)
 
@@ -226,7 +222,9 @@ class _GatherRewriter:
         if not gather.each_time:
             return stored
         vary = (Varying(tuple(range(self.graph.micro_batches))),) if self._in_loop(reader) else ()
-        return self._new(name, TAKE, reader, (Ref(stored), *vary), gather.shard[reader.phase.stage])
+        return self._new(
+            name, TAKE, reader, (self._ref(name, stored), *vary), gather.shard[reader.phase.stage]
+        )
 
     def _stored(self, name: str, reader: Call) -> str:
         """The parameter, or a cast of its shard: one for a step and stage."""
@@ -244,8 +242,12 @@ class _GatherRewriter:
             return True
         return self.chain[name].op in _CASTS and self._is_shard(self._source(name))
 
+    def _ref(self, name: str, form: str) -> Ref:
+        """An argument that is a form of a value."""
+        return replace(self.graph.values[name].ref, name=form)
+
     def _source(self, name: str) -> str:
-        return operand_names(self.chain[name])[0]
+        return self.chain[name].operands[0]
 
     def _new(self, name: str, op: str, reader: Call, args: tuple[Arg, ...], hint: Hint) -> str:
         """A hint on the shard that stands for `name`, or a take of it; one a group."""
@@ -253,7 +255,7 @@ class _GatherRewriter:
         key = (self._group(name, reader), kind, name)
         if key not in self.made:
             value = replace(self.graph.values[name], name=self._name(name, kind))
-            self._append(Call(op, args, (), (value,), reader.location, hint=hint), reader)
+            self._append(Call.of(op, args, (value,), location=reader.location, hint=hint), reader)
             self.made[key] = value.name
         return self.made[key]
 
@@ -266,14 +268,14 @@ class _GatherRewriter:
 
     def _copy(self, name: str, kind: str, source: str, reader: Call, early: bool = False) -> str:
         value = replace(self.graph.values[name], name=self._name(name, kind))
-        copy = changed(self.chain[name], outputs=(value,), location=reader.location)
+        copy = self.chain[name].changed(outputs=(value,), location=reader.location)
         self._append(renamed(copy, {self._source(name): source}), reader, early)
         return value.name
 
     def _append(self, call: Node, reader: Call, early: bool = False) -> None:
         assert isinstance(call, Call)
         early |= self.graph.micro_batches > 1 and not runs_in_loop(call, self.loop)
-        call = changed(call, phase=reader.phase)
+        call = call.changed(phase=reader.phase)
         if self._in_loop(reader) and not early:
             self.loop.add(_result(call))
         (self.early if early else self.body).append(call)
@@ -301,6 +303,6 @@ def _without_dead(nodes: list[Node], chain: Mapping[str, Call]) -> tuple[Node, .
             name = _result(node) if node.outputs[0] else ""
             if name in chain and name not in read:
                 continue
-        read.update(node_uses(node))
+        read.update(node.uses)
         kept.append(node)
     return tuple(reversed(kept))

@@ -8,20 +8,7 @@ from math import prod
 from typing import final
 
 from weft.compiler.layouts.intent import measures
-from weft.ir.logical import (
-    Arg,
-    Box,
-    Call,
-    Input,
-    LogicalGraph,
-    Node,
-    Phase,
-    Ref,
-    Update,
-    Value,
-    node_outputs,
-    node_uses,
-)
+from weft.ir.logical import Arg, Box, Call, Input, LogicalGraph, Node, Phase, Ref, Update, Value
 
 _SUMS = ("aten.add.Tensor",)
 # Linear in the first operand, and it alone is a gradient.
@@ -74,7 +61,7 @@ def passed_to_gradients(graph: LogicalGraph) -> frozenset[str]:
     """
     found = {update.source.name for update in graph.of_kind(Update) if by_optimizer(update)}
     for node in reversed(graph.nodes):
-        if any(value.name in found for value in node_outputs(node)):
+        if any(value.name in found for value in node.makes):
             for name in _passed(graph, node):
                 readers = (one for one in graph.users[name] if not measures(one))
                 if all(_leads_to(reader, found) for reader in readers):
@@ -84,14 +71,14 @@ def passed_to_gradients(graph: LogicalGraph) -> frozenset[str]:
 
 def _passed(graph: LogicalGraph, node: Node) -> tuple[str, ...]:
     """The operands that are gradients when the result is one."""
-    names = tuple(dict.fromkeys(node_uses(node)))
+    names = tuple(dict.fromkeys(node.uses))
     if isinstance(node, Box):
         return names
     if not isinstance(node, Call) or len(node.outputs) != 1:
         return ()
     if node.op in _SUMS:
         return names
-    first, made = names[:1], node_outputs(node)
+    first, made = names[:1], node.makes
     alone = len(names) == 1 and prod(graph.values[names[0]].shape) == prod(made[0].shape)
     return first if alone or node.op in _OF_FIRST else ()
 
@@ -100,7 +87,7 @@ def _leads_to(reader: Node, found: set[str]) -> bool:
     """True where a reader makes a gradient, or updates by one."""
     if isinstance(reader, Update):
         return by_optimizer(reader)
-    return any(value.name in found for value in node_outputs(reader))
+    return any(value.name in found for value in reader.makes)
 
 
 def with_sources(
@@ -149,7 +136,7 @@ class Scalars:
     def scaled(self, gradient: Gradient, factor: Ref) -> str:
         """The gradient times a number; the name of the product."""
         made = replace(gradient.value, name=f"{gradient.value.name}.{self.prefix}")
-        args = (Ref(gradient.value.name), factor)
+        args = (gradient.value.ref, factor)
         return self._add("weft.scale", args, made, gradient.phase).name
 
     def total(self, reduce: str, numbers: Sequence[tuple[Ref, Phase]], name: str) -> Ref:
@@ -172,5 +159,5 @@ class Scalars:
         return self._add(reduce, (every,), Value(name, (), self.dtype), phase)
 
     def _add(self, op: str, args: tuple[Arg, ...], made: Value, phase: Phase) -> Ref:
-        self.calls.append(Call(op, args, (), (made,), phase=phase))
-        return Ref(made.name)
+        self.calls.append(Call.of(op, args, (made,), phase=phase))
+        return made.ref

@@ -15,7 +15,6 @@ from weft.ir.logical import (
     Input,
     LogicalGraph,
     Node,
-    Ref,
     Value,
 )
 
@@ -29,8 +28,9 @@ def scale_loss(graph: LogicalGraph, _: Context) -> LogicalGraph:
     """Let gradients start from the scale where, as captured for float16, they start from a seed."""
     if not any(call.op == SEED for call in graph.of_kind(Call)):
         return graph
+    scale = Value(SCALE, (), "float32")
     states = (
-        Input(Value(SCALE, (), "float32"), "state", SCALE),
+        Input(scale, "state", SCALE),
         Input(Value(TRACKER, (), "int32"), "state", TRACKER),
     )
     inputs = sum(isinstance(node, Input) for node in graph.nodes)
@@ -40,8 +40,8 @@ def scale_loss(graph: LogicalGraph, _: Context) -> LogicalGraph:
             ones = tuple(
                 value and replace(value, name=f"{value.name}.ones") for value in node.outputs
             )
-            nodes.append(replace(node, op="aten.ones_like.default", outputs=ones))
-            args = (Ref(ones[0].name), Ref(SCALE))  # type: ignore[union-attr]
-            node = replace(node, op="weft.scale", args=args)
+            nodes.append(node.changed(op="aten.ones_like.default", outputs=ones))
+            args = (ones[0].ref, scale.ref)  # type: ignore[union-attr]
+            node = node.changed(op="weft.scale", args=args)
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes))

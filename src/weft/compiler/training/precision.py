@@ -32,19 +32,8 @@ from typing import final
 from weft.compiler.context import Context
 from weft.compiler.graph.rewriting import only_result
 from weft.compiler.training.gradients import gradients, passed_to_gradients, with_sources
-from weft.ir.logical import (
-    FORWARD,
-    Box,
-    Call,
-    LogicalGraph,
-    Node,
-    Ref,
-    Value,
-    node_outputs,
-    node_uses,
-)
-from weft.ir.queries.op_calls import operand_names
-from weft.ir.renamed import renamed
+from weft.ir.logical import FORWARD, Box, Call, LogicalGraph, Node, Ref, Value
+from weft.ir.nodes import renamed
 from weft.layout import Partial
 from weft.ops import shares_memory
 from weft.ops.call import Token
@@ -72,10 +61,10 @@ def cast_call(source: Value, dtype: str, name: str, like: Call, op: str = CAST) 
     """A conversion of a value, run where `like` is."""
     made = replace(source, name=name, dtype=dtype)
     if op == CAST:
-        args, kwargs = (Ref(source.name),), (("dtype", Token("dtype", dtype)),)
-        return Call(op, args, kwargs, (made,), like.location, like.phase)
-    every = (Ref(source.name), Token("dtype", dtype))
-    return Call(op, every, (), (made,), like.location, like.phase)
+        args, kwargs = (source.ref,), (("dtype", Token("dtype", dtype)),)
+        return Call.of(op, args, (made,), kwargs=kwargs, location=like.location, phase=like.phase)
+    every = (source.ref, Token("dtype", dtype))
+    return Call.of(op, every, (made,), location=like.location, phase=like.phase)
 
 
 def _in_float32(graph: LogicalGraph) -> LogicalGraph:
@@ -195,23 +184,21 @@ class _DtypeRewriter:
             return
         source = self._kept_operand(node)
         if source is not None and isinstance(node, Call):
-            (made,) = node_outputs(node)
+            (made,) = node.makes
             if node.op in CASTS and made.dtype == source.dtype:
                 self.names[made.name] = source.name
                 return
             if shares_memory(node.op):
                 # A view of what travelled, beside that of what it was rounded to.
                 wide = replace(made, name=f"{made.name}.travelled", dtype=source.dtype)
-                (old,) = operand_names(node)
-                view = renamed(replace(node, outputs=(wide,)), {old: source.name})
-                self.nodes.append(view)
+                self.nodes.append(node.on(source).changed(outputs=(wide,)))
                 self.kept[made.name] = wide
         self.nodes.append(renamed(node, self.names))
 
     def _kept_operand(self, node: Node) -> Value | None:
         """The operand of a call of one operand and one result, in the dtype that travelled."""
-        uses = set(node_uses(node))
-        if len(uses) != 1 or len(node_outputs(node)) != 1:
+        uses = set(node.uses)
+        if len(uses) != 1 or len(node.makes) != 1:
             return None
         return self.kept.get(uses.pop())
 
@@ -220,7 +207,7 @@ class _DtypeRewriter:
         node = self.graph.producers[name]
         while isinstance(node, Box):
             node = self.graph.producers[node.input.name]
-        return node if isinstance(node, Call) else Call("", (), (), (), None, FORWARD)
+        return node if isinstance(node, Call) else Call.of("", (), (), phase=FORWARD)
 
 
 def _narrowing(sent: Value) -> str:
@@ -234,7 +221,7 @@ def _read(nodes: list[Node]) -> Iterator[Node]:
     used: set[str] = set()
     for node in reversed(nodes):
         idle = isinstance(node, Call) and (shares_memory(node.op) or node.op in CASTS)
-        if idle and not any(value.name in used for value in node_outputs(node)):
+        if idle and not any(value.name in used for value in node.makes):
             continue
-        used.update(node_uses(node))
+        used.update(node.uses)
         yield node

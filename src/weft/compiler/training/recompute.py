@@ -20,9 +20,8 @@ from typing import final
 
 from weft.cached import cached_property
 from weft.compiler.context import Context
-from weft.ir.arguments import changed
-from weft.ir.logical import Call, LogicalGraph, Node, Output, Phase, Ref, node_outputs, node_uses
-from weft.ir.renamed import renamed
+from weft.ir.logical import Call, LogicalGraph, Node, Output, Phase
+from weft.ir.nodes import renamed
 from weft.ops import shares_memory
 from weft.patterns import around, check_named, first_match
 
@@ -81,14 +80,14 @@ class _RecomputeWalk:
         return {
             value.name: number
             for number, node in enumerate(self.graph.nodes)
-            for value in node_outputs(node)
+            for value in node.makes
         }
 
     def add(self, number: int, node: Node) -> None:
         if isinstance(node, Call) and node.phase.kind != "forward":
             self._make_again(number, node)
             node = renamed(node, self.copies)
-            self.backward.update((value.name, number) for value in node_outputs(node))
+            self.backward.update((value.name, number) for value in node.makes)
         self.nodes.append(node)
 
     def _make_again(self, number: int, reader: Call) -> None:
@@ -101,36 +100,36 @@ class _RecomputeWalk:
             call = self.graph.nodes[place]
             assert isinstance(call, Call)  # only calls are made again
             phase = Phase(call.phase.stage, reader.phase.kind)
-            names = {name: self._read(name, call, awaited, phase) for name in node_uses(call)}
+            names = {name: self._read(name, call, awaited, phase) for name in call.uses}
             outputs = tuple(v and replace(v, name=f"{v.name}.again") for v in call.outputs)
-            copy = changed(call, outputs=outputs, phase=phase)
+            copy = call.changed(outputs=outputs, phase=phase)
             self.nodes.append(renamed(copy, names))
-            self.copies.update((v.name, f"{v.name}.again") for v in node_outputs(call))
+            self.copies.update((v.name, f"{v.name}.again") for v in call.makes)
 
     def _missing(self, reader: Call) -> set[int]:
         """The numbers of the calls that must be copied before `reader`."""
         found: set[int] = set()
-        waiting = list(node_uses(reader))
+        waiting = list(reader.uses)
         while waiting:
             name = waiting.pop()
             if name in self.region_of and name not in self.copies:
                 place = self.number[name]
                 if place not in found:
                     found.add(place)
-                    waiting += node_uses(self.graph.nodes[place])
+                    waiting += self.graph.nodes[place].uses
         return found
 
     def _read(self, name: str, call: Call, awaited: str | None, phase: Phase) -> str:
         """The name that the copy of `call` reads in place of `name`."""
-        region = self.region_of[node_outputs(call)[0].name]
+        region = self.region_of[call.makes[0].name]
         if name in self.copies:
             return self.copies[name]
         if awaited is None or not isinstance(self.graph.producers[name], Call):
             return name
         if (region, name) not in self.held:
             value = replace(self.graph.values[name], name=f"{name}.held{len(self.held)}")
-            args = (Ref(name), Ref(awaited))
-            self.nodes.append(Call(AFTER, args, (), (value,), call.location, phase))
+            args = (self.graph.values[name].ref, self.graph.values[awaited].ref)
+            self.nodes.append(Call.of(AFTER, args, (value,), location=call.location, phase=phase))
             self.held[region, name] = value.name
         return self.held[region, name]
 
@@ -142,7 +141,7 @@ class _RecomputeWalk:
         """
         for node in self.graph.nodes[number:]:
             if isinstance(node, Call) and node.phase == reader.phase:
-                known = [name for name in node_uses(node) if name in self.backward]
+                known = [name for name in node.uses if name in self.backward]
                 if known:
                     return max(known, key=self.backward.__getitem__)
         return None
@@ -164,9 +163,9 @@ def regions(
     found: dict[str, str] = {}
     for call in forward:
         region = _region(call, patterns)
-        if region is None and shares_memory(call.op) and found.get(node_uses(call)[0]) == OPS:
+        if region is None and shares_memory(call.op) and found.get(call.uses[0]) == OPS:
             region = OPS  # a view of what is made again would keep it
-        found.update((value.name, region) for value in node_outputs(call) if region is not None)
+        found.update((value.name, region) for value in call.makes if region is not None)
     return found
 
 
@@ -181,14 +180,12 @@ def kept_values(graph: LogicalGraph, region_of: Mapping[str, str]) -> frozenset[
         if isinstance(node, Output):
             kept.add(node.value.name)
         elif isinstance(node, Call) and node.phase.kind == "forward":
-            here = next((region_of.get(value.name) for value in node_outputs(node)), None)
-            kept |= {
-                name for name in node_uses(node) if region_of.get(name, OPS) not in (here, OPS)
-            }
-            made = {value.name for value in node_outputs(node)}
+            here = next((region_of.get(value.name) for value in node.makes), None)
+            kept |= {name for name in node.uses if region_of.get(name, OPS) not in (here, OPS)}
+            made = {value.name for value in node.makes}
             if made & kept:
                 kept |= made  # a call is made again as a whole, or not at all
-                kept.update(node_uses(node)[:1] if shares_memory(node.op) else ())
+                kept.update(node.uses[:1] if shares_memory(node.op) else ())
     return frozenset(kept)
 
 

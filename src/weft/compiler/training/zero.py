@@ -25,20 +25,8 @@ from weft.compiler.schedule.presets import turning_stage
 from weft.compiler.training.gathers import Gather, gather_parameters
 from weft.compiler.training.precision import CASTS
 from weft.compiler.training.shards import shard_level
-from weft.ir.logical import (
-    Call,
-    Hint,
-    Input,
-    LogicalGraph,
-    Node,
-    Ref,
-    Update,
-    Value,
-    node_outputs,
-    node_uses,
-)
-from weft.ir.nodes import HINT
-from weft.ir.renamed import renamed
+from weft.ir.logical import Call, Hint, Input, LogicalGraph, Node, Update, Value
+from weft.ir.nodes import HINT, renamed
 from weft.layout import SBP, Broadcast
 
 ACCUMULATE = "weft.accumulate"
@@ -105,21 +93,21 @@ def _reduced_early(graph: LogicalGraph, shards: Mapping[str, tuple[Hint, ...]]) 
     }
     nodes: list[Node] = []
     for node in graph.nodes:
-        made = next((value.name for value in node_outputs(node)), "")
+        made = next((value.name for value in node.makes), "")
         if isinstance(node, Call) and made in wanted:
             hint = _shard_hint(graph, node, wanted[made][node.phase.stage])
-            shard = node_outputs(hint)[0].name
-            nodes += [hint, renamed(node, {node_uses(node)[0]: shard})]
+            shard = hint.makes[0].name
+            nodes += [hint, renamed(node, {node.uses[0]: shard})]
         else:
             nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
 
 
 def _shard_hint(graph: LogicalGraph, reader: Call, hint: Hint) -> Call:
-    source = graph.values[node_uses(reader)[0]]
+    source = graph.values[reader.uses[0]]
     shard = Value(f"{source.name}.shard", source.shape, source.dtype)
-    args = (Ref(source.name),)
-    return Call(HINT, args, (), (shard,), reader.location, reader.phase, hint=hint)
+    args = (source.ref,)
+    return Call.of(HINT, args, (shard,), location=reader.location, phase=reader.phase, hint=hint)
 
 
 def _accumulated(graph: LogicalGraph, name: str) -> Iterator[str]:
@@ -128,5 +116,5 @@ def _accumulated(graph: LogicalGraph, name: str) -> Iterator[str]:
     if isinstance(node, Call) and node.op == ACCUMULATE:
         yield name
     elif isinstance(node, Call) and node.op in ("aten.add.Tensor", *CASTS):
-        for used in dict.fromkeys(node_uses(node)):
+        for used in dict.fromkeys(node.uses):
             yield from _accumulated(graph, used)

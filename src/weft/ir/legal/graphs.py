@@ -15,14 +15,17 @@ from weft.ir.logical import (
     Output,
     Update,
     Value,
-    node_outputs,
     refs,
 )
 from weft.ir.nodes import HINT, TAKE
+from weft.ops.rule import kept_readers
 from weft.units import ITEM_SIZE
 
 # (node, what is wrong)
 Finding = tuple[Node, str]
+
+# Ops that hand on what they read.
+_PASSING = ("weft.after",)
 
 # Inputs first, then what computes, then updates, then outputs.
 _ORDER = {Input: 0, Call: 1, Box: 1, Update: 2, Output: 3}
@@ -43,7 +46,7 @@ def values_assigned_once(graph: LogicalGraph) -> Iterator[Finding]:
         return
     seen: set[str] = set()
     for node in graph.nodes:
-        for value in node_outputs(node):
+        for value in node.makes:
             if value.name in seen:
                 yield node, f"%{value.name} is assigned twice"
             seen.add(value.name)
@@ -58,6 +61,17 @@ def values_made_before_use(graph: LogicalGraph) -> Iterator[Finding]:
                 if name not in seen:
                     yield node, f"%{name} is not made before"
         seen.update([value.name for value in node.makes])
+
+
+def calls_know_their_tensors(graph: LogicalGraph) -> Iterator[Finding]:
+    """The `OpCall` of a call has the shapes and dtypes of the values that it reads and makes."""
+    values = graph.values
+    for node in graph.of_kind(Call):
+        call = node.call
+        if call.operands != tuple([values[name].spec for name in node.operands]):
+            yield node, "its operands have other shapes or dtypes"
+        if call.results != tuple([value and value.spec for value in node.outputs]):
+            yield node, "its results have other shapes or dtypes"
 
 
 def dtypes_known(graph: LogicalGraph) -> Iterator[Finding]:
@@ -163,6 +177,19 @@ def hints_given(graph: LogicalGraph) -> Iterator[Finding]:
             yield node, "it says how its result is to lie" if node.hint else "it has no hint"
 
 
+def kept_values_stay(graph: LogicalGraph) -> Iterator[tuple[Node, str]]:
+    """A value that only the backward of its maker understands is read by nothing else."""
+    kept = graph.kept_values
+    for node in graph.nodes if kept else ():
+        for name in kept.intersection(node.uses):
+            maker = graph.producers[name]
+            assert isinstance(maker, Call)
+            known = (*kept_readers(maker.op), *_PASSING)
+            if not isinstance(node, Call) or node.op not in known:
+                problem = f"%{name} of {maker.op} at {maker.location} is read; expected its backward alone"
+                yield node, f"{problem}, in the layout in which it was made"
+
+
 def layouts_given(graph: LogicalGraph) -> Iterator[Finding]:
     """Every value has a layout that fits its shape and dtype."""
     for node, value in _made(graph):
@@ -184,4 +211,4 @@ def updates_in_place(graph: LogicalGraph) -> Iterator[Finding]:
 
 
 def _made(graph: LogicalGraph) -> Iterator[tuple[Node, Value]]:
-    return ((node, value) for node in graph.nodes for value in node_outputs(node))
+    return ((node, value) for node in graph.nodes for value in node.makes)

@@ -45,6 +45,18 @@ def local_values_made_before_use(program: LocalProgram) -> Iterator[LocalFinding
             yield output_text(output), f"%{output.name} is not made"
 
 
+def local_calls_know_their_tensors(program: LocalProgram) -> Iterator[LocalFinding]:
+    """The `OpCall` of a call has the shapes and dtypes of the local values that it reads and makes."""
+    values = program.values
+    for node in program.nodes:
+        if not isinstance(node, LocalCall):
+            continue
+        if node.call.operands != tuple([values[name].spec for name in node.operands]):
+            yield local_text(node), "its operands have other shapes or dtypes"
+        if node.call.results != tuple([value and value.spec for value in node.outputs]):
+            yield local_text(node), "its results have other shapes or dtypes"
+
+
 def local_dtypes_known(program: LocalProgram) -> Iterator[LocalFinding]:
     """Every dtype stands in `weft.units.ITEM_SIZE`; no size is negative."""
     for value in program.values.values():

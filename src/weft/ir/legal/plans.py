@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 
 from weft.errors import InternalError
+from weft.ir.alias import copied_results, overwritable
 from weft.ir.nodes import OVER_STEP
 from weft.ir.plan import (
     Actor,
@@ -23,7 +24,6 @@ from weft.ir.plan import (
     RankPlan,
     Transfer,
 )
-from weft.ir.queries.alias import copied_results, overwritable
 from weft.layout import Region, region_shape, region_size
 
 

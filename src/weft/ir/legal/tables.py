@@ -12,9 +12,11 @@ from collections.abc import Callable, Iterator
 from weft.errors import InternalError
 from weft.ir.legal.graphs import (
     boxing_keeps_the_tensor,
+    calls_know_their_tensors,
     dtypes_known,
     hints_given,
     inputs_come_as_said,
+    kept_values_stay,
     keys_unique,
     kinds_in_order,
     layouts_given,
@@ -30,6 +32,7 @@ from weft.ir.legal.local_programs import (
     exchanges_take_what_is_there,
     forms_are_made,
     local_arguments_complete,
+    local_calls_know_their_tensors,
     local_dtypes_known,
     local_keys_unique,
     local_updates_write_variables,
@@ -41,7 +44,6 @@ from weft.ir.legal.plans import COPY_RULES as COPY_RULES
 from weft.ir.legal.plans import PLAN_RULES as PLAN_RULES
 from weft.ir.logical import LogicalGraph, Node
 from weft.ir.plan import LocalProgram
-from weft.ir.queries.op_calls import kept_values_stay
 from weft.ir.text.graph_printer import node_text
 
 # A rule yields (node, what is wrong), or (line of text, what is wrong), for each place where it does not hold.
@@ -53,6 +55,7 @@ GRAPH_RULES: tuple[GraphRule, ...] = (
     kinds_in_order,
     values_assigned_once,
     values_made_before_use,
+    calls_know_their_tensors,
     dtypes_known,
     keys_unique,
     updates_write_variables,
@@ -69,6 +72,7 @@ LAYOUT_RULES: tuple[GraphRule, ...] = (layouts_given, updates_in_place)
 LOCAL_RULES: tuple[LocalRule, ...] = (
     local_values_assigned_once,
     local_values_made_before_use,
+    local_calls_know_their_tensors,
     local_dtypes_known,
     local_keys_unique,
     exchanges_take_what_is_there,

@@ -24,6 +24,7 @@ from weft.ir.parsers.plan_parser import input_of, local_node
 from weft.ir.parsers.scanner import Scanner
 from weft.ir.plan import LocalInput, LocalNode, LocalOutput, LocalProgram
 from weft.layout import Placement, Shares
+from weft.ops.call import TensorSpec
 
 
 def parse_graph(text: str) -> LogicalGraph:
@@ -42,13 +43,15 @@ def parse_graph(text: str) -> LogicalGraph:
         header.end()
     placements: list[Placement] = []
     nodes: list[Node] = []
+    specs: dict[str, TensorSpec] = {}
     for number, line in lines[1:]:
-        scanner = Scanner(line, number)
+        scanner = Scanner(line, number, specs)
         with scanner.told():
             if scanner.accept("placement"):
                 placements.append(scanner.placement(len(placements)))
             else:
                 nodes.append(_node(scanner, placements))
+                specs.update((value.name, value.spec) for value in nodes[-1].makes)
             scanner.end()
     return LogicalGraph(name, tuple(nodes), micro_batches)
 
@@ -97,7 +100,16 @@ def _call(scanner: Scanner, names: list[str | None], placements: list[Placement]
             scanner.expect("_")
         outputs.append(None if name is None else _value(scanner, name, placements))
     hint, phase, autograd = _hint(scanner), scanner.phase(), scanner.count()
-    return Call(op, args, kwargs, tuple(outputs), _location(scanner), phase, autograd, hint)
+    return Call.of(
+        op,
+        args,
+        tuple(outputs),
+        kwargs=kwargs,
+        location=_location(scanner),
+        phase=phase,
+        autograd=autograd,
+        hint=hint,
+    )
 
 
 def _hint(scanner: Scanner) -> Hint | None:
@@ -188,11 +200,13 @@ def parse_local(text: str) -> LocalProgram:
                 origins[name] = scanner.name()
             elif scanner.accept("input"):
                 inputs.append(input_of(scanner))
+                scanner.specs[inputs[-1].value.name] = inputs[-1].value.spec
             elif scanner.accept("output"):
                 key = scanner.string()
                 outputs.append(LocalOutput(scanner.name(), key))
             else:
                 nodes.append(local_node(scanner))
+                scanner.specs.update((value.name, value.spec) for value in nodes[-1].makes)
             scanner.end()
     parts = tuple(inputs), tuple(nodes), tuple(outputs)
     return LocalProgram(rank, *parts, micro_batches, loop, origins)
@@ -200,9 +214,10 @@ def parse_local(text: str) -> LocalProgram:
 
 def _scanners(text: str) -> Iterator[Scanner]:
     """One for each line that is not empty."""
+    specs: dict[str, TensorSpec] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
-            yield Scanner(line, number)
+            yield Scanner(line, number, specs)
 
 
 def _loop(scanner: Scanner) -> frozenset[str]:

@@ -28,6 +28,7 @@ from weft.ir.plan_nodes import (
     RegisterKind,
     Transfer,
 )
+from weft.ops.call import TensorSpec
 
 
 @final
@@ -41,6 +42,7 @@ class _Rank:
     inputs: list[LocalInput] = field(default_factory=list)
     registers: list[Register] = field(default_factory=list)
     heads: list[tuple[Actor, list[LocalNode]]] = field(default_factory=list)
+    specs: dict[str, TensorSpec] = field(default_factory=dict)
 
 
 def parse_plan(text: str) -> Plan:
@@ -52,7 +54,7 @@ def parse_plan(text: str) -> Plan:
     name, communicators = "", []
     ranks: list[_Rank] = []
     for number, line in enumerate(text.splitlines(), 1):
-        scanner = Scanner(line, number)
+        scanner = Scanner(line, number, ranks[-1].specs if ranks else None)
         with scanner.told():
             if number == 1:
                 scanner.expect("plan")
@@ -78,14 +80,18 @@ def _communicator(scanner: Scanner) -> Communicator:
 def _rank_line(scanner: Scanner, rank: _Rank) -> None:
     if scanner.accept("input"):
         rank.inputs.append(input_of(scanner))
+        scanner.specs[rank.inputs[-1].value.name] = rank.inputs[-1].value.spec
     elif scanner.accept("order"):
         rank.orders.append(_order(scanner))
     elif scanner.accept("register"):
         rank.registers.append(_register(scanner))
+        scanner.specs[rank.registers[-1].value.name] = rank.registers[-1].value.spec
     elif scanner.accept("actor"):
         rank.heads.append((_actor(scanner), []))
     elif rank.heads:
-        rank.heads[-1][1].append(local_node(scanner))
+        node = local_node(scanner)
+        rank.heads[-1][1].append(node)
+        scanner.specs.update((value.name, value.spec) for value in node.makes)
     else:
         raise scanner.error("expected an input, an order, a register or an actor")
 
@@ -268,7 +274,7 @@ def _call(scanner: Scanner, names: list[str | None]) -> LocalCall:
         if index:
             scanner.expect(",")
         outputs.append(_optional_value(scanner, name))
-    return LocalCall(op, args, kwargs, tuple(outputs), scanner.phase())
+    return LocalCall.of(op, args, tuple(outputs), scanner.phase(), kwargs=kwargs)
 
 
 def _update(scanner: Scanner) -> LocalUpdate:

@@ -16,7 +16,7 @@ from weft.ir.nodes import FORWARD, NO_UPDATE_BYTES, Phase, PhaseKind, Ref, Updat
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.layout.placement import placement as build_placement
 from weft.layout.reduction import REDUCTIONS
-from weft.ops.call import Token
+from weft.ops.call import TensorSpec, Token, tensor_spec
 
 # Levels of lists in each other, at most; arguments of ops have few.
 DEEPEST = 50
@@ -37,6 +37,9 @@ _TOKEN = re.compile(
 )
 
 
+# Of a value that no line before makes, which verification refuses.
+_UNKNOWN = tensor_spec((), "unknown")
+
 # Characters of a line that errors show.
 _LONGEST = 400
 
@@ -48,9 +51,11 @@ class Scanner:
     Attributes:
         tokens: what is left of the line, first token last (kind, text).
         where: number and text of the line, for errors.
+        specs: shapes and dtypes of the values of lines before.
     """
 
-    def __init__(self, line: str, number: int) -> None:
+    def __init__(self, line: str, number: int, specs: dict[str, TensorSpec] | None = None) -> None:
+        self.specs: dict[str, TensorSpec] = {} if specs is None else specs
         text = line.strip()
         self.where = f"line {number}: {text if len(text) <= _LONGEST else text[:_LONGEST] + '…'}"
         self.tokens: list[tuple[str, str]] = []
@@ -253,7 +258,7 @@ class Scanner:
 def _leaf(kind: str, text: str, scanner: Scanner) -> Any:
     match kind:
         case "value":
-            return Ref(text[1:])
+            return Ref(text[1:], scanner.specs.get(text[1:], _UNKNOWN))
         case "constant":
             return Token(*text[1:].split(":", 1))
         case "string":

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from weft.ir.legal.plans import verify_plan
-from weft.ir.nodes import Ref
 from weft.ir.plan import (
     COMPUTE,
     Compute,
@@ -77,5 +76,10 @@ def _parts(
             known.add(name)
             part = LocalValue(name, region_shape(region), leaf.dtype)
             kwargs = (("device", leaf.devices[rank]),) if rank in leaf.devices else ()
-            call = LocalCall("weft.part", (Ref(leaf.name), region), kwargs, (part,))
+            call = LocalCall.of(
+                "weft.part",
+                (LocalValue(leaf.name, leaf.shape, leaf.dtype).ref, region),
+                (part,),
+                kwargs=kwargs,
+            )
             yield f"{leaf.key} of rank {rank}", call, part

@@ -14,7 +14,6 @@ from weft.compiler.halos import graph_halos
 from weft.compiler.pipeline import Compiled
 from weft.ir.logical import Box, LogicalGraph
 from weft.ir.plan import Communicate, Exchange, RankPlan, Transfer
-from weft.ir.queries.op_calls import layout_of
 from weft.planning.exchanges import Exchanged, exchanges
 from weft.program.explain.tables import table
 from weft.runtime.recording import Record
@@ -187,8 +186,8 @@ def exchanged(graph: LogicalGraph) -> Counter[tuple[str, str]]:
         return graph.micro_batches if name in loop else 1
 
     for node in graph.of_kind(Box):
-        value, target = graph.values[node.input.name], layout_of(node.output)
-        for step in steps(layout_of(value), target, value.shape, ITEM_SIZE[value.dtype]):
+        value, target = graph.values[node.input.name], node.output.laid
+        for step in steps(value.laid, target, value.shape, ITEM_SIZE[value.dtype]):
             if step.kind in EXCHANGES and step.bytes:
                 found[step.kind, value.dtype] += step.bytes * times(node.output.name)
     for halo, _ in graph_halos(graph):

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from rich.table import Table
 
 from weft.compiler.schedule.bucket import Bucket
+from weft.ir.alias import value_bytes
 from weft.ir.plan import Communicate, RankPlan
-from weft.ir.queries.alias import value_bytes
 from weft.program.explain.tables import table, text_of
 from weft.runtime.compiled.choice import KernelChoice
 from weft.runtime.compiled.parts import Distinct

@@ -9,7 +9,7 @@ from typing import final
 from rich.table import Table
 
 from weft.compiler.memory.walk import Peak
-from weft.ir.queries.alias import Memory
+from weft.ir.alias import Memory
 from weft.program.explain.tables import table, text_of
 from weft.units import bytes_text
 

@@ -16,20 +16,9 @@ from weft.compiler.microbatch.prepare import cut_leaves
 from weft.compiler.schedule.scheduled import Scheduled, bubble, busy, in_flight
 from weft.compiler.stages.balance import call_cost
 from weft.hardware import CostModel
-from weft.ir.logical import (
-    Box,
-    Call,
-    Input,
-    LogicalGraph,
-    Node,
-    Output,
-    node_outputs,
-    node_uses,
-    runs_in_loop,
-)
+from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, runs_in_loop
 from weft.ir.nodes import OVER_STEP, PhaseKind
 from weft.ir.plan import RankPlan
-from weft.ir.queries.op_calls import layout_of
 from weft.program.explain.tables import table
 from weft.units import ITEM_SIZE, bytes_text, seconds_text
 
@@ -112,7 +101,7 @@ def _incoming(graph: LogicalGraph, stages: Stages) -> Counter[int]:
     for node, phase in zip(graph.nodes, phases, strict=True):
         if isinstance(node, Box):
             value = graph.values[node.input.name]
-            source, target = layout_of(value), layout_of(node.output)
+            source, target = value.laid, node.output.laid
             if source.placement != target.placement and not _handed_out(graph, node):
                 chain = steps(source, target, value.shape, ITEM_SIZE[value.dtype])
                 times = graph.micro_batches if node.output.name in loop else 1
@@ -184,11 +173,11 @@ def barriers(graph: LogicalGraph) -> tuple[Call, ...]:
     causes: dict[str, frozenset[int]] = {}
     found: set[int] = set()
     for number, node in enumerate(graph.nodes):
-        before = frozenset[int]().union(*(causes.get(use, frozenset()) for use in node_uses(node)))
+        before = frozenset[int]().union(*(causes.get(use, frozenset()) for use in node.uses))
         if runs_in_loop(node, loop):
             found |= before
             before = frozenset((number,)) if _joins(node) else frozenset()
-        causes |= {value.name: before for value in node_outputs(node)}
+        causes |= {value.name: before for value in node.makes}
     return tuple(
         node for i, node in enumerate(graph.nodes) if i in found and isinstance(node, Call)
     )

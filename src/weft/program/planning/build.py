@@ -25,7 +25,7 @@ from weft.compiler.strategy_hints import batch_hints, with_leaves
 from weft.errors import LayoutError
 from weft.hardware import usual_device
 from weft.ir import LogicalGraph
-from weft.ir.logical import Input, Output, Ref, Update, Value
+from weft.ir.logical import Input, Output, Update, Value
 from weft.ir.nodes import MASTER, VARIABLE_ROLES, Role
 from weft.ir.plan import RankPlan
 from weft.layout import SBP, Broadcast, Layout, Placement, Shares, Split
@@ -224,7 +224,7 @@ def gathering(setting: Setting, trained: Compiled, masters: Iterable[Input] = ()
     values = [Value(n.value.name, n.value.shape, n.value.dtype) for n in inputs]
     roles: list[Role] = ["parameter" if n.role == "state" else n.role for n in inputs]
     bare = [Input(v, r, n.key) for v, r, n in zip(values, roles, inputs, strict=True)]
-    outputs = [Output(Ref(n.value.name), n.key.removesuffix(f".{MASTER}")) for n in inputs]
+    outputs = [Output(n.value.ref, n.key.removesuffix(f".{MASTER}")) for n in inputs]
     gather = LogicalGraph("full state", (*bare, *outputs))
     return compiled_like(setting, trained, gather, others=of_key.values())
 

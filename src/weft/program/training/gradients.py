@@ -353,7 +353,7 @@ def _update_graph(members: Sequence[_Graded]) -> LogicalGraph:
             bare = Value(node.key, node.value.shape, node.value.dtype)
             variables.append(replace(node, value=bare))
         target, *states = (Ref(node.key) for node in each.inputs)
-        update = replace(each.update, target=target, states=tuple(states), source=Ref(value.name))
+        update = replace(each.update, target=target, states=tuple(states), source=value.ref)
         updates.append(replace(update, skip=None))
     variables.sort(key=lambda node: ROLES.index(node.role))
     return LogicalGraph("update", (*variables, *fed, *updates))

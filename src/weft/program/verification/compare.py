@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.capture.batch import is_constant
 from weft.ir import LogicalGraph
-from weft.ir.logical import Input, node_outputs
+from weft.ir.logical import Input
 
 # How many roundings of the largest element are allowed, and how often what a rounding of all parameters
 # moves. With 16 bits both steps round at the same places, and sums inside of ops are float32.
@@ -159,7 +159,7 @@ def coarsest(graph: LogicalGraph, reduced: str | None) -> float:
         getattr(torch, value.dtype)
         for node in graph.nodes
         if not (isinstance(node, Input) and node.role == "state")
-        for value in node_outputs(node)
+        for value in node.makes
     }
     dtypes |= {_HALVES[each] for each in (reduced,) if each in _HALVES}
     floating = [x for x in dtypes if x.is_floating_point or x.is_complex]

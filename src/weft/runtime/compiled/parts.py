@@ -20,10 +20,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from weft.hardware import usual_device
 from weft.hardware.durations import Durations
+from weft.ir.arguments import with_names
 from weft.ir.logical import Ref
-from weft.ir.nodes import FORWARD, Arg
+from weft.ir.nodes import FORWARD
 from weft.ir.plan import Compute, LocalCall, LocalValue, RankPlan
-from weft.ops.call import map_argument
 from weft.ops.weft_ops import ops_that
 from weft.runtime.compiled.choice import Code, KernelChoice, KernelInput, Kernels, choose
 from weft.runtime.compiled.inductor import Boxed
@@ -84,26 +84,11 @@ def part_of(calls: Sequence[LocalCall], needed: Collection[str]) -> Part:
         for value in call.makes:
             names[value.name] = f"v{len(made)}"
             made[value.name] = None
-        written.append(_renamed(call, names))
-    outputs = tuple(name for name in made if name in needed)
-    named = tuple(names[name] for name in inputs), tuple(names[name] for name in outputs)
-    return Part(Form(tuple(written), *named), tuple(inputs), outputs)
-
-
-def _renamed(call: LocalCall, names: Mapping[str, str]) -> LocalCall:
-    def leaf(arg: Arg) -> Arg:
-        return Ref(names[arg.name]) if isinstance(arg, Ref) else arg
-
-    return LocalCall(
-        call.op,
-        map_argument(leaf, call.args),
-        tuple((key, map_argument(leaf, arg)) for key, arg in call.kwargs),
-        tuple(
-            value and LocalValue(names[value.name], value.shape, value.dtype)
-            for value in call.outputs
-        ),
-        FORWARD,
-    )
+        outputs = tuple([each and replace(each, name=names[each.name]) for each in call.outputs])
+        written.append(replace(with_names(call, names), outputs=outputs, phase=FORWARD))
+    read = tuple(name for name in made if name in needed)
+    named = tuple(names[name] for name in inputs), tuple(names[name] for name in read)
+    return Part(Form(tuple(written), *named), tuple(inputs), read)
 
 
 # A kernel of fewer calls gains nothing.
@@ -293,14 +278,14 @@ def _plain(call: LocalCall) -> bool:
 def _call(op: str, part: Part, run: Sequence[LocalCall]) -> LocalCall:
     """A part as one call on a list."""
     made: dict[str, LocalValue] = {value.name: value for call in run for value in call.makes}
-    inputs = tuple(map(Ref, part.inputs))
-    return replace(
-        run[0],
-        op=op,
-        args=(inputs,),
-        kwargs=(),
-        outputs=tuple(made[name] for name in part.outputs),
-    )
+    specs = {
+        name: spec
+        for call in run
+        for name, spec in zip(call.operands, call.call.operands, strict=True)
+    }
+    inputs = tuple([Ref(name, specs[name]) for name in part.inputs])
+    outputs = tuple([made[name] for name in part.outputs])
+    return LocalCall.of(op, (inputs,), outputs, run[0].phase)
 
 
 def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:

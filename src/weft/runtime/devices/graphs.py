@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import RankFailure, UserError
-from weft.ir.queries.replays import GraphMode
+from weft.ir.plan import GraphMode
 from weft.runtime.devices.replay import Tape
 from weft.runtime.failures.board import first_line
 

@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from weft.cached import cached_property
-from weft.ir.plan import Compute, RankPlan
-from weft.ir.queries.replays import Replays
+from weft.ir.plan import Compute, RankPlan, Replays
 from weft.ops.weft_ops import WEFT_OPS
 from weft.runtime.kernels.generated import UNIFORM, Kernel
 from weft.runtime.memory.state import Batches

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from weft.actors import Act, actor_text, when_text
 from weft.errors import BatchError, NoAnswer, RankFailure, UserError
+from weft.ir.alias import KINDS, Kind, Memory
 from weft.ir.plan import Communicate, Compute, Feed, Hold, LocalCall, RankPlan
-from weft.ir.queries.alias import KINDS, Kind, Memory
 from weft.ops.dtypes import dtype_name
 from weft.runtime.compiled.parts import Distinct
 from weft.runtime.devices.launch_record import LaunchRecorder

@@ -25,9 +25,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from weft.ir.logical import OVER_STEP, Arg, Ref, Varying, refs, varyings
+from weft.ir.alias import overwritten, view_bases
+from weft.ir.logical import OVER_STEP, Arg, Ref, Varying
 from weft.ir.plan import LocalCall
-from weft.ir.queries.alias import overwritten, view_bases
 from weft.ops import shares_memory
 from weft.ops.call import Token
 from weft.ops.weft_ops import WEFT_OPS
@@ -145,9 +145,7 @@ def failed_op(error: BaseException, calls: Iterable[LocalCall]) -> str:
 
 def call_refs(call: LocalCall) -> Iterable[str]:
     """The names of the values that a call reads."""
-    yield from refs(call.args)
-    for _, arg in call.kwargs:
-        yield from refs(arg)
+    yield from call.uses
 
 
 def _inputs(calls: Sequence[LocalCall], outputs: Sequence[str]) -> tuple[str, ...]:
@@ -163,8 +161,7 @@ def _inputs(calls: Sequence[LocalCall], outputs: Sequence[str]) -> tuple[str, ..
 
 def differs(call: LocalCall) -> bool:
     """True where a call does not do the same in each micro-batch."""
-    arguments = (call.args, *(arg for _, arg in call.kwargs))
-    return call.op in OVER_STEP or any(True for _ in varyings(arguments))
+    return call.op in OVER_STEP or bool(call.varyings)
 
 
 @final

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.ir.queries.alias import BACKWARD, SOFTMAX
+from weft.ir.alias import BACKWARD, SOFTMAX
 from weft.ops.rules.layers.loss import NONE
 from weft.ops.weft_ops import ELEMENTS_AT_A_TIME
 from weft.runtime.kernels.matmul import large_mm, onednn_is_faster
@@ -230,7 +230,7 @@ def ctc_loss_backward(
     return found
 
 
-# What writes its result over an operand (`weft.ir.queries.alias`), by the op whose place it takes.
+# What writes its result over an operand (`weft.ir.alias`), by the op whose place it takes.
 OVER_OPS: dict[str, Callable[..., Tensor]] = {
     SOFTMAX: log_softmax_over,
     BACKWARD: partial(cross_entropy_backward, over=True),

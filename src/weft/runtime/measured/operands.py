@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from weft.hardware.durations import call_text, lying, makers_of
+from weft.ir.alias import value_bytes
 from weft.ir.nodes import OVER_STEP
 from weft.ir.plan import LocalCall, LocalProgram, LocalValue
-from weft.ir.queries.alias import value_bytes
-from weft.ir.queries.op_calls import at_micro_batch, local_op_call
 from weft.ops import OpCall, shares_memory
 from weft.ops.rule import kept_results
 from weft.runtime.kernels.generated import build_kernel
@@ -50,7 +49,7 @@ class CallOfProgram:
     @property
     def call(self) -> OpCall:
         """As the rules see it."""
-        return local_op_call(self.node, self.values)
+        return self.node.first
 
 
 def calls_in_order(programs: Iterable[LocalProgram]) -> list[CallOfProgram]:
@@ -102,12 +101,7 @@ def _first_views(one: CallOfProgram) -> list[LocalCall]:
 
 def first_micro(call: LocalCall) -> LocalCall:
     """The call as the first micro-batch runs it."""
-    args, kwargs = at_micro_batch(call.args, 0), at_micro_batch(call.kwargs, 0)
-    return (
-        call
-        if (args, kwargs) == (call.args, call.kwargs)
-        else replace(call, args=args, kwargs=kwargs)
-    )
+    return replace(call, call=call.first)
 
 
 def _example(one: CallOfProgram, name: str, device: torch.device) -> Tensor:

@@ -17,7 +17,7 @@ from typing import Any, final
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft.ir.queries.alias import Kind
+from weft.ir.alias import Kind
 
 _here = threading.local()
 

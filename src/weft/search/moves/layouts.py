@@ -14,7 +14,6 @@ from weft.cached import cached_property
 from weft.compiler.families.table import legal_signatures
 from weft.errors import RuleError
 from weft.ir.logical import Call, Input, LogicalGraph
-from weft.ir.queries.op_calls import op_call
 from weft.layout import SBP, broadcast, split
 from weft.ops import Signature
 from weft.planning.stored_step import StoredStep
@@ -130,7 +129,7 @@ def legal_signatures_of(graph: LogicalGraph, parts: int) -> Mapping[str, tuple[S
 
 def _legal(graph: LogicalGraph, call: Call, parts: int) -> tuple[Signature, ...]:
     try:
-        return legal_signatures(op_call(graph, call), parts, False)
+        return legal_signatures(call.first, parts, False)
     except RuleError:
         return ()
 

@@ -13,7 +13,6 @@ from math import prod
 from typing import final
 
 from weft.ir.logical import Call, Input, LogicalGraph
-from weft.ir.queries.op_calls import op_call
 from weft.ops.rule import has_rule, rule_of
 from weft.search.steps.linears import PRODUCTS, TURNS
 from weft.search.steps.ways_back import WaysBack, forward, tensor_bytes, trained
@@ -174,7 +173,7 @@ class _Walk:
             return True
         if self._cut(call)[0] is not None:
             return False
-        bound = op_call(self._graph, call)
+        bound = call.first
         return bool(rule_of(bound).linear_groups(bound))
 
     def _shrink(self, parts: frozenset[str], call: Call) -> None:

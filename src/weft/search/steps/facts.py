@@ -12,8 +12,7 @@ from weft.cached import cached_property
 from weft.compiler.families.table import takes_statistics
 from weft.compiler.pipeline import Compiled
 from weft.compiler.training.recompute import kept_values, regions
-from weft.ir.logical import Call, Input, LogicalGraph, Update, node_outputs, node_uses
-from weft.ir.queries.op_calls import op_call
+from weft.ir.logical import Call, Input, LogicalGraph, Update
 from weft.layout import Placement, Split
 from weft.ops import OpCall
 from weft.patterns import first_match, matches
@@ -172,7 +171,7 @@ class StepFacts:
             if node.hint is None:
                 forward = node.phase.kind == "forward"
                 runs_again = forward and any(value.name in again for value in node.makes)
-                found[CountedCall(op_call(graph, node), runs_again, forward)] += 1
+                found[CountedCall(node.first, runs_again, forward)] += 1
         return found
 
     @cached_property
@@ -280,7 +279,7 @@ def made_again(graph: LogicalGraph, blocks: Blocks) -> frozenset[str]:
     found = set[str]()
     for node in reversed(graph.nodes):
         if isinstance(node, Call):
-            made = (value.name for value in node_outputs(node))
+            made = (value.name for value in node.makes)
             if node.phase.kind != "forward" or not found.isdisjoint(made):
-                found |= inside.intersection(node_uses(node))
+                found |= inside.intersection(node.uses)
     return frozenset(found)

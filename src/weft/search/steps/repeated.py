@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 from weft.errors import InternalError
 from weft.ir import verify
+from weft.ir.arguments import with_names
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Ref, Update
 from weft.planning.stored_step import StoredStep
 
@@ -170,14 +171,7 @@ def _reading(node: Node, names: dict[str, str]) -> Node | None:
     if names.keys().isdisjoint(node.uses):
         return node
     if isinstance(node, Call):
-        kwargs = tuple((key, _argument(arg, names)) for key, arg in node.kwargs)
-        return replace(node, args=_argument(node.args, names), kwargs=kwargs)
+        return with_names(node, names)
     if isinstance(node, Output):
-        return replace(node, value=_argument(node.value, names))
+        return replace(node, value=Ref(names.get(node.value.name, node.value.name)))
     return None
-
-
-def _argument(arg: Any, names: dict[str, str]) -> Any:
-    if isinstance(arg, Ref):
-        return Ref(names.get(arg.name, arg.name))
-    return tuple(_argument(part, names) for part in arg) if isinstance(arg, tuple) else arg

@@ -12,7 +12,6 @@ from typing import NamedTuple, final
 from weft.compiler.stages.balance import call_cost
 from weft.hardware import CostModel
 from weft.ir.logical import Call, Input, LogicalGraph, Update, Value
-from weft.ir.queries.op_calls import op_call
 from weft.ops import flops
 from weft.patterns import around
 from weft.search.steps.repeated import Blocks
@@ -246,5 +245,5 @@ def _part(
         block = blocks.of(call.location.module)
         if block is not None:
             return block
-    is_product = id(call) in heavy and flops(op_call(graph, call)) > 0
+    is_product = id(call) in heavy and flops(call.first) > 0
     return (id(call),) if is_product else None

@@ -10,7 +10,6 @@ from weft.cached import cached_property
 from weft.errors import RuleError
 from weft.ir.logical import Call, LogicalGraph
 from weft.ir.plan import Communicate, Communicator, Compute, LocalValue, RankPlan
-from weft.ir.queries.op_calls import op_call
 from weft.ops import flops
 from weft.units import Bytes, Flops
 
@@ -73,7 +72,7 @@ def step_flops(graph: LogicalGraph) -> tuple[Flops, str]:
     loop = graph.loop
     for call in graph.of_kind(Call):
         times = graph.micro_batches if any(v.name in loop for v in call.makes) else 1
-        one = op_call(graph, call)
+        one = call.first
         try:
             work = times * flops(one)
         except RuleError:

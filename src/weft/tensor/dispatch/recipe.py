@@ -18,7 +18,7 @@ from weft.ir.logical import Ref, Value
 from weft.ir.plan import LocalCall, LocalValue, Transfer
 from weft.layout import Layout, broadcast_layout
 from weft.ops import OpCall, Operand, Signature, TensorSpec, localize, signatures
-from weft.ops.call import map_argument
+from weft.ops.call import map_argument, tensor_spec
 from weft.ops.dtypes import dtype_name
 from weft.ops.localize import BLANK
 from weft.runtime.channels.collectives import run_transfer
@@ -280,15 +280,17 @@ def _kernel(call: OpCall, floats: int, mesh: Mesh, rank: int) -> Kernel:
 
     def back(leaf: Any) -> Any:
         if isinstance(leaf, FloatSlot):
-            return Ref(f"f{leaf.index}")
-        return Ref(f"t{leaf.index}") if isinstance(leaf, Operand) else leaf
+            return Ref(f"f{leaf.index}", tensor_spec((), "float64"))
+        return (
+            Ref(f"t{leaf.index}", call.operands[leaf.index]) if isinstance(leaf, Operand) else leaf
+        )
 
     outputs = tuple(
         None if spec is None else LocalValue(f"r{index}", spec.shape, spec.dtype)
         for index, spec in enumerate(call.results)
     )
     kwargs = tuple((key, map_argument(back, value)) for key, value in call.kwargs)
-    local = LocalCall(call.op, map_argument(back, call.args), kwargs, outputs)
+    local = LocalCall.of(call.op, map_argument(back, call.args), outputs, kwargs=kwargs)
     names = [value.name for value in outputs if value is not None]
     device = mesh.device_of(rank)
     local = variant(local, Target(device.type, onednn_is_faster()))

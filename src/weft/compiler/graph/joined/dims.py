@@ -15,7 +15,6 @@ from typing import final
 from weft.compiler.graph.joined.ends import Piece, parted, pieces_of, takes_one
 from weft.compiler.hints import is_hint
 from weft.ir.logical import VARIABLE_ROLES, Call, Input, LogicalGraph, Node, Update
-from weft.ir.queries.op_calls import op_call, operand_names
 from weft.ops.any_order import rows_of
 from weft.ops.call import OpCall
 
@@ -110,17 +109,17 @@ class _DimWalk:
             )
         if not isinstance(node, Call):
             return False
-        return self._call(node, {operand_names(node).index(name): self.dims[name]}, {})
+        return self._call(node, {node.operands.index(name): self.dims[name]}, {})
 
     def _call(self, node: Call, here: Mapping[int, int], made: Mapping[int, int]) -> bool:
         if is_hint(node) or node.varyings:
             return False
-        call = op_call(self.graph, node)
+        call = node.first
         found = rows_of(call, here, self.size, made)
         if found is None:
             return self._end(node, here, made)
         results = (value.name if value else "" for value in node.outputs)
-        return self._add_all(operand_names(node), found[0]) and self._add_all(results, found[1])
+        return self._add_all(node.operands, found[0]) and self._add_all(results, found[1])
 
     def _add_all(self, names: Iterable[str], dims: Iterable[int | None]) -> bool:
         pairs = zip(names, dims, strict=True)
@@ -128,7 +127,7 @@ class _DimWalk:
 
     def _end(self, node: Call, here: Mapping[int, int], made: Mapping[int, int]) -> bool:
         """Note a call that cuts the dimension into parts, or joins it from parts."""
-        call, joins = op_call(self.graph, node), bool(made)
+        call, joins = node.first, bool(made)
         (dim,) = (*here.values(), *made.values())
         pieces = pieces_of(call, dim, joins) or self._parted(node, call, dim, joins)
         self.pieces.update(pieces)
@@ -168,5 +167,5 @@ class _PartsWalk(_DimWalk):
         if node is self.view:
             return True
         (dim,) = (*here.values(), *made.values())
-        self.taken = takes_one(op_call(self.graph, node), dim, bool(made))
+        self.taken = takes_one(node.first, dim, bool(made))
         return self.taken

@@ -24,7 +24,6 @@ from weft.compiler.layouts.options import PerAxis
 from weft.compiler.layouts.problem import Given, Problem, ReadEdge, Share, build
 from weft.compiler.layouts.solver import Solution, minimize, total
 from weft.hardware import CostModel
-from weft.ir.arguments import changed
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output
 from weft.layout import SBP, Broadcast, Layout, Placement, Split
 from weft.ops import Signature
@@ -188,7 +187,7 @@ def _freed(node: Node, held: Collection[str]) -> Node:
         return node
     if node.hint.stored is not None or node.makes[0].name in held:
         return node
-    return changed(node, hint=replace(node.hint, sbps=(None,)))
+    return node.changed(hint=replace(node.hint, sbps=(None,)))
 
 
 @final

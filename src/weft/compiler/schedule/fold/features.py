@@ -21,9 +21,8 @@ from weft.boxing.overlaps import regions_of
 from weft.boxing.routes import Routes, distinct, numbered_layouts, routes
 from weft.compiler.halos import TensorStep, graph_halos
 from weft.compiler.signatures import axis_signatures
-from weft.ir.logical import Call, LogicalGraph, node_outputs
+from weft.ir.logical import Call, LogicalGraph
 from weft.ir.plan import Collective, LocalCall
-from weft.ir.queries.op_calls import layout_of, lies_evenly, op_call
 from weft.layout import Broadcast, Layout, Split
 from weft.ops import OpCall, Signature, adapts, shard_places
 from weft.ops import localize as localize_call
@@ -43,8 +42,8 @@ def by_shapes(graph: LogicalGraph) -> Iterator[Feature]:
     for placement in graph.placements:
         yield Feature(placement.ranks, np.zeros(len(placement.ranks), dtype=np.int64))
     for value in {(v.layout, v.shape): v for v in graph.values.values()}.values():
-        if not lies_evenly(value):
-            layout = layout_of(value)
+        if not value.is_even:
+            layout = value.laid
             yield Feature(layout.placement.ranks, _alike(_sizes(layout, value.shape)))
 
 
@@ -57,10 +56,10 @@ def by_calls(graph: LogicalGraph) -> Iterator[Feature]:
         signatures = tuple(axis_signatures(graph, node))
         if not any(_splits(signature) for signature, _ in signatures):
             continue
-        value = next(value for value in node_outputs(node) if value is not None)
-        placement = layout_of(value).placement
+        value = next(value for value in node.makes if value is not None)
+        placement = value.laid.placement
         times = graph.micro_batches if node.varyings else 1
-        calls = tuple(op_call(graph, node, micro) for micro in range(times))
+        calls = tuple(node.call.at(micro) for micro in range(times))
         if (key := (calls, signatures, placement)) not in seen:
             seen.add(key)
             yield Feature(placement.ranks, _local_calls(calls, signatures))

@@ -1,1 +1,0 @@
-"""Questions that both planning and running ask of graphs and plans."""
