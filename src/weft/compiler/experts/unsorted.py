@@ -97,7 +97,7 @@ def _without(graph: LogicalGraph, sort: Call) -> LogicalGraph | None:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class _UnsortedWriter:
     """Writes the nodes of the new graph.
 

@@ -90,7 +90,7 @@ def _size(call: OpCall) -> int:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class _BatchNormParts:
     """One BatchNorm taken apart; notes the layouts of what it makes in `values`."""
 

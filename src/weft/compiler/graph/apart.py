@@ -165,7 +165,7 @@ def _made(node: Node) -> Value | None:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class ApartValues:
     """Finds values apart, and writes calls that make them so.
 

@@ -44,7 +44,7 @@ def join_products(graph: LogicalGraph, context: Context) -> LogicalGraph:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class _StackWriter:
     """Writes the nodes of the new graph."""
 

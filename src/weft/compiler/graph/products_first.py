@@ -56,7 +56,7 @@ def _is_sum(graph: LogicalGraph, node: Node) -> bool:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class _Sums:
     """Sums so far, in the order of the graph, added up by kind.
 

@@ -82,7 +82,7 @@ def unfit_dims(graph: LogicalGraph, hints: Mapping[int, Hints], stages: Stages) 
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class _UnfitSearch:
     """Looks for parameters whose split is none of the parts.
 
@@ -219,7 +219,7 @@ def with_shares(graph: LogicalGraph, dims: SharedDims) -> LogicalGraph:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class _BlocksWriter:
     """Writes the graph with some dimensions in shares."""
 

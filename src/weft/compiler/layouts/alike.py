@@ -32,7 +32,7 @@ _SLICE = "aten.slice.Tensor"
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class Match:
     """The correspondence between the nodes of a graph and those of one that is alike.
 

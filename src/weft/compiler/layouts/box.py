@@ -53,7 +53,7 @@ def box(graph: LogicalGraph, assignment: Assignment) -> LogicalGraph:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class _Boxings:
     """All boxings of a graph, found before the graph is rebuilt.
 

@@ -51,7 +51,7 @@ class ReadCosts:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class Known:
     """The memory of deductions on grids of one shape: nothing in it depends on the problem.
 

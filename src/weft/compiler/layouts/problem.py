@@ -91,7 +91,7 @@ class ReadEdge:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class Problem:
     """Variables and edges of a graph.
 

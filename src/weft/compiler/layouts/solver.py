@@ -99,7 +99,7 @@ def minimize(
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class _MadeTables:
     """Tables that were made of others, by the identity of these.
 

@@ -134,7 +134,7 @@ def _program(view: _View) -> LocalProgram:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class _View:
     """The state of the walk of one rank.
 
@@ -282,7 +282,7 @@ def _maker(graph: LogicalGraph, node: Box) -> Phase:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class Shared:
     """The data that the walks of all ranks have in common.
 

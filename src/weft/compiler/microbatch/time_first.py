@@ -47,7 +47,7 @@ def time_first(graph: LogicalGraph, context: Context) -> LogicalGraph:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class _TimeFirstWriter:
     """Writes the nodes of the new graph.
 

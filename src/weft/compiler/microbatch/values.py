@@ -23,7 +23,7 @@ SELECT = "aten.select.int"
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class Values:
     """The values that have been made so far; `read` makes those that are missing.
 

@@ -96,7 +96,7 @@ def enough(web: Web, room: Mapping[int, Bytes] | None = None) -> dict[Slot, int]
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class _Raise:
     """The search for copies.
 

@@ -134,7 +134,7 @@ def _name_at(name: str, stage: int) -> str:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class _Part:
     """One stage's nodes as they are cut out; notes in `fed` the leaves that it gets."""
 

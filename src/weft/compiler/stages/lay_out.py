@@ -135,7 +135,7 @@ def _boxed(graph: LogicalGraph, assignment: Assignment, own_kernels: bool) -> Lo
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class _Solver:
     """Deduces stages: as before, where that fits, else anew.
 

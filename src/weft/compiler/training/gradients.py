@@ -115,7 +115,7 @@ def _phase(graph: LogicalGraph, update: Update, homes: Mapping[str, int]) -> Pha
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class Scalars:
     """Calls on numbers of the step, such as norms, and on gradients, at the end of the backward.
 

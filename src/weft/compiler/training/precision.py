@@ -149,7 +149,7 @@ def _adds_up(graph: LogicalGraph, node: Box) -> bool:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class _DtypeRewriter:
     """The state of the walk.
 

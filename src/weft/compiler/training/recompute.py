@@ -55,7 +55,7 @@ def recompute(graph: LogicalGraph, context: Context) -> LogicalGraph:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass
 class _RecomputeWalk:
     """The nodes so far, and what stands for a value in the backward.
 
