@@ -61,8 +61,6 @@ accuracy: $(READY)
 	$(BIN)/python -m benchmarks.accuracy --cache $(ACCURACY)/profiles.json --json $(ACCURACY)/published.json --published $(wildcard $(PUBLISHED)/*.csv.gz)
 	$(BIN)/python -m benchmarks.accuracy_collectives --json $(ACCURACY)/collectives.json $(wildcard $(PUBLISHED)/*allreduce.csv.gz)
 	$(BIN)/python -m benchmarks.accuracy_here --json $(ACCURACY)/here.json
-	$(BIN)/python -m benchmarks.delta_check --moves 100000
-	$(BIN)/python -m benchmarks.delta_check --speed
 	$(BIN)/python -m benchmarks.plan_scale
 
 search-bench: $(READY)

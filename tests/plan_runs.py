@@ -18,6 +18,13 @@ def react(machine: QueueMachine, event: Event) -> tuple[Action | Act, ...]:
     return (*actions, act) if act is not None else tuple(actions)
 
 
+def ready(machine: QueueMachine) -> tuple[Act, ...]:
+    """The acts that may start now, first to last; none while one runs."""
+    state = machine.state()
+    entries = sorted(state.ready) if state.running is None else ()
+    return tuple(Act(id, step, micro) for step, _, micro, id in entries)
+
+
 @dataclass
 class Instant:
     """An executor whose acts take no time; it notes them."""

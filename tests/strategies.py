@@ -13,12 +13,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from pipelines import pipeline
-from weft.actors.simulate import simulate
 from weft.compiler.schedule.actor_graph import with_copies
 from weft.compiler.schedule.copies import enough, fewest, of_preset
 from weft.compiler.schedule.presets import Preset
 from weft.errors import InternalError
 from weft.ir.plan import Compute, LocalCall, LocalValue, RankPlan, Register
+from weft.simulator.timing.one_step import simulate_step
 from weft.strategy.parts import Schedule
 from weft.units import Seconds
 
@@ -130,7 +130,7 @@ def over_step(*names: str) -> tuple[LocalCall, ...]:
 def ordered(plan: RankPlan) -> RankPlan | None:
     """The plan with orders for its communicators, as a simulation finds them; None if it is stuck."""
     try:
-        found = simulate([plan], {0: [Seconds(1.0)] * len(plan.actors)})
+        found = simulate_step([plan], {0: [Seconds(1.0)] * len(plan.actors)})
     except InternalError:
         return None
     return replace(plan, orders=found.orders[0])

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from weft.actors.simulate import simulate
 from weft.compiler.schedule.presets import Preset, with_priorities
 from weft.ir.nodes import Phase
 from weft.ir.plan import Actor, Communicate, Compute, LocalValue, RankPlan, Register, Transfer
+from weft.simulator.timing.one_step import simulate_step
 from weft.strategy.parts import Schedule
 from weft.units import Seconds
 
@@ -111,7 +111,7 @@ def pipeline_seconds(
     for number in reversed(range(count)):
         _backward(ranks, number, stages[number], transfers, number == count - 1, splits)
     plans = tuple(rank.plan(preset) for rank in ranks)
-    return simulate(plans, {rank.rank: rank.seconds for rank in ranks}).makespan
+    return simulate_step(plans, {rank.rank: rank.seconds for rank in ranks}).makespan
 
 
 def steady_seconds(

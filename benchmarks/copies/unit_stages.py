@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, final
 
-from weft.actors.simulate import SimulatedStep, simulate
 from weft.compiler.schedule.actor_graph import Slot, Web, with_copies
 from weft.compiler.schedule.copies import of_preset
 from weft.compiler.schedule.presets import Preset, early_actors, with_priorities
 from weft.ir.nodes import Phase
 from weft.ir.plan import Actor, Communicate, Compute, LocalValue, RankPlan, Register, Transfer
+from weft.simulator.timing.one_step import SimulatedStep, simulate_step
 from weft.strategy.parts import Schedule
 from weft.units import Seconds
 
@@ -172,4 +172,4 @@ def drafted(
 
 def _simulated(web: Web, copies: Mapping[Slot, int]) -> Draft:
     plans = tuple(with_copies(plan, copies) for plan in web.plans)
-    return Draft(web, copies, plans, simulate(plans, web.seconds))
+    return Draft(web, copies, plans, simulate_step(plans, web.seconds))

@@ -22,10 +22,12 @@ import weft
 from benchmarks.measure import machine
 from benchmarks.search.models import stored
 from benchmarks.search.workloads.table import WORKLOADS
+from weft.compiler.kept import KeptResults
 from weft.errors import UserError
-from weft.planning.explorer import Explorer
-from weft.planning.machine import Machine, machine_of
-from weft.planning.moves import OtherStrategy
+from weft.planning.machine import Machine, machine_of, placement_on
+from weft.planning.plans import plan_stored, priced_step
+from weft.planning.progress import uncollected
+from weft.planning.simulated import planned_step
 from weft.planning.stored_step import StoredStep
 from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
@@ -54,13 +56,28 @@ class Chain:
     found: tuple[float | None, ...]
 
 
-def chain(step: StoredStep, on: Machine, topology: str, moves: int, seed: int, kept: int) -> Chain:
+def seconds_of(
+    step: StoredStep, strategy: weft.Strategy, on: Machine, kept: KeptResults
+) -> Seconds:
+    """Seconds of a step with a strategy.
+
+    Raises:
+        UserError: when it cannot be planned so.
+    """
+    placement = placement_on(on.device_type, on.devices, strategy)
+    with uncollected():
+        compiled = plan_stored(
+            step, strategy, placement, kinds=on.kinds(placement.ranks), costs=on.planned, kept=kept
+        )
+        return priced_step(planned_step(step.graph, compiled, kept), on.costs).ran.step_seconds
+
+
+def chain(step: StoredStep, on: Machine, moves: int, seed: int, kept: int) -> Chain:
     """A Metropolis chain from data parallel.
 
     Args:
         step: the workload.
         on: the machine.
-        topology: its name.
         moves: that are planned.
         seed: of what is drawn.
         kept: results that each pass keeps; 0 for full evaluations.
@@ -69,8 +86,8 @@ def chain(step: StoredStep, on: Machine, topology: str, moves: int, seed: int, k
     evaluator = Evaluator(step, on, facts.ranks)
     neighbours = Neighbours(SearchState(evaluator, Floors(facts, None), Budget.of(1.0, moves)))
     strategy = replace(weft.data_parallel(), grid=(on.devices,))
-    explorer, random = Explorer(step, strategy, topology, kept=kept), Random(seed)
-    here, took, found = explorer.seconds, 0.0, list[float | None]()
+    random, results = Random(seed), KeptResults(kept)
+    here, took, found = seconds_of(step, strategy, on, results), 0.0, list[float | None]()
     while len(found) < moves:
         other = neighbours.drawn(random, strategy).on(strategy)
         most = here * (1 - TEMPERATURE * log(1.0 - random.random()))
@@ -78,15 +95,13 @@ def chain(step: StoredStep, on: Machine, topology: str, moves: int, seed: int, k
             continue
         begin = time.process_time()
         try:
-            seconds: Seconds | None = explorer.apply(OtherStrategy(other))
+            seconds: Seconds | None = seconds_of(step, other, on, results)
         except UserError:
             seconds = None
         took += time.process_time() - begin
         found.append(seconds)
         if seconds is not None and seconds <= most:
             strategy, here = other, seconds
-        elif seconds is not None:
-            explorer.undo()
     return Chain(took, tuple(found))
 
 
@@ -121,8 +136,8 @@ def row(name: str, cluster: str, devices: int, moves: int, seed: int) -> Row:
     """
     topology = f"flexflow-{cluster}x{devices}"
     step, on = stored(WORKLOADS[name].job(devices)), machine_of(topology)
-    delta = chain(step, on, topology, moves, seed, KEPT)
-    full = chain(step, on, topology, moves, seed, 0)
+    delta = chain(step, on, moves, seed, KEPT)
+    full = chain(step, on, moves, seed, 0)
     if delta.found != full.found:
         raise SystemExit(f"{name} on {topology}: delta and full evaluations differ")
     refused = full.found.count(None)

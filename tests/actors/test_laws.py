@@ -13,8 +13,8 @@ from plan_runs import Acts, sequential
 from strategies import durations, law, looped_plans, pipeline_plans
 from weft.actors import Act, RankDriver
 from weft.actors.dependencies import dependencies_in_step
-from weft.actors.simulate import SimulatedStep, Timed, simulate
 from weft.ir.plan import Communicate, Hold, RankPlan
+from weft.simulator.timing.one_step import SimulatedStep, Timed, simulate_step
 
 
 def in_time(timeline: Sequence[Timed]) -> Iterator[tuple[bool, Act]]:
@@ -36,7 +36,7 @@ def test_whatever_acts_take_they_compute_what_the_sequential_order_does(
     plan: RankPlan | None, data: st.DataObject
 ) -> None:
     assume(plan is not None)
-    found = simulate([plan], {0: data.draw(durations(plan))}, fixed=True)
+    found = simulate_step([plan], {0: data.draw(durations(plan))}, fixed=True)
     acts = Acts(plan)
     for starts, act in in_time(found.timelines[0]):
         (acts.start if starts else acts.finish)(act)
@@ -51,7 +51,7 @@ def test_no_act_starts_before_the_end_of_what_it_needs(
     plan: RankPlan | None, data: st.DataObject
 ) -> None:
     assume(plan is not None)
-    found = simulate([plan], {0: data.draw(durations(plan))}, fixed=True)
+    found = simulate_step([plan], {0: data.draw(durations(plan))}, fixed=True)
     timed = {(each.actor, each.micro): each for each in found.timelines[0]}
     for act, needs in dependencies_in_step(plan).items():
         assert all(timed[need].end <= timed[act].start for need in needs)
@@ -106,7 +106,7 @@ def test_no_step_is_shorter_than_its_critical_path(
 ) -> None:
     assume(plan is not None)
     seconds = {0: data.draw(durations(plan))}
-    check_bounds([plan], seconds, simulate([plan], seconds, fixed=True))
+    check_bounds([plan], seconds, simulate_step([plan], seconds, fixed=True))
 
 
 @law(60)
@@ -115,10 +115,10 @@ def test_orders_found_with_some_durations_are_kept_with_any(
     plans: tuple[RankPlan, ...], data: st.DataObject
 ) -> None:
     first, second = ({p.rank: data.draw(durations(p)) for p in plans} for _ in range(2))
-    found = simulate(plans, first)
+    found = simulate_step(plans, first)
     check_bounds(plans, first, found)
     ordered = [replace(plan, orders=found.orders[plan.rank]) for plan in plans]
-    again = simulate(ordered, second, fixed=True)
+    again = simulate_step(ordered, second, fixed=True)
     check_bounds(ordered, second, again)
     for plan in ordered:
         for order in plan.orders:
@@ -152,7 +152,7 @@ def test_what_was_simulated_may_be_launched_in_that_order(
 ) -> None:
     """As a device with streams does (`weft.runtime.executor.device_executor`), step after step."""
     assume(plan is not None)
-    timeline = simulate([plan], {0: data.draw(durations(plan))}, fixed=True).timelines[0]
+    timeline = simulate_step([plan], {0: data.draw(durations(plan))}, fixed=True).timelines[0]
     launched = Launched(plan)
     driver = RankDriver(plan, launched)
     for step in range(3):

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from build import value
-from plan_runs import Acts, react, run_plan, sequential
+from plan_runs import Acts, react, ready, run_plan, sequential
 from strategies import MICRO_BATCHES, law, looped_plans, over_step
 from weft.actors import (
     Act,
@@ -204,16 +204,16 @@ def test_micro_batches_without_an_order_are_refused():
 
 def test_events_start_nothing_and_an_act_may_be_named():
     machine = QueueMachine(two_loops(()), "comm:0")
-    assert machine.ready() == ()
+    assert ready(machine) == ()
     assert machine.handle(Begin(0)) == []
-    assert machine.ready() == (Act(0, 0, 0), Act(1, 0, 0))
+    assert ready(machine) == (Act(0, 0, 0), Act(1, 0, 0))
     assert machine.start_act(1, 0) == Act(1, 0, 0)
-    assert machine.ready() == ()
+    assert ready(machine) == ()
     assert machine.start() is None
     with pytest.raises(InternalError, match="may not act now"):
         machine.start_act(0, 0)
     assert machine.handle(Finished(1, 0, 0)) == []
-    assert machine.ready() == (Act(0, 0, 0), Act(1, 0, 1))
+    assert ready(machine) == (Act(0, 0, 0), Act(1, 0, 1))
     with pytest.raises(InternalError, match="may not act now for micro-batch 1"):
         machine.start_act(0, 1)
     assert machine.start() == Act(0, 0, 0)

@@ -14,7 +14,7 @@ import weft
 from models import GPT, token_batch, token_loss
 from weft.cli.main import app
 from weft.errors import UserError
-from weft.planning.explorer import differences
+from weft.planning.differences import differences
 from weft.planning.stored_step import StoredStep
 
 FIRST = weft.data_parallel()

@@ -26,9 +26,12 @@ from models import (
     token_batch,
     token_loss,
 )
+from weft.compiler.kept import KeptResults
 from weft.errors import StrategyError
+from weft.hardware import usual_device
 from weft.layout import Placement
-from weft.planning.plans import plan_stored
+from weft.planning.plans import plan_stored, priced_step
+from weft.planning.simulated import planned_step
 from weft.planning.stored_step import StoredStep
 
 DATA = weft.data_parallel()
@@ -158,3 +161,39 @@ def test_patterns_may_name_modules_without_ops(tmp_path: Path) -> None:
     assert plan_stored(step, replace(DATA, recompute=("1",)), LINE).plan.ranks
     with pytest.raises(StrategyError, match="'3'"):
         plan_stored(step, replace(DATA, recompute=("3",)), LINE)
+
+
+def test_plans_with_kept_results_are_those_without() -> None:
+    """Of a chain of strategies, each with little of it different, and back again."""
+    step, kept = CASES["gpt, stages"].job().stored(), KeptResults(4)
+    first, last = weft.placement("cpu", [0, 1]), weft.placement("cpu", [2, 3])
+    staged = replace(
+        DATA,
+        stages=(
+            weft.Stage(["tokens", "positions", "blocks.0"], first),
+            weft.Stage(["blocks.1", "norm", "head"], last),
+        ),
+        micro_batches=2,
+    )
+    border = (
+        weft.Stage(["tokens", "positions", "blocks.0", "blocks.1"], first),
+        weft.Stage(["norm", "head"], last),
+    )
+    chain = [
+        staged,
+        replace(staged, stages=border),
+        replace(staged, micro_batches=4),
+        replace(staged, recompute=("blocks.0",)),
+        replace(staged, zero=weft.Zero(1)),
+        replace(staged, signatures={"mm": "B, B -> B"}),
+        DATA,
+        replace(DATA, zero=weft.Zero(3)),
+        staged,
+    ]
+    for strategy in chain:
+        found = plan_stored(step, strategy, LINE, kept=kept)
+        full = plan_stored(step, strategy, LINE)
+        assert found.plan == full.plan
+        again, once = (planned_step(step.graph, each) for each in (found, full))
+        costs = usual_device("cpu")
+        assert priced_step(again, costs).simulation == priced_step(once, costs).simulation

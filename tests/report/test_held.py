@@ -9,10 +9,10 @@ import pytest
 
 import weft
 from report.reported import planned
-from weft.actors.simulate import Timed
 from weft.compiler.memory.order import moments_of
 from weft.compiler.memory.walk import levels, memory
 from weft.report.held import memory_rows
+from weft.simulator.timing.one_step import Timed
 from weft.strategy.strategy import Strategy
 from weft.traces.rows import Level, RankTrace, StepSpan
 from weft.units import Bytes, Seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from threading import Lock
 
 import pytest
@@ -13,13 +14,13 @@ from torch import Tensor
 from plan_runs import Acts, sequential
 from strategies import law, looped_plans
 from weft.actors import Act
-from weft.actors.simulate import simulate
 from weft.ir.plan import Actor, RankPlan
 from weft.runtime.executor import rank_executor
 from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.executor.work import Rank, Work
 from weft.runtime.recording import Record
 from weft.simulator.timing.clock import run
+from weft.simulator.timing.one_step import simulate_step
 from weft.simulator.timing.tasks import Tasks, in_ticks, tasks_of
 
 pytestmark = pytest.mark.timeout(60)
@@ -89,7 +90,7 @@ def test_virtual_and_real_orders_of_a_queue_are_those_that_the_plan_fixes(
     plan: RankPlan | None,
 ) -> None:
     assume(plan is not None)
-    timeline = simulate([plan], {0: [1.0] * len(plan.actors)}, fixed=True).timelines[0]
+    timeline = simulate_step([plan], {0: [1.0] * len(plan.actors)}, fixed=True).timelines[0]
     _, orders = run_on_threads(plan, 2)
     for order in plan.orders:
         own = [act for act in timeline if plan.actors[act.actor].queue == order.queue]
@@ -112,16 +113,17 @@ def test_virtual_order_is_the_real_one_where_durations_are_those_measured(
     record = recorded(plan, 1)[1][0]
     begin = record.steps[0].begin
     tasks = tasks_of([plan], {0: [1.0] * len(plan.actors)})
+    number = {one: task for task, members in enumerate(tasks.members) for one in members}
     ends, order = [0.0] * len(tasks), []
     for act, _, end in sorted(record.spans, key=lambda span: span[1:]):
-        task = tasks.number[0, act.actor, 0, act.micro]
+        task = number[0, act.actor, 0, act.micro]
         order.append(task)
         ends[task] = in_ticks((end - begin) * 1e-9)
     before = decided(tasks, order, ends)
     if before is None:
         return
     lasts = [ends[task] - before[task] for task in range(len(tasks))]
-    times = run(tasks, lasts)
+    times = run(replace(tasks, seconds=tuple(lasts)))
     assert list(times.ends) == ends
     for lane in range(len(tasks.lanes)):
         own = [task for task in order if tasks.lane[task] == lane]
@@ -136,7 +138,7 @@ def decided(tasks: Tasks, order: list[int], ends: list[float]) -> dict[int, floa
         free, left = 0.0, [task for task in order if tasks.lane[task] == lane]
         while left:
             time = max(free, min(ready[task] for task in left))
-            first = min((task for task in left if ready[task] <= time), key=tasks.turn.__getitem__)
+            first = min(task for task in left if ready[task] <= time)
             if first != left.pop(0):
                 return None
             found[first], free = time, ends[first]

@@ -10,10 +10,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from strategies import durations, law, looped_plans, pipeline_plans
-from weft.actors.simulate import simulate
 from weft.ir.plan import RankPlan
 from weft.simulator.results.facts import critical_path, propagate
 from weft.simulator.timing.clock import run
+from weft.simulator.timing.one_step import simulate_step
 from weft.simulator.timing.tasks import Tasks, in_ticks, tasks_of
 
 STEPS = 3
@@ -107,9 +107,9 @@ def test_acts_that_last_as_long_as_they_did_run_in_the_order_in_which_they_did(
     plans: tuple[RankPlan, ...], data: st.DataObject
 ) -> None:
     """The machines of the runtime on a clock stand for a run: durations are read off its timeline."""
-    orders = simulate(plans, {p.rank: data.draw(durations(p)) for p in plans}).orders
+    orders = simulate_step(plans, {p.rank: data.draw(durations(p)) for p in plans}).orders
     fixed = [replace(plan, orders=orders[plan.rank]) for plan in plans]
-    ran = simulate(fixed, {p.rank: data.draw(durations(p)) for p in plans}, fixed=True)
+    ran = simulate_step(fixed, {p.rank: data.draw(durations(p)) for p in plans}, fixed=True)
     measured = {
         plan.rank: [
             in_ticks(
@@ -125,7 +125,7 @@ def test_acts_that_last_as_long_as_they_did_run_in_the_order_in_which_they_did(
         for queue, own in plan.on_queue.items():
             ids = {actor.id for actor in own}
             real = [(e.actor, e.micro) for e in ran.timelines[plan.rank] if e.actor in ids]
-            number = tasks.number
+            number = {one: task for task, members in enumerate(tasks.members) for one in members}
             there = [number[plan.rank, actor, 0, micro] for actor, micro in real]
             starts = [times.starts[task] for task in there]
             assert starts == sorted(starts), queue

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple, final
+from typing import NamedTuple, TypeAlias, final
 
-from weft.ir.plan import Actor, Hold, RankPlan, Register
+from weft.ir.plan import Actor, Hold, RankPlan
+
+# What an act waits for: an actor's act for a micro-batch, so many steps before.
+Wait: TypeAlias = "tuple[int, int, int]"
 
 
 @final
@@ -50,54 +53,44 @@ class Tie(NamedTuple):
     behind: int
     copy: bool
 
+    def awaited(self, number: int, acts: int) -> int | None:
+        """The number of the other actor's act that an act waits for, below 0 before the first step; None for none.
 
-@final
-class Dependencies:
-    """The conditions of the acts of one rank.
+        Args:
+            number: of the act.
+            acts: of its actor in a step.
+        """
+        made = number * self.rate
+        if self.copy and made % acts:
+            return None  # an earlier act has taken the copy
+        return (made // acts - self.behind + 1) * self.acts // self.rate - 1
 
-    Args:
-        plan: the rank's.
-    """
 
-    def __init__(self, plan: RankPlan) -> None:
-        self._actors = plan.actors
-        self._registers = {register.value.name: register for register in plan.registers}
+def dependencies(plan: RankPlan, act: ActKey) -> Iterator[Dependency]:
+    """The dependencies of an act of a rank, in steps that have been."""
+    actor = plan.actors[act.actor]
+    for register, tie in _ties(plan, actor):
+        number = tie.awaited(act.number, actor.acts)
+        if number is not None and number >= 0:
+            yield Dependency(register, ActKey(tie.other, number), tie.copy)
 
-    def of(self, act: ActKey) -> Iterator[Dependency]:
-        """The dependencies of an act, in steps that have been."""
-        actor = self._actors[act.actor]
-        for name in actor.consumes:
-            register = self._registers[name]
-            producer = self._actors[register.producer]
-            version = _version(actor, register, act.number) - register.full
-            if version >= 0 and not isinstance(producer, Hold):
-                yield Dependency(name, _last(producer, register, version), copy=False)
-        for name in actor.produces:
-            yield from self._copies(actor, self._registers[name], act.number)
 
-    def ties(self, actor: Actor) -> Iterator[Tie]:
-        """All that acts of an actor depend on, in the order of `of`: of registers that are alike, each tie again."""
-        for name in actor.consumes:
-            register = self._registers[name]
-            producer = self._actors[register.producer]
-            if not isinstance(producer, Hold):
-                yield Tie(producer.id, producer.acts, register.rate, register.full, copy=False)
-        for name in actor.produces:
-            register = self._registers[name]
-            behind = register.credits - register.full
-            for reader in register.consumers:
-                acts = self._actors[reader].acts
-                yield Tie(reader, acts, register.rate, behind, copy=True)
-
-    def _copies(self, actor: Actor, register: Register, number: int) -> Iterator[Dependency]:
-        """The readers that must be done with the version whose copy an act takes."""
-        if number * register.rate % actor.acts:
-            return  # an earlier act has taken it
-        version = _version(actor, register, number) + register.full - register.credits
-        if version >= 0:
-            for reader in register.consumers:
-                last = _last(self._actors[reader], register, version)
-                yield Dependency(register.value.name, last, copy=True)
+def waits_of(plan: RankPlan) -> Iterator[tuple[tuple[int, int], tuple[Wait, ...]]]:
+    """For each act of a step, (actor, micro-batch), those that it waits for, in all steps that have them."""
+    # In this step every version that the plan speaks of has been before.
+    late = 1 + max((register.credits for register in plan.registers), default=0)
+    for actor in plan.actors:
+        if isinstance(actor, Hold):
+            continue
+        acts, ties = actor.acts, dict.fromkeys(tie for _, tie in _ties(plan, actor))
+        for micro in range(acts):
+            found: dict[Wait, None] = {}
+            for tie in ties:
+                number = tie.awaited(late * acts + micro, acts)
+                if number is not None:
+                    step, part = divmod(number, tie.acts)
+                    found[tie.other, part, late - step] = None
+            yield (actor.id, micro), tuple(found)
 
 
 def dependencies_in_step(plan: RankPlan) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
@@ -105,26 +98,22 @@ def dependencies_in_step(plan: RankPlan) -> dict[tuple[int, int], tuple[tuple[in
 
     It is the same in all steps.
     """
-    needs = Dependencies(plan)
-    # In this step every version that the plan speaks of has been before.
-    step = 1 + max((register.credits for register in plan.registers), default=0)
-    found = {}
-    for actor in plan.actors:
-        for micro in range(0 if isinstance(actor, Hold) else actor.acts):
-            of = needs.of(ActKey(actor.id, step * actor.acts + micro))
-            times = (
-                (act.actor, *divmod(act.number, plan.actors[act.actor].acts)) for _, act, _ in of
-            )
-            own = dict.fromkeys((id, part) for id, when, part in times if when == step)
-            found[actor.id, micro] = tuple(own)
-    return found
+    return {
+        act: tuple([(other, part) for other, part, back in waits if not back])
+        for act, waits in waits_of(plan)
+    }
 
 
-def _version(actor: Actor, register: Register, number: int) -> int:
-    """The version that an act reads, or makes of a register that was empty at first."""
-    return number * register.rate // actor.acts
-
-
-def _last(actor: Actor, register: Register, version: int) -> ActKey:
-    """The last act of an actor that reads a version, or that makes it (of one empty at first)."""
-    return ActKey(actor.id, (version + 1) * actor.acts // register.rate - 1)
+def _ties(plan: RankPlan, actor: Actor) -> Iterator[tuple[str, Tie]]:
+    """All that acts of an actor depend on, by register; of registers that are alike, each tie again."""
+    actors, registers = plan.actors, plan.register_of
+    for name in actor.consumes:
+        register = registers[name]
+        producer = actors[register.producer]
+        if not isinstance(producer, Hold):
+            yield name, Tie(producer.id, producer.acts, register.rate, int(register.full), False)
+    for name in actor.produces:
+        register = registers[name]
+        for reader in register.consumers:
+            behind = register.credits - register.full
+            yield name, Tie(reader, actors[reader].acts, register.rate, behind, True)

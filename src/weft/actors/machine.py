@@ -144,17 +144,6 @@ class QueueMachine:
         actor = self._turns[self.started % len(self._turns)]
         return None if actor.waits else Act(actor.id, *divmod(actor.acted, actor.acts))
 
-    @property
-    def may_act(self) -> bool:
-        """True when some act may start now, in any order; never while one runs or when in order."""
-        return self._running is None and bool(self._ready)
-
-    def ready(self) -> tuple[Act, ...]:
-        """The acts that may start now, first to last; none while one runs or when in order."""
-        if self._running is not None:
-            return ()
-        return tuple(Act(id, step, micro) for step, _, micro, id in sorted(self._ready))
-
     def readers_left(self, register: str, version: int) -> int:
         """The number of actors of this queue that have not finished with a version, those that run included."""
         return self._ports[register].local.get(version, 0)

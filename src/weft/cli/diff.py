@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from weft.planning.explorer import differences
+from weft.planning.differences import differences
 from weft.planning.progress import progress
 from weft.planning.stored_step import StoredStep
 from weft.strategy.strategy import Strategy

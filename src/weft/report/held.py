@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, final
 
-from weft.actors.simulate import Timed
 from weft.compiler.memory.order import moments_of
 from weft.compiler.memory.walk import MemoryWalk, Peak
 from weft.compiler.pipeline import Compiled
@@ -14,6 +13,7 @@ from weft.ir.alias import KINDS
 from weft.ir.logical import Location
 from weft.ir.plan import RankPlan
 from weft.report.timelines import UNIT
+from weft.simulator.timing.one_step import Timed
 from weft.traces.events import lines_of, near
 from weft.traces.rows import RankTrace, StepSpan
 from weft.units import Seconds

@@ -17,7 +17,7 @@ from weft.ops import flops, traffic
 from weft.simulator.steps.acts import ActCosts
 from weft.simulator.steps.planned import PlannedStep, values_of
 from weft.simulator.steps.transfers import Transfers
-from weft.simulator.timing.tasks import Tasks, tasks_of
+from weft.simulator.timing.tasks import Tasks, meets, tasks_of
 from weft.traces.events import actor_name, lines_of
 
 # The schema is et_def.proto of MLCommons Chakra (github.com/mlcommons/chakra, schema/protobuf); fields that are not
@@ -146,7 +146,7 @@ class ChakraNodes:
         found: list[ChakraNode] = []
         for task, id, micro in acts:
             actor = plan.actors[id]
-            after = set(self._tasks.after[task])
+            after = self._before(task, actor.queue)
             base = ChakraNode(
                 0,
                 f"{actor_name(actor, self._lines)} {micro}",
@@ -165,6 +165,12 @@ class ChakraNodes:
             ids[task] = [each.id for each in numbered]
             found.extend(numbered)
         return found
+
+    def _before(self, task: int, queue: str) -> list[int]:
+        """The communication before one in the order of their communicator; none of other tasks."""
+        lane = self._tasks.lane[task]
+        same = (one for one in self._tasks.needs[task] if self._tasks.lane[one] == lane)
+        return sorted(same)[-1:] if meets(queue) else []
 
     def _nodes(
         self,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import final
 
-from weft.actors.simulate import Timed
 from weft.hardware.costs import Capacity, Costs
 from weft.hardware.given_costs import GivenCosts
 from weft.ir.plan import COMPUTE, HOST, Communicate
@@ -24,10 +23,10 @@ from weft.simulator.results.facts import (
 from weft.simulator.results.simulation import Simulation
 from weft.simulator.steps.acts import ActCosts, act_costs, with_given
 from weft.simulator.steps.planned import PlannedStep
-from weft.simulator.timing.clock import Times
+from weft.simulator.timing.clock import Times, run
+from weft.simulator.timing.one_step import Timed
 from weft.simulator.timing.sharing import SharedLinks
-from weft.simulator.timing.slowdown import run_beside
-from weft.simulator.timing.tasks import Tasks, repeated, step_tasks
+from weft.simulator.timing.tasks import Tasks, in_ticks, repeated, step_tasks
 from weft.traces.events import Lines, actor_name, lines_of
 from weft.traces.rows import RankTrace, parts_of
 from weft.units import NO_TIME, Bytes, Seconds
@@ -162,7 +161,7 @@ class SteadySteps:
 
 def _steady(step: PlannedStep, acts: ActCosts, capacities: Mapping[int, Capacity]) -> SteadySteps:
     """Steps until one takes as long as the one before."""
-    seconds = {plan.rank: acts.seconds(plan.rank) for plan in step.plans}
+    seconds = {p.rank: list(map(in_ticks, acts.seconds(p.rank))) for p in step.plans}
     slowdown = {rank: each.slowdown for rank, each in capacities.items()}
     shared = SharedLinks(step.plans, acts)
     # The host of a device that is launched is one step ahead of it.
@@ -172,7 +171,7 @@ def _steady(step: PlannedStep, acts: ActCosts, capacities: Mapping[int, Capacity
     while True:
         # Nothing runs beside the end of the last step, or after it: it may be shorter, and is not looked at.
         tasks = repeated(one, steps + 1)
-        times = run_beside(tasks, slowdown, shared.sharing, shared.uses(tasks))
+        times = run(tasks, slowdown, shared.sharing, shared.uses(tasks))
         ends = [Seconds(0.0)] * (steps + 1)
         for task, members in enumerate(tasks.members):
             if members:

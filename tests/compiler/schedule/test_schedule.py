@@ -11,13 +11,13 @@ import weft
 from build import value
 from pipelines import pipeline
 from weft.actors.deadlock import max_cycle_ratio
-from weft.actors.simulate import SimulatedStep, simulate
 from weft.compiler.context import Stages
 from weft.compiler.schedule.actor_graph import Slot, Web, with_copies
 from weft.compiler.schedule.copies import enough, fewest, of_preset
 from weft.compiler.schedule.presets import PRESETS, Preset, interleaved_in_flight, preset
 from weft.errors import InternalError, StrategyError
 from weft.ir.plan import Compute, Register
+from weft.simulator.timing.one_step import SimulatedStep, simulate_step
 from weft.strategy.parts import SCHEDULES, Schedule
 
 SIZES = [(2, 4), (4, 8), (3, 9)]
@@ -26,7 +26,7 @@ TWICE = {"backward": 2.0}
 
 
 def simulated(web: Web, copies: Mapping[Slot, int]) -> SimulatedStep:
-    return simulate([with_copies(plan, copies) for plan in web.plans], web.seconds)
+    return simulate_step([with_copies(plan, copies) for plan in web.plans], web.seconds)
 
 
 def by_name(name: Schedule, stages: int, micro_batches: int, around: int = 0) -> Preset:

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from build import register
-from weft.actors.dependencies import ActKey, Dependencies, Dependency, dependencies_in_step
+from weft.actors.dependencies import ActKey, Dependency, dependencies, dependencies_in_step
 from weft.ir.plan import Compute, Feed, Hold, RankPlan
 from weft.program.trace.gather import ahead
 from weft.program.trace.rank import with_late_ranks
@@ -125,10 +125,9 @@ def test_needs_count_versions_and_copies() -> None:
         ),
         micro_batches=4,
     )
-    needs = Dependencies(plan)
 
     def of(actor: int, number: int) -> set[tuple[str, int, int, bool]]:
-        found: list[Dependency] = list(needs.of(ActKey(actor, number)))
+        found: list[Dependency] = list(dependencies(plan, ActKey(actor, number)))
         assert len(set(found)) == len(found)
         return {(name, *act, copy) for name, act, copy in found}
 

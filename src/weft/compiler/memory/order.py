@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple, final
 
-from weft.actors.simulate import Timed
 from weft.ir.plan import Actor, Communicate, Compute, Hold, RankPlan
+from weft.simulator.timing.one_step import Timed
 
 
 @final

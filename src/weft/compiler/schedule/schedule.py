@@ -1,7 +1,7 @@
 """The plans of ranks: of all together, with priorities, copies, and the order of every communicator.
 
 Before: the local programs of all ranks, of which those that are alike have one representative
-(`schedule/fold/`). After: their plans, simulated on one virtual clock (`weft.actors.simulate`), which found
+(`schedule/fold/`). After: their plans, simulated on one virtual clock (`weft.simulator.timing`), which found
 the orders; `Scheduled.simulation` proves that they cannot hang. Every rank does this for all ranks and gets the same.
 See docs/decisions/schedules.md. Ranks of one stage that acts once a step are planned without the others: they
 act in the order of the graph, and nothing has to be simulated.
@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-from weft.actors.simulate import SimulatedStep, simulate
 from weft.cached import cached_property
 from weft.compiler.context import Context
 from weft.compiler.memory.order import moments_of
@@ -41,6 +40,7 @@ from weft.ir.legal.plans import COPY_RULES, verify_communicators, verify_plan
 from weft.ir.legal.tables import verify_local
 from weft.ir.nodes import Phase
 from weft.ir.plan import Collective, Communicator, LocalCall, LocalNode, LocalProgram, RankPlan
+from weft.simulator.timing.one_step import SimulatedStep, simulate_step
 from weft.units import Bytes
 
 # Splitting the backward must shorten the step to this part of it to be worth more segments.
@@ -129,7 +129,7 @@ class _Kind:
     def draft(self, copies: Mapping[Slot, int]) -> Draft:
         """With copies, simulated."""
         plans = tuple(with_copies(plan, copies) for plan in self.web.plans)
-        simulation = simulate(plans, self.web.seconds)
+        simulation = simulate_step(plans, self.web.seconds)
         return Draft(self.web, self.split, self.rule, plans, simulation)
 
     def preset(self) -> Draft:

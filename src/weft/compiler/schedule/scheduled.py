@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from weft.actors.simulate import SimulatedStep, Timed, simulate
 from weft.cached import cached_property
 from weft.compiler.memory.order import Moment, moments_of
 from weft.ir.nodes import Phase
 from weft.ir.plan import COMPUTE, Compute, RankPlan
+from weft.simulator.timing.one_step import SimulatedStep, Timed, simulate_step
 from weft.units import Seconds
 
 
@@ -44,7 +44,7 @@ class Scheduled:
         if not self.seconds:
             return None
         first = [plan for plan in self.plans if self.classes[plan.rank] == plan.rank]
-        return simulate(first, self.seconds, fixed=True)
+        return simulate_step(first, self.seconds, fixed=True)
 
     def prove_live(self) -> None:
         """Prove that the plans cannot hang.

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import TypeAlias, final
 
-from weft.actors.dependencies import ActKey, Dependencies, Dependency
-from weft.actors.simulate import Timed
+from weft.actors.dependencies import ActKey, Dependency, dependencies
 from weft.compiler.memory.order import moments_of
 from weft.compiler.memory.walk import levels
 from weft.ir.plan import (
@@ -22,6 +21,7 @@ from weft.ir.plan import (
     Transfer,
 )
 from weft.runtime.recording import Record, Span
+from weft.simulator.timing.one_step import Timed
 from weft.traces.events import Lines, actor_details, actor_kind, actor_name, places
 from weft.traces.rows import Arrow, Level, RankTrace, Slice, StepSpan
 from weft.units import Seconds
@@ -40,11 +40,6 @@ class Ran:
         """The queues of the rank: compute, host, communicators."""
         found = {actor.queue for actor in self.plan.actors} - {COMPUTE, HOST}
         return (COMPUTE, HOST, *sorted(found, key=lambda name: (len(name), name)))
-
-    @cached_property
-    def dependencies(self) -> Dependencies:
-        """The dependencies of its acts."""
-        return Dependencies(self.plan)
 
     @cached_property
     def begins(self) -> dict[int, int]:
@@ -182,7 +177,7 @@ def wait(ran: Ran, span: Span, free: int, names: Names) -> Iterator[Slice]:
         names: what actors are called.
     """
     late: tuple[int, Dependency] | None = None
-    for need in ran.dependencies.of(ran.key(span)):
+    for need in dependencies(ran.plan, ran.key(span)):
         other = ran.spans.get(need.act)
         if other is not None and other[2] > (free if late is None else late[0]):
             late = other[2], need
@@ -219,7 +214,7 @@ def arrows(ran: Ran) -> Iterator[Arrow]:
     """The arrows from one queue to another."""
     for span in ran.record.spans:
         target = ran.actor(span).queue
-        for need in ran.dependencies.of(ran.key(span)):
+        for need in dependencies(ran.plan, ran.key(span)):
             made = ran.spans.get(need.act)
             if made is None or need.copy or ran.actor(made).queue == target:
                 continue

@@ -1,24 +1,31 @@
-"""The virtual clock of tasks: when each begins and ends.
+"""The virtual clock of tasks: when each begins and ends, also where what runs beside a task makes it slower.
 
-At each time, everything ends that ends then, and what was only waiting for that begins; when nothing more
-happens so, each idle lane begins the first of what it may: those that last no time end at the same time,
-and so on. It is what `weft.actors.simulate` does with the machines of `weft.actors.machine`; a test compares.
+What ends at a time ends before anything begins. Then each idle communicator begins the first of what it may, and once
+nothing more ends at this time each idle queue of a rank does. So do the machines of `weft.actors.machine`, driven with
+the same durations; a law of the tests compares them.
 
-On its way a clock notes its state now and then. From such a note it goes on when something is changed that
-matters later only, and where it comes to a note's state again, at that time or at another, the rest is known:
-seconds are multiples of `weft.simulator.timing.tasks.TICK`, so that times that are moved are exact.
+Communications share links, and calls and communications take longer beside each other: kernels of both share a device's
+units and memory, or a host's cores. Speeds change when something begins or ends; what is left of a task is worked off
+at its new speed from then on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import final
 
 from weft.errors import InternalError
-from weft.simulator.timing.tasks import Tasks
+from weft.hardware.costs import Slowdown
+from weft.ir.plan import COMPUTE
+from weft.simulator.timing.sharing import LinkSharing
+from weft.simulator.timing.tasks import Tasks, in_ticks, meets
 from weft.units import Seconds
+
+NOTHING_SHARED = LinkSharing(())
+# The end of a task that has not begun.
+NEVER = Seconds(-1.0)
 
 
 @final
@@ -26,11 +33,15 @@ from weft.units import Seconds
 class Times:
     """The begins and ends of tasks, in seconds from the begin of the first step.
 
-    `order` has all of them, as they end.
+    Attributes:
+        starts, ends: of each task; `NEVER` of one that waits for ever.
+        begun: the tasks, as they begin.
+        order: the tasks, as they end.
     """
 
     starts: Sequence[Seconds]
     ends: Sequence[Seconds]
+    begun: Sequence[int]
     order: Sequence[int]
 
     @property
@@ -39,251 +50,247 @@ class Times:
         return max(self.ends, default=Seconds(0.0))
 
 
-def run(tasks: Tasks, seconds: Sequence[Seconds] | None = None) -> Times:
+def run(
+    tasks: Tasks,
+    slowdown: Mapping[int, Slowdown] | None = None,
+    sharing: LinkSharing = NOTHING_SHARED,
+    uses: Sequence[int] = (),
+    *,
+    stuck: bool = False,
+) -> Times:
     """The times of all tasks.
 
     Args:
-        tasks: that run.
-        seconds: how long each lasts, instead of what they say; multiples of `TICK`.
+        tasks: that run; their seconds are those that each takes alone.
+        slowdown: of each rank; by default nothing slows down. A communication is as slow as the rank that slows it
+            down most.
+        sharing: what communications need of links.
+        uses: for each task, the number of what it needs; -1 for nothing. Tasks of one number are one
+            communication of several groups, which its needs count in already.
+        stuck: true to get the times also where some tasks never begin.
 
     Raises:
-        InternalError: when some never begin.
+        InternalError: when some tasks never begin.
     """
-    clock = TaskClock(TaskWeb.of(tasks, seconds))
-    clock.begin()
+    clock = _Clock(tasks)
+    slow = {rank: each for rank, each in (slowdown or {}).items() if max(each) > 1.0}
+    if slow or sharing.any:
+        clock.speeds = _Speeds(clock, slow, sharing, uses)
     clock.run()
-    if len(clock.order) < len(tasks):
-        left = [task for task, need in enumerate(clock.lacks) if need]
-        raise InternalError(
-            f"{len(left)} tasks wait for each other for ever, the first is {left[0]}"
-        )
-    return Times(clock.starts, clock.ends, clock.order)
+    left = len(tasks) - len(clock.order)
+    if left and not stuck:
+        raise InternalError(f"{left} tasks wait for each other for ever")
+    return Times(clock.starts, clock.ends, clock.begun, clock.order)
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class ClockNote:
-    """The state of a clock when nothing has yet happened at a time.
-
-    Attributes:
-        time: of what happens next.
-        ended: how many tasks have.
-        lacks: for each task, how many that it waits for have not ended.
-        ready: for each lane, the keys of those that may begin, in order.
-        coming: (end, task) of those that run, in order.
-    """
-
-    time: Seconds
-    ended: int
-    lacks: list[int]
-    ready: list[list[int]]
-    coming: list[tuple[Seconds, int]]
-
-    def moved(self, by: float) -> ClockNote:
-        """The same state at another time."""
-        coming = [(Seconds(end + by), task) for end, task in self.coming]
-        return ClockNote(Seconds(self.time + by), self.ended, self.lacks, self.ready, coming)
-
-
-@final
-class TaskClock:
+class _Clock:
     """The state of a run.
 
     Attributes:
-        starts, ends: of each task so far.
-        lacks, ready, coming: as in a `ClockNote`; heaps.
-        order: the tasks that have ended, one after the other.
+        starts, ends: of each task, so far.
+        coming: a heap of (end, task) of those that run; where speeds change, only those count whose end is in `ends`.
+        begun, order: the tasks that have begun, and those that have ended, one after the other.
+        speeds: of those that run; None where all are as fast as alone.
     """
 
-    __slots__ = ("_stirred", "coming", "ends", "idle", "lacks", "order", "ready", "starts", "web")
-
-    def __init__(self, web: TaskWeb) -> None:
-        size = len(web.lasts)
-        self.web = web
-        self.lacks = web.counts[:]
-        self.starts = [Seconds(0.0)] * size
-        self.ends = [Seconds(0.0)] * size
-        self.ready: list[list[int]] = [[] for _ in range(web.lanes)]
+    def __init__(self, tasks: Tasks) -> None:
+        size = len(tasks)
+        self.tasks = tasks
+        self.starts = [NEVER] * size
+        self.ends = [NEVER] * size
         self.coming: list[tuple[Seconds, int]] = []
-        self.idle = [True] * web.lanes
+        self.begun: list[int] = []
         self.order: list[int] = []
-        # Lanes that have got something since they were last asked for a task.
-        self._stirred = set[int]()
+        self.speeds: _Speeds | None = None
+        # For each task, those that wait for it, and how many that it waits for have not ended.
+        self._follows: list[list[int]] = [[] for _ in tasks.needs]
+        for task, own in enumerate(tasks.needs):
+            for need in own:
+                self._follows[need].append(task)
+        self._lacks = list(map(len, tasks.needs))
+        # For each lane, a heap of the tasks that may begin.
+        self._ready: list[list[int]] = [[] for _ in tasks.lanes]
+        self._idle = [True] * len(tasks.lanes)
+        # Lanes of communicators, and of ranks, that have got something since they were last asked for a task.
+        self._meeting, self._stirred = set[int](), set[int]()
+        self._stirring = [
+            self._meeting if meets(each.queue) else self._stirred for each in tasks.lanes
+        ]
 
-    def resume(self, note: ClockNote) -> None:
-        """Take the state of a note; starts, ends and order are the caller's."""
-        self.lacks = note.lacks[:]
-        self.ready = [keys[:] for keys in note.ready]
-        self.coming = note.coming[:]
-        self.idle = [True] * self.web.lanes
-        for _, task in note.coming:
-            if self.web.lane[task] >= 0:
-                self.idle[self.web.lane[task]] = False
-
-    def begin(self) -> None:
-        """Begin, at time 0, what waits for nothing; lanes begin once all has ended that lasts no time."""
-        web, stirred = self.web, self._stirred
-        for task, lacks in enumerate(self.lacks):
-            if lacks:
-                continue
-            lane = web.lane[task]
-            if lane >= 0:
-                heappush(self.ready[lane], web.keys[task])
-                stirred.add(lane)
-            else:
-                self.starts[task] = Seconds(0.0)
-                heappush(self.coming, (web.lasts[task], task))
-        if not self.coming or self.coming[0][0] > 0.0:
-            self._work(stirred, Seconds(0.0))
-
-    def _work(self, stirred: set[int], now: Seconds) -> None:
-        """Begin the first task of each idle lane."""
-        ready, idle, lasts, size = self.ready, self.idle, self.web.lasts, len(self.web.lasts)
-        for lane in stirred:
-            if idle[lane] and ready[lane]:
-                task = heappop(ready[lane]) % size
-                idle[lane] = False
-                self.starts[task] = now
-                heappush(self.coming, (Seconds(now + lasts[task]), task))
-        stirred.clear()
-
-    def run(self, watch: ClockWatch | None = None) -> tuple[ClockNote, float] | None:
-        """Run until nothing more can happen, or until the state is one that is known.
-
-        Args:
-            watch: makes notes, and knows some.
-
-        Returns:
-            The note whose state was come to, and by how much it is moved in time; None at the end.
-        """
-        web = self.web
-        lasts, follows, lanes, keys = web.lasts, web.follows, web.lane, web.keys
-        coming, ready, idle, lacks = self.coming, self.ready, self.idle, self.lacks
-        ends, starts, stirred = self.ends, self.starts, self._stirred
-        done, work, before = self.order.append, self._work, Seconds(-1.0)
-        while coming:
+    def run(self) -> None:
+        """Run until nothing more can happen."""
+        now, coming = Seconds(0.0), self.coming
+        for task, lacks in enumerate(self._lacks):
+            if not lacks:
+                self._free(task, now)
+        while True:
+            self._work(self._meeting, now)
+            if not (coming and coming[0][0] == now):
+                self._work(self._stirred, now)
+                if self.speeds is not None:
+                    self.speeds.adjust(now)
+            if not coming:
+                return
             now = coming[0][0]
-            if watch is not None and now > before >= 0.0 and (found := watch.look(self, now)):
-                return found
-            before = now
-            while coming and coming[0][0] == now:
-                task = heappop(coming)[1]
-                ends[task] = now
-                done(task)
-                lane = lanes[task]
-                if lane >= 0:
-                    idle[lane] = True
-                    stirred.add(lane)
-                for other in follows[task]:
-                    lacks[other] = lack = lacks[other] - 1
-                    if lack:
-                        continue
-                    lane = lanes[other]
-                    if lane >= 0:
-                        heappush(ready[lane], keys[other])
-                        stirred.add(lane)
-                    else:
-                        starts[other] = now
-                        heappush(coming, (Seconds(now + lasts[other]), other))
-            work(stirred, now)
-        return None
+            self._end(now)
 
-    def note(self, now: Seconds) -> ClockNote:
-        """A note of the state, when nothing has happened at this time."""
-        ready = [sorted(keys) for keys in self.ready]
-        return ClockNote(now, len(self.order), self.lacks[:], ready, sorted(self.coming))
+    def _end(self, now: Seconds) -> None:
+        """All end that end now."""
+        coming, lacks, follows, lanes = self.coming, self._lacks, self._follows, self.tasks.lane
+        ends, done, speeds = self.ends, self.order.append, self.speeds
+        while coming and coming[0][0] == now:
+            task = heappop(coming)[1]
+            if speeds is not None and not speeds.ended(task, now):
+                continue
+            ends[task] = now
+            done(task)
+            lane = lanes[task]
+            if lane >= 0:
+                self._idle[lane] = True
+                self._stirring[lane].add(lane)
+            for other in follows[task]:
+                lacks[other] = left = lacks[other] - 1
+                if not left:
+                    self._free(other, now)
 
-    def is_at(self, note: ClockNote, now: Seconds) -> bool:
-        """True where the state is that of a note, but for the time."""
-        if len(self.coming) != len(note.coming) or self.lacks != note.lacks:
-            return False
-        by = now - note.time
-        running = [(end + by, task) for end, task in note.coming]
-        return sorted(self.coming) == running and [sorted(k) for k in self.ready] == note.ready
+    def _free(self, task: int, now: Seconds) -> None:
+        """A task waits for no other any more: it may begin, or does."""
+        lane = self.tasks.lane[task]
+        if lane >= 0:
+            heappush(self._ready[lane], task)
+            self._stirring[lane].add(lane)
+        else:
+            self._begin(task, now)
+
+    def _work(self, lanes: set[int], now: Seconds) -> None:
+        """Begin the first task of each idle lane."""
+        for lane in sorted(lanes):
+            if self._idle[lane] and self._ready[lane]:
+                self._idle[lane] = False
+                self._begin(heappop(self._ready[lane]), now)
+        lanes.clear()
+
+    def _begin(self, task: int, now: Seconds) -> None:
+        end = Seconds(now + self.tasks.seconds[task])
+        self.starts[task] = now
+        self.begun.append(task)
+        heappush(self.coming, (end, task))
+        if self.speeds is not None:
+            self.ends[task] = end
+            self.speeds.begun(task, now)
 
 
 @final
-class ClockWatch:
-    """Looks at a clock before anything happens at a time: makes notes, and finds those that are known.
+class _Speeds:
+    """The speeds of the tasks that run: of a rank's calls beside communications, of communications beside both.
 
     Args:
-        stride: after how many ends a note is made.
-        begun: how many tasks have ended at first.
-        known: notes by how many tasks have ended.
-        after: notes up to this time do not count.
-
-    Attributes:
-        notes: made so far.
+        clock: whose tasks run.
+        slowdown: of the ranks that have one.
+        sharing, uses: as of `run`.
     """
-
-    __slots__ = ("_after", "_known", "_mark", "_stride", "notes")
 
     def __init__(
         self,
-        stride: int,
-        begun: int = 0,
-        known: Mapping[int, ClockNote] | None = None,
-        after: float = 0.0,
+        clock: _Clock,
+        slowdown: Mapping[int, Slowdown],
+        sharing: LinkSharing,
+        uses: Sequence[int],
     ) -> None:
-        self._stride, self._mark = stride, begun + stride
-        self._known: Mapping[int, ClockNote] = known or {}
-        self._after = after
-        self.notes: list[ClockNote] = []
+        tasks, size = clock.tasks, len(clock.tasks)
+        self._lasts, self._ends, self._coming = tasks.seconds, clock.ends, clock.coming
+        self._slowdown, self._sharing = slowdown, sharing
+        self._finished = bytearray(size)
+        # Of what runs at a speed that may change: speed, seconds that are left of it alone, and since when.
+        self._speed = [1.0] * size
+        self._left = list(tasks.seconds)
+        self._since = [Seconds(0.0)] * size
+        # For each task of a compute queue, its rank where that slows down; for each communication, its ranks.
+        own = [each.rank if each.queue == COMPUTE else None for each in tasks.lanes]
+        works = {rank for rank in own if rank in slowdown}
+        self._rank = [
+            own[lane] if lane >= 0 and own[lane] in works else None for lane in tasks.lane
+        ]
+        apart = [lane < 0 or meets(tasks.lanes[lane].queue) for lane in tasks.lane]
+        self._ranks = [
+            [member[0] for member in members if member[0] in works] if meeting else []
+            for members, meeting in zip(tasks.members, apart, strict=True)
+        ]
+        # For each communication, the number of what it needs of links that may be too little, and the speed they leave.
+        self._use = [one if one >= 0 and sharing.needs[one] else -1 for one in uses or [-1] * size]
+        self._share = [1.0] * size
+        # For each rank, the call that runs, and the communications; for each number, those that run.
+        self._works: dict[int, int] = {}
+        self._beside = {rank: set[int]() for rank in works}
+        self._running: dict[int, set[int]] = {}
+        # What has begun or ended: numbers of what is needed, and calls or communications of ranks.
+        self._changed, self._turned = set[int](), set[int]()
 
-    def look(self, clock: TaskClock, now: Seconds) -> tuple[ClockNote, float] | None:
-        """The known note that the clock has come to, and by how much it is moved."""
-        count = len(clock.order)
-        note = self._known.get(count)
-        if note is not None and note.time > self._after and clock.is_at(note, now):
-            return note, now - note.time
-        if count >= self._mark:
-            self._mark = count + self._stride
-            self.notes.append(clock.note(now))
-        return None
+    def begun(self, task: int, now: Seconds) -> None:
+        """Note that a task begins."""
+        self._since[task] = now
+        if not self._lasts[task]:
+            return
+        rank = self._rank[task]
+        if rank is not None:
+            self._works[rank] = task
+            self._turned.add(rank)
+        for rank in self._ranks[task]:
+            self._beside[rank].add(task)
+            self._turned.add(rank)
+        use = self._use[task]
+        if use >= 0:
+            self._running.setdefault(use, set()).add(task)
+            self._changed.add(use)
 
+    def ended(self, task: int, now: Seconds) -> bool:
+        """Note that a task ends; False where it does not end now, since its speed has changed, or has ended."""
+        if self._ends[task] != now or self._finished[task]:
+            return False
+        self._finished[task] = True
+        rank = self._rank[task]
+        if rank is not None and self._works.pop(rank, None) is not None:
+            self._turned.add(rank)
+        if self._lasts[task]:
+            for rank in self._ranks[task]:
+                self._beside[rank].discard(task)
+                self._turned.add(rank)
+            use = self._use[task]
+            if use >= 0:
+                self._running[use].discard(task)
+                if not self._running[use]:
+                    del self._running[use]
+                    self._changed.add(use)
+        return True
 
-@final
-@dataclass(frozen=True, slots=True)
-class TaskWeb:
-    """Tasks as a clock reads them; lists that a change may write to.
+    def adjust(self, now: Seconds) -> None:
+        """Give new speeds to what runs beside something that has begun or ended."""
+        slowed = set[int]()
+        for rank in self._turned:
+            beside, task = self._beside[rank], self._works.get(rank)
+            slowed |= beside
+            if task is not None:
+                self._set(task, 1.0 / self._slowdown[rank].calls if beside else 1.0, now)
+        self._turned.clear()
+        if self._changed:
+            around = self._sharing.around(self._changed, self._running)
+            for use, speed in self._sharing.speeds(around).items():
+                for task in self._running[use]:
+                    self._share[task] = speed
+                    slowed.add(task)
+            self._changed.clear()
+        for task in slowed:
+            # A communication takes longer beside the calls that run now on its ranks.
+            ranks = (rank for rank in self._ranks[task] if rank in self._works)
+            longer = max((self._slowdown[rank].exchanges for rank in ranks), default=1.0)
+            self._set(task, self._share[task] / longer, now)
 
-    Attributes:
-        lasts: seconds of each.
-        needs, follows: what each waits for, and what waits for it.
-        counts: how many tasks each waits for.
-        lane: of each, or -1.
-        keys: of the tasks of a lane that may begin the least does; a key tells the task.
-        lanes: how many there are.
-    """
-
-    lasts: list[Seconds]
-    needs: list[tuple[int, ...]]
-    follows: list[list[int]]
-    counts: list[int]
-    lane: Sequence[int]
-    keys: list[int]
-    lanes: int
-
-    @staticmethod
-    def of(tasks: Tasks, seconds: Sequence[Seconds] | None = None) -> TaskWeb:
-        """The tasks, lasting as long as they say or as is said."""
-        size = len(tasks)
-        return TaskWeb(
-            list(tasks.seconds if seconds is None else seconds),
-            list(tasks.needs),
-            followers(tasks.needs),
-            list(map(len, tasks.needs)),
-            tasks.lane,
-            [turn * size + task for task, turn in enumerate(tasks.turn)],
-            len(tasks.lanes),
-        )
-
-
-def followers(needs: Iterable[Sequence[int]]) -> list[list[int]]:
-    """For each task, those that wait for it."""
-    every = tuple(needs)
-    found: list[list[int]] = [[] for _ in every]
-    for task, own in enumerate(every):
-        for need in own:
-            found[need].append(task)
-    return found
+    def _set(self, task: int, speed: float, now: Seconds) -> None:
+        before = self._speed[task]
+        if speed != before:
+            left = self._left[task] - (now - self._since[task]) * before
+            self._left[task] = in_ticks(max(left, 0.0))
+            self._since[task], self._speed[task] = now, speed
+            self._ends[task] = Seconds(now + in_ticks(self._left[task] / speed))
+            heappush(self._coming, (self._ends[task], task))

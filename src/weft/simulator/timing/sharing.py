@@ -82,15 +82,15 @@ class LinkSharing:
                 on.setdefault(link, set()).add(number)
         return [frozenset().union(*(on[link] for link in needs)) for needs in self.needs]
 
-    def around(self, some: set[int], running: Mapping[int, int]) -> tuple[int, ...]:
+    def around(self, some: set[int], running: Mapping[int, object]) -> tuple[int, ...]:
         """Of those that run, all whose speeds hang on some communications', in order."""
         found, left = set(some), list(some)
         while left:
             for other in self.near[left.pop()]:
-                if other not in found and running.get(other, 0):
+                if other not in found and other in running:
                     found.add(other)
                     left.append(other)
-        return tuple(sorted(number for number in found if running.get(number, 0)))
+        return tuple(sorted(found.intersection(running)))
 
     def speeds(self, running: tuple[int, ...]) -> Mapping[int, float]:
         """The speed of each of some communications that run at the same time, as a share of its speed alone."""

@@ -3,111 +3,31 @@
 An act of a compute or host queue is a task of that queue. A communication is one task of all its
 ranks: it begins when all of them may begin it. What a task waits for are the versions that it reads and
 the copies that it takes (`weft.actors.dependencies`), the act before it in the order of its communicator,
-and the begin of its step. A compute or host queue takes, of the acts that may begin, the first by step,
-priority, micro-batch and actor: as its machine does (`weft.actors.machine`).
+and the begin of its step. A queue takes, of the acts that may begin, the first by step, priority, micro-batch
+and actor, as its machine does (`weft.actors.machine`); a communicator without an order does so by the first of
+its ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from typing import NamedTuple, TypeAlias, final
 
-from weft.actors.dependencies import Dependencies, Tie
-from weft.cached import cached_property
+from weft.actors.dependencies import waits_of
 from weft.errors import InternalError
 from weft.ir.plan import COMPUTE, HOST, Actor, Hold, RankPlan
 from weft.units import NO_TIME, Seconds
 
-# What an act waits for: an actor's act for a micro-batch, so many steps before.
-Wait: TypeAlias = "tuple[int, int, int]"
-
-
-@final
-@dataclass(frozen=True)
-class RankActs:
-    """The plan of a rank, with the acts of a step and what they wait for.
-
-    Attributes:
-        acts: (actor, micro-batch) of a step, by queue; a communicator's in their order.
-        waits: of each act: (actor, micro-batch, how many steps before).
-        place: of each communicating actor, its place in its queue, which is the same on all ranks.
-    """
-
-    plan: RankPlan
-    acts: Mapping[str, tuple[tuple[int, int], ...]]
-    waits: Mapping[tuple[int, int], tuple[Wait, ...]]
-    place: Mapping[int, int]
-
-    @staticmethod
-    def of(plan: RankPlan) -> RankActs:
-        acts = {queue: _acts(plan, queue, own) for queue, own in plan.on_queue.items()}
-        shared = (own for queue, own in plan.on_queue.items() if meets(queue))
-        place = {actor.id: n for own in shared for n, actor in enumerate(own)}
-        return RankActs(plan, acts, dict(waits_of(plan)), place)
-
-
-def meets(queue: str) -> bool:
-    """True for the queue of a communicator: its acts are those of several ranks."""
-    return queue not in (COMPUTE, HOST)
-
-
-def _acts(plan: RankPlan, queue: str, own: Sequence[Actor]) -> tuple[tuple[int, int], ...]:
-    """The acts of a step on a queue: in its order, or by priority, micro-batch and actor."""
-    if not meets(queue):
-        every = ((a.priority, micro, a.id) for a in own for micro in range(a.acts))
-        return tuple((id, micro) for _, micro, id in sorted(every))
-    for order in plan.orders:
-        if order.queue == queue:
-            return order.acts
-    if any(actor.acts > 1 for actor in own):
-        raise InternalError(f"rank {plan.rank}: no order is given for the micro-batches of {queue}")
-    return tuple((actor.id, 0) for actor in own)
-
-
-def waits_of(
-    plan: RankPlan, only: int | None = None
-) -> Iterator[tuple[tuple[int, int], tuple[Wait, ...]]]:
-    """For each act of a step, those that it waits for: (actor, micro-batch, how many steps before).
-
-    They are the same in all steps, where there are any. `only` is an actor, for its acts alone.
-    """
-    needs = Dependencies(plan)
-    # In this step every version that the plan speaks of has been before.
-    late = 1 + max((register.credits for register in plan.registers), default=0)
-    for actor in plan.actors if only is None else (plan.actors[only],):
-        if isinstance(actor, Hold):
-            continue
-        ties = tuple(dict.fromkeys(needs.ties(actor)))
-        # The copy of a version that all acts of a step make is taken by the first of them.
-        shared = any(plan.register_of[name].rate != actor.acts for name in actor.produces)
-        for micro in range(actor.acts):
-            found = _waits(ties, actor.acts, late, micro)
-            if shared:
-                back, before = divmod(micro - 1, actor.acts)
-                found[actor.id, before, -back] = None
-            yield (actor.id, micro), tuple(found)
-
-
-def _waits(ties: Iterable[Tie], acts: int, late: int, micro: int) -> dict[Wait, None]:
-    """Those that an act of the step `late` waits for, by the ties of its actor."""
-    found: dict[Wait, None] = {}
-    number = late * acts + micro
-    for other, others, rate, behind, copy in ties:
-        made = number * rate
-        if copy and made % acts:
-            continue  # an earlier act has taken the copy
-        step, part = divmod((made // acts - behind + 1) * others // rate - 1, others)
-        found[other, part, late - step] = None
-    return found
-
-
-# Seconds are multiples of this, so that sums of them are exact, whatever their order: of some hours.
-TICK = 2.0**-36
-
 # Of an act: its rank, actor, step and micro-batch.
 Member: TypeAlias = "tuple[int, int, int, int]"
+# Of an act of any step: its rank, actor and micro-batch.
+OfStep: TypeAlias = "tuple[int, int, int]"
+# What a task of any step needs: a place in a step, and how many steps before.
+Need: TypeAlias = "tuple[int, int]"
+# Seconds are multiples of this, so that sums of them are exact, whatever their order: of some hours.
+TICK = 2.0**-36
 
 
 def in_ticks(seconds: float) -> Seconds:
@@ -115,9 +35,14 @@ def in_ticks(seconds: float) -> Seconds:
     return Seconds(round(seconds / TICK) * TICK)
 
 
+def meets(queue: str) -> bool:
+    """True for the queue of a communicator: its acts are those of several ranks."""
+    return queue not in (COMPUTE, HOST)
+
+
 @final
 class Lane(NamedTuple):
-    """A queue of a rank that takes its acts by priority."""
+    """A queue, which runs one act at a time; a communicator's is that of all its ranks, `rank` the first."""
 
     rank: int
     queue: str
@@ -132,22 +57,17 @@ class Tasks:
         members: the acts of each task: one, or one on each rank of a communication; none for the
             begin of a step.
         needs: the tasks that must have ended before each.
-        after: of these, the one before in the order of a communicator, and the begins of its step.
-        lane: the number of the lane of each task; -1 where it begins as soon as it may.
-        turn: of the tasks of a lane that may begin, the one with the least turn does.
+        lane: the number of the lane of each task; -1 where it begins as soon as it may. Of the tasks of a lane
+            that may begin, the first by number does.
         seconds: how long each lasts.
-        lanes: by number.
-        steps: how many there are.
+        lanes: by number, those of communicators first.
     """
 
     members: tuple[tuple[Member, ...], ...]
     needs: tuple[tuple[int, ...], ...]
-    after: tuple[tuple[int, ...], ...]
     lane: tuple[int, ...]
-    turn: tuple[int, ...]
     seconds: tuple[Seconds, ...]
     lanes: tuple[Lane, ...]
-    steps: int
 
     def __len__(self) -> int:
         return len(self.members)
@@ -156,11 +76,6 @@ class Tasks:
         """The step of a task; of the begin of a step, the one before."""
         return self.members[task][0][2] if self.members[task] else -1
 
-    @cached_property
-    def number(self) -> dict[Member, int]:
-        """The task of each act."""
-        return {member: task for task, members in enumerate(self.members) for member in members}
-
 
 def tasks_of(
     plans: Sequence[RankPlan],
@@ -168,27 +83,157 @@ def tasks_of(
     steps: int = 1,
     ahead: int = 1,
 ) -> Tasks:
-    """The tasks of some steps of plans whose communicators have orders.
-
-    Args:
-        plans: of all ranks that share a communicator, or of those that stand for them.
-        seconds: for each rank, how long an act of each of its actors takes.
-        steps: how many.
-        ahead: how many steps a rank has begun at a time: the next one begins when the first of
-            these has ended on the rank.
+    """The tasks of some steps of plans whose communicators have orders; arguments as of `step_tasks`, in ticks here.
 
     Raises:
         InternalError: when a communicator with micro-batches has no order.
     """
-    return repeated(step_tasks(plans, seconds, ahead), steps)
+    ticks = {rank: [in_ticks(each) for each in own] for rank, own in seconds.items()}
+    return repeated(step_tasks(plans, ticks, ahead), steps)
+
+
+@final
+@dataclass(slots=True)
+class StepTasks:
+    """The tasks of any step, by place: the acts, then the begins of ranks. Tasks of all steps are copies of these.
+
+    Attributes:
+        ahead: how many steps a rank has begun at a time; only later ones have begins.
+        lanes: by number.
+        members: the acts of each task; a begin has none.
+        needs: what each waits for.
+        lane: the number of the lane of each; -1 of a begin.
+        seconds: how long each lasts.
+        begins: how many of the tasks are begins.
+    """
+
+    ahead: int
+    lanes: tuple[Lane, ...]
+    members: list[list[OfStep]] = field(default_factory=list)
+    needs: list[dict[Need, None]] = field(default_factory=list)
+    lane: list[int] = field(default_factory=list)
+    seconds: list[Seconds] = field(default_factory=list)
+    begins: int = 0
+
+    def add(self, lane: int) -> int:
+        """A task more; its place."""
+        self.members.append([])
+        self.needs.append({})
+        self.lane.append(lane)
+        self.seconds.append(NO_TIME)
+        return len(self.members) - 1
 
 
 def step_tasks(
-    plans: Sequence[RankPlan], seconds: Mapping[int, Sequence[Seconds]], ahead: int = 1
+    plans: Sequence[RankPlan],
+    seconds: Mapping[int, Sequence[Seconds]],
+    ahead: int = 1,
+    *,
+    ordered: bool = True,
 ) -> StepTasks:
-    """The tasks of any step; see `tasks_of`."""
-    ticks = {rank: [in_ticks(each) for each in own] for rank, own in seconds.items()}
-    return StepTasks.of([RankActs.of(plan) for plan in plans], ticks, ahead)
+    """The tasks of any step.
+
+    Args:
+        plans: of all ranks that share a communicator, or of those that stand for them.
+        seconds: for each rank, how long an act of each of its actors takes.
+        ahead: how many steps a rank has begun at a time: the next one begins when the first of
+            these has ended on the rank.
+        ordered: true where communicators keep the orders of the plans; otherwise they take what may begin.
+
+    Raises:
+        InternalError: when a communicator with micro-batches has no order, or its ranks do not meet equally often.
+    """
+    found = StepTasks(ahead, _lanes(plans))
+    number = {lane: place for place, lane in enumerate(found.lanes)}
+    shared = {lane.queue: place for lane, place in number.items() if meets(lane.queue)}
+    met: dict[tuple[str, int, int], int] = {}
+    places: dict[int, dict[tuple[int, int], int]] = {}
+    for plan in plans:
+        own = places[plan.rank] = {}
+        for queue, actors in plan.on_queue.items():
+            at = {actor.id: place for place, actor in enumerate(actors)} if queue in shared else {}
+            lane = shared[queue] if at else number[Lane(plan.rank, queue)]
+            for actor, micro in _acts(plan, queue, actors, ordered):
+                task = met.get((queue, at[actor], micro)) if at else None
+                if task is None:
+                    task = found.add(lane)
+                    if at:
+                        met[queue, at[actor], micro] = task
+                own[actor, micro] = task
+                found.members[task].append((plan.rank, actor, micro))
+                # A communication lasts as long as its slowest rank says.
+                found.seconds[task] = max(found.seconds[task], seconds[plan.rank][actor])
+    _check_met(found, plans)
+    for plan in plans:
+        _wait(found, plan, places[plan.rank], ordered)
+    for own in places.values():
+        _begin(found, own)
+    return found
+
+
+def _lanes(plans: Sequence[RankPlan]) -> tuple[Lane, ...]:
+    """The lanes of communicators, by number whatever ranks they have; then those of ranks."""
+    first = {q: plan.rank for plan in reversed(plans) for q in plan.on_queue if meets(q)}
+    shared = [Lane(first[queue], queue) for queue in sorted(first, key=lambda q: (len(q), q))]
+    own = [Lane(plan.rank, queue) for plan in plans for queue in plan.on_queue if not meets(queue)]
+    return (*shared, *own)
+
+
+def _acts(
+    plan: RankPlan, queue: str, actors: Sequence[Actor], ordered: bool
+) -> Sequence[tuple[int, int]]:
+    """The acts of a step on a queue: in its order, or by priority, micro-batch and actor."""
+    if not (ordered and meets(queue)):
+        every = ((a.priority, micro, a.id) for a in actors for micro in range(a.acts))
+        return [(id, micro) for _, micro, id in sorted(every)]
+    for order in plan.orders:
+        if order.queue == queue:
+            return order.acts
+    if any(actor.acts > 1 for actor in actors):
+        raise InternalError(f"rank {plan.rank}: no order is given for the micro-batches of {queue}")
+    return [(actor.id, 0) for actor in actors]
+
+
+def _check_met(found: StepTasks, plans: Sequence[RankPlan]) -> None:
+    """Check that all ranks of a communicator take part in whatever one of them does there."""
+    ranks = [sum(lane.queue in plan.on_queue for plan in plans) for lane in found.lanes]
+    for lane, members in zip(found.lane, found.members, strict=True):
+        queue = found.lanes[lane].queue
+        if meets(queue) and len(members) != ranks[lane]:
+            raise InternalError(f"the ranks of {queue} do not meet equally often there")
+
+
+def _wait(
+    found: StepTasks, plan: RankPlan, place: Mapping[tuple[int, int], int], ordered: bool
+) -> None:
+    """Say what the acts of a rank wait for."""
+    needs = found.needs
+    for act, waits in waits_of(plan):
+        needs[place[act]].update({(place[other, part], back): None for other, part, back in waits})
+    for actor in plan.actors:
+        # The copy of a version that all acts of a step make is taken by the first of them.
+        if not isinstance(actor, Hold) and any(
+            plan.register_of[name].rate != actor.acts for name in actor.produces
+        ):
+            own = [place[actor.id, micro] for micro in range(actor.acts)]
+            needs[own[0]][own[-1], 1] = None
+            for before, task in pairwise(own):
+                needs[task][before, 0] = None
+    for queue, actors in plan.on_queue.items() if ordered else ():
+        if meets(queue):
+            tasks = [place[act] for act in _acts(plan, queue, actors, ordered)]
+            needs[tasks[0]][tasks[-1], 1] = None
+            for before, task in pairwise(tasks):
+                needs[task][before, 0] = None
+
+
+def _begin(found: StepTasks, place: Mapping[tuple[int, int], int]) -> None:
+    """Let a rank's acts wait for the begin of the step, and that for the end of the step so many before."""
+    begin = found.add(-1)
+    found.begins += 1
+    found.needs[begin] = dict.fromkeys((task, found.ahead) for task in place.values())
+    for task in place.values():
+        found.needs[task][begin, 0] = None
 
 
 def repeated(one: StepTasks, steps: int) -> Tasks:
@@ -200,7 +245,6 @@ def repeated(one: StepTasks, steps: int) -> Tasks:
     """
     acts = len(one.members) - one.begins
     begun = [len(one.members) if step >= one.ahead else acts for step in range(steps)]
-    firsts = list(accumulate(begun, initial=0))[:steps]
     members: list[tuple[Member, ...]] = []
     for step, count in enumerate(begun):
         members += [
@@ -209,140 +253,39 @@ def repeated(one: StepTasks, steps: int) -> Tasks:
         ]
     return Tasks(
         tuple(members),
-        _needs(one.needs, begun, firsts),
-        _needs(one.after, begun, firsts),
+        _needs(one, begun),
         tuple(chain.from_iterable(one.lane[:count] for count in begun)),
-        tuple(range(len(members))),
         tuple(chain.from_iterable(one.seconds[:count] for count in begun)),
-        tuple([Lane(*each) for each in one.lanes]),
-        steps,
+        one.lanes,
     )
 
 
-def _needs(
-    needs: Sequence[Iterable[Need]], begun: Sequence[int], firsts: Sequence[int]
-) -> tuple[tuple[int, ...], ...]:
-    """The needs of the tasks of all steps, by number.
+def _needs(one: StepTasks, begun: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The needs of the tasks of all steps, by number; the first steps lack what would stand before the first one.
 
     Args:
-        needs: of the tasks of a step.
+        one: those of any step.
         begun: how many tasks each step has.
-        firsts: the number of the first task of each step.
     """
-    ordered = [tuple(own) for own in needs]
-    settled = max((since for own in ordered for _, _, since in own), default=0)
+    firsts = list(accumulate(begun, initial=0))
+    ordered = [tuple(own) for own in one.needs]
+    settled = max((back for own in ordered for _, back in own), default=0)
     found: list[tuple[int, ...]] = []
     for step, count in enumerate(begun):
-        first = [firsts[step - back] if back <= step else 0 for back in range(settled + 1)]
-        if step < settled:
+        first = [firsts[step - back] for back in range(min(step, settled) + 1)]
+        if step >= max(settled, one.ahead):
             found += [
-                tuple([first[back] + place for place, back, since in own if step >= since])
-                for own in ordered[:count]
+                tuple([first[back] + place for place, back in own]) for own in ordered[:count]
             ]
-        else:
-            found += [
-                tuple([first[back] + place for place, back, _ in own]) for own in ordered[:count]
-            ]
+            continue
+        found += [
+            tuple(
+                [
+                    first[back] + place
+                    for place, back in own
+                    if back <= step and place < begun[step - back]
+                ]
+            )
+            for own in ordered[:count]
+        ]
     return tuple(found)
-
-
-# The tasks of one step, of which those of all steps are copies: what waits for what is the same in each of them.
-#
-# A task is known by its place in the step; what it needs, by a place and how many steps before. The first steps lack
-# what would stand before the first one.
-
-
-# What a task needs: a place in a step, how many steps before, and the first step in which it is there to be needed.
-Need: TypeAlias = "tuple[int, int, int]"
-# Of an act of a step: its rank, actor and micro-batch.
-OfStep: TypeAlias = "tuple[int, int, int]"
-
-
-@final
-@dataclass(frozen=True)
-class StepTasks:
-    """The tasks of any step, by place: the acts, then the begins of ranks.
-
-    Attributes:
-        ahead: how many steps a rank has begun at a time; only later ones have begins.
-        members: the acts of each task; a begin has none.
-        needs: what each waits for.
-        after: of these, the one before in the order of a communicator, and the begins of the step.
-        lane: the number of the lane of each; -1 where it begins as soon as it may.
-        seconds: how long each lasts.
-        lanes: rank and queue, by number.
-        begins: how many of the tasks are begins; they stand last.
-    """
-
-    ahead: int
-    members: list[list[OfStep]] = field(default_factory=list)
-    needs: list[dict[Need, None]] = field(default_factory=list)
-    after: list[dict[Need, None]] = field(default_factory=list)
-    lane: list[int] = field(default_factory=list)
-    seconds: list[Seconds] = field(default_factory=list)
-    lanes: dict[tuple[int, str], int] = field(default_factory=dict)
-    begins: int = 0
-
-    @staticmethod
-    def of(
-        ranks: Sequence[RankActs], seconds: Mapping[int, Sequence[Seconds]], ahead: int
-    ) -> StepTasks:
-        """The tasks of a step of all ranks.
-
-        Args:
-            ranks: that take part.
-            seconds: for each rank, how long an act of each of its actors takes.
-            ahead: how many steps a rank has begun at a time.
-        """
-        found = StepTasks(ahead, begins=len(ranks))
-        met: dict[tuple[str, int, int], int] = {}
-        places = [found._placed(rank, seconds[rank.plan.rank], met) for rank in ranks]
-        acts = len(found.members)
-        for number, (rank, place) in enumerate(zip(ranks, places, strict=True)):
-            begin = found._new(-1)
-            found.needs[begin].update(((own, ahead, ahead), None) for own in place.values())
-            found._tie(rank, place, (acts + number, 0, ahead))
-        return found
-
-    def _new(self, lane: int) -> int:
-        self.members.append([])
-        self.needs.append({})
-        self.after.append({})
-        self.lane.append(lane)
-        self.seconds.append(NO_TIME)
-        return len(self.members) - 1
-
-    def _placed(
-        self, rank: RankActs, seconds: Sequence[Seconds], met: dict[tuple[str, int, int], int]
-    ) -> dict[tuple[int, int], int]:
-        """Give the acts of a rank their places; a communication has the same on all its ranks."""
-        own, found = rank.plan.rank, dict[tuple[int, int], int]()
-        for queue, acts in rank.acts.items():
-            meeting = meets(queue)
-            lane = -1 if meeting else self.lanes.setdefault((own, queue), len(self.lanes))
-            for actor, micro in acts:
-                task = met.get((queue, rank.place[actor], micro)) if meeting else None
-                if task is None:
-                    task = self._new(lane)
-                    if meeting:
-                        met[queue, rank.place[actor], micro] = task
-                found[actor, micro] = task
-                self.members[task].append((own, actor, micro))
-                # A communication lasts as long as its slowest rank says.
-                self.seconds[task] = max(self.seconds[task], seconds[actor])
-        return found
-
-    def _tie(self, rank: RankActs, place: Mapping[tuple[int, int], int], begin: Need) -> None:
-        for queue, acts in rank.acts.items():
-            # In the order of a communicator; before the first act is the last of the step before.
-            before = (place[acts[-1]], 1, 1) if meets(queue) and acts else None
-            for act in acts:
-                task = place[act]
-                needs, after = self.needs[task], self.after[task]
-                for other, part, back in rank.waits[act]:
-                    needs[place[other, part], back, back] = None
-                if before is not None:
-                    after[before] = None
-                    before = task, 0, 0
-                after[begin] = None
-                needs.update(after)

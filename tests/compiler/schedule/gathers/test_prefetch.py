@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from local_programs import all_reduce, call, gather, program
-from weft.actors.simulate import simulate
 from weft.compiler.schedule.actor_graph import prove_live
 from weft.compiler.schedule.bucket import bucket
 from weft.compiler.schedule.credits import credit
@@ -28,6 +27,7 @@ from weft.ir.plan import (
     RankPlan,
 )
 from weft.ir.plan import LocalValue as Value
+from weft.simulator.timing.one_step import simulate_step
 from weft.strategy.parts import Zero
 
 LAYERS = 5
@@ -58,7 +58,7 @@ def plan_of(local: LocalProgram, zero: Zero | None) -> RankPlan:
 def most_ahead(plan: RankPlan) -> int:
     """The most gathers that have begun before their reader ends, when readers take long."""
     seconds = [0.1 if isinstance(actor, Communicate) else 1.0 for actor in plan.actors]
-    acts = simulate([plan], {0: seconds}).timelines[0]
+    acts = simulate_step([plan], {0: seconds}).timelines[0]
     begun = [act.start for act in acts if isinstance(plan.actors[act.actor], Communicate)]
     ended = [act.end for act in acts if "w" in str(plan.actors[act.actor].consumes)]
     return max(

@@ -9,7 +9,6 @@ import pytest
 
 import build
 from build import value
-from weft.actors.simulate import simulate
 from weft.actors.wiring import equal_registers
 from weft.errors import InternalError
 from weft.ir.nodes import Phase
@@ -22,6 +21,7 @@ from weft.ir.plan import (
     Register,
     Transfer,
 )
+from weft.simulator.timing.one_step import simulate_step
 
 BACKWARD = Phase(0, "backward")
 
@@ -80,7 +80,7 @@ SECONDS = {0: [1, 0.5, 0.25, 2], 1: [0.5, 1, 2, 0.25]}
 
 
 def test_times_of_two_stages():
-    found = simulate(two_stages(), SECONDS)
+    found = simulate_step(two_stages(), SECONDS)
     # Micro-batch 0: F0 to 1, send to 1.5, F1 to 2.5, B1 to 4.5, send to 4.75, B0 to 6.75.
     # Micro-batch 1: F1 waits for B1 of the first (4.5), to 5.5, B1 to 7.5, 7.75, B0 to 9.75.
     assert found.makespan == 9.75
@@ -90,20 +90,20 @@ def test_times_of_two_stages():
         Order("comm:0", ((1, 0), (1, 1))),
         Order("comm:1", ((2, 0), (2, 1))),
     )
-    assert found == simulate(two_stages(), SECONDS)
+    assert found == simulate_step(two_stages(), SECONDS)
 
 
 def test_one_credit_keeps_one_micro_batch_in_flight():
-    found = simulate(two_stages(credits=1), SECONDS)
+    found = simulate_step(two_stages(credits=1), SECONDS)
     forward = [act.start for act in found.timelines[0] if act.actor == 0]
     assert forward == [0, 6.75]
 
 
 def test_found_orders_run_again():
     plans = two_stages()
-    found = simulate(plans, SECONDS)
+    found = simulate_step(plans, SECONDS)
     fixed = [replace(plan, orders=found.orders[plan.rank]) for plan in plans]
-    assert simulate(fixed, SECONDS, fixed=True).makespan == found.makespan
+    assert simulate_step(fixed, SECONDS, fixed=True).makespan == found.makespan
 
 
 def keeping(**more):
@@ -123,9 +123,11 @@ def keeping(**more):
 def test_one_of_equal_registers_stands_for_all():
     first, second = keeping()
     assert equal_registers(first) == {"x": "x", "also": "also", "saved": "also", "g": "g"}
-    assert simulate((first, second), SECONDS) == simulate(two_stages(), SECONDS)
+    assert simulate_step((first, second), SECONDS) == simulate_step(two_stages(), SECONDS)
     # With one copy it holds the forward back, whatever the other has.
-    assert simulate(keeping(credits=1), SECONDS) == simulate(two_stages(credits=1), SECONDS)
+    assert simulate_step(keeping(credits=1), SECONDS) == simulate_step(
+        two_stages(credits=1), SECONDS
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,7 @@ def test_a_communicator_takes_what_is_ready_on_all_ranks():
     first, second = two_reductions((AB, False), (AB, False))
     begins = replace(second.actors[0], priority=1)
     plans = [first, replace(second, actors=(begins, *second.actors[1:]))]
-    found = simulate(plans, {0: [1.0, 4.0, 1.0, 1.0], 1: [2.0, 1.0, 1.0, 1.0]})
+    found = simulate_step(plans, {0: [1.0, 4.0, 1.0, 1.0], 1: [2.0, 1.0, 1.0, 1.0]})
     starts = [(act.actor, act.start) for act in found.timelines[0]]
     assert starts == [(0, 0.0), (1, 1.0), (2, 3.0), (3, 5.0)]
 
@@ -178,9 +180,9 @@ AB, BA = ((2, 0), (3, 0)), ((3, 0), (2, 0))
 def test_collectives_in_different_orders_on_two_ranks_hang():
     """The example of OneFlow's section 2: each rank waits in another collective."""
     ones = {rank: [1.0] * 4 for rank in range(2)}
-    simulate(two_reductions((AB, False), (AB, False)), ones, fixed=True)
+    simulate_step(two_reductions((AB, False), (AB, False)), ones, fixed=True)
     with pytest.raises(InternalError) as error:
-        simulate(two_reductions((AB, False), (BA, False)), ones, fixed=True)
+        simulate_step(two_reductions((AB, False), (BA, False)), ones, fixed=True)
     text = str(error.value)
     assert "rank 0: forward of stage 0, Communicate 2 on comm:0 (all_reduce of a)" in text
     assert "waits for rank 1 to take part" in text
@@ -191,8 +193,8 @@ def test_an_order_against_the_data_hangs():
     ones = {rank: [1.0] * 4 for rank in range(2)}
     plans = two_reductions((BA, True), (BA, True))
     with pytest.raises(InternalError, match=r"waits for its turn on comm:0"):
-        simulate(plans, ones, fixed=True)
-    found = simulate(plans, ones)
+        simulate_step(plans, ones, fixed=True)
+    found = simulate_step(plans, ones)
     assert found.orders[0] == (Order("comm:0", AB),)
 
 
@@ -223,9 +225,9 @@ def movements(order):
 
 
 def test_two_ops_that_share_memory_in_the_wrong_order_hang():
-    simulate([movements((2, 0))], {0: [1.0] * 4})
+    simulate_step([movements((2, 0))], {0: [1.0] * 4})
     with pytest.raises(InternalError) as error:
-        simulate([movements((3, 1))], {0: [1.0] * 4})
+        simulate_step([movements((3, 1))], {0: [1.0] * 4})
     lines = [line.split("waits for ")[-1] for line in str(error.value).splitlines()[1:]]
     assert sorted(lines) == ["m2", "memory", "o2"]
 
@@ -250,9 +252,9 @@ def test_too_few_credits_hang_with_the_register():
             micro_batches=3,
         )
 
-    simulate([plan(3)], {0: [1.0] * 3})
+    simulate_step([plan(3)], {0: [1.0] * 3})
     with pytest.raises(InternalError) as error:
-        simulate([plan(2)], {0: [1.0] * 3})
+        simulate_step([plan(2)], {0: [1.0] * 3})
     text = str(error.value)
     assert "forward of stage 0 for micro-batch 2" in text
     assert "waits for a free copy of saved, of 2" in text

@@ -1,1 +1,0 @@
-"""Evaluations of changes: only what a change moves is timed again."""
