@@ -1,6 +1,6 @@
 """The settings of glibc's allocator, the same for every system of a comparison.
 
-weft has a process keep what it frees (`weft.runtime.memory.allocator`): a step then touches no fresh pages.
+weft has a process keep what it frees (`weft.runtime.memory.heap`): a step then touches no fresh pages.
 Any program could ask for that, so a comparison that gives it to weft alone would measure it and call it weft.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Literal, TypeAlias, get_args
 
 from benchmarks.crew import Enter
-from weft.runtime.memory.allocator import VARIABLE, keep_freed_memory
+from weft.runtime.memory.heap import VARIABLE, keep_freed_memory
 
 Malloc: TypeAlias = Literal["kept", "default"]
 MALLOCS: tuple[Malloc, ...] = get_args(Malloc)

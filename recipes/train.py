@@ -12,7 +12,9 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,60 @@ from torch.utils.data import default_collate
 
 import weft
 
-# Each takes the folder of the run.
-LOGS: dict[str, Callable[[Path], Any]] = {
-    "tensorboard": lambda out: weft.logs.TensorBoard(out / "tensorboard"),
-    "wandb": lambda out: weft.logs.WeightsAndBiases(project="recipes", dir=out, mode="offline"),
-    "prometheus": lambda out: weft.logs.Prometheus(out / "weft.prom", labels={"run": out.name}),
+
+class Log(ABC):
+    """Figures for a library's own client, which is opened in the first call: the first process alone makes one."""
+
+    def __init__(self, out: Path) -> None:
+        self.out = out
+        self.client: Any = None
+
+    @abstractmethod
+    def __call__(self, step: int, figures: Mapping[str, float]) -> None: ...
+
+
+class TensorBoard(Log):
+    """Scalars in event files."""
+
+    def __call__(self, step: int, figures: Mapping[str, float]) -> None:
+        if self.client is None:
+            make = import_module("torch.utils.tensorboard").SummaryWriter
+            # Steps that a restart makes anew are shown once.
+            self.client = make(str(self.out / "tensorboard"), purge_step=step)
+        for name, value in figures.items():
+            self.client.add_scalar(name, value, step)
+        self.client.flush()
+
+
+class WeightsAndBiases(Log):
+    """A run on this disk."""
+
+    def __call__(self, step: int, figures: Mapping[str, float]) -> None:
+        if self.client is None:
+            wandb = import_module("wandb")
+            self.client = wandb.init(project="recipes", dir=self.out, mode="offline")
+        self.client.log(dict(figures), step=step)
+
+
+class Prometheus(Log):
+    """The newest figures as gauges, for the textfile collector of Prometheus's node exporter."""
+
+    def __call__(self, step: int, figures: Mapping[str, float]) -> None:
+        library = import_module("prometheus_client")
+        if self.client is None:
+            self.client, self.gauges = library.CollectorRegistry(), dict[str, Any]()
+        for name, value in {**figures, "step": step}.items():
+            if name not in self.gauges:
+                made = library.Gauge(f"weft_{name}", name, ["run"], registry=self.client)
+                self.gauges[name] = made.labels(self.out.name)
+            self.gauges[name].set(value)
+        library.write_to_textfile(str(self.out / "weft.prom"), self.client)
+
+
+LOGS: dict[str, type[TensorBoard | WeightsAndBiases | Prometheus]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WeightsAndBiases,
+    "prometheus": Prometheus,
 }
 
 

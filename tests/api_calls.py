@@ -177,7 +177,6 @@ def api_calls() -> Iterator[Callable[[], ApiCall]]:
     plain: dict[str, dict[str, Any]] = {
         "hint": {"x": torch.ones(4), "sbp": weft.split(0)},
         "stage": {"index": 0},
-        "elastic": {"train": lambda: 0},
         "Placement": {"device_type": "cpu", "shape": (2,), "ranks": (0, 1)},
         "partial": {"reduction": "sum"},
         "placement": {"device_type": "cpu", "ranks": [0, 1]},

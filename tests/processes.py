@@ -24,13 +24,14 @@ from types import ModuleType
 from typing import Any, final
 
 import pytest
+import torch.distributed as dist
 from _pytest.runner import runtestprotocol
 
 import on_ranks
 import weft
 from weft.program.data.samples import _end_all
-from weft.runtime.world.arrival import let_signs_go
-from weft.runtime.world.distributed import current_world, end_lasting_worlds
+from weft.runtime.world import distributed, meeting
+from weft.runtime.world.distributed import current_world
 from weft.runtime.world.meeting import meet_privately
 from weft.runtime.world.variables import MEETING, TIMEOUT
 from weft.runtime.world.world import World, local_world
@@ -190,7 +191,7 @@ class _Job:
         self._leave([])
         if self.rank:
             os._exit(0)
-        end_lasting_worlds()
+        _end_worlds()
         for name in VARIABLES:
             os.environ.pop(name, None)
         self.size = 1
@@ -207,7 +208,7 @@ class _Job:
                 meeting = str(self._folder / f"{self.worlds}.meeting")
                 values = str(rank), str(rank), str(size), meeting, str(WAIT)
                 os.environ.update(zip(VARIABLES, values, strict=True))
-                let_signs_go()
+                _let_signs_go()
                 meet_privately()
                 return
             children.append(child)
@@ -301,3 +302,17 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     )
     if config.get_verbosity() > 0:
         terminalreporter.write_line("\n".join(alone))
+
+
+def _end_worlds() -> None:
+    """End the worlds of this process, and its process groups."""
+    while distributed._lasting_worlds:
+        distributed._lasting_worlds.popitem()[1].close()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _let_signs_go() -> None:
+    """Let go the locks of the process that this one was forked from."""
+    while meeting._held:
+        meeting._held.pop().close()

@@ -9,7 +9,7 @@ import pytest
 
 from weft.errors import UserError
 from weft.hardware.planning_costs import takes_measured
-from weft.runtime.memory.allocator import is_free_to_choose
+from weft.runtime.memory.heap import is_free_to_choose
 from weft.runtime.world.distributed import shares_memory
 
 ROOT = Path(__file__).parents[1]

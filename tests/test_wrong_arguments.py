@@ -18,7 +18,7 @@ PLAIN = {"__version__", "errors", "broadcast", "logs"}
 # It takes a program that trains, and steps it (tests/program/loop).
 STEPS = {"fit"}
 # A search of so many moves lasts as long as it was asked to; what is called is the user's own.
-AS_ASKED = {("search", "moves"), ("search", "told"), ("elastic", "train")}
+AS_ASKED = {("search", "moves"), ("search", "told")}
 # A local world has no tensor that these take.
 OF_PROCESSES = {"from_dtensor", "to_dtensor"}
 # Seconds that a refusal may take on a busy machine.

@@ -1,16 +1,14 @@
 """Faults tried one after the other: `make chaos`, or `python -m benchmarks.chaos --faults 200 --seed 0`.
 
 A run on 2 to 4 ranks trains with a checkpoint every few steps; a rank of it meets a fault at a moment drawn at random:
-while it starts, compiles, loads a sample, steps, saves or loads. `weft run --restarts` goes on; with `--in-place` the
-ranks that are left do so in their processes where they can (`weft.elastic`). Then losses, samples of each step and
-last parameters must be those of a run that nothing has disturbed, and nothing may be left behind. With `--cuts` the
-network of a run on several hosts is cut instead.
+while it starts, compiles, loads a sample, steps, saves or loads. `weft run --restarts` goes on. Then losses, samples of
+each step and last parameters must be those of a run that nothing has disturbed, and nothing may be left behind. With
+`--cuts` the network of a run on several hosts is cut instead.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import json
 import os
 import random
@@ -22,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -63,8 +61,6 @@ class Fault:
         rank, moment, count: who meets it: the rank that comes to the moment for that time.
         how: what it does then.
         damage: what happens to the newest checkpoint before the ranks start again: "", "cut" or "removed".
-        memory: whether the run has a snapshot in memory after each step, too.
-        elastic: whether ranks that are left go on in place where they can.
     """
 
     number: int
@@ -75,8 +71,6 @@ class Fault:
     count: int
     how: str
     damage: str
-    memory: bool = False
-    elastic: bool = False
 
 
 class Outcome(NamedTuple):
@@ -87,14 +81,12 @@ class Outcome(NamedTuple):
         came: whether the fault did.
         again: the most steps that were made again.
         seconds: that the run took.
-        in_place: how often ranks went on in place.
     """
 
     wrong: list[str]
     came: bool
     again: int
     seconds: float
-    in_place: int
 
 
 def drawn(number: int, seed: int) -> Fault:
@@ -106,8 +98,7 @@ def drawn(number: int, seed: int) -> Fault:
     damage = draw.choice(["", "", "cut", "removed"]) if moment != "load" else ""
     count = draw.randint(1, MOMENTS[moment])
     rank, fewer = draw.randrange(ranks), draw.random() < 0.5
-    memory = draw.random() < 0.5
-    return Fault(number, ranks, fewer, rank, moment, count, how, damage, memory)
+    return Fault(number, ranks, fewer, rank, moment, count, how, damage)
 
 
 def main() -> int:
@@ -117,7 +108,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0, help="the number of the first fault")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="that it may take")
-    parser.add_argument("--in-place", action="store_true", help="where that can be")
     parser.add_argument("--cuts", type=int, default=0, help="cut networks in place of faults")
     parser.add_argument("--json", type=Path)
     o = parser.parse_args()
@@ -128,7 +118,7 @@ def main() -> int:
     for number in range(o.first, o.first + o.faults):
         if time.monotonic() > until:
             break
-        fault = replace(drawn(number, o.seed), elastic=o.in_place)
+        fault = drawn(number, o.seed)
         outcome = tried(fault, expected)
         rows.append({**asdict(fault), **outcome._asdict()})
         print(_line(fault, outcome), flush=True)
@@ -138,8 +128,6 @@ def main() -> int:
     came = Counter(row["how"] for row in rows if row["came"])
     hows = ", ".join(f"{how} {number}" for how, number in sorted(came.items()))
     print(f"{came.total()} faults that came, of {len(rows)} ({hows})")
-    if o.in_place:
-        print(f"{sum(bool(row['in_place']) for row in rows)} after which ranks went on in place")
     print(
         f"{len(wrong)} after which something was wrong; at most {max(r['again'] for r in rows)} steps made again"
     )
@@ -183,15 +171,13 @@ def _left_behind(fault: Fault | Cut, there: set[Path], temporary: Path) -> Itera
     yield from (f"process {pid} is left" for pid in _left(fault))
     yield from (f"{path.name} is left in TMPDIR" for path in temporary.iterdir())
     new = set(Path("/dev/shm").iterdir()) - there
-    yield from (f"{path} is left" for path in new if not _is_used(path))
+    yield from (f"{path} is left" for path in new if path.exists())
 
 
 def _line(fault: Fault, outcome: Outcome) -> str:
     where = f"rank {fault.rank} of {fault.ranks}, {fault.moment} {fault.count}"
     after = f", newest checkpoint {fault.damage}" if fault.damage else ""
-    after += ", with snapshots" if fault.memory else ""
     came = f"{outcome.again} steps again" if outcome.came else "its moment never came"
-    came += ", in place" if outcome.in_place else ""
     told = "; ".join(outcome.wrong) or f"ok, {came}"
     return f"{fault.number}: {fault.how} at {where}{after}: {told} ({outcome.seconds:.1f} s)"
 
@@ -238,10 +224,7 @@ def tried(fault: Fault, expected: Expected) -> Outcome:
         wrong += untold(fault, damaged, _steps(folder), said)
         wrong += _left_behind(fault, there, temporary)
         again = _again(folder)
-        # One, and the one that was under way.
-        wrong += [f"{again} steps made again"] if fault.memory and again > 2 else []
-        in_place = said.count(", in place, on")
-        return Outcome(wrong, (folder / "done").exists(), again, seconds, in_place)
+        return Outcome(wrong, (folder / "done").exists(), again, seconds)
 
 
 def untold(fault: Fault, damaged: str, steps: Sequence[int], said: str) -> Iterator[str]:
@@ -360,18 +343,6 @@ def _wrong_steps(folder: Path, expected: Expected) -> Iterator[str]:
             yield f"step {step} had the samples {samples}, not {expected.samples[step - 1]}"
         if abs(loss - expected.losses[step - 1]) > 1e-9 * abs(expected.losses[step - 1]):
             yield f"step {step} had the loss {loss!r}, not {expected.losses[step - 1]!r}"
-
-
-def _is_used(path: Path) -> bool:
-    """True for what another run has in memory, or has taken away."""
-    try:
-        with (path / "launcher.lock").open("r+") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return not path.exists() or path.name.startswith(".weft-snapshots-")
-    return False
 
 
 def _again(folder: Path) -> int:

@@ -47,7 +47,6 @@ class Cut:
         host: that is cut off.
         rank, moment, count: who waits for the cut: the rank that comes to the moment for that time.
         seconds: after which the host is joined again; infinite where it is not.
-        memory: whether the run has a snapshot in memory after each step, too.
     """
 
     number: int
@@ -57,16 +56,11 @@ class Cut:
     moment: str
     count: int
     seconds: float
-    memory: bool
     how: str = "cut"
-    elastic: bool = False
 
     def __str__(self) -> str:
         lasts = "for good" if self.seconds == inf else f"for {self.seconds:g} s"
-        after = ", with snapshots" if self.memory else ""
-        return (
-            f"host {self.host} of {self.hosts} cut off {lasts} at {self.moment} {self.count}{after}"
-        )
+        return f"host {self.host} of {self.hosts} cut off {lasts} at {self.moment} {self.count}"
 
 
 class Run(NamedTuple):
@@ -93,11 +87,7 @@ def drawn_cut(number: int, seed: int) -> Cut:
     count = draw.randint(1, MOMENTS[moment])
     # The rank that waits for the cut need not be the one that is cut off.
     host, rank = draw.randrange(hosts), draw.randrange(hosts)
-    return Cut(
-        *(number, hosts, host, rank, moment, count),
-        draw.choice(LENGTHS),
-        draw.random() < 0.5,
-    )
+    return Cut(number, hosts, host, rank, moment, count, draw.choice(LENGTHS))
 
 
 def run_cut(cut: Cut, folder: Path, variables: dict[str, str]) -> Run:

@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 
 import weft
 from weft.program.planner import Planner
-from weft.program.saving import files, load, writing
+from weft.program.saving import files, load, save
 
 SAMPLES, BATCH, STEPS, EVERY = 48, 12, 24, 3
 WIDTH, CLASSES = 8, 4
@@ -142,15 +142,12 @@ _HOWS: dict[str, Any] = {
 
 
 def main(folder: Path) -> None:
-    """Train, in place after a fault where the fault's run is to."""
+    """Train, with the moments of the run's fault."""
     moments = Moments(folder, int(os.environ["RANK"]))
-    _before(writing, "write_file", moments, "save")
+    _before(save, "write_file", moments, "save")
     _before(load, "check_extents", moments, "load")
     _before(Planner, "plan", moments, "compile")
-    if json.loads((folder / "fault.json").read_text())["elastic"]:
-        weft.elastic(lambda: train(folder, moments))
-    else:
-        train(folder, moments)
+    train(folder, moments)
 
 
 def train(folder: Path, moments: Moments) -> None:
@@ -164,8 +161,7 @@ def train(folder: Path, moments: Moments) -> None:
         strategy=weft.Strategy(batch={"*": weft.split(0)}, zero=weft.Zero(3)),
         seed=5,
     )
-    memory = 1 if json.loads((folder / "fault.json").read_text())["memory"] else None
-    kept = weft.Checkpoints(folder / "kept", every=EVERY, keep=3, wait=False, memory_every=memory)
+    kept = weft.Checkpoints(folder / "kept", every=EVERY, keep=3, wait=False)
     loader = weft.Loader(Samples(moments), BATCH, shuffle=True, drop_last=True, seed=2)
     kept.load_newest(program, {"loader": loader})
     for batch in _epochs(loader, program):

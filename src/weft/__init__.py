@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from weft.program import Program as Program
     from weft.program import Step as Step
     from weft.program import Weights as Weights
-    from weft.program import elastic as elastic
     from weft.program import fit as fit
     from weft.program import release as release
     from weft.program.compile import compile as compile
@@ -74,7 +73,7 @@ _NAMES = {
     "weft.layout": "Placement broadcast partial placement split",
     "weft.ops": "rule",
     "weft.planning.simulated": "simulate",
-    "weft.program": "Buckets Checkpoints Job Loader Packed Program Step Weights compile elastic fit release",
+    "weft.program": "Buckets Checkpoints Job Loader Packed Program Step Weights compile fit release",
     "weft.program.loop": "logs",
     "weft.runtime.world.world": "local_world",
     "weft.search": "Auto SearchRecord SearchResult search",

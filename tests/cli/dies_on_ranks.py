@@ -1,8 +1,8 @@
 """A run in which a rank dies once, started by test_restarts.py: losses by step, of all its starts.
 
-    dies_on_ranks.py FOLDER DEATHS [rank|host]
+    dies_on_ranks.py FOLDER DEATHS [host]
 
-With the third argument it has snapshots after each step, and no checkpoints; "host" has the rank's launcher die, too.
+"host" has the rank's launcher die, too.
 """
 
 from __future__ import annotations
@@ -23,9 +23,7 @@ from program.data.datasets import Drawn, example, loss_fn, net
 SIZE = 12
 
 if __name__ == "__main__":
-    folder, deaths, memory = Path(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:])
-    with (folder / "hosts").open("a") as hosts:
-        hosts.write(os.environ["WEFT_SNAPSHOTS"] + "\n")
+    folder, deaths, host = Path(sys.argv[1]), int(sys.argv[2]), "host" in sys.argv[3:]
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     started = int(os.environ["WEFT_RESTART"])
     model = net()
@@ -45,7 +43,7 @@ if __name__ == "__main__":
 
         def __getitem__(self, number: int) -> dict[str, object]:
             if started < deaths and rank == size - 1 and program.steps == 5 + started:
-                if memory == "host":
+                if host:
                     os.kill(os.getppid(), signal.SIGKILL)
                 os.kill(os.getpid(), signal.SIGKILL)
             return super().__getitem__(number)
@@ -53,9 +51,7 @@ if __name__ == "__main__":
     weft.fit(
         *(program, weft.Loader(Dying(), SIZE, program, shuffle=True, drop_last=True)),
         steps=8,
-        checkpoint=weft.Checkpoints(
-            folder / "kept", every=100 if memory else 1, memory_every=1 if memory else None
-        ),
+        checkpoint=weft.Checkpoints(folder / "kept", every=1),
         log=[note],
         log_every=1,
     )

@@ -19,7 +19,6 @@ from weft.cli.failure import (
     absent,
     describe,
     format_error,
-    lost,
     own_failure,
     read_notes,
     write_note,
@@ -46,20 +45,6 @@ def test_a_rank_that_waited_for_another_is_not_the_first(kind: str) -> None:
 
 def test_a_note_counts_although_the_agent_saw_only_its_peer() -> None:
     assert describe([Exit(0, 100, 1)], [note(0, 20), note(1, 10)]).startswith("rank 1 failed")
-
-
-def test_a_rank_is_lost_where_nobody_failed_by_itself() -> None:
-    """By a signal, or because it did not answer; the notes of those that only waited are told."""
-    waits = str(note(0, 30, WAITED))
-    killed, silent = Exit(1, 101, -9, 20), Exit(2, 102, -9, 40, asked=True, state="T")
-    text = lost([killed], [waits], [], {})
-    assert text is not None
-    assert text.startswith("rank 1 (process 101) was ended by signal 9 (SIGKILL)")
-    text = lost([silent], [waits, "no note"], [], {})
-    assert text is not None
-    assert text.startswith("rank 2 (process 102) did not answer the others: it was stopped")
-    assert "Traceback of 0" in text
-    assert lost([Exit(1, 101, 1, 20)], [waits], [note(1, 10)], {}) is None
 
 
 def test_a_note_is_read_as_it_was_written() -> None:

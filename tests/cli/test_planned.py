@@ -63,15 +63,12 @@ def test_plans_are_made_without_torch(folder: Path) -> None:
 
 def test_steps_are_simulated_without_torch(folder: Path) -> None:
     options = ["--strategy", "s.yaml", "--topology", "h100x4", "--grid", "2x2", "--trace", "t.json"]
-    options += ["--chakra", "et"]
     done = blocked(folder, "simulate", "gpt.graph", *options)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"{TITLE}\n")
     assert "models.py" in done.stdout  # the user's lines
     events = json.loads((folder / "t.json").read_text())["traceEvents"]
     assert {event["pid"] for event in events} == {0, 2}
-    written = sorted(path.name for path in (folder / "et").iterdir())
-    assert written == ["comm_groups.json", *(f"rank.{rank}.et" for rank in range(4))]
 
 
 def test_json_is_for_machines(folder: Path) -> None:

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from weft.program.parts import stepping
 from weft.program.training import training
-from weft.runtime.memory.allocator import keep_freed_memory
-from weft.runtime.memory.together import lay_together
+from weft.runtime.memory.heap import keep_freed_memory, lay_together
 
 WIDTH = 512
 
@@ -123,16 +121,3 @@ def test_states_that_the_user_brought_and_those_of_foreign_optimizers_stay(
         foreign.step(batch())
         foreign.close()
     assert not moves
-
-
-def test_code_of_libraries_goes_after_a_first_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    monkeypatch.setattr(stepping, "let_go_of_code", lambda: calls.append(1))
-    own = model()
-    with weft.local_world(1):
-        program = program_of(own, torch.optim.SGD(own.parameters(), lr=0.1), 1)
-        assert not calls
-        for _ in range(3):
-            program.step(batch())
-        program.close()
-    assert len(calls) == 1

@@ -45,7 +45,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     runs = folder / "run"
     runs.mkdir()
     write_run(runs / "page.html", steps=3, recompute=["blocks.1"])
-    log = weft.logs.Csv(runs / "log.csv")
+    log = weft.logs.JsonLines(runs / "log.jsonl")
     for step in range(40):
         log.write(step, {"loss": 3.0 * 0.95**step, **({"held": 2.0} if step % 10 == 9 else {})})
     log.close()

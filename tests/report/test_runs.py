@@ -46,10 +46,7 @@ def run(folder: Path) -> Path:
     (folder / "config.json").write_text("[1, 2")
     (folder / "notes.html").write_text("<p>notes</p>")
     (folder / "table.csv").write_text("a,b\n1,2\n")
-    log = weft.logs.Csv(folder / "log.csv")
-    log.write(1, {"loss": 2.0})
-    log.write(2, {"loss": float("nan"), "held": 3.0})
-    log.close()
+    (folder / "log.csv").write_text("step,loss,held\n1,2.0,\n2,nan,3.0\n")
     lines = weft.logs.JsonLines(folder / "log.jsonl")
     lines.write(5, {"rate": 0.1})
     lines.close()
@@ -70,13 +67,11 @@ def test_a_folder(tmp_path: Path) -> None:
     assert traced["memory"] == page["memory"] != []
 
 
-@pytest.mark.parametrize("kind", [weft.logs.Csv, weft.logs.JsonLines])
-def test_steps_that_were_made_again_count_as_made_last(kind: Any, tmp_path: Path) -> None:
+def test_steps_that_were_made_again_count_as_made_last(tmp_path: Path) -> None:
+    rows = ["step,loss"]
     for first in (1, 3):  # killed after step 4, and gone on from the checkpoint of step 2
-        log = kind(tmp_path / f"log.{'csv' if kind is weft.logs.Csv else 'jsonl'}")
-        for step in range(first, 5 if first == 1 else 6):
-            log.write(step, {"loss": 10.0 * first + step})
-        log.close()
+        rows += [f"{step},{10.0 * first + step}" for step in range(first, 5 if first == 1 else 6)]
+    (tmp_path / "log.csv").write_text("\n".join(rows))
     (page,) = reports_of([tmp_path])
     assert page["figures"] == {"loss": [[1, 2, 3, 4, 5], [11.0, 12.0, 33.0, 34.0, 35.0]]}
 

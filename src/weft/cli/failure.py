@@ -82,23 +82,13 @@ def write_note(error: BaseException, script: str) -> None:
     if folder is None:
         _print(format_error(error, script))
         return
-    note = note_of(error, script, now)
+    title = traceback.format_exception_only(error)[-1].strip()
+    rank, text = int(os.environ["RANK"]), format_error(error, script)
+    note = Note(rank, now, title, text, _kind(error))
     try:
         write_whole(Path(folder, f"{note.rank}.json"), str(note), "the note")
     except UserError as cause:
         _print(f"{note.text}weft run: {cause}\n")
-
-
-def note_of(error: BaseException, script: str, now: int | None = None) -> Note:
-    """The note of this rank, by the variable RANK, on why it fails.
-
-    Args:
-        now: nanoseconds, as `time.monotonic_ns` tells; None for those of the call.
-    """
-    title = traceback.format_exception_only(error)[-1].strip()
-    text = format_error(error, script)
-    rank, now = int(os.environ["RANK"]), time.monotonic_ns() if now is None else now
-    return Note(rank, now, title, text, _kind(error))
 
 
 def _print(text: str) -> None:
@@ -143,23 +133,6 @@ def _read(path: Path) -> Note | None:
         return Note.parse(path.read_text())
     except (OSError, ValueError):
         return None
-
-
-def lost(
-    exits: Sequence[Exit], notes: Iterable[str], own: Sequence[Note], places: Mapping[int, str]
-) -> str | None:
-    """The paragraph of `describe` where ranks were lost by no fault of the program, as far as can be told; else None.
-
-    Args:
-        exits: of ranks that have ended, in the order of time.
-        notes: of ranks that have not, and failed because of those.
-        own: that ranks which ended have left.
-        places: as `describe` takes them.
-    """
-    if any(note.kind == OWN for note in own):
-        return None
-    told = [*own, *filter(None, map(Note.parse, notes))]
-    return describe(exits, told, (), places)
 
 
 def describe(
@@ -214,7 +187,7 @@ def absent(
     """Texts on those waited for in vain: ranks that had ended with exit code 0, else those that did not answer."""
     early = [_process(end) for end in exits if not end.code and not end.asked]
     early += [f"rank {rank} (on another node)" for rank in left]
-    return [_describe_early(who) for who in early] or [
+    return [f"{who} ended with exit code 0 while others still waited for it" for who in early] or [
         _describe_hung(end, (places or {}).get(end.rank)) for end in exits if end.asked
     ]
 
@@ -232,10 +205,6 @@ def _listed(texts: Iterable[str]) -> str:
 
 def _describe_note(note: Note) -> str:
     return f"rank {note.rank} failed: {note.title}\n\n{note.text.rstrip()}"
-
-
-def _describe_early(who: str) -> str:
-    return f"{who} ended with exit code 0 while others still waited for it"
 
 
 def _describe_hung(end: Exit, place: str | None) -> str:

@@ -277,23 +277,13 @@ def simulate(
             metavar="FILE", help="Write the timeline of a step, for Perfetto.", show_default=False
         ),
     ] = None,
-    chakra: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Write Chakra execution traces of all ranks, which other simulators read.",
-            show_default=False,
-        ),
-    ] = None,
     report: ReportFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Predict a step of a graph file: its time, communication, idle time, memory, and largest costs."""
     with _told():
         asked = cli.PlanOptions(graph, _loaded(strategy), topology, grid)
-        typer.echo(
-            cli.simulate_graph(asked, costs, cli.SimulationFiles(trace, chakra, report), as_json)
-        )
+        typer.echo(cli.simulate_graph(asked, costs, cli.SimulationFiles(trace, report), as_json))
 
 
 @app.command(rich_help_panel=PLAN)

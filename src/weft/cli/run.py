@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import getpass
 import os
+import shutil
 import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import final
@@ -16,7 +18,7 @@ from typing import final
 from rich.console import Console
 from rich.text import Text
 
-from weft.cli.failure import NOTES, absent, describe, lost, own_failure, read_notes
+from weft.cli.failure import NOTES, absent, describe, own_failure, read_notes
 from weft.cli.places import ASKS, read_places
 from weft.runtime.world.interrupts import Interrupts
 from weft.runtime.world.launch import (
@@ -28,15 +30,14 @@ from weft.runtime.world.launch import (
     Fleet,
     launch,
 )
-from weft.runtime.world.leader import Leader, Starts
-from weft.runtime.world.nodes.joined import Joined
-from weft.runtime.world.nodes.launchers import Launchers, Nodes, launchers
-from weft.runtime.world.snapshot_folder import run_folder, snapshot_folder
+from weft.runtime.world.nodes.launchers import Joined, Launchers, Nodes, launchers
 from weft.runtime.world.variables import LAUNCHER, MEETING, RESTART, SECRET, TIMEOUT, new_secret
 from weft.units import counted
 
 WORKER = "weft.cli.worker"
 INTERRUPTED = 130
+# Folders of runs; in each a file that its launcher has locked as long as it lives.
+_PREFIX, _LOCK = "weft-run-", "launcher.lock"
 # A node whose ranks have only waited is told by another one within so many seconds who did not answer.
 TOLD_SECONDS = SETTLE_SECONDS + 2 * SHUTDOWN_SECONDS + 1.0
 
@@ -74,19 +75,19 @@ def run_script(script: Path, arguments: Sequence[str], options: RunOptions) -> i
         UserError: the nodes cannot meet.
     """
     command = [sys.executable, "-u", "-m", WORKER, str(script), *arguments]
-    with Interrupts() as interrupts, _nothing_of_torch_s(), snapshot_folder():
+    with Interrupts() as interrupts, _nothing_of_torch_s():
         if options.nodes is not None:
             return _run_with_nodes(command, options, options.nodes, interrupts)
-        starts = Starts(options.ranks, options.restarts, options.least)
+        ranks, number = options.ranks, 0
         while True:
-            code = _run_once(command, options, starts, interrupts)
+            code = _run_once(command, options, ranks, number, interrupts)
             if code and interrupts.heard:
                 return INTERRUPTED
-            if not code or not starts.left:
+            if not code or number == options.restarts:
                 return code
-            starts.begin_next()
-            where = f"on {counted(starts.ranks, 'rank')}"
-            _say(f"restart {starts.number} of {starts.restarts}, {where}")
+            number += 1
+            ranks = ranks if options.least is None else max(options.least, ranks - 1)
+            _say(f"restart {number} of {options.restarts}, on {counted(ranks, 'rank')}")
 
 
 def _run_with_nodes(
@@ -113,7 +114,7 @@ def _run_joined(
     command: Sequence[str], options: RunOptions, job: Launchers, interrupts: Interrupts
 ) -> tuple[int, int]:
     """Meet the other nodes and start the ranks of this one; gives the number of the start, and the exit code."""
-    with _folder() as folder:
+    with _run_folder() as folder:
         number = 0
         try:
             with _meeting(job, options, interrupts) as node:
@@ -127,41 +128,21 @@ def _run_joined(
 
 
 def _run_once(
-    command: Sequence[str], options: RunOptions, starts: Starts, interrupts: Interrupts
+    command: Sequence[str], options: RunOptions, ranks: int, number: int, interrupts: Interrupts
 ) -> int:
-    """Start the ranks, for the time that `starts` says, and lead them on in place; gives the exit code."""
-    with _folder() as folder:
-        environment = {**_environment(folder, starts.number, options), **_alone(folder)}
-        lead = _leader(starts, folder) if starts.left and sys.platform == "linux" else None
+    """Start so many ranks for that time; gives the exit code."""
+    with _run_folder() as folder:
+        environment = {**_environment(folder, number, options), **_alone(folder)}
         try:
             ending = launch(
-                *(command, Fleet(starts.ranks), environment),
+                *(command, Fleet(ranks), environment),
                 interrupts=interrupts,
                 asks=ASKS,
-                lead=lead,
                 grace=options.grace,
             )
             return _told(ending, folder)
         except KeyboardInterrupt:
             return _interrupted()
-
-
-def _leader(starts: Starts, folder: Path) -> Leader:
-    """The leader of the ranks that survive; they meet in a file of their own."""
-
-    def variables(number: int) -> dict[str, str]:
-        return {MEETING: str(folder / f"meeting-{number}"), RESTART: str(number)}
-
-    def cause(exits: Sequence[Exit], notes: Mapping[int, str]) -> str | None:
-        return lost(exits, notes.values(), read_notes(folder), read_places(folder))
-
-    def told(why: str) -> None:
-        for path in folder.glob("*.json"):  # notes of the world that has ended
-            path.unlink()
-        where = f"in place, on {counted(starts.ranks, 'rank')}"
-        _say(f"{why}\n\nrestart {starts.number} of {starts.restarts}, {where}")
-
-    return Leader(starts, variables, cause, told, ASKS)
 
 
 def _environment(folder: Path, number: int, options: RunOptions) -> dict[str, str]:
@@ -175,9 +156,32 @@ def _interrupted() -> int:
     return INTERRUPTED
 
 
-def _folder() -> AbstractContextManager[Path]:
-    """A folder for files of this run, which nobody else can reach."""
-    return run_folder(Path(tempfile.gettempdir()), "weft-run-")
+@contextmanager
+def _run_folder() -> Iterator[Path]:
+    """A folder for files of this run, for this user alone; those that killed launchers have left go before."""
+    place = Path(tempfile.gettempdir())
+    for left in place.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # another user's, or another launcher takes it away
+            if left.lstat().st_uid == os.geteuid() and not left.is_symlink():
+                _remove_unused(left)
+    # It has its name only when it is locked.
+    made = Path(tempfile.mkdtemp(prefix=f".{_PREFIX}", dir=place))
+    try:
+        with (made / _LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            made = made.rename(made.with_name(made.name[1:]))
+            yield made
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def _remove_unused(folder: Path) -> None:
+    """Take away a folder of a run, unless its launcher lives; one without a lock was left on the way."""
+    with ExitStack() as stack:
+        if (folder / _LOCK).exists():
+            lock = stack.enter_context((folder / _LOCK).open("r+"))
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -13,7 +13,6 @@ from weft.planning.plans import priced_step
 from weft.planning.progress import uncollected
 from weft.planning.simulated import planned_step
 from weft.report import Report, write_report
-from weft.simulator.chakra import write_chakra
 from weft.simulator.results.simulation import Simulation
 from weft.traces.events import joined_notes, trace_events
 from weft.whole_files import write_in_folder
@@ -26,12 +25,10 @@ class SimulationFiles:
 
     Attributes:
         trace: the timeline of a step, for Perfetto.
-        chakra: a folder for Chakra execution traces.
         report: a page that shows it.
     """
 
     trace: Path | None = None
-    chakra: Path | None = None
     report: Path | None = None
 
 
@@ -53,13 +50,10 @@ def simulate_graph(
     found = asked.found()
     with uncollected():
         step = planned_step(found.step.graph, found.compiled)
-        priced = priced_step(step, found.machine.costs, given)
-        simulation = priced.simulation
+        simulation = priced_step(step, found.machine.costs, given).simulation
     wanted = files or SimulationFiles()
     if wanted.trace is not None:
         _write_trace(simulation, wanted.trace)
-    if wanted.chakra is not None:
-        write_chakra(priced.step, priced.acts, found.machine.costs, wanted.chakra)
     if wanted.report is not None:
         notes = joined_notes(found.compiled.notes)
         shown = Report(

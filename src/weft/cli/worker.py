@@ -13,18 +13,14 @@ import os
 import runpy
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 
-from weft.cli.failure import NOTES, OWN, note_of, write_note
+from weft.cli.failure import NOTES, write_note
 from weft.cli.places import answer_where
-from weft.runtime.world.in_place.follower import open_line
-from weft.runtime.world.meeting import meet_again, meet_privately
+from weft.runtime.world.meeting import meet_privately
 from weft.runtime.world.variables import LAUNCHER
 
 PR_SET_PDEATHSIG = 1
-# Characters of a traceback that the launcher is told.
-_TOLD = 8000
 # What Python itself ends with where its output cannot be written.
 _LOST_OUTPUT = 120
 
@@ -37,10 +33,10 @@ def main() -> None:
     atexit.register(lambda: _leave(code[0]))
     faulthandler.enable()
     _end_with_launcher()
-    _answer()
+    if NOTES in os.environ:
+        answer_where(Path(os.environ[NOTES]), int(os.environ["RANK"]))
     del sys.argv[0]
     script = sys.argv[0]
-    open_line(lambda error: _told(error, script), _begin_again)
     sys.path[0] = str(Path(script).resolve().parent)
     try:
         meet_privately()
@@ -56,23 +52,6 @@ def main() -> None:
             write_note(error, script)
         finally:  # whatever becomes of the note
             _leave(1)
-
-
-def _answer() -> None:
-    if NOTES in os.environ:
-        answer_where(Path(os.environ[NOTES]), int(os.environ["RANK"]))
-
-
-def _begin_again() -> None:
-    """This process goes on in place, under the variables that it has now."""
-    _answer()
-    meet_again()
-
-
-def _told(error: BaseException, script: str) -> tuple[bool, str]:
-    """True where another rank has caused an error, and the note on it."""
-    note = note_of(error, script)
-    return note.kind != OWN, str(replace(note, text=note.text[-_TOLD:]))
 
 
 def _code(end: SystemExit) -> int:

@@ -6,7 +6,6 @@ from weft.program.data.order import Packed as Packed
 from weft.program.feeding.buckets import Buckets as Buckets
 from weft.program.job import Job as Job
 from weft.program.live.live import release as release
-from weft.program.loop.elastic import elastic as elastic
 from weft.program.loop.fit import fit as fit
 from weft.program.planning.step import Step as Step
 from weft.program.program import Program as Program

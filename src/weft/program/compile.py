@@ -39,7 +39,7 @@ from weft.program.training.training import training_of
 from weft.program.trials import Trials
 from weft.program.verification import check_values
 from weft.runtime.compiled.choice import UNCOMPILED, Kernels, usable_kernels
-from weft.runtime.memory.allocator import give_back
+from weft.runtime.memory.heap import give_back
 from weft.runtime.world.distributed import current_world
 from weft.runtime.world.world import World
 from weft.search.budget import Auto

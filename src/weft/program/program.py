@@ -125,5 +125,5 @@ class Program(ProgramSteps, WholeState, ProgramSaving, ProgramInspection):
         """End the threads of this program. It cannot step afterwards; other programs keep its variables."""
         self._core.close()
         let_go(self._setting.model, self)
-        self._close_saving()
+        self._written()
         give_up(self)

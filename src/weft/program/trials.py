@@ -39,7 +39,7 @@ from weft.program.planning.variants import Planned, Variant
 from weft.program.setting import Setting
 from weft.runtime.compiled.choice import Kernels
 from weft.runtime.measured.stopwatch import finish
-from weft.runtime.memory.allocator import give_back
+from weft.runtime.memory.heap import give_back
 from weft.runtime.memory.state import Variables
 from weft.runtime.world.world import World
 from weft.strategy.strategy import Strategy

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from math import inf, isinf
+from pathlib import Path
 from typing import Literal, TypeAlias, final
 
 import torch
@@ -27,17 +28,14 @@ from weft.runtime.compiled.cache import cache_folder
 from weft.runtime.compiled.inductor import missing_compiler
 from weft.runtime.devices.graphs import VARIABLE as CUDA_GRAPHS
 from weft.runtime.devices.graphs import graph_mode
-from weft.runtime.memory.allocator import VARIABLE as MALLOC
-from weft.runtime.memory.allocator import is_free_to_choose
+from weft.runtime.memory.heap import VARIABLE as MALLOC
+from weft.runtime.memory.heap import is_free_to_choose
 from weft.runtime.world.distributed import TRANSPORT, shares_memory
-from weft.runtime.world.in_place.line import LINE
-from weft.runtime.world.snapshot_folder import MEMORY
 from weft.runtime.world.variables import (
     LAUNCHER,
     MEETING,
     RESTART,
     SECRET,
-    SNAPSHOTS,
     STORE,
     TIMEOUT,
     given_secret,
@@ -51,19 +49,17 @@ State: TypeAlias = Literal["ok", "note", "bad"]
 PYTHON, TORCH = (3, 10), (2, 11)
 # Bytes of the memory file system, and open files, below which they may run out.
 SHARED, FILES = 1 << 28, 1024
+# A file system of Linux that lies in memory.
+MEMORY = Path("/dev/shm")
 # What weft reads of the environment, and what `weft run` tells its ranks.
 _VARIABLES = frozenset(
     {
-        *(FOLDER, CUDA_GRAPHS, DEBUG, MALLOC, PLAN_COSTS, SECRET, SNAPSHOTS, TIMEOUT, TRANSPORT),
-        *(LAUNCHER, MEETING, RESTART, STORE, LINE, "WEFT_FAILURE_NOTES", "WEFT_RANK_PROCESS"),
+        *(FOLDER, CUDA_GRAPHS, DEBUG, MALLOC, PLAN_COSTS, SECRET, TIMEOUT, TRANSPORT),
+        *(LAUNCHER, MEETING, RESTART, STORE, "WEFT_FAILURE_NOTES", "WEFT_RANK_PROCESS"),
     }
 )
 # Packages that some things need, and which.
-OPTIONAL = {
-    "transformers": "its models",
-    "tensorboard": "weft.logs.TensorBoard",
-    "wandb": "weft.logs.WeightsAndBiases",
-}
+OPTIONAL = {"transformers": "its models"}
 
 
 @final
@@ -153,10 +149,10 @@ def _shared_memory() -> Checkup:
 
 
 def _memory_files() -> Checkup:
-    """The file system in memory: snapshots lie there, and what workers of loaders hand over."""
-    about, uses = str(MEMORY), "for snapshots in memory and workers of loaders"
+    """The file system in memory, in which workers of loaders hand over what they load."""
+    about, uses = str(MEMORY), "for workers of loaders"
     if not MEMORY.is_dir():
-        return Checkup(about, f"not there, {uses}", "note", f"for snapshots, set {SNAPSHOTS}")
+        return Checkup(about, f"not there, {uses}", "note")
     if not os.access(MEMORY, os.W_OK):
         return Checkup(
             about, f"cannot be written, {uses}", "note", f"chmod 1777 {MEMORY} (as root)"

@@ -91,15 +91,6 @@ def mesh_of(placement: Placement, family: frozenset[Placement] = frozenset()) ->
     return _meshes[key]
 
 
-def forget_world(world: World) -> None:
-    """Close the channels of a world that has ended, and forget its meshes: a new one opens its own."""
-    for channel in _channels.pop(world, {}).values():
-        if channel is not None:
-            channel.close()
-    for key in [key for key in _meshes if key[0] is world]:
-        del _meshes[key]
-
-
 def _job(world: World) -> World | None:
     return None if isinstance(world, LocalWorld) else world
 

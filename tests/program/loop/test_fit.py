@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import faulthandler
 import json
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,49 +101,6 @@ def test_it_goes_on_after_it_was_ended(cut: int, tmp_path: Path) -> None:
     assert [int(each.name[5:]) for each in kept.all()] == (
         [7, 8, 12] if cut == 7 else [4, 8, 12] if cut == 3 else [5, 8, 12]
     )
-
-
-@pytest.mark.one_process("rank 0 alone logs, and fails")
-@pytest.mark.parametrize(
-    ("every", "again"), [pytest.param(1, [8], marks=pytest.mark.thorough), (3, [7, 8])]
-)
-def test_it_goes_on_from_memory_after_a_failure(
-    every: int, again: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With at most so many steps made again as lie between two snapshots."""
-    host = tmp_path / "host"
-    host.mkdir(mode=0o700)
-    monkeypatch.setenv("WEFT_SNAPSHOTS", str(host))
-    found: list[tuple[int, float]] = []
-    kept = weft.Checkpoints(tmp_path / "run", every=100, memory_every=every)
-
-    def failing(step: int, figures: weft.logs.Figures) -> None:
-        found.append((step, figures["loss"]))
-        if step == len(found) == 8:
-            raise ZeroDivisionError
-
-    for ranks in (2, 3):
-        with compiled(ranks) as (program, optimizer):
-            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
-            run = partial(
-                weft.fit,
-                *(program, loader(program)),
-                steps=12,
-                checkpoint=kept,
-                schedulers=[schedule],
-                log=[failing],
-                log_every=1,
-            )
-            if ranks == 2:
-                with pytest.raises(ZeroDivisionError):
-                    run()
-            else:
-                run()
-    expected = dict(enumerate(plainly(12), 1))
-    assert all(loss == pytest.approx(expected[step], rel=1e-12) for step, loss in found)
-    steps = [step for step, _ in found]
-    assert sorted(steps)[-1] == 12
-    assert [step for step in set(steps) if steps.count(step) > 1] == again
 
 
 def test_the_checkpoint_of_the_least_figure_stays(tmp_path: Path) -> None:
@@ -251,25 +206,6 @@ def test_there_is_an_evaluation_at_the_end(arguments: dict[str, Any], steps: lis
     assert ended.figures["accuracy"] == steps[-1]
 
 
-def test_figures_that_come_later_get_columns(tmp_path: Path) -> None:
-    for epochs in (1, 2):
-        with compiled() as (program, _):
-            for _ in range(5 * (epochs - 1)):
-                program.step(example(SIZE))
-            weft.fit(
-                *(program, loader(program)),
-                epochs=1,
-                evaluate=lambda: {"accuracy": 0.5},
-                log=[weft.logs.Csv(tmp_path / "run.csv")],
-                log_every=2,
-            )
-    with (tmp_path / "run.csv").open() as opened:
-        rows = [(row["step"], bool(row["loss"]), row["accuracy"]) for row in csv.DictReader(opened)]
-    assert rows[:3] == [("2", True, ""), ("4", True, ""), ("5", False, "0.5")]
-    assert rows[-1] == ("10", True, "0.5")
-    assert [step for step, *_ in rows] == ["2", "4", "5", "6", "8", "10"]
-
-
 def test_what_is_due_between_updates_is_done_after_them(tmp_path: Path) -> None:
     found: dict[int, float] = {}
     kept = weft.Checkpoints(tmp_path / "run", every=4, keep=9)
@@ -301,7 +237,7 @@ def test_what_is_no_number_is_null_in_lines(tmp_path: Path) -> None:
 
 
 def test_extras_and_logs_go_on_in_another_loop(tmp_path: Path) -> None:
-    log, kept = weft.logs.Csv(tmp_path / "run.csv"), weft.Checkpoints(tmp_path / "run", every=2)
+    log, kept = weft.logs.JsonLines(tmp_path / "log"), weft.Checkpoints(tmp_path / "run", every=2)
     for steps in (2, 4):
         with compiled() as (program, _):
             weft.fit(
@@ -312,7 +248,7 @@ def test_extras_and_logs_go_on_in_another_loop(tmp_path: Path) -> None:
                 log=[log],
                 log_every=1,
             )
-    assert len((tmp_path / "run.csv").read_text().splitlines()) == 5
+    assert len((tmp_path / "log").read_text().splitlines()) == 4
 
 
 def test_an_evaluation_that_gives_no_numbers_is_told() -> None:
@@ -432,22 +368,16 @@ def test_only_ctrl_c_hurries_a_loop_that_ends(first: signal.Signals, tmp_path: P
         weft.fit(program, loader(program), steps=50, log=[end], log_every=1)
 
 
-def test_logs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    lines, rows = tmp_path / "a" / "run.jsonl", tmp_path / "run.csv"
-    caplog.set_level("INFO", "weft")
+def test_logs(tmp_path: Path) -> None:
+    lines, told = tmp_path / "a" / "run.jsonl", dict[int, float]()
     for steps in (2, 4):
         with compiled() as (program, _):
             program.step(example(SIZE))
-            logs = [weft.logs.JsonLines(lines), weft.logs.Csv(rows), weft.logs.Logging()]
+            logs = [weft.logs.JsonLines(lines), seen(told)]
             weft.fit(program, loader(program), steps=steps, log=logs, log_every=1)
     found = [json.loads(line) for line in lines.read_text().splitlines()]
-    assert [each["step"] for each in found] == [2, 3, 4]
-    with rows.open() as opened:
-        table = list(csv.DictReader(opened))
-    assert [(int(x["step"]), float(x["loss"])) for x in table] == [
-        (each["step"], each["loss"]) for each in found
-    ]
-    assert "step 4: loss " in caplog.text
+    assert {each["step"]: each["loss"] for each in found} == told
+    assert list(told) == [2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -489,28 +419,6 @@ def test_epochs_of_any_loader_are_counted_over_runs(
     assert found == [batches * epochs for epochs in (1, 2, 2, 3)]
 
 
-def test_epochs_of_any_loader_are_counted_in_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "host").mkdir(mode=0o700)
-    monkeypatch.setenv("WEFT_SNAPSHOTS", str(tmp_path / "host"))
-    kept, steps = weft.Checkpoints(tmp_path / "run", every=100, memory_every=1), []
-
-    def evaluate() -> dict[str, float]:
-        steps.append(program.steps)
-        if len(steps) == 2:
-            raise OSError("as if it were lost here")
-        return {}
-
-    with compiled() as (program, _), pytest.raises(OSError, match="as if"):
-        weft.fit(program, [example(SIZE)] * 2, epochs=3, evaluate=evaluate, checkpoint=kept)
-    assert kept.all() == []
-    with compiled() as (program, _):
-        batches = [example(SIZE)] * 2
-        ended = weft.fit(program, batches, epochs=2, evaluate=evaluate, checkpoint=kept)
-    assert (steps, ended.steps) == ([2, 4, 4], 4)
-
-
 def test_a_folder_that_cannot_be_written_is_told_before_the_first_step(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     kept = weft.Checkpoints(tmp_path / "file" / "run")
@@ -522,12 +430,9 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_first_step(tmp_path:
     assert [path.name for path in (tmp_path / "run").glob("step-*")] == ["step-00000001"]
 
 
-@pytest.mark.parametrize("kind", ["JsonLines", "Csv", "Prometheus"])
-def test_a_log_that_cannot_be_written_is_told_before_the_first_step(
-    kind: str, tmp_path: Path
-) -> None:
+def test_a_log_that_cannot_be_written_is_told_before_the_first_step(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    good, bad = (getattr(weft.logs, kind)(tmp_path / name / "log") for name in ("a", "file"))
+    good, bad = (weft.logs.JsonLines(tmp_path / name / "log") for name in ("a", "file"))
     with compiled() as (program, _):
         with pytest.raises(UserError, match="cannot write the log .*(Not a directory|File exists)"):
             weft.fit(program, loader(program), steps=2, log=[good, bad])

@@ -89,7 +89,6 @@ def saved(rank: int, size: int, folder: Path) -> list[Any]:
     of_one = {"of the first": 3} if rank == 0 else {"of the second": torch.tensor([4])}
     program.save(folder / "saved", {**alike, **own, **of_one})
     program.save(folder / "beside", {**alike, **own, **of_one}, wait=False)
-    os.environ["WEFT_SNAPSHOTS"] = str(folder)
     checkpoints = weft.Checkpoints(folder / "kept")
     checkpoints.save(program, {**alike, **own, **of_one}, score=2.0 + rank)
     model.calls = 5
@@ -98,7 +97,6 @@ def saved(rank: int, size: int, folder: Path) -> list[Any]:
     state = optimizer.state[model.inner.weight]
     state["kept"] = rank
     refused = [told(lambda: program.save(folder / "refused"))]
-    refused += [told(lambda: program.save_in_memory(folder))]
     state["kept"] = 1
     optimizer.param_groups[0]["lr"] = 0.1 + rank
     refused += [told(lambda: program.save(folder / "refused"))]

@@ -29,7 +29,7 @@ LAYOUTS = {
 def fail(program: weft.Program, folder: str, rank: int, beside: bool) -> str:
     """Save where one process cannot write; the error that this one is told."""
     if rank == 1:
-        module: Any = import_module("weft.program.saving.writing")
+        module: Any = import_module("weft.program.saving.save")
 
         def full(*_: object) -> None:
             raise weft.errors.UserError("cannot write shard: No space left on device")

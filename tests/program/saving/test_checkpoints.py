@@ -14,7 +14,7 @@ import torch
 import weft
 from program.saving.nets import Case, assert_same, batch_of, compiled, everything
 from weft.errors import UserError
-from weft.program.saving import writing
+from weft.program.saving import save as writing
 
 pytestmark = pytest.mark.one_process_outside("one process reads and breaks what all have saved")
 

@@ -54,8 +54,7 @@ def compiled() -> weft.Program:
     )
 
 
-def test_a_folder_is_of_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["weft.program.saving.claims"], "PATIENCE", 0.1)
+def test_a_folder_is_of_one_job(tmp_path: Path) -> None:
     kept = weft.Checkpoints(tmp_path)
     with other(tmp_path) as found, closing(compiled()) as program:
         assert found == "free"

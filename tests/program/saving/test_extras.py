@@ -80,25 +80,6 @@ def test_without_an_object_that_has_it_it_is_whole(tmp_path: Path) -> None:
     torch.testing.assert_close(dict(found), saved, rtol=0, atol=0)
 
 
-def test_it_stands_in_snapshots_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    host = tmp_path / "host"
-    host.mkdir(mode=0o700)
-    monkeypatch.setenv("WEFT_SNAPSHOTS", str(host))
-    kept = weft.Checkpoints(tmp_path / "run", every=100, memory_every=1)
-    with compiled(SHARDED) as (program, _):
-        average = averaged(program._setting.model)
-        for _ in range(3):
-            trained(program, average)
-            kept.save_when_due(program, {"average": average})
-        program.wait_for_memory()
-        saved = values(average)
-    with compiled(Case(WHOLE.grid, seed=9)) as (program, _):
-        average = averaged(program._setting.model)
-        kept.load_newest(program, {"average": average})
-        assert program.steps == 6
-        torch.testing.assert_close(values(average), saved, rtol=0, atol=0)
-
-
 def test_names_with_dots_stay_apart(tmp_path: Path) -> None:
     with compiled(SHARDED) as (program, _):
         place = program.placement

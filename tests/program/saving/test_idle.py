@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -88,25 +87,20 @@ def trained(
     model = Heads().to(dtype)
     change(model, 0)
     optimizer = make(model.parameters())
-    kept = weft.Checkpoints(path, every=100, memory_every=1)
     with weft.local_world(ranks):
         program = weft.compile(
             *(model, loss_fn, optimizer, batch_of(0, dtype)),
             placement=weft.placement("cpu", list(range(ranks))),
             strategy=weft.Strategy(batch={"*": weft.split(0)}, **entries),
         )
-        if goes_on and "WEFT_SNAPSHOTS" in os.environ:
-            kept.load_newest(program)
-        elif goes_on:
+        if goes_on:
             again = path / "again"
             program.load(again if again.exists() else path / "saved")
         assert program.steps == (CUT if goes_on else 0)
         for step in range(program.steps, STEPS):
             change(model, step)
             program.step(batch_of(step, dtype))
-            if step == CUT - 1 and "WEFT_SNAPSHOTS" in os.environ:
-                kept.save_when_due(program)
-            elif step == CUT - 1:
+            if step == CUT - 1:
                 program.save(path / "saved")
         found = everything(program)
         found |= {f"master.{n}": x for n, x in program.full_state_dict(masters=True).items()}
@@ -119,16 +113,16 @@ WIDE, NARROW = (2, {"zero": weft.Zero(3)}), (3, {"zero": weft.Zero(1)})
 
 
 @pytest.mark.parametrize(
-    ("change", "make", "before", "after", "memory"),
+    ("change", "make", "before", "after"),
     [
-        (in_turns, torch.optim.AdamW, WIDE, NARROW, False),
-        pytest.param(in_turns, torch.optim.AdamW, NARROW, WIDE, True, marks=THOROUGH),
-        (thawed, torch.optim.Adam, (1, {}), WIDE, True),
-        pytest.param(thawed, torch.optim.Adam, NARROW, (1, {}), False, marks=THOROUGH),
-        (frozen_for_a_while, torch.optim.RAdam, WIDE, (1, {}), False),
-        pytest.param(frozen_for_a_while, torch.optim.RAdam, (1, {}), WIDE, True, marks=THOROUGH),
-        pytest.param(in_turns, Dotted, (2, {}), (2, {}), False, marks=THOROUGH),
-        (in_turns, Dotted, (1, {}), (2, {}), True),
+        (in_turns, torch.optim.AdamW, WIDE, NARROW),
+        pytest.param(in_turns, torch.optim.AdamW, NARROW, WIDE, marks=THOROUGH),
+        (thawed, torch.optim.Adam, (1, {}), WIDE),
+        pytest.param(thawed, torch.optim.Adam, NARROW, (1, {}), marks=THOROUGH),
+        (frozen_for_a_while, torch.optim.RAdam, WIDE, (1, {})),
+        pytest.param(frozen_for_a_while, torch.optim.RAdam, (1, {}), WIDE, marks=THOROUGH),
+        pytest.param(in_turns, Dotted, (2, {}), (2, {}), marks=THOROUGH),
+        (in_turns, Dotted, (1, {}), (2, {})),
     ],
 )
 def test_states_are_there_when_their_parameter_is_trained_again(
@@ -136,16 +130,10 @@ def test_states_are_there_when_their_parameter_is_trained_again(
     make: Any,
     before: tuple[int, dict[str, Any]],
     after: tuple[int, dict[str, Any]],
-    memory: bool,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if memory:
-        (tmp_path / "host").mkdir(mode=0o700)
-        monkeypatch.setenv("WEFT_SNAPSHOTS", str(tmp_path / "host"))
     whole = trained(change, make, *before, tmp_path / "run", goes_on=False)
-    if not memory:
-        _saved_again(change, make, tmp_path / "run")
+    _saved_again(change, make, tmp_path / "run")
     found = trained(change, make, *after, tmp_path / "run", goes_on=True)
     assert found.keys() == whole.keys()
     for name, value in whole.items():

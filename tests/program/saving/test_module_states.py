@@ -43,24 +43,17 @@ def program_of(model: nn.Module) -> weft.Program:
     return weft.compile(model, loss_fn, optimizer, torch.ones(4, 3), placement=place)
 
 
-@pytest.mark.parametrize("memory", [False, True])
-def test_it_comes_back(memory: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "host").mkdir(mode=0o700)
-    monkeypatch.setenv("WEFT_SNAPSHOTS", str(tmp_path / "host"))
+def test_it_comes_back(tmp_path: Path) -> None:
     model = nn.Sequential(Counting({"calls": 3}), nn.Linear(2, 3), Counting(torch.arange(4)))
     with weft.local_world(2):
         program = program_of(model)
         program.step(torch.ones(4, 3))
-        if memory:
-            program.save_in_memory(tmp_path / "run", {"mine": 1})
-        else:
-            program.save(tmp_path / "run", {"mine": 1})
+        program.save(tmp_path / "run", {"mine": 1})
         program.close()
         other = nn.Sequential(Counting(None), nn.Linear(2, 3), Counting(None))
         program = program_of(other)
         assert set(program.full_state_dict()) == {n for n, _ in model.named_parameters()}
-        place = tmp_path / "run"
-        found = program.load_from_memory(place, 1) if memory else program.load(place)
+        found = program.load(tmp_path / "run")
         program.close()
     assert found == {"mine": 1}
     assert other[0].kept == {"calls": 3}

@@ -17,9 +17,9 @@ from program.saving.nets import Case, assert_same, batch_of, compiled, everythin
 from single_device import processes
 from weft.errors import UserError
 from weft.program.saving.files import checksum, summing
-from weft.program.saving.writing import WriteJob, Writing
+from weft.program.saving.save import WriteJob, Writing
 
-writing: Any = import_module("weft.program.saving.writing")
+writing: Any = import_module("weft.program.saving.save")
 
 CASE = Case((2,), {"zero": weft.Zero(1)})
 
@@ -139,7 +139,7 @@ import concurrent.futures.thread as pool
 import sys
 import torch
 import weft
-from weft.program.saving import writing
+from weft.program.saving import save as writing
 
 own = writing.write_file
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 from weft.runtime.world import launch as module
-from weft.runtime.world import processes
 from weft.runtime.world.interrupts import Interrupts
 from weft.runtime.world.launch import Elsewhere, Ending, Exit, Fleet, launch
 
@@ -72,7 +71,7 @@ def test_a_rank_that_ends_within_the_grace_was_not_asked() -> None:
 @pytest.mark.parametrize("how", ["signal.signal(signal.SIGTERM, signal.SIG_IGN)\n", ""])
 def test_no_process_outlasts_a_failure(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither one that does not obey nor one that is stopped."""
-    monkeypatch.setattr(processes, "SHUTDOWN_SECONDS", 0.5)
+    monkeypatch.setattr(module, "SHUTDOWN_SECONDS", 0.5)
     stop = "" if how else "os.kill(os.getpid(), signal.SIGSTOP)\n"
     started = time.monotonic()
     ending = ran(f"{how}if rank == '0': os._exit(3)\n{stop}{WAIT}")
@@ -218,7 +217,7 @@ def test_an_interrupt_while_processes_start_leaves_none(monkeypatch: pytest.Monk
         signal.raise_signal(signal.SIGINT)
         return found[-1]
 
-    monkeypatch.setattr("weft.runtime.world.processes.subprocess.Popen", start)
+    monkeypatch.setattr("weft.runtime.world.launch.subprocess.Popen", start)
     with Interrupts() as interrupts, pytest.raises(KeyboardInterrupt):
         ran(WAIT, interrupts=interrupts)
     assert [process.returncode for process in found] == [-15, -15]
@@ -227,14 +226,14 @@ def test_an_interrupt_while_processes_start_leaves_none(monkeypatch: pytest.Monk
 def test_an_interrupt_while_processes_end_keeps_the_cause_and_kills_them_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    send = processes._send
+    send = module._send
 
     def interrupted(group: int, number: int) -> None:
         send(group, number)
         signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(processes, "SHUTDOWN_SECONDS", 0.5)
-    monkeypatch.setattr(processes, "_send", interrupted)
+    monkeypatch.setattr(module, "SHUTDOWN_SECONDS", 0.5)
+    monkeypatch.setattr(module, "_send", interrupted)
     stubborn = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     with Interrupts() as interrupts:
         ending = ran(f"{stubborn}if rank == '0': os._exit(3)\n{WAIT}", interrupts=interrupts)
@@ -249,13 +248,13 @@ def test_an_interrupt_while_processes_end_keeps_the_cause_and_kills_them_all(
 def test_no_number_is_free_before_its_group_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else another process could have it by then, and be killed."""
     taken: list[bool] = []
-    send = processes._send
+    send = module._send
 
     def looked(group: int, number: int) -> None:
         taken.append(Path(f"/proc/{group}").exists())
         send(group, number)
 
-    monkeypatch.setattr(processes, "_send", looked)
+    monkeypatch.setattr(module, "_send", looked)
     ending = ran("os._exit(3)\n")
     assert taken == [True] * 2
     assert not any(Path(f"/proc/{end.pid}").exists() for end in ending.exits)

@@ -10,7 +10,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from weft.errors import UserError
 from weft.runtime.failures.board import FailureBoard, failure_key
-from weft.runtime.world.signed import SignedStore, signed
+from weft.runtime.world.meeting import SignedStore, signed
 from weft.runtime.world.variables import SECRET
 
 OWN = b"of this run only, and long enough"

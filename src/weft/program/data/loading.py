@@ -21,7 +21,6 @@ from weft.program.data.loading_plan import COPIES, LOAD
 from weft.runtime.executor.queue_work import ActError
 from weft.runtime.executor.queues import Control, Queue, Stop
 from weft.runtime.executor.work import Work
-from weft.runtime.memory.threads import HeapThread
 from weft.runtime.recording import Span
 from weft.units import Seconds
 
@@ -142,7 +141,7 @@ class _Loading:
         """Start the threads, which begin to load."""
         for queue in self._others:
             name = f"weft {queue.name}"
-            thread = HeapThread(target=self._serve, args=(queue,), name=name, daemon=True)
+            thread = threading.Thread(target=self._serve, args=(queue,), name=name, daemon=True)
             thread.start()
             self._threads.append(thread)
             queue.post(Begin(0))

@@ -115,11 +115,6 @@ def reads(program: Any, constants: Callable[[], Iterable[Tensor]]) -> None:
     _constants[program] = constants
 
 
-def open_programs() -> list[Any]:
-    """The programs of this process that nobody has closed."""
-    return list(_constants)
-
-
 def check_unread(key: str, own: Tensor) -> None:
     """Raise UserError when an open program reads a tensor as a constant of its step."""
     if any(own is each for constants in list(_constants.values()) for each in constants()):

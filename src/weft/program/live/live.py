@@ -106,12 +106,6 @@ def _agree(
 
     def check() -> None:
         check_initial_values(model, device, later)
-        for key, tensor in global_variables(model).items():
-            if tensor.spec.mesh.world.ended:
-                raise UserError(
-                    f"{key} lies on ranks of which some were lost, as weft.elastic goes on without them; make the "
-                    "model in the function that weft.elastic is given"
-                )
         for key, tensor in named_variables(model).items():
             plain = not isinstance(tensor, GlobalTensor)
             if plain and not (alone and _stays(tensor, device)):

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
 
-from weft.errors import UserError
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from weft.errors import UserError, shown
 from weft.program.agreement import agreed
 from weft.program.data.loader import Loader
-from weft.program.loop.arguments import check_functions, check_kinds, check_numbers
 from weft.program.loop.bar import Bar, Means
 from weft.program.loop.logs import Figures, Log, begin_logs, end_log, log_of
 from weft.program.loop.stopping import Stopping
@@ -88,12 +89,12 @@ def fit(
         evaluate: gives figures, as of a program that `Program.evaluation` makes.
         evaluate_every: steps between evaluations; by default there is one after each epoch. There is one at the end,
             too, unless a signal ends the loop.
-        checkpoint: writes checkpoints when they are due, and at the end; takes snapshots in memory when these are.
+        checkpoint: writes checkpoints when they are due, and at the end.
         extra: more that checkpoints keep, as `Program.save` takes it; what has `load_state_dict` goes on, too.
         schedulers: of learning rates, stepped after each update. One that steps by a figure, as `ReduceLROnPlateau`
             does, is the user's to step, in `evaluate`.
         accumulate: batches whose gradients one update adds up; their mean is the user's to take in the loss.
-        log: where the first process writes figures, as `weft.logs.Csv(path)` or a function of step and figures.
+        log: where the first process writes figures, as `weft.logs.JsonLines(path)` or a function of step and figures.
         log_every: steps between figures: the loss is the mean over the batches since the last ones, and is waited for
             then alone.
         stop: of step and figures, when there are new ones: True ends the loop. The first process asks it.
@@ -102,9 +103,9 @@ def fit(
     Raises:
         UserError: an argument cannot be; or nothing can be written at `checkpoint`, or to a log.
     """
-    check_numbers(steps, epochs, accumulate, log_every, evaluate_every)
-    check_kinds(program, loader, checkpoint, extra, schedulers, log)
-    check_functions(evaluate=evaluate, stop=stop)
+    _check_numbers(steps, epochs, accumulate, log_every, evaluate_every)
+    _check_kinds(program, loader, checkpoint, extra, schedulers, log)
+    _check_functions(evaluate=evaluate, stop=stop)
     if isinstance(loader, Loader):
         check_names(extra, (LOADER,), "weft.fit: the place of the loader stands")
     if checkpoint is not None:
@@ -265,12 +266,9 @@ class _Loop:
     extra: dict[str, Any]
     saved: int = 0
     scored: int = -1
-    # The step of the last snapshot in memory.
-    remembered: int = 0
-    # Epochs of a loader that does not count them itself: made, in the last checkpoint, and in the last snapshot.
+    # Epochs of a loader that does not count them itself: made, and in the last checkpoint.
     made: int = 0
     counted: int = 0
-    known: int = 0
     means: Means = field(default_factory=Means)
     # Names of all figures so far, and how many checkpoints have none that is the score.
     seen: set[str] = field(default_factory=set)
@@ -310,8 +308,8 @@ class _Loop:
             # An extra without load_state_dict is saved alone.
             kept = {n: x for n, x in self._kept().items() if hasattr(x, "load_state_dict")}
             found = self.checkpoint.load_newest(self.program, kept) or {}
-            self.made = self.counted = self.known = int(found.get(EPOCHS, 0))
-        self.saved = self.remembered = self.program.steps
+            self.made = self.counted = int(found.get(EPOCHS, 0))
+        self.saved = self.program.steps
 
     def save(self, figures: Figures, ends: bool) -> None:
         """Write a checkpoint where it is due, or the loop ends."""
@@ -324,8 +322,6 @@ class _Loop:
         new = (score is not None and self.scored != step) or self.counted != self.made
         again = new and step == self.saved
         due = step != self.saved and (ends or _passed(self.saved, step, kept.every))
-        if (step != self.remembered or self.known != self.made) and not ends:
-            self._remember(kept, due or again)
         if due or again:
             kept.save(self.program, self._kept(), score)
             self.saved, self.counted = step, self.made
@@ -344,15 +340,6 @@ class _Loop:
                 ", ".join(sorted(self.seen)) or "none",
             )
 
-    def _remember(self, kept: Checkpoints, saved: bool) -> None:
-        """Take a snapshot where it is due; at most one after a step, and one after its epoch."""
-        step, every = self.program.steps, kept.memory_every
-        again = step == self.remembered and self.known != self.made
-        due = every is not None and (again or _passed(self.remembered, step, every))
-        kept.save_in_memory_when(self.program, self._kept(), due=due, saved=saved)
-        if due:
-            self.remembered, self.known = step, self.made
-
     def _kept(self) -> dict[str, Any]:
         names = _scheduler_names(self.schedulers)
         own: dict[str, Any] = dict(zip(names, self.schedulers, strict=True))
@@ -370,3 +357,73 @@ def _scheduler_names(schedulers: Sequence[Any]) -> list[str]:
 def _passed(before: int, now: int, every: int) -> bool:
     """True where a multiple lies behind one number of steps, up to another."""
     return now // every > before // every
+
+
+def _check_numbers(
+    steps: int | None, epochs: int | None, accumulate: int, log_every: int, every: int | None
+) -> None:
+    """See that counts are counts, and that something ends the loop.
+
+    Raises:
+        UserError: one is none, or nothing ends it.
+    """
+    if steps is None and epochs is None:
+        raise UserError("weft.fit: give steps or epochs, so that it ends")
+    named = {"steps": steps, "epochs": epochs, "evaluate_every": every}
+    given = {name: value for name, value in named.items() if value is not None}
+    for name, value in {**given, "accumulate": accumulate, "log_every": log_every}.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UserError(f"weft.fit: {name} takes a number from 1, found {shown(value)}")
+
+
+def _check_kinds(
+    program: object,
+    loader: object,
+    checkpoint: object,
+    extra: object,
+    schedulers: object,
+    log: object,
+) -> None:
+    """See that each is of its kind; logs themselves are checked where they are made.
+
+    Raises:
+        UserError: one is not.
+    """
+    if not isinstance(program, Program):
+        raise UserError(
+            f"weft.fit: takes the program that weft.compile gives first, found {shown(program)}"
+        )
+    if not isinstance(loader, Iterable):
+        raise UserError(
+            f"weft.fit: takes batches that can be looped over, such as a weft.Loader, found {shown(loader)}"
+        )
+    if checkpoint is not None and not isinstance(checkpoint, Checkpoints):
+        raise UserError(
+            f"weft.fit: checkpoint takes a weft.Checkpoints(folder), found {shown(checkpoint)}"
+        )
+    if extra is not None and not isinstance(extra, Mapping):
+        raise UserError(
+            f"weft.fit: extra takes a dict of what is to be saved by name, found {shown(extra)}"
+        )
+    for name, given in (("schedulers", schedulers), ("log", log)):
+        if not isinstance(given, Sequence) or isinstance(given, str):
+            raise UserError(
+                f"weft.fit: {name} takes a list, also of a single one, found {shown(given)}"
+            )
+    for each in schedulers if isinstance(schedulers, Sequence) else ():
+        if isinstance(each, ReduceLROnPlateau) or not hasattr(each, "step"):
+            raise UserError(
+                f"weft.fit: schedulers takes what steps after an update, found {type(each).__name__}; step one that "
+                "follows a figure in evaluate, and give it as extra, so that checkpoints keep it"
+            )
+
+
+def _check_functions(**given: object) -> None:
+    """See that what is given by these names can be called.
+
+    Raises:
+        UserError: one cannot.
+    """
+    for name, value in given.items():
+        if value is not None and not callable(value):
+            raise UserError(f"weft.fit: {name} takes a function, found {shown(value)}")

@@ -1,24 +1,22 @@
-"""Places for the figures of a loop: files, Python's logging, TensorBoard, Weights & Biases, Prometheus, functions."""
+"""Places for the figures of a loop: a file of JSON lines, functions, and whatever else takes them."""
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from os import SEEK_END
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, final, runtime_checkable
+from typing import Any, Protocol, TextIO, TypeAlias, final, runtime_checkable
 
-from weft.errors import UserError
-from weft.program.loop import log_files
-from weft.program.loop.boards import TensorBoard as TensorBoard
-from weft.program.loop.boards import WeightsAndBiases as WeightsAndBiases
-from weft.program.loop.log_files import Row, columns_of, lines_of, rows_of
-from weft.program.loop.prometheus import Prometheus as Prometheus
+from weft.errors import UNREADABLE, UserError, shown
+from weft.whole_files import cannot_write, write_in_folder
 
 Figures: TypeAlias = Mapping[str, float]
+# The name under which a line has its step.
+STEP = "step"
+_log = logging.getLogger("weft")
 
 
 @runtime_checkable
@@ -48,7 +46,13 @@ class JsonLines:
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._file = log_files.LogFile(path)
+        if not isinstance(path, str | Path) or not str(path):
+            raise UserError(f"weft.logs: a log takes the path of a file, found {shown(path)}")
+        self._path = Path(path)
+        self._file: TextIO | None = None
+        # The last line, and the byte at which it begins.
+        self._last: Mapping[str, Any] = {}
+        self._at = 0
 
     def begin(self, step: int) -> None:
         """Open the file.
@@ -56,7 +60,27 @@ class JsonLines:
         Raises:
             UserError: it cannot be read or written.
         """
-        self._file.begin(step, [], lines_of(self._file.path))
+        self.close()
+        content = self._content()
+        # A run that was killed may have left half a line.
+        lines = [(_row(line), f"{line}\n") for line in content.splitlines()]
+        kept = [(row, line) for row, line in lines if _step_of(row) <= step]
+        gone = len(lines) - len(kept)
+        if gone:
+            _log.warning("%s: lines of steps after %d are dropped (%d)", self._path, step, gone)
+        text = "".join(line for _, line in kept)
+        if text != content:
+            write_in_folder(self._path, text, "the log")
+        self._last, last = kept[-1] if kept else ({}, "")
+        self._at = len(text.encode()) - len(last.encode())
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a", newline="", encoding="utf-8")
+        except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+            why = getattr(error, "strerror", None) or error
+            raise UserError(
+                f"cannot write the log {self._path}: {why}; give a path that can be written"
+            ) from None
 
     def write(self, step: int, figures: Figures) -> None:
         """Write a line; figures of the step before join its line.
@@ -64,103 +88,57 @@ class JsonLines:
         Raises:
             UserError: the file cannot be written, or a figure is called "step".
         """
+        if STEP in figures:
+            raise UserError(
+                f"a log has its steps under the name {STEP!r}, and so has a figure; give the figure another name"
+            )
+        if self._file is None:
+            self.begin(step)
+        assert self._file is not None
+        before = self._last if _step_of(self._last) == step else {}
         plain = {name: x if math.isfinite(x) else None for name, x in figures.items()}
-        row = self._file.row(step, plain)
-        self._file.write(row, json.dumps(row) + "\n")
+        row = {**before, STEP: step, **plain}
+        try:
+            seekable = self._file.seekable()  # which a pipe is not
+            at = self._file.seek(0, SEEK_END) if seekable else 0
+            if before and seekable:
+                at = self._file.truncate(self._at)
+            self._file.write(json.dumps(row) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise UserError(cannot_write(self._path, "the log", error)) from None
+        self._last, self._at = row, at
 
     def close(self) -> None:
         """Close the file; the next line opens it again."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+        self._file = None
 
-
-@final
-class Csv:
-    """A file with a row for each step that is logged; one that is there goes on.
-
-    A figure that comes later than the first row, as of an evaluation, gets a column of its own; the file is written
-    anew then. Rows of steps after the one that a loop goes on from, which are made anew, go.
-
-    Args:
-        path: of the file.
-    """
-
-    def __init__(self, path: str | Path) -> None:
-        self._file = log_files.LogFile(path)
-        self._columns: list[str] | None = None
-
-    def begin(self, step: int) -> None:
-        """Open the file.
-
-        Raises:
-            UserError: it cannot be read or written, or is another table than a log.
-        """
-        self._columns = columns_of(self._file.path)
-        self._file.begin(step, *self._lines())
-
-    def write(self, step: int, figures: Figures) -> None:
-        """Write a row; figures of the step before join its row.
-
-        Raises:
-            UserError: the file cannot be written, is another table than a log, or a figure is called "step".
-        """
-        row = self._file.row(step, figures)
-        if self._columns is None:
-            self._columns = columns_of(self._file.path)
-        more = [name for name in row if name not in self._columns]
-        if more:
-            self._widen(more)
-        self._file.write(row, self._line(row))
-
-    def close(self) -> None:
-        """Close the file; the next row opens it again."""
-        self._file.close()
-        self._columns = None
-
-    def _widen(self, more: list[str]) -> None:
-        """Write the file anew, with more columns."""
-        known = self._columns or []
-        rows = rows_of(self._file.path) if known else []
-        self._columns = [*known, *more]
+    def _content(self) -> str:
+        """The text of the file; "" where there is none, or a pipe."""
         try:
-            head, lines = self._lines(rows)
-            self._file.replace([*head, *(line for _, line in lines)], rows[-1] if rows else {})
-        except UserError:
-            self._columns = known
-            raise
-
-    def _lines(
-        self, rows: Sequence[Mapping[str, Any]] | None = None
-    ) -> tuple[list[str], list[Row]]:
-        """The header of the file, and rows of it with their lines; by default those that are there."""
-        if not self._columns:
-            return [], []
-        every = rows_of(self._file.path) if rows is None else rows
-        header = self._line(dict(zip(self._columns, self._columns, strict=True)))
-        return [header], [(row, self._line(row)) for row in every]
-
-    def _line(self, row: Mapping[str, Any]) -> str:
-        line = io.StringIO(newline="")
-        csv.DictWriter(line, self._columns or ()).writerow(row)
-        return line.getvalue()
+            return self._path.read_bytes().decode() if self._path.is_file() else ""
+        except UNREADABLE as error:
+            raise UserError(
+                f"cannot go on with the log {self._path}, which is no JSON of weft's: "
+                f"{getattr(error, 'strerror', None) or error}; mend the file, or give a path where nothing is"
+            ) from None
 
 
-@final
-class Logging:
-    """A line of Python's logging for each step that is logged.
+def _row(line: str) -> Mapping[str, Any]:
+    """The object of a line; an empty one where it has none."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
-    Args:
-        logger: its name.
-    """
 
-    def __init__(self, logger: str = "weft") -> None:
-        self._logger = logging.getLogger(logger)
-
-    def write(self, step: int, figures: Figures) -> None:
-        """Log a line."""
-        self._logger.info("step %d: %s", step, text_of(figures))
-
-    def close(self) -> None:
-        """Nothing is open."""
+def _step_of(row: Mapping[str, Any]) -> int:
+    """The step of a line; -1 of one that says none."""
+    step = row.get(STEP)
+    return step if isinstance(step, int) else -1
 
 
 @final
@@ -175,7 +153,7 @@ class Calling:
         self._function = function
 
     def write(self, step: int, figures: Figures) -> None:
-        """Call it."""
+        """Call the function."""
         self._function(step, figures)
 
     def close(self) -> None:
@@ -193,7 +171,7 @@ def log_of(given: object) -> Log:
     if callable(given):
         return Calling(given)
     raise UserError(
-        f"weft.fit: log takes logs, such as weft.logs.Csv(path), or functions of a step and its figures; "
+        f"weft.fit: log takes logs, such as weft.logs.JsonLines(path), or functions of a step and its figures; "
         f"found {given!r}"
     )
 

@@ -27,7 +27,6 @@ from weft.program.training.step_hooks import (
 from weft.program.training.training import Training
 from weft.program.verification import Subject, Verified, verified
 from weft.runtime.executor.rank_executor import RankExecutor
-from weft.runtime.memory.code import let_go_of_code
 
 
 class ProgramSteps(ProgramPart):
@@ -95,7 +94,6 @@ class ProgramSteps(ProgramPart):
                 training.gradients.take()
         stamp = self._stamp(variants, sums, options)
         executors = variants.current.executors.values()
-        is_first = any(each.measured is None for each in executors)
         try:
             results, core.metrics = variants.current.step(
                 core.setting, core.steps, feeds, not adds, stamp
@@ -115,8 +113,6 @@ class ProgramSteps(ProgramPart):
                 else gradients.updated_by(compiled)
             )
             self._show(training, done if update else None)
-        if is_first:  # what compiling has run is not run again
-            let_go_of_code()
         return results
 
     def run(self, batches: Iterable[Any], ahead: int = 2) -> Iterator[Any]:

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, final
 
 from weft.errors import DamagedCheckpoint, UserError
-from weft.program.saving.claims import claim_for_job, is_of_another_job
+from weft.program.saving.claims import Claimant, claim_for_job, is_of_another_job
 from weft.program.saving.extras import EXTRA
 from weft.program.saving.files import SUFFIX
 from weft.program.saving.manifest import (
@@ -37,24 +37,12 @@ SCORE = "score"
 _OWN = re.compile(r"(shard-\d+-model-\d+|extra(-\d+)?)\.safetensors|rank-\d+\.json")
 
 
-class Saving(Protocol):
+class Saving(Claimant, Protocol):
     """A program, as far as its checkpoints go."""
-
-    @property
-    def is_open(self) -> bool:
-        """True until it is closed."""
 
     @property
     def steps(self) -> int:
         """The number of steps that it has made."""
-
-    @property
-    def is_first(self) -> bool:
-        """True in the process that writes for all."""
-
-    @property
-    def exchange(self) -> Callable[[str], list[str]] | None:
-        """Gives the texts of all processes; None where this is the only one."""
 
     def wait_for_saved(self) -> None:
         """Wait until the last checkpoint is written."""
@@ -71,20 +59,6 @@ class Saving(Protocol):
     def load(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Go on from a checkpoint."""
 
-    def save_in_memory(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> None:
-        """Take a snapshot that belongs to the checkpoints of a folder."""
-
-    def wait_for_memory(self) -> None:
-        """Wait until the last snapshot is whole."""
-
-    def saved_in_memory(self, path: str | Path) -> list[int]:
-        """The steps of the snapshots that count."""
-
-    def load_from_memory(
-        self, path: str | Path, step: int, extra: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Go on from a snapshot."""
-
 
 @final
 @dataclass(frozen=True)
@@ -97,8 +71,6 @@ class Checkpoints:
         keep: how many of the newest stay; those before are taken away. The one of the least score stays, too.
         wait: False goes on as soon as all is copied, as `Program.save` does; one more may stay then.
         score: of the figures of `weft.fit`, the one that is best where it is least.
-        memory_every: how many steps lie between two snapshots in memory, of this host and of another one, from which a
-            restart of `weft run` goes on: at most so many steps are made again. None takes none.
     """
 
     path: str | Path
@@ -106,13 +78,10 @@ class Checkpoints:
     keep: int = 3
     wait: bool = True
     score: str | None = None
-    memory_every: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("every", "keep", "memory_every"):
+        for name in ("every", "keep"):
             value = getattr(self, name)
-            if value is None and name == "memory_every":
-                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UserError(f"weft.Checkpoints: {name} takes a number from 1, found {value!r}")
         if not isinstance(self.wait, bool):
@@ -151,14 +120,21 @@ class Checkpoints:
         """
         _check_program(program)
         check_names(extra, (SCORE,), "the score of a checkpoint stands")
-        scored = {} if score is None else {SCORE: _number(score)}
-        if not program.is_first:  # whose score counts, also where others have found another one
-            scored = {}
+        if score is not None and (isinstance(score, bool) or not isinstance(score, Real)):
+            raise UserError(f"weft.Checkpoints: score takes a number, found {score!r}")
+        # The first process's score counts, also where others have found another one.
+        scored: dict[str, float] = (
+            {SCORE: float(score)} if score is not None and program.is_first else {}
+        )
         claim_for_job(self.folder, program)
         place = self.folder / f"{_PREFIX}{program.steps:08d}"
         program.wait_for_saved()
         if program.is_first:
-            self._clear()
+            self._put_back()
+            # What runs that were ended while they wrote have left.
+            for suffix in (PARTIAL, REPLACED):
+                for each in self.folder.glob(f".{_PREFIX}*{suffix}"):
+                    shutil.rmtree(each, ignore_errors=True)
             _make_room(place)
         # A run that went on from an earlier one may come here again, as after damage.
         program.save(place, {**(extra or {}), **scored}, self.wait, replace=True)
@@ -169,44 +145,16 @@ class Checkpoints:
     def save_when_due(
         self, program: Saving, extra: Mapping[str, Any] | None = None, score: float | None = None
     ) -> Path | None:
-        """Save a program after every so many steps; None after the others. Every process must call it.
-
-        After every `memory_every` steps a snapshot is taken; after the step behind it, this waits until that is whole.
-        """
+        """Save a program after every so many steps; None after the others. Every process must call it."""
         _check_program(program)
         step = program.steps
         due = step > 0 and step % self.every == 0
-        again = self.memory_every is not None and step > 0 and step % self.memory_every == 0
-        self.save_in_memory_when(program, extra, due=again, saved=due)
         return self.save(program, extra, score) if due else None
-
-    def save_in_memory_when(
-        self,
-        program: Saving,
-        extra: Mapping[str, Any] | None = None,
-        *,
-        due: bool,
-        saved: bool = False,
-    ) -> None:
-        """Take a snapshot where it is due; else wait until the last one is whole. Every process must call it.
-
-        Args:
-            extra: as `Program.save` takes it.
-            due: whether it is time for one.
-            saved: whether a checkpoint is saved after the same step, which is as good where it is waited for.
-        """
-        if self.memory_every is None:
-            return
-        if due and not (saved and self.wait):
-            program.save_in_memory(self.folder, extra)
-        else:
-            # A snapshot that is not whole by the next one's step would let more steps be lost.
-            program.wait_for_memory()
 
     def load_newest(
         self, program: Saving, extra: Mapping[str, Any] | None = None
     ) -> dict[str, Any] | None:
-        """Let a program go on from the newest checkpoint or snapshot that is whole. Every process must call it.
+        """Let a program go on from the newest checkpoint that is whole. Every process must call it.
 
         One that is damaged, or was never whole, is named in a warning, and the one before is taken.
 
@@ -214,8 +162,7 @@ class Checkpoints:
             What `Program.load` returns; None where there is no checkpoint yet.
 
         Raises:
-            UserError: all are damaged; or the newest that is whole is of another model, or lacks an extra; or
-                `memory_every` is given, and there is no folder for snapshots.
+            UserError: all are damaged; or the newest that is whole is of another model, or lacks an extra.
         """
         _check_program(program)
         errors: list[str] = []
@@ -225,27 +172,17 @@ class Checkpoints:
         names = [each.name for each in self.all() if _is_any(each)] if program.is_first else []
         if program.exchange is not None:
             names = json.loads(program.exchange(json.dumps(names))[0])
-        for step, name in reversed(self._with_snapshots(program, names)):
+        for name in reversed(names):
             try:
-                if not name:
-                    return program.load_from_memory(self.folder, step, extra)
                 return program.load(self.folder / name, extra)
             except DamagedCheckpoint as error:
-                errors += [str(error)] if name else []
+                errors.append(str(error))
                 _log.warning("%s; trying the one before", error)
         if errors:
             raise UserError(
                 f"no checkpoint in {self.folder} can be loaded; give a folder of whole ones: {errors[0]}"
             )
         return None
-
-    def _with_snapshots(self, program: Saving, names: Sequence[str]) -> list[tuple[int, str]]:
-        """Checkpoints by step and name, and snapshots, without a name, in the order in which the last is the best."""
-        found = [(int(name.removeprefix(_PREFIX)), name) for name in names]
-        if self.memory_every is not None:
-            found += [(step, "") for step in program.saved_in_memory(self.folder)]
-        # Of one step, that in memory is read faster.
-        return sorted(found, key=lambda each: (each[0], not each[1]))
 
     def all(self) -> list[Path]:
         """The folders of the checkpoints that are there, in the order of their steps."""
@@ -255,13 +192,6 @@ class Checkpoints:
             each
             for _, each in sorted((int(n), x) for n, x in numbers if n.isascii() and n.isdigit())
         ]
-
-    def _clear(self) -> None:
-        """Take away what runs that were ended while they wrote have left."""
-        self._put_back()
-        for suffix in (PARTIAL, REPLACED):
-            for each in self.folder.glob(f".{_PREFIX}*{suffix}"):
-                shutil.rmtree(each, ignore_errors=True)
 
     def _put_back(self) -> None:
         """Put a checkpoint in its place again that another was about to replace when the run was ended."""
@@ -338,12 +268,6 @@ def _make_room(place: Path) -> None:
         )
     except OSError as error:  # saving tells all processes that it cannot be replaced
         _log.warning("%s is no checkpoint, and cannot be taken away: %s", place, error)
-
-
-def _number(score: object) -> float:
-    if isinstance(score, bool) or not isinstance(score, Real):
-        raise UserError(f"weft.Checkpoints: score takes a number, found {score!r}")
-    return float(score)
 
 
 def _score(place: Path) -> float | None:

@@ -1,23 +1,32 @@
-"""Checkpoints and the files of Hugging Face: sharded safetensors with an index, under a model's own names."""
+"""Checkpoints and the files of other programs: sharded safetensors of Hugging Face, torch.distributed.checkpoint's own.
+
+The metadata of `torch.distributed.checkpoint`'s default format is a pickle, which may call anything. Here it may name
+what such metadata is made of, and nothing else; tensors are loaded with `weights_only=True`, as torch does it.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import pickle
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PosixPath, PurePosixPath
 from types import MappingProxyType
-from typing import Final, final
+from typing import Any, Final, final
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint import metadata as of_torch
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from weft.errors import DamagedCheckpoint, UserError
-from weft.program.saving.distcp import NAME as METADATA
-from weft.program.saving.distcp import Distcp
+from weft.ops.dtypes import dtype_name
 from weft.program.saving.files import SUFFIX, Extent, Reading, check_extents, to_disk, write_file
 from weft.program.saving.manifest import (
     Manifest,
@@ -33,6 +42,8 @@ from weft.program.saving.save import TIED
 from weft.program.saving.weights import renamed_in
 from weft.units import ITEM_SIZE, Bytes, counted
 
+# The file of torch.distributed.checkpoint's metadata.
+METADATA: Final = ".metadata"
 # Of a file, as `transformers` has it.
 MOST: Final = Bytes(5 * 10**9)
 INDEX = f"model{SUFFIX}.index.json"
@@ -80,7 +91,7 @@ def export(
     named = _model(manifest, masters)
     extents = ((extent, each.dtype) for each in named.values() for extent in each.extents)
     check_extents(checkpoint, extents)
-    files = _files({name: _bytes(each, dtype) for name, each in named.items()}, most)
+    files = _files({name: _rounded_bytes(each, dtype) for name, each in named.items()}, most)
     beside = begin(folder)
     try:
         with Reading(checkpoint) as reading:
@@ -88,7 +99,7 @@ def export(
                 values = {name: _value(reading, named[name], dtype) for name in names}
                 save_file(values, beside / file, {"format": "pt"})
                 to_disk(beside / file)
-        total = sum(_bytes(each, dtype) for each in named.values())
+        total = sum(_rounded_bytes(each, dtype) for each in named.values())
         if len(files) > 1:
             places = {name: file for file, names in files.items() for name in names}
             index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
@@ -132,8 +143,7 @@ def import_model(
             sums = write_file(beside, file, {n: (whole[n], x) for n, x in values.items()})
             for name, x in values.items():
                 extent = Extent(file, name, whole[name], sums[name])
-                dtype = str(x.dtype).removeprefix("torch.")
-                found[name] = Stored(tuple(x.shape), dtype, (extent,))
+                found[name] = Stored(tuple(x.shape), dtype_name(x.dtype), (extent,))
         publish(beside, checkpoint, Manifest(checkpoint, found, {"names": sorted(found)}))
     finally:
         abandon(beside)
@@ -158,7 +168,7 @@ class _Safetensors:
 
     def sizes(self) -> dict[str, int]:
         """The bytes of each tensor."""
-        return {name: _bytes(each) for name, each in self._stored.items()}
+        return {name: _bytes(each.shape, each.dtype) for name, each in self._stored.items()}
 
     def read(self, names: Sequence[str]) -> dict[str, Tensor]:
         """Some tensors, whole."""
@@ -187,9 +197,13 @@ def _model(manifest: Manifest, masters: bool) -> dict[str, Stored]:
     return dict(sorted(found.items()))
 
 
-def _bytes(stored: Stored, dtype: str = "") -> int:
-    kept = dtype if dtype and "float" in stored.dtype else stored.dtype
-    return math.prod(stored.shape) * ITEM_SIZE.get(kept, 1)
+def _bytes(shape: Sequence[int], dtype: str) -> int:
+    return math.prod(shape) * ITEM_SIZE.get(dtype, 1)
+
+
+def _rounded_bytes(stored: Stored, dtype: str) -> int:
+    """The bytes of a tensor, rounded to a dtype where it has floating-point numbers, and one is given."""
+    return _bytes(stored.shape, dtype if dtype and "float" in stored.dtype else stored.dtype)
 
 
 def _files(sizes: Mapping[str, int], most: int) -> dict[str, list[str]]:
@@ -217,3 +231,150 @@ def _value(reading: Reading, stored: Stored, dtype: str = "") -> Tensor:
     value = torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))
     reading.piece(stored.extents, tuple((0, size) for size in stored.shape), value)
     return value.to(getattr(torch, dtype)) if dtype and value.is_floating_point() else value
+
+
+# Bytes that metadata may have.
+_MOST_METADATA = 1 << 30
+_OPTIMIZER = "optimizer.state."
+_OF_METADATA, _OF_FILES = (
+    "torch.distributed.checkpoint.metadata",
+    "torch.distributed.checkpoint.filesystem",
+)
+
+
+def _layout(name: str) -> torch.layout:
+    """A layout by its name, in place of torch's function of the same use."""
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(found, torch.layout):
+        raise ValueError(f"{name!r} is no layout")
+    return found
+
+
+_CLASSES: Mapping[tuple[str, str], Any] = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("pathlib", "PosixPath"): PosixPath,
+    ("pathlib", "PurePosixPath"): PurePosixPath,
+    ("pathlib._local", "PosixPath"): PosixPath,
+    ("torch", "Size"): torch.Size,
+    ("torch.serialization", "_get_layout"): _layout,
+}
+
+
+@final
+class Distcp:
+    """The tensors of such a checkpoint, by the names that a weft checkpoint has for them.
+
+    Those of {"model": …} and {"optimizer": {"state": …}} keep their names; a model that was saved alone is "model.…".
+
+    Args:
+        folder: with ".metadata" and its files.
+
+    Raises:
+        DamagedCheckpoint: it cannot be read, or names what no such metadata is made of.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._metadata = _read(folder)
+        every = self._metadata.state_dict_metadata
+        paths = {name: (self._metadata.planner_data or {}).get(name, (name,)) for name in every}
+        nested = any(len(path) > 1 for path in paths.values())
+        # Names there, and what is stored, by the names here.
+        self._stored: dict[str, tuple[str, of_torch.TensorStorageMetadata]] = {}
+        for name, each in every.items():
+            if isinstance(each, of_torch.TensorStorageMetadata):
+                own = _named(name, paths[name], nested)
+                if own:
+                    self._stored[own] = name, each
+        if not self._stored:
+            heads = ", ".join(sorted({str(path[0]) for path in paths.values()}))
+            raise UserError(
+                f"{folder} has no tensors under 'model': its entries stand under {heads or 'nothing'}; expected "
+                "those of {'model': …, 'optimizer': …}, or a model's state_dict alone"
+            )
+
+    def sizes(self) -> dict[str, int]:
+        """The bytes of each tensor."""
+        every = [(own, self._stored[own][1]) for own in sorted(self._stored)]
+        return {own: _bytes(each.size, dtype_name(each.properties.dtype)) for own, each in every}
+
+    def read(self, names: Sequence[str]) -> dict[str, Tensor]:
+        """Some tensors, whole."""
+        wanted = {own: self._stored[own] for own in names}
+        state = {
+            name: torch.empty(each.size, dtype=each.properties.dtype)
+            for name, each in wanted.values()
+        }
+        try:
+            load(state, storage_reader=_DistcpFiles(self._folder, self._metadata), no_dist=True)
+        except (Exception, CheckpointException) as error:  # of many kinds, for what a file may hold
+            why = str(error).strip().splitlines()[-1:]
+            raise DamagedCheckpoint(
+                f"{self._folder} lacks a file or is damaged: {''.join(why)}; load another checkpoint"
+            ) from None
+        return {own: state[name] for own, (name, _) in wanted.items()}
+
+
+def _named(name: str, path: Sequence[Any], nested: bool) -> str:
+    """The name in a weft checkpoint; "" for what it has no place for. A model alone is not nested."""
+    if not nested:
+        return f"model.{name}"
+    return name if path[0] == "model" or name.startswith(_OPTIMIZER) else ""
+
+
+@final
+class _DistcpFiles(FileSystemReader):
+    """Reads files for metadata that was read before.
+
+    Args:
+        metadata: of all.
+    """
+
+    def __init__(self, folder: Path, metadata: of_torch.Metadata) -> None:
+        super().__init__(folder)
+        self._read_before = metadata
+
+    def read_metadata(self, *_: Any, **__: Any) -> of_torch.Metadata:
+        """The metadata that was read before."""
+        return self._read_before
+
+
+def _read(folder: Path) -> of_torch.Metadata:
+    path = folder / METADATA
+    try:
+        if path.stat().st_size > _MOST_METADATA:
+            raise ValueError(f"it has more than {_MOST_METADATA} bytes")
+        with path.open("rb") as opened:
+            found = _Known(opened).load()
+        if not isinstance(found, of_torch.Metadata):
+            raise ValueError(f"it is a {type(found).__name__}")
+        for info in (found.storage_data or {}).values():
+            if Path(info.relative_path).name != info.relative_path:
+                raise ValueError(f"{info.relative_path!r} is no name of a file")
+    except Exception as error:  # of many kinds, for what a pickle may hold
+        raise DamagedCheckpoint(
+            f"{path} is damaged, or no metadata of torch.distributed.checkpoint: {type(error).__name__}: {error}; load "
+            "another checkpoint"
+        ) from None
+    return found
+
+
+@final
+class _Known(pickle.Unpickler):
+    """Loads metadata, and refuses whatever else a pickle names."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A class or constant of metadata."""
+        if (module, name) in _CLASSES:
+            return _CLASSES[module, name]
+        if "." not in name:
+            if module in (_OF_METADATA, _OF_FILES):
+                found = getattr(__import__(module, fromlist=[name]), name, None)
+                # Dataclasses and enums hold values, and do nothing.
+                holds = hasattr(found, "__dataclass_fields__") or hasattr(found, "__members__")
+                if isinstance(found, type) and found.__module__ == module and holds:
+                    return found
+            found = getattr(torch, name, None) if module == "torch" else None
+            if isinstance(found, torch.dtype | torch.layout | torch.memory_format):
+                return found
+        raise ValueError(f"it names {module}.{name}, which no metadata is made of")

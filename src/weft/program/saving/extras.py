@@ -133,20 +133,14 @@ def _sum(state: Any, name: str) -> tuple[int, str]:
     text = json.dumps(to_json(state, f"{EXTRA}.{name}", found, 1), sort_keys=True)
     plain, laid = _parted(found)
     sums = list(map(checksum, plain_values(plain).values()))
-    return zlib.crc32(f"{text} {_shapes(found)} {sums}".encode()), laid_text(laid) if laid else ""
+    same = [[each.name, list(each.shape), each.dtype, str(each.layout)] for each in laid]
+    return zlib.crc32(f"{text} {_shapes(found)} {sums}".encode()), json.dumps(same) if laid else ""
 
 
 def _parted(found: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[SavedTensor]]:
     """Plain tensors, and the global ones."""
     plain = {name: x for name, x in found.items() if not isinstance(x, GlobalTensor)}
     return plain, [_entry(n, x) for n, x in found.items() if isinstance(x, GlobalTensor)]
-
-
-def laid_text(laid: Sequence[SavedTensor]) -> str:
-    """Global tensors, as text that is the same on all processes."""
-    return json.dumps(
-        [[each.name, list(each.shape), each.dtype, str(each.layout)] for each in laid]
-    )
 
 
 def _entry(name: str, tensor: GlobalTensor) -> SavedTensor:

@@ -21,7 +21,6 @@ from typing import Any, TypeVar, final
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as save_bytes
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -79,7 +78,8 @@ def write_file(
         UserError: it cannot be written, as where the disk is full.
     """
     values = plain_values({name: tensor for name, (_, tensor) in pieces.items()})
-    about = about_file({name: [at for at, _ in whole] for name, (whole, _) in pieces.items()})
+    sharding = {name: {_OFFSETS: [at for at, _ in whole]} for name, (whole, _) in pieces.items()}
+    about = {"format": "pt", _VERSION: "1.0", _SHARDING: json.dumps(sharding), _MARK: "1"}
     path = folder / file
     try:
         sums = summing(list(values.values()))
@@ -88,23 +88,6 @@ def write_file(
         return dict(zip(values, sums(), strict=True))
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot write {path}: {error}") from None
-
-
-def file_bytes(pieces: Mapping[str, tuple[Region, Tensor]]) -> tuple[bytes, dict[str, int]]:
-    """The bytes that `write_file` would write, and the checksums."""
-    values = plain_values({name: tensor for name, (_, tensor) in pieces.items()})
-    about = about_file({name: [at for at, _ in whole] for name, (whole, _) in pieces.items()})
-    return save_bytes(values, about), {name: checksum(each) for name, each in values.items()}
-
-
-def about_file(offsets: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """The entries of a header that are no tensors.
-
-    Args:
-        offsets: by the tensor's name, where the box in the file begins in the tensor.
-    """
-    sharding = json.dumps({name: {_OFFSETS: list(each)} for name, each in offsets.items()})
-    return {"format": "pt", _VERSION: "1.0", _SHARDING: sharding, _MARK: "1"}
 
 
 def checksum(tensor: Tensor) -> int:

@@ -72,7 +72,9 @@ def check_program(about: Mapping[str, Any], state: ProgramState, optimizers: Opt
             )
         _check_trained(about, _trained(state, optimizers))
     seed = about.get("seed", state.setting.seed)
-    if seed != state.setting.seed and optimizers and _draws(state):
+    calls = state.graph.of_kind(Call)
+    draws = any(call.op.startswith("weft.") and "uniform" in call.op for call in calls)
+    if seed != state.setting.seed and optimizers and draws:
         raise UserError(
             f"the checkpoint's random ops draw by seed {seed}, the program's by {state.setting.seed}; compile with "
             f"seed={seed}, so that the run goes on as it would have"
@@ -199,9 +201,3 @@ def _without_tensors(value: Any, what: str) -> Any:
     if isinstance(value, dict):
         return {name: _without_tensors(each, what) for name, each in value.items()}
     return value
-
-
-def _draws(state: ProgramState) -> bool:
-    return any(
-        call.op.startswith("weft.") and "uniform" in call.op for call in state.graph.of_kind(Call)
-    )

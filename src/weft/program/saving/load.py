@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
@@ -15,16 +15,22 @@ from torch import Tensor, nn
 from weft.capture.optimizers.given import is_foreign
 from weft.capture.optimizers.groups import Optimizers
 from weft.errors import DamagedCheckpoint, UserError
-from weft.layout.layout import overlap, region_size
 from weft.program.agreement import agreed, told
 from weft.program.live.optimizer_state import agree
 from weft.program.live.variables import state_dict_names
-from weft.program.saving.extras import read_extra, stored_extras
+from weft.program.saving.extras import read_extra
 from weft.program.saving.files import Reading, check_extents, slices
 from weft.program.saving.groups import check_program, options_of, put_options
-from weft.program.saving.idle import IdleParameter, idle_pieces, idle_state
 from weft.program.saving.manifest import Manifest, Stored, read_manifest
-from weft.program.saving.program_state import BUFFERS, MASTERS, MODEL, STATE, ProgramState
+from weft.program.saving.program_state import (
+    BUFFERS,
+    MASTERS,
+    MODEL,
+    STATE,
+    IdleParameter,
+    ProgramState,
+    idle_state,
+)
 from weft.program.saving.saved_tensors import Piece, SavedTensor
 from weft.program.saving.values import from_json
 from weft.program.saving.weights import Weights, renamed_in
@@ -55,7 +61,6 @@ def load(
     optimizers: Optimizers,
     objects: Mapping[str, Any],
     model_only: bool = False,
-    bring: Callable[[Manifest, Collection[str]], None] | None = None,
 ) -> Loaded:
     """Read a checkpoint into a program. Every process must call it.
 
@@ -66,8 +71,6 @@ def load(
         optimizers: whose options are loaded.
         objects: get what was saved of an extra of their name, by `load_state_dict`.
         model_only: leaves optimizers, steps and extras as they are.
-        bring: called on all processes with the names of the files that each reads, has them in the folder, and checks
-            them; without it all processes see the same folder.
 
     Raises:
         UserError: on all processes: there is no checkpoint, it is damaged, or it is of another model.
@@ -90,15 +93,11 @@ def load(
     groups = agreed(world, "the groups", lambda: options_of(manifest.about, optimizers))
     kept = agreed(world, "what fits of the optimizers", lambda: _kept(state, manifest))
     numbers = agreed(world, "the numbers", lambda: _numbers(manifest))
-    if bring is None:
-        agreed(
-            world,
-            "the files",
-            lambda: _check_files(manifest, len(world.ranks), world.ranks[0], world.size),
-        )
-    else:
-        bring(manifest, _read_files(state, manifest, entries, sources, kept))
-
+    agreed(
+        world,
+        "the files",
+        lambda: _check_files(manifest, len(world.ranks), world.ranks[0], world.size),
+    )
     extra = agreed(world, "the extra", lambda: read_extra(manifest, objects, world))
     agreed(world, "what is given", lambda: _give(objects, extra, path))
 
@@ -300,35 +299,6 @@ def _by_parameter(manifest: Manifest, keys: Collection[str]) -> dict[str, list[s
 def _few(names: Sequence[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return (", ".join(names[:_NAMED]) or "nothing") + more
-
-
-def _read_files(
-    state: ProgramState,
-    manifest: Manifest,
-    entries: Sequence[SavedTensor],
-    sources: Mapping[str, str | None],
-    kept: Mapping[str, Sequence[str]],
-) -> set[str]:
-    """The files that hold something of what ranks of this process read."""
-    extra = stored_extras(manifest, state.setting.world).values()
-    found = {extent.file for each in extra for extent in each.extents}
-    pairs = [
-        (source, entry.pieces(rank))
-        for entry in entries
-        if (source := sources[entry.name]) is not None
-        for rank in entry.parts
-    ]
-    pairs += [(entry.name, entry.pieces(rank)) for _, entry, rank in _stated(state, kept)]
-    for key, parameter in state.idle().items():
-        names = [f"{STATE}{key}.{entry}" for entry in kept.get(key, ())]
-        for name in [*names, *_waiting(state, manifest, key, parameter)]:
-            shape = manifest.tensors[name].shape
-            pairs += [(name, x) for _, x in idle_pieces(name, shape, parameter.tensor)]
-    for source, pieces in pairs:
-        for extent in manifest.tensors[source].extents:
-            if any(region_size(overlap(piece.whole, extent.whole)) for piece in pieces):
-                found.add(extent.file)
-    return found
 
 
 def _check_files(manifest: Manifest, own: int, first: int, ranks: int) -> None:

@@ -1,12 +1,19 @@
-"""Save a program: every process writes its ranks' pieces, and the first puts the checkpoint in its place."""
+"""Save a program: every process writes its ranks' pieces, and the first puts the checkpoint in its place.
+
+At once, or by a thread beside the next steps.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
+import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -15,13 +22,158 @@ from weft.errors import UserError
 from weft.layout.layout import Region
 from weft.program.agreement import agreed, told
 from weft.program.saving.extras import Extras, extras_of
-from weft.program.saving.files import SUFFIX, slices
-from weft.program.saving.manifest import DTYPES, abandon, begin
+from weft.program.saving.files import SUFFIX, Extent, slices, write_file
+from weft.program.saving.manifest import DTYPES, Manifest, Stored, abandon, begin, publish
 from weft.program.saving.program_state import ProgramState
 from weft.program.saving.saved_tensors import Piece, SavedTensor, writers
-from weft.program.saving.writing import WriteJob, Writing
+from weft.units import Seconds
+from weft.whole_files import write_whole
 
+_log = logging.getLogger("weft")
 TIED = "tied"
+# Name, file, box and checksum of what was written.
+Part: TypeAlias = Sequence[Any]
+# Between two looks for the files of other processes; and for how long.
+_LOOK, _PATIENCE = Seconds(0.02), Seconds(600.0)
+
+
+@final
+@dataclass(frozen=True)
+class WriteJob:
+    """The part of a checkpoint that one process writes.
+
+    Attributes:
+        beside: the folder in which it is written until it is whole.
+        files: boxes of tensors, by file and by the tensor's name.
+        tensors: whole shape and dtype of all that is saved.
+        about: what is no tensor.
+        rank: the first of this process.
+        processes: the first ranks of all.
+        replaces: whether something may be at `path`.
+    """
+
+    path: Path
+    beside: Path
+    files: Mapping[str, Mapping[str, tuple[Region, Tensor]]]
+    tensors: Mapping[str, tuple[tuple[int, ...], str]]
+    about: Mapping[str, Any]
+    rank: int
+    processes: tuple[int, ...]
+    replaces: bool = False
+
+    def copied(self) -> WriteJob:
+        """The same, of copies in host memory, so that the tensors may change."""
+        with torch.no_grad():
+            files = {
+                file: {
+                    name: (whole, x.detach().to("cpu", copy=True))
+                    for name, (whole, x) in each.items()
+                }
+                for file, each in self.files.items()
+            }
+        return replace(self, files=files)
+
+    def write(self) -> list[Part]:
+        """Write the files of this process."""
+        found: list[Part] = []
+        for file, each in self.files.items():
+            sums = write_file(self.beside, file, each)
+            found += [[name, file, whole, sums[name]] for name, (whole, _) in each.items()]
+        return found
+
+    def take_away(self) -> None:
+        """Take away what was written of the files of this process."""
+        for file in self.files:
+            with suppress(OSError):
+                (self.beside / file).unlink()
+
+    def publish(self, parts: Sequence[Part]) -> None:
+        """Put the checkpoint in its place, once all processes have written."""
+        extents: dict[str, list[Extent]] = {}
+        for name, file, whole, checksum in parts:
+            region = tuple((at, length) for at, length in whole)
+            extents.setdefault(name, []).append(Extent(file, name, region, checksum))
+        stored = {
+            name: Stored(shape, dtype, tuple(extents.get(name, ())))
+            for name, (shape, dtype) in self.tensors.items()
+        }
+        publish(
+            self.beside,
+            self.path,
+            Manifest(self.path, stored, {**self.about, "names": sorted(stored)}),
+            self.replaces,
+        )
+
+
+@final
+class Writing:
+    """A checkpoint that a thread writes; processes see by files in its folder how far the others are.
+
+    Args:
+        work: of this process, on copies.
+    """
+
+    def __init__(self, work: WriteJob) -> None:
+        self._work = work
+        self._error: UserError | None = None
+        # No daemon: a process that ends has written its checkpoint.
+        self._thread = threading.Thread(target=self._run, name="weft checkpoint")
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until it is written, in the first process until it is in its place.
+
+        Raises:
+            UserError: a process could not write.
+        """
+        self._thread.join()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _run(self) -> None:
+        work, first = self._work, self._work.rank == self._work.processes[0]
+        try:
+            self._tell({"parts": work.write()})
+            if first:
+                work.publish(self._gathered())
+        except BaseException as error:  # the others wait for a word of this process
+            text = f"cannot write {work.path}: {type(error).__name__}: {error}"
+            self._error = error if isinstance(error, UserError) else UserError(text)
+            if not threading.main_thread().is_alive():
+                _log.error("%s", self._error)  # nobody will ask
+            if first:
+                abandon(work.beside)
+            else:
+                work.take_away()  # on a full disk there is room for the note then
+                with suppress(UserError):
+                    self._tell({"error": str(self._error)})
+
+    def _note(self, rank: int) -> Path:
+        return self._work.beside / f"rank-{rank:05d}.json"
+
+    def _tell(self, content: Mapping[str, Any]) -> None:
+        write_whole(self._note(self._work.rank), json.dumps(content), "a note of a checkpoint")
+
+    def _gathered(self) -> list[Part]:
+        """The parts of all processes, when all have written."""
+        found: list[Part] = []
+        until = time.monotonic() + _PATIENCE
+        for rank in self._work.processes:
+            note = self._note(rank)
+            while not note.exists():
+                if time.monotonic() > until:
+                    raise UserError(
+                        f"rank {rank} has not written its part of {self._work.path} within {_PATIENCE:g} s; "
+                        "write to a quicker disk"
+                    )
+                time.sleep(_LOOK)
+            content = json.loads(note.read_text())
+            if "error" in content:
+                raise UserError(f"rank {rank}: {content['error']}")
+            found += content["parts"]
+            note.unlink()
+        return found
 
 
 def save(
@@ -66,7 +218,7 @@ def save(
             "what is saved",
             lambda: _work(
                 *(state, entries, path, beside),
-                {**about, "numbers": numbers, TIED: tied_names(entries)},
+                {**about, "numbers": numbers, TIED: _tied_names(entries)},
                 extras,
             ),
         )
@@ -83,7 +235,7 @@ def save(
     return None
 
 
-def tied_names(entries: Sequence[SavedTensor]) -> dict[str, str]:
+def _tied_names(entries: Sequence[SavedTensor]) -> dict[str, str]:
     """Further names of tensors that have several, each with the first one."""
     first: dict[str, str] = {}
     found = {entry.name: first.setdefault(entry.key, entry.name) for entry in entries}
@@ -99,8 +251,13 @@ def _work(
     extras: Extras,
 ) -> WriteJob:
     """The job of this process: the pieces of its ranks, and its tensors of the user's own."""
-    _check_dtypes(entries)
-    files = files_of(entries, writers(entries))
+    for entry in entries:
+        if entry.dtype not in DTYPES.values():
+            raise UserError(
+                f"{entry.name} is of {entry.dtype}, which safetensors, and so a checkpoint, has not; expected one of "
+                f"{', '.join(DTYPES.values())}"
+            )
+    files = _files_of(entries, writers(entries))
     if extras.pieces:
         files[extras.file] = dict(extras.pieces)
     tensors = {each.name: (each.shape, each.dtype) for each in entries} | dict(extras.shapes)
@@ -110,16 +267,7 @@ def _work(
     return WriteJob(path, beside, files, tensors, {**about, **extras.about}, own, tuple(others))
 
 
-def _check_dtypes(entries: Sequence[SavedTensor]) -> None:
-    for entry in entries:
-        if entry.dtype not in DTYPES.values():
-            raise UserError(
-                f"{entry.name} is of {entry.dtype}, which safetensors, and so a checkpoint, has not; expected one of "
-                f"{', '.join(DTYPES.values())}"
-            )
-
-
-def files_of(
+def _files_of(
     entries: Iterable[SavedTensor], plan: Mapping[tuple[str, int], Sequence[Piece]]
 ) -> dict[str, dict[str, tuple[Region, Tensor]]]:
     """The files that this process writes: by the tensor's name, where a box lies in it, and its values."""

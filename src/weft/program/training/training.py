@@ -20,7 +20,7 @@ from weft.program.setting import Setting
 from weft.program.training.gradients import Gradients
 from weft.program.training.states import States, check_states
 from weft.program.training.step_hooks import check_step_hooks
-from weft.runtime.memory.together import lay_together
+from weft.runtime.memory.heap import lay_together
 from weft.runtime.world.world import World
 
 

@@ -35,7 +35,6 @@ from weft.runtime.executor.queues import Control, Ended, Gate, Queue, Stop
 from weft.runtime.executor.rank_executor import RankExecutor
 from weft.runtime.executor.work import Rank
 from weft.runtime.memory.state import Variables
-from weft.runtime.memory.threads import HeapThread
 from weft.runtime.recording import Recorder
 from weft.runtime.world.world import TIMEOUT
 
@@ -204,7 +203,7 @@ class ThreadExecutor(RankExecutor):
 
     def _thread(self, queue: Queue) -> threading.Thread:
         name = f"weft rank {self.plan.rank} {queue.name}"
-        thread = HeapThread(target=self._serve, args=(queue,), name=name, daemon=True)
+        thread = threading.Thread(target=self._serve, args=(queue,), name=name, daemon=True)
         thread.start()
         return thread
 

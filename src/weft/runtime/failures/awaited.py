@@ -1,4 +1,4 @@
-"""Entries in the job's store that other ranks write, waited for as long as those live and go on with this one."""
+"""Entries in the job's store that other ranks write, waited for as long as those live."""
 
 from __future__ import annotations
 
@@ -7,25 +7,11 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any, final
 
-from weft.errors import NoAnswer, RankFailure
+from weft.errors import NoAnswer
 from weft.runtime.failures.calls import user_line
 
 # Seconds between two looks at entries: at first, and at most.
 _SOON, _LATE = 0.001, 0.2
-
-# The failure that ends all such waits of this process, as the ranks do not go on together; empty as long as they do.
-_ended: list[RankFailure] = []
-
-
-def end_waits(failure: RankFailure) -> None:
-    """End all waits of `Entries` in this process with a failure, and those that begin, until `begin_waits`."""
-    if not _ended:
-        _ended.append(failure)
-
-
-def begin_waits() -> None:
-    """Waits may begin again: the old world has ended, and the next one is another."""
-    _ended.clear()
 
 
 @final
@@ -53,7 +39,7 @@ class Entries:
             place: to which it comes by that, for errors.
 
         Raises:
-            RankFailure: as `wait` does.
+            NoAnswer: as `wait` does.
         """
         self.wait({rank: key}, place)
         return str(self._store.get(key).decode())
@@ -67,9 +53,7 @@ class Entries:
 
         Raises:
             NoAnswer: names a rank that has ended before it wrote its entry, or did not write it in time.
-            RankFailure: that of `end_waits`.
         """
-        self.look((), place)  # also where all are there
         pause, end, missing = _SOON, time.monotonic() + self._seconds, dict(keys)
         while missing := {r: key for r, key in missing.items() if not self._store.check([key])}:
             # It may have written, worked and ended since it was looked for.
@@ -95,10 +79,7 @@ class Entries:
 
         Raises:
             NoAnswer: one of them has ended.
-            RankFailure: that of `end_waits`.
         """
-        if _ended:
-            raise type(_ended[0])(*_ended[0].args)  # each wait its own, with its own traceback
         for rank in ranks:
             if self._gone(rank) and not came(rank):
                 raise NoAnswer(f"rank {rank} has ended before it came to {place}{self._waits()}")

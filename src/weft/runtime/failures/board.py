@@ -130,16 +130,6 @@ class FailureBoard:
             return str(self._store.get(key).decode()) if self._store.check([key]) else ""
         return ""
 
-    def hear(self, cause: PeerFailure) -> None:
-        """Know of a failure that somebody else than a rank has told of, as if it had stood here."""
-        self.failed = True
-        with self._lock:
-            self._cause = self._cause or str(cause)
-            watchers = list(self._watchers)
-        self._known.set()
-        for fail in watchers:
-            fail(cause)
-
     def close(self) -> None:
         """End the threads."""
         self.lookout.close()

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from statistics import median
-from threading import Event
+from threading import Event, Thread
 from time import perf_counter
 
 import torch
 
 from weft.hardware.costs import Slowdown
 from weft.runtime.channels.channel import Channel
-from weft.runtime.memory.threads import HeapThread
 
 # Sides of the matrices, float32 elements that are reduced, how often, and in how many tries.
 _SIDE, _ELEMENTS, _TIMES, _TRIES = 256, 2**18, 30, 7
@@ -84,7 +83,7 @@ def _rate_beside(work: Callable[[], object], other: Callable[[], None]) -> tuple
         other()
         ended.set()
 
-    thread = HeapThread(target=run, daemon=True)
+    thread = Thread(target=run, daemon=True)
     begin, count = perf_counter(), 0
     thread.start()
     while not ended.is_set():

@@ -4,33 +4,27 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import timedelta
+from time import perf_counter
 from typing import Any, TypeVar, final
-from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from weft.errors import UserError
-from weft.hardware import Device, usual_device
+from weft.hardware import Device, linked, usual_device
 from weft.ir.plan import Communicator
 from weft.runtime.channels.channel import Channel
 from weft.runtime.channels.process import GlooChannel, GroupChannel, ProcessChannel
 from weft.runtime.channels.shared import SharedChannel
 from weft.runtime.channels.shared_link import host
 from weft.runtime.devices.backend import BACKENDS
-from weft.runtime.failures.awaited import Entries, begin_waits, end_waits
-from weft.runtime.failures.board import FailureBoard, PeerFailure
+from weft.runtime.failures.awaited import Entries
+from weft.runtime.failures.board import FailureBoard
 from weft.runtime.failures.calls import CALLS, accounts, looking
-from weft.runtime.memory.allocator import keep_freed_memory
-from weft.runtime.world.arrival import await_all, connecting, join, say_at_end
-from weft.runtime.world.measure_links import measured_links
-from weft.runtime.world.meeting import gone
-from weft.runtime.world.signed import signed
+from weft.runtime.memory.heap import keep_freed_memory
+from weft.runtime.world.meeting import await_all, connecting, gone, join, say_at_end, signed
 from weft.runtime.world.variables import timeout_seconds
 from weft.runtime.world.world import (
     Channels,
@@ -39,8 +33,14 @@ from weft.runtime.world.world import (
     check_devices,
     innermost_world,
 )
+from weft.units import Seconds
 
 T = TypeVar("T")
+
+# Bytes of a large exchange that measures links: some milliseconds on a slow link.
+_LARGE = 2**20
+# The fastest of so many counts: whatever else happens only makes them slower.
+_TIMES = {1: 8, _LARGE: 3}
 
 # "shared" (the default), or "gloo": ranks of one host do not share memory either.
 TRANSPORT = "WEFT_TRANSPORT"
@@ -74,10 +74,6 @@ class DistributedWorld(World):
         self._connected = 0
         # What `links` found.
         self._links: Device | None = None
-        # Channels that are in use, and the failure that has ended them all; under the lock.
-        self._open: WeakSet[ProcessChannel] = WeakSet()
-        self._lost: PeerFailure | None = None
-        self._lock = threading.Lock()
         # So that the others know where a rank was that ended early.
         atexit.register(self._part)
         try:
@@ -88,13 +84,9 @@ class DistributedWorld(World):
             raise
 
     def _meet(self, shares: bool) -> Channel:
-        """Find out on which hosts the others are, and connect with them."""
+        """Find out on which hosts the others are; a channel between all processes for tensors in host memory."""
         offers = self._backend.shares_memory
         self._hosts = _hosts(self._entries, self.rank, self.size, shares) if offers else ()
-        return self._everyone_on_host()
-
-    def _everyone_on_host(self) -> Channel:
-        """A new channel between all processes for tensors in host memory."""
         every = Communicator(0, tuple(range(self.size)))
         if self._backend.process_channel.has_room:
             return self.connect((every,))[self.rank][0]
@@ -145,48 +137,14 @@ class DistributedWorld(World):
         return made
 
     def _noted(self, found: ProcessChannel) -> ProcessChannel:
-        """The same channel, which looks at what other ranks do while it waits, and ends with the world."""
+        """The same channel, which looks at what other ranks do while it waits."""
         found.while_waiting = looking(self.calls, self._board, self.rank, found.ranks)
         found.account = accounts(self.calls, self._board, self.rank, found.ranks)
-        with self._lock:
-            self._open.add(found)
-            lost = self._lost
-        if lost is not None:  # `give_up` was called before
-            found.abort(lost)
         return found
 
     def _group(self, ranks: list[int], library: str) -> Any:
         with connecting(self.rank, ranks, self._gone):
             return dist.new_group(ranks, timeout=self._timeout, backend=library)
-
-    def give_up(self, why: str) -> None:
-        """Have every wait of this process for another one end with an error, as far as that can be; from any thread.
-
-        Args:
-            why: the ranks will not go on together.
-        """
-        error = PeerFailure(f"rank {self.rank} stopped: {why}")
-        with self._lock:
-            self._lost = self._lost or error
-            channels = list(self._open)
-        self._board.hear(error)
-        for channel in channels:
-            channel.abort(error)
-
-    def host_channel(self) -> Channel | None:
-        if self.size == 1:
-            return None
-        found = self._everyone_on_host()
-        # It is used beside the calls that all ranks make in one order, and may wait while some are ahead.
-        found.while_waiting = _nothing
-        found.spins = False
-        return found
-
-    @property
-    def _across_hosts(self) -> bool:
-        """True where ranks that could share memory talk over a network, of which nothing is known."""
-        every = range(self.size)
-        return self.size > 1 and self._backend.shares_memory and not self._on_one_host(every)
 
     def _on_one_host(self, ranks: Sequence[int]) -> bool:
         """True where processes can share memory; all ranks of the job answer alike."""
@@ -194,7 +152,9 @@ class DistributedWorld(World):
         return len(hosts) == 1 and hosts != {""}
 
     def links(self) -> Device | None:
-        if self._links is None and self._across_hosts:
+        # Ranks that could share memory, and talk over a network, of which nothing is known.
+        shares, every = self._backend.shares_memory, range(self.size)
+        if self._links is None and self.size > 1 and shares and not self._on_one_host(every):
             self._links = measured_links(usual_device(self.device_type), self._everyone)
         return self._links
 
@@ -212,15 +172,41 @@ class DistributedWorld(World):
         self._board.post(str(self.calls.posted()), CALLS)
 
     def close(self) -> None:
-        self.ended = True
         atexit.unregister(self._part)
         self._part()
         self._everyone.close()
         self._board.close()
 
 
-def _nothing() -> None:
-    pass
+def measured_links(device: Device, channel: Channel) -> Device:
+    """A device behind the links of a channel, the same on all its ranks.
+
+    Every rank sends to the next one and receives from the one before, all at once. The slowest
+    counts.
+
+    Args:
+        device: the figures of the rank's device; those of its links are replaced.
+        channel: of all ranks, which must call this together.
+    """
+    own = " ".join(str(_exchange_seconds(channel, size)) for size in _TIMES)
+    every = [tuple(map(float, text.split())) for text in channel.exchange_text(own)]
+    small, large = (max(each) for each in zip(*every, strict=True))
+    return linked(device, _LARGE / max(large - small, 1e-9), Seconds(small))
+
+
+def _exchange_seconds(channel: Channel, size: int) -> float:
+    """Of sending so many bytes to the next rank and receiving as many from the one before; the fastest of some."""
+    after, before = (channel.index + 1) % channel.size, (channel.index - 1) % channel.size
+    own, came = torch.zeros(2, size, dtype=torch.uint8, device=channel.device)
+    sends = [[own] if peer == after else [] for peer in range(channel.size)]
+    receives = [[came] if peer == before else [] for peer in range(channel.size)]
+    found = []
+    # The first connects.
+    for _ in range(_TIMES[size] + 1):
+        begun = perf_counter()
+        channel.exchange(sends, receives)
+        found.append(perf_counter() - begun)
+    return min(found[1:])
 
 
 def shares_memory(environment: Mapping[str, str]) -> bool:
@@ -275,39 +261,6 @@ def current_world(device_type: str = "cpu") -> World:
             DistributedWorld(device_type) if started else LocalWorld(1, device_type)
         )
     return _lasting_worlds[device_type]
-
-
-def give_up(why: str) -> None:
-    """Have every wait of this process for others end with an error; from any thread.
-
-    Args:
-        why: the ranks will not go on together.
-    """
-    # A world that is being made stands among them later.
-    end_waits(PeerFailure(f"this rank stopped: {why}"))
-    for world in list(_lasting_worlds.values()):
-        if isinstance(world, DistributedWorld):
-            world.give_up(why)
-
-
-def lasting_worlds() -> list[World]:
-    """The worlds of this process that are not opened by `local_world`."""
-    return list(_lasting_worlds.values())
-
-
-def end_lasting_worlds() -> None:
-    """End the worlds of this process, and its process groups: others are made when they are asked for."""
-    while _lasting_worlds:
-        _, world = _lasting_worlds.popitem()
-        with suppress(Exception):  # of a store, or a rank, that has gone
-            world.close()
-    if not dist.is_initialized():
-        # One that failed on the way has taken a name, which torch gives by a count: the next one would have another
-        # than that of a process that has made none, and they would wait for each other's entries in vain. Torch
-        # counts anew after a group was destroyed.
-        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
-    dist.destroy_process_group()
-    begin_waits()
 
 
 say_at_end()

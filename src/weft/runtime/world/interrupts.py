@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, final
-
-from weft.runtime.world.processes import catches
 
 # By which schedulers tell jobs to end that ask for it, as by Slurm's --signal.
 _OF_SCHEDULERS = ("SIGUSR1", "SIGUSR2")
@@ -23,6 +22,18 @@ def ending_signals() -> list[signal.Signals]:
     default = (n for n in others if signal.getsignal(n) is signal.SIG_DFL)
     # faulthandler.register tells Python's own table nothing.
     return [signal.SIGINT, signal.SIGTERM, *(n for n in default if not catches(os.getpid(), n))]
+
+
+def catches(pid: int, number: int) -> bool:
+    """True where a process has a handler for a signal; False where the system does not tell."""
+    if sys.platform != "linux":
+        return False
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            caught = next(line for line in file if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
 
 
 def _nothing() -> None: ...

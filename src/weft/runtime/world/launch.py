@@ -7,20 +7,26 @@ each process is seen when it happens, so that the first is known. This module ne
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from queue import SimpleQueue
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
 from typing import Any, TypeAlias, final
 
-from weft.runtime.world.interrupts import Interrupts
-from weft.runtime.world.processes import SHUTDOWN_SECONDS as SHUTDOWN_SECONDS
-from weft.runtime.world.processes import Elsewhere as Elsewhere
-from weft.runtime.world.processes import Exit as Exit
-from weft.runtime.world.processes import Happening, Interrupted, Processes, Said
+from weft.runtime.world.interrupts import Interrupts, catches
 
 # Seconds that other ranks have to end by themselves when one has failed: those that do not are the ones
 # that do not answer.
 SETTLE_SECONDS = 1.0
+# Seconds between asking the ranks to end (SIGTERM) and ending them (SIGKILL).
+SHUTDOWN_SECONDS = 5.0
+# Seconds that ranks have to answer the signal that asks them at which place they are.
+ANSWER_SECONDS = 0.2
 
 
 @final
@@ -55,6 +61,46 @@ class Fleet:
 
 @final
 @dataclass(frozen=True)
+class Exit:
+    """The end of one process.
+
+    Attributes:
+        rank: the global rank.
+        pid: of the process.
+        code: the exit code; negative: minus the signal.
+        nanoseconds: when it was seen, as `time.monotonic_ns` tells.
+        asked: true where the launcher had told it to end.
+        state: what the process did when it was told to: "T" where it was stopped, else "".
+    """
+
+    rank: int
+    pid: int
+    code: int
+    nanoseconds: int = 0
+    asked: bool = False
+    state: str = ""
+
+
+@final
+@dataclass(frozen=True)
+class Elsewhere:
+    """The failure of another node, in words."""
+
+    text: str
+
+
+@final
+@dataclass(frozen=True)
+class Interrupted:
+    """A signal has told this process to end."""
+
+
+# Of the processes of a node, and of its job.
+Happening: TypeAlias = Exit | Elsewhere | Interrupted
+
+
+@final
+@dataclass(frozen=True)
 class Ending:
     """The end of the processes of a node.
 
@@ -72,10 +118,6 @@ class Ending:
         return self.elsewhere is not None or any(each.code for each in self.exits)
 
 
-# Leads processes on in place after something has happened to one of them: None where they go on, else what ends them.
-Lead: TypeAlias = Callable[[Processes, Happening], Happening | None]
-
-
 def launch(
     command: Sequence[str],
     fleet: Fleet,
@@ -84,7 +126,6 @@ def launch(
     tell: Callable[[Exit], object] = lambda _: None,
     interrupts: Interrupts | None = None,
     asks: int | None = None,
-    lead: Lead | None = None,
     grace: float = SHUTDOWN_SECONDS,
 ) -> Ending:
     """Run `command` once for each rank of this node and wait for all of them.
@@ -100,18 +141,18 @@ def launch(
         interrupts: signals that tell this process to end. One that comes when a process has failed changes nothing. A
             second Ctrl-C ends the processes at once.
         asks: a signal for processes that still run a while after another one has failed, before they are told to end.
-        lead: leads those that are left on in place; with it, processes get lines.
         grace: seconds that processes have to end when this process was told to end.
 
     Returns:
-        how all of them ended, of the last world.
+        how all of them ended.
 
     Raises:
         KeyboardInterrupt: when this process was told to end; the ranks have ended then.
     """
     queue: SimpleQueue[Any] = SimpleQueue() if events is None else events
-    all_variables = {**environment, **_threads(fleet.ranks)}
-    found = Processes(command, all_variables, queue, tell, has_lines=lead is not None)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    threads = os.environ.get("OMP_NUM_THREADS", str(max(1, (cores or 1) // fleet.ranks)))
+    found = _Processes(command, {**environment, "OMP_NUM_THREADS": threads}, queue, tell)
     first: Happening | None = None
 
     def interrupted() -> None:
@@ -121,7 +162,7 @@ def launch(
         try:
             for local in range(fleet.ranks):
                 found.start(fleet.first + local, fleet.environment(local))
-            first = _until_the_end(found, lead)
+            first = found.first()
             if isinstance(first, Exit):
                 found.settle(SETTLE_SECONDS)
             if asks is not None and not isinstance(first, Interrupted):
@@ -135,19 +176,144 @@ def launch(
     return Ending(tuple(found.exits), first if isinstance(first, Elsewhere) else None)
 
 
-def _until_the_end(found: Processes, lead: Lead | None) -> Happening | None:
-    """Wait until something ends the processes, and give that; None where all of them end well."""
-    while True:
-        first = found.first(hears=lead is not None)
-        if lead is None or first is None:
-            return first
-        ends = lead(found, first)
-        if ends is not None:
-            # Who has only failed because of others ends now.
-            return found.first() if isinstance(ends, Said) else ends
+@final
+@dataclass(slots=True)
+class _Processes:
+    """The processes that run, and what is seen of them.
+
+    Attributes:
+        command: program and arguments of each.
+        happenings: the ends of processes, the failures of other nodes and signals, as they come.
+        tell: called with each end.
+        started: all processes, by rank; each leads a group of its own.
+        running: ranks of those whose end was not seen.
+        exits: those that have ended, in the order of time.
+        states: how each process was found when it was told to end, by rank.
+    """
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    happenings: SimpleQueue[Happening]
+    tell: Callable[[Exit], object]
+    started: dict[int, subprocess.Popen[bytes]] = field(default_factory=dict)
+    running: set[int] = field(default_factory=set)
+    exits: list[Exit] = field(default_factory=list)
+    states: dict[int, str] = field(default_factory=dict)
+
+    def start(self, rank: int, variables: Mapping[str, str]) -> None:
+        """Start the process of a rank, in a session of its own, and a thread that waits for its end.
+
+        Args:
+            rank: the global one.
+            variables: of this process, beside those of all.
+        """
+        environment = {**self.environment, **variables}
+        process = subprocess.Popen(self.command, env=environment, start_new_session=True)
+        self.started[rank] = process
+        self.running.add(rank)
+
+        def see() -> None:
+            code = _seen_end(process)
+            self.happenings.put(Exit(rank, process.pid, code, time.monotonic_ns()))
+
+        threading.Thread(target=see, name=f"weft rank {rank} end", daemon=True).start()
+
+    def next(self, seconds: float | None) -> Happening | None:
+        """The next happening; None where there is nothing within so many seconds."""
+        try:
+            found = self.happenings.get(timeout=seconds)
+        except Empty:
+            return None
+        if isinstance(found, Exit):
+            self.running.remove(found.rank)
+            if found.rank in self.states:
+                found = replace(found, asked=True, state=self.states[found.rank])
+            self.exits.append(found)
+            self.tell(found)
+        return found
+
+    def first(self) -> Happening | None:
+        """Take happenings until one ends the processes, and give that one; None where all of them end well."""
+        while self.running:
+            found = self.next(None)
+            if not isinstance(found, Exit) or found.code:
+                return found
+        return None
+
+    def settle(self, seconds: float, hurried: bool = False) -> None:
+        """Take happenings until all processes have ended, for so many seconds at most.
+
+        Args:
+            seconds: at most.
+            hurried: True ends it when `Interrupted` happens.
+        """
+        end = time.monotonic() + seconds
+        while self.running and (left := end - time.monotonic()) > 0:
+            if isinstance(self.next(left), Interrupted) and hurried:
+                return
+
+    def ask(self, number: int) -> None:
+        """Send a signal to those processes that run and have a handler for it, and let them answer."""
+        running = [self.started[rank].pid for rank in self.running]
+        asked = [pid for pid in running if not _state(pid) and catches(pid, number)]
+        for pid in asked:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
+        if asked:
+            self.settle(ANSWER_SECONDS)
+
+    def end(self, seconds: float | None = None) -> None:
+        """End all processes, with those that they have started: asked first, killed later.
+
+        Asked are the ranks alone: one that ends in good order may need those that it has started, as the processes that
+        load its samples.
+
+        Args:
+            seconds: that they have to end after they were asked, or until `Interrupted` happens; None for
+                `SHUTDOWN_SECONDS`, which nothing cuts short.
+        """
+        for rank in self.running:
+            pid = self.started[rank].pid
+            self.states[rank] = _state(pid)
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGTERM)
+            # One that is stopped hears of nothing until it goes on.
+            _send(pid, signal.SIGCONT)
+        self.settle(SHUTDOWN_SECONDS if seconds is None else seconds, hurried=seconds is not None)
+        for process in self.started.values():
+            _send(process.pid, signal.SIGKILL)
+        self.settle(SHUTDOWN_SECONDS)
+
+    def collect(self) -> None:
+        """Let the system forget the processes whose end was seen; until then their numbers stand for no others."""
+        for rank in self.started.keys() - self.running:
+            self.started[rank].wait()
 
 
-def _threads(ranks: int) -> dict[str, str]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    share = str(max(1, (cores or 1) // ranks))
-    return {"OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", share)}
+def _seen_end(process: subprocess.Popen[bytes]) -> int:
+    """Wait for the end of a process and give its exit code, as `Popen.wait` does.
+
+    Where the system can, its number stays taken: its group, of which others may be left, is to be ended by that.
+    """
+    if not hasattr(os, "waitid"):
+        return process.wait()
+    found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert found is not None
+    return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+
+def _send(group: int, number: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, number)
+
+
+def _state(pid: int) -> str:
+    """The letter T where a process is stopped; "" elsewhere, and where the system does not tell."""
+    if sys.platform != "linux":
+        return ""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            letter = file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return ""
+    return letter if letter == "T" else ""

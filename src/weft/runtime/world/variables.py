@@ -22,8 +22,6 @@ SECRET = "WEFT_SECRET"
 # Seconds that a rank waits for another one.
 TIMEOUT = "WEFT_TIMEOUT"
 
-# The folder of this host in which snapshots of a run lie, in memory.
-SNAPSHOTS = "WEFT_SNAPSHOTS"
 # How many times the ranks of this run were started before.
 RESTART = "WEFT_RESTART"
 

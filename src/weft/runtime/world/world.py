@@ -26,8 +26,7 @@ from weft.runtime.channels.local import LocalGroup
 from weft.runtime.devices.backend import BACKENDS
 from weft.runtime.failures.board import root_failure
 from weft.runtime.failures.calls import Calls
-from weft.runtime.memory.allocator import keep_freed_memory
-from weft.runtime.memory.threads import HeapThread
+from weft.runtime.memory.heap import keep_freed_memory
 
 T = TypeVar("T")
 
@@ -51,10 +50,7 @@ class World(ABC):
         device_type: "cpu" or "cuda".
         timeout: seconds after which a rank that waits for its peers gives up.
         calls: of this process that all ranks must make alike.
-        ended: true where its ranks will not go on together: what lies in it cannot be had any more.
     """
-
-    ended = False
 
     def __init__(
         self, size: int, ranks: Sequence[int], device_type: str, timeout: float = TIMEOUT
@@ -91,13 +87,6 @@ class World(ABC):
         Every process of the job must call this with the same communicators; ranks of this process
         that are no members of one get no channel for it.
         """
-
-    def host_channel(self) -> Channel | None:
-        """A channel between all processes for tensors in host memory; None where this is the only one.
-
-        Every process must call it. A thread of its own may use it, beside what others do.
-        """
-        return None
 
     @abstractmethod
     def run(self, function: Callable[[int], T]) -> list[T]:
@@ -256,7 +245,7 @@ class _RankThread:
         # Of the last call.
         self._ended = threading.Event()
         self._rank = rank
-        self._thread = HeapThread(target=self._loop, name=f"weft rank {rank}", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name=f"weft rank {rank}", daemon=True)
         self._thread.start()
 
     def start_call(self, call: Callable[[int], None]) -> None:

@@ -11,9 +11,8 @@ import pytest
 
 from weft.errors import UserError
 from weft.runtime.world.launch import Fleet
-from weft.runtime.world.nodes.client import Client
-from weft.runtime.world.nodes.joined import Joined
-from weft.runtime.world.nodes.launchers import Launchers, Nodes
+from weft.runtime.world.nodes.client import NodesStore
+from weft.runtime.world.nodes.launchers import Joined, Launchers, Nodes
 from weft.runtime.world.nodes.server import Server
 
 SECRET = "a secret that nobody can guess"
@@ -26,10 +25,10 @@ class Job:
     def __init__(self, count: int) -> None:
         self.server = Server(("127.0.0.1", 0), SECRET.encode())
         self.nodes = Nodes(count, f"127.0.0.1:{self.server.port}", "a")
-        self.clients: dict[Launchers, Client] = {}
+        self.clients: dict[Launchers, NodesStore] = {}
 
     def launcher(self) -> Launchers:
-        client = Client(self.nodes.address, SECRET.encode(), 5)
+        client = NodesStore(self.nodes.address, SECRET.encode(), 5)
         found = Launchers(self.nodes, client, SECRET)
         self.clients[found] = client
         return found

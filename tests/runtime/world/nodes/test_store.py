@@ -18,9 +18,9 @@ from weft.errors import UserError
 from weft.runtime.world.launch import Elsewhere, Fleet
 from weft.runtime.world.nodes import frames, launchers
 from weft.runtime.world.nodes import server as module
-from weft.runtime.world.nodes.client import Client, NodesStore, split_address
+from weft.runtime.world.nodes.client import NodesStore, split_address
 from weft.runtime.world.nodes.frames import answer, greet
-from weft.runtime.world.nodes.joined import Joined
+from weft.runtime.world.nodes.launchers import Joined
 from weft.runtime.world.nodes.server import Server
 
 SECRET = b"the secret of the run"
@@ -34,20 +34,20 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def client(server: Server) -> Iterator[Client]:
-    found = Client(f"127.0.0.1:{server.port}", SECRET, 5)
+def client(server: Server) -> Iterator[NodesStore]:
+    found = NodesStore(f"127.0.0.1:{server.port}", SECRET, 5)
     yield found
     found.close()
 
 
 @pytest.fixture
-def other(client: Client) -> Iterator[Client]:
-    found = client.another()
+def other(client: NodesStore) -> Iterator[NodesStore]:
+    found = client.clone()
     yield found
     found.close()
 
 
-def test_values(client: Client, other: Client) -> None:
+def test_values(client: NodesStore, other: NodesStore) -> None:
     client.set("bytes", bytes(range(256)))
     assert other.get("bytes", 0) == bytes(range(256))
     assert (other.check(["bytes"]), other.check(["bytes", "none"])) == (True, False)
@@ -57,11 +57,13 @@ def test_values(client: Client, other: Client) -> None:
     assert other.compare_set("c", b"first", b"second") == b"second"
     assert other.compare_set("none", b"x", b"y") == b"x"
     assert not other.check(["none"])
-    assert client.count() == 3
-    assert [client.delete("c"), client.delete("c")] == [True, False]
+    assert client.num_keys() == 3
+    assert [client.delete_key("c"), client.delete_key("c")] == [True, False]
 
 
-def test_waits_end_when_the_value_comes_or_the_time_is_over(client: Client, other: Client) -> None:
+def test_waits_end_when_the_value_comes_or_the_time_is_over(
+    client: NodesStore, other: NodesStore
+) -> None:
     found: list[bytes] = []
     thread = threading.Thread(target=lambda: found.append(other.get("late", 30)))
     thread.start()
@@ -71,13 +73,13 @@ def test_waits_end_when_the_value_comes_or_the_time_is_over(client: Client, othe
     with pytest.raises(TimeoutError, match="never"):
         client.get("never", 0)
     with pytest.raises(TimeoutError, match="never"):
-        client.wait(["late", "never"], 0)
+        client.wait(["late", "never"], timedelta())
 
 
-def test_a_will_comes_true_unless_it_is_taken_back(client: Client) -> None:
+def test_a_will_comes_true_unless_it_is_taken_back(client: NodesStore) -> None:
     for key, kept in (("first", True), ("second", False)):
-        dying = client.another()
-        dying.will(key, b"gone")
+        dying = client.clone()
+        dying.will(key, "gone")
         if not kept:
             dying.will(key, None)
         dying.set(f"{key} said", b"")
@@ -86,8 +88,8 @@ def test_a_will_comes_true_unless_it_is_taken_back(client: Client) -> None:
     assert not client.check(["second"])
 
 
-def test_torch_takes_it_for_a_store(client: Client) -> None:
-    store = NodesStore(client)
+def test_torch_takes_it_for_a_store(client: NodesStore) -> None:
+    store = client
     store.set("key", "text")
     assert store.get("key") == b"text"
     clone = store.clone()
@@ -104,15 +106,14 @@ def test_torch_takes_it_for_a_store(client: Client) -> None:
         store.get("key")
 
 
-def test_a_store_that_is_gone_is_told(server: Server, client: Client) -> None:
-    store = NodesStore(client)
+def test_a_store_that_is_gone_is_told(server: Server, client: NodesStore) -> None:
     server.close()
     with pytest.raises(RuntimeError, match="the store of the job"):
-        store.set("key", "text")
+        client.set("key", "text")
 
 
 @pytest.fixture
-def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
+def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[NodesStore]:
     """A client of a store whose host has lost power when both had met."""
     monkeypatch.setattr(frames, "SILENCE_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as listening, ExitStack() as held:
@@ -123,18 +124,18 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Client]:
 
         thread = threading.Thread(target=listen)
         thread.start()
-        yield Client(f"127.0.0.1:{listening.getsockname()[1]}", SECRET, 5)
+        yield NodesStore(f"127.0.0.1:{listening.getsockname()[1]}", SECRET, 5)
         thread.join(5)
 
 
-def test_a_store_that_is_silent_has_gone(silent: Client) -> None:
+def test_a_store_that_is_silent_has_gone(silent: NodesStore) -> None:
     with pytest.raises(ConnectionError, match="has not answered for"):
         silent.get("key", 100)
     with pytest.raises(OSError, match="closed|descriptor|pipe"):  # it is not asked again
         silent.set("key", b"")
 
 
-def test_a_launcher_sees_that_the_store_is_silent(silent: Client) -> None:
+def test_a_launcher_sees_that_the_store_is_silent(silent: NodesStore) -> None:
     events: SimpleQueue[Elsewhere] = SimpleQueue()
     launchers._watch(silent, events)
     assert "which keeps the store of the job, has gone" in events.get(timeout=5).text
@@ -143,7 +144,7 @@ def test_a_launcher_sees_that_the_store_is_silent(silent: Client) -> None:
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux's options")
-def test_the_store_sees_that_a_node_has_lost_power(server: Server, client: Client) -> None:
+def test_the_store_sees_that_a_node_has_lost_power(server: Server, client: NodesStore) -> None:
     client.set("key", b"")
     (line,) = server._lines
     options = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
@@ -175,8 +176,8 @@ def test_a_store_goes_on_when_one_cannot_be_let_in(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "_AGAIN_SECONDS", 0.01)
     server = Server(("127.0.0.1", 0), SECRET)
     with pytest.raises(ConnectionError):
-        Client(f"127.0.0.1:{server.port}", SECRET, 5)
-    client = Client(f"127.0.0.1:{server.port}", SECRET, 5)
+        NodesStore(f"127.0.0.1:{server.port}", SECRET, 5)
+    client = NodesStore(f"127.0.0.1:{server.port}", SECRET, 5)
     client.set("key", b"")
     assert not troubles
     assert not server._unproven
@@ -194,7 +195,7 @@ def test_strangers_who_wait_do_not_crowd_the_job_out(
     heard = b"?"
     while heard:  # its greeting, then the end
         heard = first.recv(100)
-    client = Client(f"127.0.0.1:{server.port}", SECRET, 20)
+    client = NodesStore(f"127.0.0.1:{server.port}", SECRET, 20)
     client.set("key", b"")
     assert len(server._unproven) <= module.MOST_UNPROVEN
     client.close()
@@ -204,17 +205,17 @@ def test_strangers_who_wait_do_not_crowd_the_job_out(
 
 def test_who_has_another_secret_is_refused(server: Server) -> None:
     with pytest.raises(UserError, match="WEFT_SECRET to the same value"):
-        Client(f"127.0.0.1:{server.port}", b"another secret", 5)
+        NodesStore(f"127.0.0.1:{server.port}", b"another secret", 5)
 
 
 def test_nobody_listens() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         with pytest.raises(TimeoutError, match="nobody listens"):
-            Client(f"127.0.0.1:{free.getsockname()[1]}", SECRET, 0)
+            NodesStore(f"127.0.0.1:{free.getsockname()[1]}", SECRET, 0)
 
 
-def test_what_strangers_send_changes_nothing(server: Server, client: Client) -> None:
+def test_what_strangers_send_changes_nothing(server: Server, client: NodesStore) -> None:
     """Random bytes, requests without proof, what torch's own client says, connections that are left open."""
     draw = random.Random(0)
     held = []
@@ -226,7 +227,7 @@ def test_what_strangers_send_changes_nothing(server: Server, client: Client) -> 
         held.append(stranger)
     client.set("mine", b"true")
     assert client.get("mine", 5) == b"true"
-    assert client.count() == 1
+    assert client.num_keys() == 1
     for stranger in held:
         stranger.close()
 
@@ -245,14 +246,14 @@ def test_what_strangers_send_changes_nothing(server: Server, client: Client) -> 
     ],
 )
 def test_nonsense_of_the_job_ends_its_connection_only(
-    server: Server, client: Client, message: bytes
+    server: Server, client: NodesStore, message: bytes
 ) -> None:
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         line = greet(connection, SECRET)
         line.send(message)
         with pytest.raises(OSError, match="gone|reset"):
             line.receive()
-    assert client.count() == 0
+    assert client.num_keys() == 0
 
 
 @pytest.mark.parametrize(

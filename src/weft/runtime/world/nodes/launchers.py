@@ -10,17 +10,17 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any, final
 
 from weft.errors import UserError
-from weft.runtime.world.launch import Elsewhere, Fleet
-from weft.runtime.world.nodes.client import Client, split_address
+from weft.runtime.world.launch import Elsewhere, Exit, Fleet
+from weft.runtime.world.nodes.client import NodesStore, StoreError, split_address
 from weft.runtime.world.nodes.frames import proof
-from weft.runtime.world.nodes.joined import FAILED, Joined, here, start_key
 from weft.runtime.world.nodes.server import Server
 from weft.runtime.world.variables import SECRET, STORE, given_secret
 
@@ -34,6 +34,95 @@ _START = "weft/launcher/start"
 _OVER = "weft/launcher/over"
 # Of one start: the nodes that take part.
 _TAKING_PART = "nodes"
+# Of one start: the first failure.
+FAILED = "failed"
+
+
+def ended_key(rank: int, start: int) -> str:
+    """The name of a rank's exit code in the store, once it has ended.
+
+    Args:
+        start: of the ranks, from 0.
+    """
+    return f"weft/ended/{start}/{rank}"
+
+
+def start_key(start: int, name: object) -> str:
+    """The name of an entry of launchers that is of one start."""
+    return f"weft/launcher/{start}/{name}"
+
+
+@final
+@dataclass(frozen=True)
+class Joined:
+    """This node, once all have come.
+
+    Attributes:
+        fleet: its ranks.
+        environment: what these need to meet the others.
+        events: gets the failures of other nodes.
+        start: of the ranks, from 0.
+    """
+
+    fleet: Fleet
+    environment: Mapping[str, str]
+    events: SimpleQueue[Any]
+    store: NodesStore
+    start: int = 0
+
+    @property
+    def failed(self) -> str:
+        """The name of the entry that tells of the first failure."""
+        return start_key(self.start, FAILED)
+
+    def say_ended(self, end: Exit) -> None:
+        """Tell the ranks of all nodes that one has ended."""
+        with suppress(OSError):  # the store has gone, and with it all who would read
+            self.store.set(ended_key(end.rank, self.start), str(end.code))
+
+    def left(self) -> tuple[int, ...]:
+        """Ranks of other nodes that have ended with exit code 0."""
+        own = range(self.fleet.first, self.fleet.first + self.fleet.ranks)
+        with suppress(OSError):
+            return tuple(
+                rank
+                for rank in range(self.fleet.world)
+                if rank not in own
+                and self.store.check([ended_key(rank, self.start)])
+                and self.store.get(ended_key(rank, self.start), 0) == b"0"
+            )
+        return ()
+
+    def say_failed(self, text: str) -> Elsewhere | None:
+        """Tell the other nodes what has failed here; gives what one of them has told before."""
+        own = f"{here(self.fleet)}: {text}".encode()
+        with suppress(OSError):
+            found = self.store.compare_set(self.failed, "", own)
+            return None if found == own else Elsewhere(found.decode())
+        return None
+
+    def failure(self, seconds: float) -> Elsewhere | None:
+        """The failure that another node tells within so many seconds."""
+        with suppress(OSError):  # none, or the store has gone
+            return Elsewhere(self.store.get(self.failed, seconds).decode())
+        return None
+
+    def finish(self) -> Elsewhere | None:
+        """Say that this node is done, and wait until all are, or until one has failed; gives that failure."""
+        keys = [start_key(self.start, f"done/{each}") for each in range(self.fleet.nodes)]
+        self.store.will(self.failed, None)
+        self.store.set(keys[self.fleet.node], "")
+        while not self.store.check(keys):
+            if self.store.check([self.failed]):
+                return Elsewhere(self.store.get(self.failed, 0).decode())
+            with suppress(TimeoutError):
+                self.store.wait(keys, timedelta())
+        return None
+
+
+def here(fleet: Fleet) -> str:
+    """The name of a node for messages."""
+    return f"node {fleet.node} ({socket.gethostname()})"
 
 
 @final
@@ -56,11 +145,11 @@ class Nodes:
 class Launchers:
     """The launchers of a job, one on each node, as one of them sees them, over all starts of the ranks."""
 
-    def __init__(self, nodes: Nodes, client: Client, secret: str) -> None:
+    def __init__(self, nodes: Nodes, store: NodesStore, secret: str) -> None:
         self.nodes = nodes
-        self._client, self._secret = client, secret
+        self._store, self._secret = store, secret
         self._own = secrets.token_hex(8)
-        client.will(_gone(self._own), b"")
+        store.will(_gone(self._own), "")
 
     @contextmanager
     def joined(
@@ -79,13 +168,15 @@ class Launchers:
         Raises:
             UserError: the nodes do not come, or have gone on without this one.
         """
-        client = self._client
-        start = self._under_way()
+        store = self._store
+        start = int(store.get(_START, 0)) if store.check([_START]) else 0
         fleet = self._fleet(start, ranks, least, seconds)
-        environment = _environment(self.nodes, client, self._secret)
-        found = Joined(fleet, environment, SimpleQueue(), client, start)
-        client.will(found.failed, f"{here(fleet)} has gone".encode())
-        watched = client.another()
+        environment = {STORE: self.nodes.address, SECRET: self._secret}
+        if name := _interface(store.local):
+            environment |= {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
+        found = Joined(fleet, environment, SimpleQueue(), store, start)
+        store.will(found.failed, f"{here(fleet)} has gone")
+        watched = store.clone()
         arguments = watched, found.events, start
         threading.Thread(target=_watch, args=arguments, daemon=True).start()
         try:
@@ -95,36 +186,33 @@ class Launchers:
 
     def again(self, start: int) -> bool:
         """Have another start follow one that has failed; False where none is to follow, or the store has gone."""
-        before = str(start).encode() if start else b""
+        before = str(start) if start else ""
         with suppress(OSError):
-            if self._client.check([_OVER]):
+            if self._store.check([_OVER]):
                 return False
-            self._client.compare_set(_START, before, str(start + 1).encode())
+            self._store.compare_set(_START, before, str(start + 1))
             return True
         return False
 
     def end(self) -> None:
         """Have no other start follow, as somebody has ended the job."""
         with suppress(OSError):
-            self._client.set(_OVER, b"")
-
-    def _under_way(self) -> int:
-        return int(self._client.get(_START, 0)) if self._client.check([_START]) else 0
+            self._store.set(_OVER, "")
 
     def _fleet(self, start: int, ranks: int, least: int | None, seconds: float) -> Fleet:
-        client, closed = self._client, start_key(start, _TAKING_PART)
-        number = client.add(start_key(start, "came"), 1) - 1
+        store, closed = self._store, start_key(start, _TAKING_PART)
+        number = store.add(start_key(start, "came"), 1) - 1
         entry = [self.nodes.count, self._own, ranks]
-        client.set(start_key(start, f"node/{number}"), json.dumps(entry).encode())
+        store.set(start_key(start, f"node/{number}"), json.dumps(entry))
         end = time.monotonic() + seconds
-        while not client.check([closed]):
+        while not store.check([closed]):
             came = self._came(start)
             if self._own not in dict(came):
                 raise self._too_many()
-            if client.check([_OVER]):
+            if store.check([_OVER]):
                 raise UserError("the job was ended on another node; start weft run again on each")
             if self._is_complete(start, came, least):
-                client.compare_set(closed, b"", json.dumps(self._ordered(start, came)).encode())
+                store.compare_set(closed, "", json.dumps(self._ordered(start, came)))
             elif time.monotonic() > end:
                 raise UserError(
                     f"{len(came)} of {self.nodes.count} nodes have come to {self.nodes.address} within {seconds:g} s; "
@@ -132,7 +220,7 @@ class Launchers:
                 )
             else:
                 with suppress(TimeoutError):
-                    client.wait([closed], 0)
+                    store.wait([closed], timedelta())
         return self._taken(start, ranks)
 
     def _too_many(self) -> UserError:
@@ -158,14 +246,14 @@ class Launchers:
         """Name and ranks of the nodes that have come and are still there, as many as there are to be."""
         keys = [
             start_key(start, f"node/{each}")
-            for each in range(self._client.add(start_key(start, "came"), 0))
+            for each in range(self._store.add(start_key(start, "came"), 0))
         ]
-        every = [json.loads(self._client.get(key, 0)) for key in keys if self._client.check([key])]
+        every = [json.loads(self._store.get(key, 0)) for key in keys if self._store.check([key])]
         if any(count != self.nodes.count for count, *_ in every):
             raise UserError(
                 f"--nodes must be the same on all nodes, found {[each[0] for each in every]}"
             )
-        there = [(name, ranks) for _, name, ranks in every if not self._client.check([_gone(name)])]
+        there = [(name, ranks) for _, name, ranks in every if not self._store.check([_gone(name)])]
         return there[: self.nodes.count]
 
     def _is_complete(self, start: int, came: Sequence[tuple[str, int]], least: int | None) -> bool:
@@ -176,10 +264,10 @@ class Launchers:
             return False
         names = {name for name, _ in came}
         before = self._taking_part(start - 1)
-        return all(name in names or self._client.check([_gone(name)]) for name, _ in before)
+        return all(name in names or self._store.check([_gone(name)]) for name, _ in before)
 
     def _taking_part(self, start: int) -> list[tuple[str, int]]:
-        text = self._client.get(start_key(start, _TAKING_PART), 0)
+        text = self._store.get(start_key(start, _TAKING_PART), 0)
         return [(name, ranks) for name, ranks in json.loads(text)]
 
     def _ordered(self, start: int, came: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
@@ -222,12 +310,12 @@ def launchers(nodes: Nodes, seconds: float = JOIN_SECONDS) -> Iterator[Launchers
     split_address(nodes.address)
     server = _serve(nodes.address, secret.encode())
     try:
-        client = Client(nodes.address, secret.encode(), seconds)
+        store = NodesStore(nodes.address, secret.encode(), seconds)
         try:
-            yield Launchers(nodes, client, secret)
+            yield Launchers(nodes, store, secret)
         finally:
-            client.close()
-    except TimeoutError as error:
+            store.close()
+    except (TimeoutError, StoreError) as error:
         raise UserError(str(error)) from error
     except OSError as error:
         raise UserError(f"the store of the job at {nodes.address}: {error}") from error
@@ -247,14 +335,6 @@ def _serve(address: str, secret: bytes) -> Server | None:
     return None
 
 
-def _environment(nodes: Nodes, client: Client, secret: str) -> dict[str, str]:
-    found = {STORE: nodes.address, SECRET: secret}
-    name = _interface(client.local)
-    return (
-        {**found, "GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"} if name else found
-    )
-
-
 def _interface(address: str) -> str:
     """The name of the interface that has an IPv4 address of this node; "" where it is not found."""
     if sys.platform != "linux" or ":" in address:
@@ -269,14 +349,14 @@ def _interface(address: str) -> str:
     return ""
 
 
-def _watch(client: Client, events: SimpleQueue[Any], start: int = 0) -> None:
+def _watch(store: NodesStore, events: SimpleQueue[Any], start: int = 0) -> None:
     """Wait for the failure of another node."""
     while True:
         try:
-            text = client.get(start_key(start, FAILED), JOIN_SECONDS).decode()
+            text = store.get(start_key(start, FAILED), JOIN_SECONDS).decode()
         except TimeoutError:
             continue
         except OSError:
-            text = f"the node at {client.address}, which keeps the store of the job, has gone"
+            text = f"the node at {store.address}, which keeps the store of the job, has gone"
         events.put(Elsewhere(text))
         return

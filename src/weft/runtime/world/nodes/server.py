@@ -10,7 +10,6 @@ import json
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, final
 
@@ -136,82 +135,64 @@ class Server:
     def _talk(self, line: Line, wills: dict[str, bytes]) -> None:
         while True:
             name, *arguments = json.loads(line.receive())
-            if name == "will":
-                _set_will(wills, *arguments)
-                found = None
-            else:
-                found = _OPERATIONS[name](self, *arguments)
+            match name, arguments:
+                case "will", [str(key), None]:
+                    found = None
+                    wills.pop(key, None)
+                case "will", [str(key), str(value)]:
+                    found = None
+                    wills[key] = value.encode("latin-1")
+                case _:
+                    found = self._result(name, arguments)
             line.send(json.dumps(found).encode())
 
-    def _set(self, key: str, value: str) -> None:
+    def _result(self, name: str, arguments: list[Any]) -> Any:
+        """The result of a request; those that wait give None or False after `WAIT_SECONDS`.
+
+        Raises:
+            ValueError: it is none.
+        """
         with self._changed:
-            self._values[key] = value.encode("latin-1")
+            match name, arguments:
+                case "get", [str(key)]:
+                    self._changed.wait_for(lambda: key in self._values, WAIT_SECONDS)
+                    found = self._values.get(key)
+                    return None if found is None else found.decode("latin-1")
+                case "wait", [list(keys)]:
+                    return self._changed.wait_for(
+                        lambda: self._values.keys() >= set(keys), WAIT_SECONDS
+                    )
+                case "check", [list(keys)]:
+                    return self._values.keys() >= set(keys)
+                case "count", []:
+                    return len(self._values)
+            result = self._write(name, arguments)
             self._changed.notify_all()
+            return result
 
-    def _get(self, key: str) -> str | None:
-        """The value, or None when it is not there within `WAIT_SECONDS`."""
-        with self._changed:
-            self._changed.wait_for(lambda: key in self._values, WAIT_SECONDS)
-            found = self._values.get(key)
-        return None if found is None else found.decode("latin-1")
-
-    def _wait(self, keys: list[str]) -> bool:
-        with self._changed:
-            return self._changed.wait_for(lambda: self._has(keys), WAIT_SECONDS)
-
-    def _check(self, keys: list[str]) -> bool:
-        with self._changed:
-            return self._has(keys)
-
-    def _has(self, keys: list[str]) -> bool:
-        return all(key in self._values for key in keys)
-
-    def _add(self, key: str, amount: int) -> int:
-        with self._changed:
-            total = int(self._values.get(key, b"0")) + amount
-            self._values[key] = str(total).encode()
-            self._changed.notify_all()
-        return total
-
-    def _compare_set(self, key: str, expected: str, desired: str) -> str:
-        """Write where the value is the expected one, "" where there is none; gives what is there then."""
-        with self._changed:
-            found = self._values.get(key, b"").decode("latin-1")
-            if found == expected:
-                self._values[key] = desired.encode("latin-1")
-                self._changed.notify_all()
+    def _write(self, name: str, arguments: list[Any]) -> Any:
+        values = self._values
+        match name, arguments:
+            case "set", [str(key), str(value)]:
+                values[key] = value.encode("latin-1")
+                return None
+            case "add", [str(key), int(amount)]:
+                total = int(values.get(key, b"0")) + amount
+                values[key] = str(total).encode()
+                return total
+            case "compare_set", [str(key), str(expected), str(desired)]:
+                # Written where the value is the expected one, "" where there is none; gives what is there then.
+                found = values.get(key, b"").decode("latin-1")
+                if found != expected:
+                    return found if key in values else expected
+                values[key] = desired.encode("latin-1")
                 return desired
-            return found if key in self._values else expected
-
-    def _delete(self, key: str) -> bool:
-        with self._changed:
-            return self._values.pop(key, None) is not None
-
-    def _count(self) -> int:
-        with self._changed:
-            return len(self._values)
+            case "delete", [str(key)]:
+                return values.pop(key, None) is not None
+        raise ValueError(f"{name!r} is no request")
 
 
 def _hang_up(connection: socket.socket) -> None:
     """End a connection; the thread that waits for its other end wakes, and closes it."""
     with suppress(OSError):
         connection.shutdown(socket.SHUT_RDWR)
-
-
-def _set_will(wills: dict[str, bytes], key: str, value: str | None) -> None:
-    if value is None:
-        wills.pop(key, None)
-    else:
-        wills[key] = value.encode("latin-1")
-
-
-_OPERATIONS: Mapping[str, Callable[..., Any]] = {
-    "set": Server._set,
-    "get": Server._get,
-    "wait": Server._wait,
-    "check": Server._check,
-    "add": Server._add,
-    "compare_set": Server._compare_set,
-    "delete": Server._delete,
-    "count": Server._count,
-}

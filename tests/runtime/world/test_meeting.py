@@ -10,14 +10,14 @@ from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
 
 from on_ranks import run_ranks
 from weft.errors import NoAnswer, RankFailure, UserError
-from weft.runtime.world.arrival import await_all, connecting
+from weft.runtime.world.meeting import await_all, connecting
 
 SCRIPT = """
 import os, sys
 import torch
 from torch import nn
 import weft
-from weft.runtime.world.arrival import say_at_end
+from weft.runtime.world.meeting import say_at_end
 
 say_at_end()
 if "first" in sys.argv:

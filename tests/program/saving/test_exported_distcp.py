@@ -16,8 +16,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from program.saving.nets import Case, assert_same, batch_of, compiled, everything, loss_fn
 from weft.errors import DamagedCheckpoint, UserError
-from weft.program.saving.distcp import NAME, Distcp
-from weft.program.saving.exported import import_model
+from weft.program.saving.exported import METADATA, Distcp, import_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -86,7 +85,7 @@ HOSTILE: dict[str, Any] = {
 def test_nothing_is_executed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
-        (tmp_path / NAME).write_bytes(pickle.dumps(HOSTILE[name], protocol))
+        (tmp_path / METADATA).write_bytes(pickle.dumps(HOSTILE[name], protocol))
         with pytest.raises(DamagedCheckpoint, match="metadata"):
             Distcp(tmp_path)
     assert not (tmp_path / "executed").exists()
@@ -106,10 +105,10 @@ def test_nothing_is_executed(name: str, tmp_path: Path, monkeypatch: pytest.Monk
 )
 def test_hostile_bytes(code: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (tmp_path / NAME).write_bytes(code)
+    (tmp_path / METADATA).write_bytes(code)
     with pytest.raises(DamagedCheckpoint):
         Distcp(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+    assert [path.name for path in tmp_path.iterdir()] == [METADATA]
 
 
 def test_cut_files_are_told(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from torch import nn
 import weft
 from weft.hardware import linked, usual_device
 from weft.ir.plan import Communicate, Communicator
-from weft.runtime.world import measure_links
-from weft.runtime.world.measure_links import measured_links
+from weft.runtime.world import distributed
+from weft.runtime.world.distributed import measured_links
 from weft.runtime.world.world import LocalWorld, local_world
 from weft.units import Seconds
 
@@ -21,13 +21,13 @@ CPU = usual_device("cpu")
 @pytest.mark.parametrize("size", [2, 3])
 def test_the_slowest_counts_everywhere(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 1 finds 1.1 ms of latency and 9 ms for a megabyte more; whatever is measured is less."""
-    measure = measure_links._seconds
+    measure = distributed._exchange_seconds
 
     def seconds(channel: object, length: int) -> float:
         found = measure(channel, length)  # type: ignore[arg-type]
         return found if channel.rank != 1 else 1.1e-3 + (length - 1) * 9e-3 / 2**20  # type: ignore[attr-defined]
 
-    monkeypatch.setattr(measure_links, "_seconds", seconds)
+    monkeypatch.setattr(distributed, "_exchange_seconds", seconds)
     with local_world(size) as world:
         channels = world.connect((Communicator(0, tuple(range(size))),))
         found = world.run(lambda rank: measured_links(CPU, channels[rank][0]))

@@ -1,25 +1,93 @@
-"""Tensors that stay move out of the midst of freed ones, and are the same tensors as before."""
+"""Freed memory stays with the process, and tensors that stay move out of its midst, unless the user set it up."""
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import os
+import resource
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from weft.runtime.memory import together
-from weft.runtime.memory.allocator import keep_freed_memory
-from weft.runtime.memory.together import lay_together
+from weft.runtime.memory import heap
+from weft.runtime.memory.heap import (
+    give_back,
+    is_free_to_choose,
+    keep_freed_memory,
+    lay_together,
+)
+from weft.runtime.world import distributed
+from weft.runtime.world.world import local_world
 
 MIB = 2**20
-
-pytestmark = pytest.mark.skipif(
+OURS = pytest.mark.skipif(
     sys.platform != "linux" or not keep_freed_memory(), reason="the allocator is not weft's"
 )
 
 
+def test_the_users_settings_win():
+    assert is_free_to_choose({"OMP_NUM_THREADS": "1", "GLIBC_TUNABLES": "glibc.cpu.x86=1"})
+    assert not is_free_to_choose({"MALLOC_ARENA_MAX": "4"})
+    assert not is_free_to_choose({"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=1"})
+    assert not is_free_to_choose({"WEFT_MALLOC": "system"})
+
+
+@pytest.mark.parametrize(("platform", "variable"), [("win32", ""), ("linux", "system")])
+def test_nothing_is_given_back_where_it_is_not_weft_s(monkeypatch, platform, variable):
+    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
+        monkeypatch.delenv(name)
+    called = []
+    library = SimpleNamespace(malloc_trim=called.append)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("WEFT_MALLOC", "")
+    give_back()
+    assert called == [0]
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setenv("WEFT_MALLOC", variable)
+    give_back()
+    assert called == [0]
+
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def test_large_results_of_all_ranks_reuse_their_pages():
+    def allocate(rank):
+        for _ in range(10):
+            torch.ones(2**21)
+
+    with local_world(2) as world:
+        if not keep_freed_memory():
+            pytest.skip("another C library, or an allocator that the user set up")
+        world.run(allocate)
+        before = faults()
+        world.run(allocate)
+    # Fresh memory would take 2 x 10 x 2048 pages.
+    assert faults() - before < 10 * 2048
+
+
+def test_memory_is_set_up_before_there_are_threads(monkeypatch):
+    """Heaps of threads that have ended go to later ones, whatever is set by then."""
+    done = []
+
+    def join(*_):
+        done.append("join")
+        raise ConnectionError
+
+    monkeypatch.setattr(distributed, "keep_freed_memory", lambda: done.append("memory"))
+    monkeypatch.setattr(distributed, "join", join)
+    with pytest.raises(ConnectionError):
+        distributed.DistributedWorld("cpu")
+    assert done == ["memory", "join"]
+
+
+@OURS
 def test_tensors_stay_the_same_objects():
     tensors = [torch.arange(MIB, dtype=torch.int32), torch.randn(3, MIB, dtype=torch.float64)]
     tensors.append(torch.randn(1000, 1000).t())
@@ -35,6 +103,7 @@ def test_tensors_stay_the_same_objects():
     assert len(storages) == len({each.data_ptr() for each in tensors})
 
 
+@OURS
 def test_all_memory_goes_before_any_is_taken_anew(monkeypatch):
     """So what lay between them is one piece when they come back."""
     tensors = [torch.ones(MIB) for _ in range(4)]
@@ -52,13 +121,14 @@ def test_all_memory_goes_before_any_is_taken_anew(monkeypatch):
             self._storage.resize_(size)
 
     places = [each.data_ptr() for each in tensors]
-    monkeypatch.setattr(together, "_outside", lambda noted: noted._storage.clone())
-    assert together._move([Noted(each.untyped_storage()) for each in tensors]) == 16 * MIB
+    monkeypatch.setattr(heap, "_outside", lambda noted: noted._storage.clone())
+    assert heap._move([Noted(each.untyped_storage()) for each in tensors]) == 16 * MIB
     assert [size for size, _ in events] == [0] * 4 + [4 * MIB] * 4
     assert [place for _, place in events[:4]] == places
     assert all(bool(each.all()) for each in tensors)
 
 
+@OURS
 def test_copies_take_no_more_than_there_is_room(monkeypatch):
     taken = []
 
@@ -66,7 +136,7 @@ def test_copies_take_no_more_than_there_is_room(monkeypatch):
         taken.append([each.nbytes() for each in portion])
         return sum(taken[-1])
 
-    monkeypatch.setattr(together, "_move", move)
+    monkeypatch.setattr(heap, "_move", move)
     large, *small = (torch.ones(size * MIB, dtype=torch.uint8) for size in (5, 2, 2, 2))
     assert lay_together([large, *small], 4 * MIB) == 6 * MIB
     assert sorted(map(sum, taken)) == [2 * MIB, 4 * MIB]
@@ -76,15 +146,17 @@ def test_copies_take_no_more_than_there_is_room(monkeypatch):
     assert len(taken) == 1
 
 
+@OURS
 def test_the_highest_go_first(monkeypatch):
     found = []
-    monkeypatch.setattr(together, "_move", lambda portion: found.extend(portion) or 1)
+    monkeypatch.setattr(heap, "_move", lambda portion: found.extend(portion) or 1)
     tensors = [torch.ones(MIB) for _ in range(4)]
     lay_together(tensors, 2**30)
     places = [each.data_ptr() for each in found]
     assert places == sorted((each.data_ptr() for each in tensors), reverse=True)
 
 
+@OURS
 @pytest.mark.parametrize(
     "make",
     [
@@ -103,11 +175,13 @@ def test_what_has_no_memory_of_its_own_stays(make):
     assert tensor.data_ptr() == place
 
 
+@OURS
 def test_nothing_moves_where_the_allocator_is_the_user_s(monkeypatch):
-    monkeypatch.setattr(together, "keep_freed_memory", lambda: False)
+    monkeypatch.setattr(heap, "keep_freed_memory", lambda: False)
     assert lay_together([torch.ones(MIB)], 2**30) == 0
 
 
+@OURS
 def test_tensors_stay_where_there_is_no_memory_for_copies(monkeypatch):
     def full(*arguments):
         raise OSError(12, "Cannot allocate memory")

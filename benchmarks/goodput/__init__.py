@@ -1,1 +1,0 @@
-"""Goodput, as measured in a run with failures, beside what the simulator predicts of it."""
