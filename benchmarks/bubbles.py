@@ -44,7 +44,7 @@ def theory(schedule: str, micro_batches: int) -> float:
 
 def simulated(program: weft.Program) -> float:
     """The same part as the simulation of the plan says it."""
-    scheduled = program._compiled.schedule
+    scheduled = program._core.compiled.schedule
     simulation = scheduled.simulation
     assert simulation is not None
     makespan: float = simulation.makespan
@@ -63,7 +63,7 @@ class Busy:
     def __init__(self, program: weft.Program) -> None:
         self.seconds = 0.0
         # The executor's own dict: it looks an actor's work up for every act.
-        executor: Any = program._executors[RANK]
+        executor: Any = program._core.executors[RANK]
         works = executor._works
         for actor in program.plan.ranks[0].actors:
             if actor.queue == COMPUTE:

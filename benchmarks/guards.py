@@ -47,10 +47,9 @@ def measured(ranks: int, rounds: int) -> dict[str, dict[str, float]]:
     with weft.local_world(ranks):
         program = weft.compile(model, squares, optimizer, batch, placement=placement)
         program.step(batch)
-        training = program._training
-        assert training is not None  # it has an optimizer
+        training = program._core.training
         checks: dict[str, Callable[[], object]] = {
-            "guards": program._variants.current.guards.changed,
+            "guards": program._core.variants.current.guards.changed,
             "places": program._core.places.check,
             "gradients": training.gradients.standing,
         }

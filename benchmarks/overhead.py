@@ -39,6 +39,7 @@ from weft.ir.plan import (
 from weft.layout import placement
 from weft.runtime.executor.optimizer import group_updates
 from weft.runtime.executor.threads import ThreadExecutor
+from weft.runtime.executor.work import Rank
 from weft.runtime.kernels.generated import build_kernel
 from weft.runtime.kernels.matmul import onednn_is_faster
 from weft.runtime.memory.state import Variables
@@ -101,7 +102,7 @@ def plain_step(
             outputs = kernel.function(None, *operands)
             start = len(fetched)
             for names, update in joined:
-                update.run(outputs[start : start + len(names)])
+                update(outputs[start : start + len(names)])
                 start += len(names)
         return outputs[0]
 
@@ -117,7 +118,7 @@ def measure(case: Case, rounds: int) -> dict[str, float]:
         copies = {name: value.detach().clone() for name, value in case.model.state_dict().items()}
         return Variables({**copies, **captured.constants})
 
-    executor = ThreadExecutor(plan, {}, CPU, variables(), optimizer=adamw(case.model))
+    executor = ThreadExecutor(Rank(plan, CPU, {}, variables(), optimizer=adamw(case.model)))
     sides = {
         "weft": lambda: executor.step(feed),
         "plain": plain_step(plan, variables(), adamw(case.model), feed),
@@ -144,7 +145,7 @@ def empty_plan(queues: Sequence[str], micro_batches: int) -> RankPlan:
 
 def microseconds_an_act(queues: Sequence[str], micro_batches: int, rounds: int) -> float:
     """What one act of an empty actor takes, the fastest of many steps: others only make it slower."""
-    with ThreadExecutor(empty_plan(queues, micro_batches), {}, CPU, Variables()) as executor:
+    with ThreadExecutor(Rank(empty_plan(queues, micro_batches), CPU, {}, Variables())) as executor:
         seconds = []
         for _ in range(10 * rounds):
             start = perf_counter()

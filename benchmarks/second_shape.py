@@ -41,7 +41,7 @@ PARTS: tuple[tuple[str, Any, str], ...] = (
     ("capture", import_module("weft.program.planning.step"), "capture"),
     ("deduction", import_module("weft.compiler.stages.lay_out"), "deduce"),
     ("plan", import_module("weft.compiler.pipeline"), "lower"),
-    ("passes", import_module("weft.program.planner"), "compile_graph"),
+    ("passes", import_module("weft.program.planning.variants"), "compile_graph"),
     ("start", import_module("weft.program.planning.variants"), "build"),
     ("step", Variant, "step"),
 )

@@ -18,6 +18,7 @@ from weft.ir.legal.plans import verify_communicators
 from weft.ir.parsers.graph_parser import parse_graph
 from weft.ir.plan import Communicate, Communicator, RankPlan
 from weft.runtime.executor.threads import ThreadExecutor
+from weft.runtime.executor.work import Rank
 from weft.runtime.memory.state import Variables
 from weft.runtime.world.world import World
 
@@ -96,7 +97,7 @@ def check_two_placements(world: World, steps: int = 2) -> None:
         given = {item.key: part(item.key, rank) for item in plan.inputs}
         feed = {"x": given.pop("x")} if "x" in given else {}
         with ThreadExecutor(
-            plan, channels[rank], world.device(rank), Variables(given), timeout=30
+            Rank(plan, world.device(rank), channels[rank], Variables(given)), timeout=30
         ) as executor:
             for _ in range(steps):
                 results = executor.step(feed)

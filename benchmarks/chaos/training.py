@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import weft
-from weft.program.planner import Planner
+from weft.program.planning.variants import Planner
 from weft.program.saving import files, load, save
 
 SAMPLES, BATCH, STEPS, EVERY = 48, 12, 24, 3

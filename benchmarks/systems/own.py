@@ -64,8 +64,8 @@ def system(job: Job, kernels: Kernels) -> System:
 
 def prediction(program: weft.Program, batch: Any) -> dict[str, Any]:
     """Seconds, their interval, bytes and guesses of a program's next steps."""
-    world, variant = program._setting.world, program._variants.current
-    found = measured(world, [variant.compiled], program._step.optimizers)
+    world, variant = program._core.setting.world, program._core.variants.current
+    found = measured(world, [variant.compiled], program._core.step.optimizers)
     costs = MeasuredCosts(found, usual_device(world.device_type))
     simulation = predicted(variant.captured.graph, variant.compiled, costs)
     assert simulation.memory is not None  # the plans say it
@@ -83,7 +83,7 @@ def prediction(program: weft.Program, batch: Any) -> dict[str, Any]:
 
 def sent_in_a_step(program: weft.Program, batch: Any) -> int:
     """Bytes that the channels of this process count in a step."""
-    executors = program._executors.values()
+    executors = program._core.executors.values()
     channels = [channel for each in executors for channel in each._rank.channels.values()]
     before = sum(channel.sent.total() for channel in channels)
     program.step(batch)

@@ -12,7 +12,7 @@ from weft.cli.capture import find_job
 from weft.cli.main import app
 from weft.errors import UserError
 from weft.planning.stored_step import StoredStep
-from weft.program.job import Job
+from weft.program.planning.step import Job
 
 JOB = """
 import torch, weft

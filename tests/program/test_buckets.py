@@ -84,6 +84,6 @@ def test_of_padded_batches_each_process_takes_all_rows(monkeypatch: pytest.Monke
     with weft.local_world(1):
         given: dict[str, Any] = {"placement": weft.placement("cpu", [0])}
         program = weft.compile(model, loss_fn, optimizer, batch_of(6, 0), shapes=BUCKETS, **given)
-        monkeypatch.setattr(type(program._variants), "rows", lambda *_: [0])
+        monkeypatch.setattr(type(program._core.variants), "rows", lambda *_: [0])
         assert program.rows(4) == [0, 1, 2, 3]
         program.close()

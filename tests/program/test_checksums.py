@@ -11,7 +11,6 @@ import torch
 import weft
 from weft.program.checksums import BatchSums, OptionsChecksum, batch_sums
 from weft.program.feeding import feed
-from weft.program.setting import Setting
 
 
 @pytest.mark.parametrize(
@@ -44,18 +43,18 @@ def test_the_first_steps_are_those_after_a_checkpoint_was_loaded(
 ) -> None:
     seen: list[int] = []
 
-    def noted(leaves: Any, given: Any, step: int) -> BatchSums:
+    def noted(leaves: Any, given: Any, step: int, *more: Any) -> BatchSums:
         seen.append(step)
-        return batch_sums(leaves, given, step)
+        return batch_sums(leaves, given, step, *more)
 
     monkeypatch.setattr(feed, "batch_sums", noted)
     model, x = torch.nn.Linear(2, 1), torch.ones(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with weft.local_world(2):
-        # Of ranks in one process no batches are compared.
-        monkeypatch.setattr(Setting, "several", property(lambda _: True))
         ranks = weft.placement("cpu", [0, 1])
         program = weft.compile(model, mean, optimizer, x, placement=ranks)
+        # Of ranks in one process no batches are compared.
+        program._core.variants.current.feeder._compared = True
         for _ in range(3):
             program.step(x)
         program.save(tmp_path / "saved")

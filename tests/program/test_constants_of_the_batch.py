@@ -49,7 +49,7 @@ def check(loss_fn: Any, batches: list[Any], plans: int, strategy: Any = None) ->
             other.step()
             assert program.step(batch).item() == pytest.approx(loss.item(), rel=1e-12)
         assert_same_state(program.full_state_dict(), plain.state_dict(), 1e-12)
-        assert len(program._variants._all) == plans
+        assert len(program._core.variants._all) == plans
         program.close()
 
 
@@ -142,7 +142,7 @@ def test_leaves_are_returned_as_they_are_in_this_batch() -> None:
             assert (path, number) == ([f"{i}.png", "b"], i)
             assert torch.equal(whole["x"], batch["x"])
             assert {**whole, "x": 0} == {**batch, "x": 0}
-        assert len(program._variants._all) == 1
+        assert len(program._core.variants._all) == 1
         program.close()
 
 

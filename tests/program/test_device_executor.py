@@ -141,8 +141,8 @@ def compiled(model: torch.nn.Module, strategy: weft.Strategy) -> weft.Program:
 
 
 def executors(program: weft.Program) -> list[DeviceExecutor]:
-    found = [each for each in program._executors.values() if isinstance(each, DeviceExecutor)]
-    assert len(found) == len(program._executors)
+    found = [each for each in program._core.executors.values() if isinstance(each, DeviceExecutor)]
+    assert len(found) == len(program._core.executors)
     return found
 
 
@@ -277,7 +277,7 @@ def test_a_failing_act_is_named_and_ends_all(monkeypatch: pytest.MonkeyPatch) ->
     with weft.local_world(2, timeout=30):
         program = compiled(GPT(), STRATEGIES["data"])
         program.step(token_batch(8))
-        executor = program._executors.get(1)
+        executor = program._core.executors.get(1)
 
         def fail(*_: Any) -> Any:
             raise ValueError("no luck")
@@ -288,7 +288,7 @@ def test_a_failing_act_is_named_and_ends_all(monkeypatch: pytest.MonkeyPatch) ->
             program.step(token_batch(8))
         # The next step is made by new executors.
         program.step(token_batch(8))
-        assert executor is None or program._executors[1] is not executor
+        assert executor is None or program._core.executors[1] is not executor
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -149,7 +149,7 @@ def test_all_that_lies_in_a_dict_is_seen(place: str, way: str) -> None:
     ranks = weft.placement("cpu", [0])
     program = weft.compile(model, loss_fn, optimizer, BATCH, placement=ranks)
     assert float(program.step(BATCH)) == pytest.approx(first, rel=1e-5)
-    seen = program._variants.current.guards.changed
+    seen = program._core.variants.current.guards.changed
     for name, change in CHANGES.items():
         before = held[name]
         inner = copy.copy(before["inner"]) if name == "nested" else copy.copy(before)

@@ -90,7 +90,7 @@ def train_plain(model: nn.Module, batch: Any) -> tuple[list[float], dict[str, to
 
 def sliding_calls(program: Any, dim: int) -> set[str]:
     """The ops of a program that run on windows along `dim`."""
-    graph = program._compiled.graph
+    graph = program._core.compiled.graph
     return {
         node.op
         for node in graph.of_kind(Call)
@@ -143,7 +143,7 @@ def test_training_on_split_images_equals_plain_torch(name: str) -> None:
 def test_explain_and_the_plan_show_the_halos() -> None:
     torch.manual_seed(0)
     _, _, program = train(CNN(sbp=S(2)).double(), images(1, 64, 8), [0, 1], S(2))
-    compiled = program._compiled
+    compiled = program._core.compiled
     found = {halo.value.name: halo for halo, _ in graph_halos(compiled.graph)}
     # One border row of 3 channels and 8 float64 columns to each neighbour.
     assert found["x"].total == 2 * 3 * 8 * 8

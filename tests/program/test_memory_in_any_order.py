@@ -51,7 +51,7 @@ def test_no_order_takes_more(name: str) -> None:
         program = weft.compile(
             model, classification_loss, optimizer, batch, placement=placement, strategy=strategy
         )
-        compiled = program._compiled
+        compiled = program._core.compiled
         program.close()
     exceeds = False
     for plan in compiled.plan.ranks:

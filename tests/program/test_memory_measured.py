@@ -172,7 +172,7 @@ def test_measuring_ends_with_the_first_step() -> None:
         program = weft.compile(
             model, classification_loss, optimizer, vector_batch(8), placement=placement
         )
-        works = program._executors[0]._works
+        works = program._core.executors[0]._works
         watched = {id: work.act for id, work in works.items()}
         program.step(vector_batch(8))
         first = program.memory()[0].measured

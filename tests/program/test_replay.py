@@ -147,7 +147,7 @@ def test_replayed_segments_train_as_one_device(name: str, tapes: list[StandIn]) 
             optimizer.step()
             found.append((program.step(batch), expected.detach()))
             # Between two steps nobody needs what graphs have made.
-            for tape, executor in zip(tapes, program._executors.values(), strict=True):
+            for tape, executor in zip(tapes, program._core.executors.values(), strict=True):
                 lasting = {storage(each) for each in executor._rank.variables.values()}
                 spoil([each for each in tape.unheld_tensors if storage(each) not in lasting])
         assert "replayed" in program.explain(details=True)
@@ -155,7 +155,7 @@ def test_replayed_segments_train_as_one_device(name: str, tapes: list[StandIn]) 
     for own, expected in found:
         torch.testing.assert_close(own, expected, rtol=0, atol=1e-10)
     # From the third step on; in the third one what was captured is launched, too.
-    for tape, executor in zip(tapes, program._executors.values(), strict=True):
+    for tape, executor in zip(tapes, program._core.executors.values(), strict=True):
         chosen = executor.plan.replayed
         acts = sum(executor.plan.actors[actor].acts for actor in chosen)
         assert tape.launches == 3 * acts > 0

@@ -80,7 +80,7 @@ def test_the_states_of_a_first_step_move(ranks: int, moves: list[Any]) -> None:
             assert program.step(batch(seed)).item() == pytest.approx(loss.item(), rel=1e-4)
             assert len(moves) == 1
         (tensors, room, moved) = moves[0]
-        kept = [x.kept.entries for x in program._setting.variables.values()]
+        kept = [x.kept.entries for x in program._core.setting.variables.values()]
         states = [each for rank in kept for entries in rank.values() for each in entries.values()]
         assert {id(each) for each in tensors} == {id(each) for each in states}
         measured = [peak.measured for peak in program.memory()]

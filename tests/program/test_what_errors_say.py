@@ -129,7 +129,7 @@ def test_lbfgs_is_refused_before_the_step_is_captured_with_the_way_that_works() 
 
     wanted = [float(optimizer.step(closure).detach()) for _ in range(2)]  # type: ignore[attr-defined]
     with compiled_program() as program:
-        live = torch.optim.LBFGS(program._setting.model.parameters(), lr=0.5)
+        live = torch.optim.LBFGS(program._core.setting.model.parameters(), lr=0.5)
 
         def evaluated() -> Any:
             live.zero_grad()

@@ -188,7 +188,7 @@ def test_hooks_behind_a_step_come_and_go_and_are_not_called_by_the_check() -> No
         program.update()
         program.verify(batches()[0])
         assert len(calls) == 2
-        assert program._variants.current.number == 0  # planned once
+        assert program._core.variants.current.number == 0  # planned once
         handle.remove()
         program.step(batches()[0])
         assert len(calls) == 2

@@ -39,6 +39,7 @@ from weft.ir.plan import (
 from weft.layout import shard_sizes
 from weft.runtime.channels.collectives import run_collectives
 from weft.runtime.executor.threads import ThreadExecutor
+from weft.runtime.executor.work import Rank
 from weft.runtime.memory.state import Variables
 from weft.runtime.world.distributed import DistributedWorld
 
@@ -146,7 +147,7 @@ def failing() -> None:
     rank = world.rank
     channels = world.connect((Communicator(0, (0, 1)),))[rank]
     executor = ThreadExecutor(
-        pipeline(rank, 2), channels, world.device(rank), Variables(), timeout=60
+        Rank(pipeline(rank, 2), world.device(rank), channels, Variables()), timeout=60
     )
     assert executor.step({"x": torch.ones(2)})["z"].tolist() == [4, 4]
     channels[0].barrier()
@@ -166,7 +167,7 @@ def dying() -> None:
     rank = world.rank
     channels = world.connect((Communicator(0, (0, 1)),))[rank]
     executor = ThreadExecutor(
-        pipeline(rank, 2), channels, world.device(rank), Variables(), timeout=60
+        Rank(pipeline(rank, 2), world.device(rank), channels, Variables()), timeout=60
     )
     executor.step({"x": torch.ones(2)})
     if rank == 1:
@@ -188,7 +189,7 @@ def micro_batches() -> None:
     optimizer = torch.optim.SGD([torch.nn.Parameter(a.clone())], lr=0.01, momentum=0.5)
     batches = [numbers(M, ROWS, WIDTH, seed=step) for step in range(3)]
     with ThreadExecutor(
-        plan, channels, world.device(rank), variables, optimizer=optimizer, timeout=20
+        Rank(plan, world.device(rank), channels, variables, optimizer=optimizer), timeout=20
     ) as executor:
         found = [executor.step({} if rank else {"x": batch}) for batch in batches]
     expected = plain_steps(batches, a, b)

@@ -65,7 +65,7 @@ def recorded(plan: RankPlan, steps: int) -> tuple[SharedActs, list[Record]]:
     records: list[Record] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rank_executor, "bind_work", shared.bind)
-        with ThreadExecutor(plan, {}, torch.device("cpu"), {}, timeout=20) as executor:
+        with ThreadExecutor(Rank(plan, torch.device("cpu"), {}, {}), timeout=20) as executor:
             for _ in range(steps):
                 executor.step({})
                 records.append(executor.recorder.record())

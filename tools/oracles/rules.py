@@ -31,7 +31,7 @@ from weft.ops.dtypes import dtype_name
 from weft.ops.localize import localize
 from weft.ops.signatures import signatures
 from weft.runtime.channels.channel import reduce_in_order
-from weft.runtime.kernels.convolution_ops import CONVOLUTION_OPS
+from weft.runtime.kernels.dense_operands import CONVOLUTION_OPS
 from weft.runtime.kernels.local_ops import blank, lstsq, slice_
 from weft.runtime.kernels.loss_ops import ctc_loss, ctc_loss_backward
 from weft.runtime.kernels.norm_ops import NORM_OPS

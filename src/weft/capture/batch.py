@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any, TypeAlias, final
 
 import torch
 
@@ -12,6 +12,9 @@ from weft.cached import cached_property
 from weft.capture.tree import Static, Tree, flatten, unflatten
 from weft.errors import BatchError
 from weft.ops.dtypes import dtype_name
+
+# A leaf of a batch as one of the whole batch, where a process has only a part.
+Whole: TypeAlias = Callable[[Any], Any]
 
 
 @final
@@ -71,11 +74,9 @@ class BatchSpec:
             leaves[key] = leaf
         return leaves
 
-    def note_constants(self, batch: Any) -> None:
+    def note_constants(self, batch: Any, whole: Whole = lambda leaf: leaf) -> None:
         """Note the leaves of a later batch that are no tensors; nothing where it is built otherwise."""
-        if len(self.tensors) == len(self.leaves):
-            return
-        found, tree = self._flattened(batch)
+        found, tree = self._flattened(batch, whole)
         if self._is_built_alike(found, tree):
             self.constants.update(_constants(found))
 
@@ -89,28 +90,31 @@ class BatchSpec:
         """Rows of the whole batch: the first dimension of its first tensor."""
         return next((leaf.shape[0] if leaf.shape else 1 for leaf in self.tensors), 0)
 
-    def flatten_batch(self, batch: Any) -> dict[str, torch.Tensor]:
-        """The tensors of a later batch by key.
+    def flatten_batch(
+        self, batch: Any, whole: Whole = lambda leaf: leaf
+    ) -> dict[str, torch.Tensor]:
+        """The tensors of a later batch by key, each as `whole` gives it.
 
         Raises:
             BatchError: naming the first leaf whose place, shape or dtype differs.
         """
-        found, tree = self._flattened(batch)
+        found, tree = self._flattened(batch, whole)
         self._check_structure([key for key, _ in found], tree)
         for expected, (_, leaf) in zip(self.leaves, found, strict=True):
             _check_leaf(expected, leaf)
         return {key: leaf for key, leaf in found if isinstance(leaf, torch.Tensor)}
 
-    def differs_in_shape(self, batch: Any) -> bool:
+    def differs_in_shape(self, batch: Any, whole: Whole = lambda leaf: leaf) -> bool:
         """True where a later batch differs in nothing but shapes, if at all, with as many dimensions."""
-        found, tree = self._flattened(batch)
+        found, tree = self._flattened(batch, whole)
         return self._is_built_alike(found, tree) and all(
             map(_alike, self.leaves, [leaf for _, leaf in found])
         )
 
-    def _flattened(self, batch: Any) -> tuple[list[tuple[str, Any]], Tree]:
+    def _flattened(self, batch: Any, whole: Whole) -> tuple[list[tuple[str, Any]], Tree]:
         """The leaves of a later batch, by key, and its containers; dicts in the order of the example's."""
-        return leaves_of(in_order(unflatten(list(self.leaves), self.tree), batch))
+        found, tree = leaves_of(in_order(unflatten(list(self.leaves), self.tree), batch))
+        return [(key, whole(leaf)) for key, leaf in found], tree
 
     def _is_built_alike(self, leaves: Sequence[tuple[str, Any]], tree: Tree) -> bool:
         """True for leaves of the same keys in the same containers."""

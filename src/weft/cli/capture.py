@@ -14,7 +14,7 @@ from typing import Any
 
 from weft.errors import UserError
 from weft.files import PACKAGE
-from weft.program.job import Job
+from weft.program.planning.step import Job
 from weft.strategy.strategy import Strategy
 from weft.units import counted
 

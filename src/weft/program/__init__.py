@@ -3,10 +3,10 @@
 from weft.program.compile import compile as compile
 from weft.program.data.loader import Loader as Loader
 from weft.program.data.order import Packed as Packed
-from weft.program.feeding.buckets import Buckets as Buckets
-from weft.program.job import Job as Job
+from weft.program.feeding.whole_batch import Buckets as Buckets
 from weft.program.live.live import release as release
 from weft.program.loop.fit import fit as fit
+from weft.program.planning.step import Job as Job
 from weft.program.planning.step import Step as Step
 from weft.program.program import Program as Program
 from weft.program.saving.checkpoints import Checkpoints as Checkpoints

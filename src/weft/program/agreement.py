@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TypeVar, final
+from typing import Any, TypeVar, cast, final
 
 from weft import errors
 from weft.errors import RankFailure, UserError, WeftError
@@ -46,14 +46,7 @@ def agreed(world: World, what: str, work: Callable[[], T]) -> T:
             elsewhere.
         UserError: in a process that was forked from the one that has the ranks.
     """
-    made: list[T] = []
-
-    def tell() -> str:
-        made.append(work())
-        return ""
-
-    told(world, what, tell)
-    return made[0]
+    return shared(world, what, lambda: (work(), ""))[0]
 
 
 def told(world: World, what: str, tell: Callable[[], str]) -> list[str]:
@@ -65,12 +58,22 @@ def told(world: World, what: str, tell: Callable[[], str]) -> list[str]:
     Raises:
         UserError, RankFailure: as `agreed`.
     """
+    return shared(world, what, lambda: (None, tell()))[1]
+
+
+def shared(world: World, what: str, work: Callable[[], tuple[T, str]]) -> tuple[T, list[str]]:
+    """The result of `work` in this process and the texts that it gives on all ranks. Every process must call it.
+
+    Raises:
+        UserError, RankFailure: as `agreed`.
+    """
     world.check_process()
-    if len(world.ranks) == world.size:
-        return [tell()] * world.size
+    if not world.several:
+        made, text = work()
+        return made, [text] * world.size
     text, kind, error, cause = "", "", "", None
     try:
-        text = tell()
+        made, text = work()
     except Exception as found:
         kind, error, cause = type(found).__name__, str(found), found
     what = f"{world.calls.last.text}: {what}"
@@ -91,7 +94,7 @@ def told(world: World, what: str, tell: Callable[[], str]) -> list[str]:
         raise cause
     if any(each[2] for each in every):
         raise _of_rank(every)
-    return [each[1] for each in every]
+    return made, [each[1] for each in every]
 
 
 def _of_rank(every: Sequence[Sequence[str]]) -> WeftError:
@@ -106,14 +109,14 @@ def _of_rank(every: Sequence[Sequence[str]]) -> WeftError:
     return made
 
 
-def check_same_asked(texts: list[str]) -> None:
-    """Raise UserError when the ranks ask for different programs.
+def check_alike(world: World, what: str, asked: Callable[[], Mapping[str, Any]]) -> None:
+    """Raise UserError when the ranks ask for different programs. Every process must call it.
 
     Args:
-        texts: for each rank, a JSON object of the arguments by name.
+        what: is compared.
+        asked: the arguments of this process by name, as plain data.
     """
-    first, *others = map(json.loads, texts)
-    for rank, other in enumerate(others, 1):
+    for rank, first, other in differences(told(world, what, lambda: json.dumps(asked()))):
         for name in {**first, **other}:
             one, two = (each.get(name, "not given") for each in (first, other))
             if one != two:
@@ -121,6 +124,12 @@ def check_same_asked(texts: list[str]) -> None:
                     f"the ranks compile different programs: {name} is {one} on rank 0, and {two} on rank {rank}; every "
                     f"process must give the same{_OF_BATCH if name.startswith(LEAF) else ''}"
                 )
+
+
+def differences(texts: Sequence[str]) -> Iterator[tuple[int, Any, Any]]:
+    """Each rank that has told something else than rank 0, as JSON, with what rank 0 has told, and what it has."""
+    first, *others = map(json.loads, texts)
+    return ((rank, first, other) for rank, other in enumerate(others, 1) if other != first)
 
 
 def _read(text: str) -> list[str]:
@@ -137,7 +146,7 @@ def _read(text: str) -> list[str]:
 def everyone(world: World) -> Iterator[Channel | None]:
     """A channel between all processes of the world, each of one rank; None when this process is the only one."""
     world.check_process()
-    if len(world.ranks) == world.size:
+    if not world.several:
         yield None
         return
     group = Communicator(0, tuple(range(world.size)))
@@ -166,28 +175,26 @@ def unless_failed(world: World, what: str, work: Callable[[], T]) -> T:
         TrialFailure: on all ranks, which have forgotten the failure, when it failed on one.
         RankFailure: a rank died, or did not answer.
     """
-    made: list[T] = []
     own: list[RankFailure] = []
 
-    def tell() -> str:
+    def tried() -> tuple[T | None, str]:
         try:
-            made.append(work())
+            return work(), ""
         except Exception as error:
             if isinstance(error, RankFailure):
                 own.append(error.with_traceback(None))
-            return json.dumps([isinstance(error, PeerFailure), first_line(error)])
-        return ""
+            return None, json.dumps([isinstance(error, PeerFailure), first_line(error)])
 
     try:
-        texts = told(world, what, tell)
+        made, texts = shared(world, what, tried)
     except RankFailure:
         if own:  # another rank is gone: what was raised first says more
             raise own[0]  # noqa: B904
         raise
     failed = [(rank, *json.loads(text)) for rank, text in enumerate(texts) if text]
     if not failed:
-        return made[0]
+        return cast(T, made)
     world.renew()
     # A rank that only stopped because of another one says less.
     rank, _, said = min(failed, key=lambda each: bool(each[1]))
-    raise TrialFailure(said if world.size == len(world.ranks) else f"rank {rank}: {said}")
+    raise TrialFailure(f"rank {rank}: {said}" if world.several else said)

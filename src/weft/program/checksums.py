@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.capture.optimizers.checks import check_hyperparameters
 from weft.capture.optimizers.groups import Optimizing, optimizers_of
-from weft.capture.optimizers.observer import KeptStates
+from weft.capture.optimizers.trials import KeptStates
 from weft.errors import UserError, shown
 from weft.layout import Broadcast, Layout
 from weft.runtime.failures.stamps import Stamp
@@ -41,15 +41,6 @@ class BatchSums:
 
     whole: int = 0
     parts: tuple[tuple[Layout, int], ...] = ()
-
-    def with_number(self, number: int) -> BatchSums:
-        """These, and a number that every process gives, of 32 bits."""
-        return BatchSums(zlib.crc32(number.to_bytes(4, "big"), self.whole), self.parts)
-
-    def with_parts(self, parts: Iterable[tuple[Layout, Tensor]], step: int) -> BatchSums:
-        """These, and the checksums of parts that this process has of leaves that lie in some layouts."""
-        more = [(layout, _checksum(part, step, 0)) for layout, part in parts]
-        return BatchSums(self.whole, (*self.parts, *more))
 
     def alike(self, ranks: tuple[int, ...]) -> int:
         """The checksum of what some ranks must have alike."""
@@ -86,7 +77,11 @@ class Stamps:
 
 
 def batch_sums(
-    leaves: Mapping[str, Tensor], given: Mapping[str, GlobalTensor], step: int
+    leaves: Mapping[str, Tensor],
+    given: Mapping[str, GlobalTensor],
+    step: int,
+    samples: int | None = None,
+    parts: Iterable[tuple[Layout, Tensor]] = (),
 ) -> BatchSums:
     """The checksums of a batch, of a sample of each leaf in most steps; some microseconds a leaf.
 
@@ -94,9 +89,15 @@ def batch_sums(
         leaves: that every process gives whole, by key.
         given: leaves that are global tensors.
         step: since the program was compiled or has loaded.
+        samples: a number of 32 bits that every process gives, too.
+        parts: of other leaves, which lie in some layouts, what this process has.
     """
-    parts = [(x.spec.layout, checksums(x.shards().values(), step)) for x in given.values()]
-    return BatchSums(checksums(leaves.values(), step), tuple(parts))
+    whole = checksums(leaves.values(), step)
+    if samples is not None:
+        whole = zlib.crc32(samples.to_bytes(4, "big"), whole)
+    found = [(x.spec.layout, checksums(x.shards().values(), step)) for x in given.values()]
+    found += [(layout, _checksum(part, step, 0)) for layout, part in parts]
+    return BatchSums(whole, tuple(found))
 
 
 def checksums(tensors: Iterable[Tensor], step: int, before: int = 0) -> int:
@@ -128,7 +129,10 @@ def is_often(step: int) -> bool:
 
 def _sample(shape: tuple[int, ...], size: int, step: int) -> tuple[slice, ...]:
     """The elements of so many bytes that count in a step; none named, all of them."""
-    return () if is_often(step) and size <= _BYTES else _places(shape, step)
+    if is_often(step) and size <= _BYTES:
+        return ()
+    # Of each dimension as many as there is room for.
+    return tuple(slice(step * _STRIDE % each, None, each) for each in _strides(shape))
 
 
 def checksum_of_numbers(numbers: Iterable[float]) -> int:
@@ -189,11 +193,6 @@ def _text(value: Any) -> str:
         return f"({', '.join(map(_text, value))})"
     plain = value is None or isinstance(value, bool | int | float | str)
     return repr(value) if plain else type(value).__name__
-
-
-def _places(shape: tuple[int, ...], step: int) -> tuple[slice, ...]:
-    """The elements of a leaf that stand for all of it in a step: of each dimension as many as there is room for."""
-    return tuple(slice(step * _STRIDE % each, None, each) for each in _strides(shape))
 
 
 @cache

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal, final
@@ -11,32 +10,30 @@ from typing import Any, Literal, final
 import torch
 from torch import nn
 
+from weft.cached import cached_property
 from weft.capture.optimizers.groups import Optimizing
-from weft.compiler.options import METRICS, Metric, Options, options_of
+from weft.compiler.options import METRICS, Metric, options_of
 from weft.errors import StrategyError, UserError, shown
 from weft.layout import Placement
 from weft.planning.progress import progress, uncollected
-from weft.program.agreement import agreed, agreed_seed, check_same_asked, told
-from weft.program.candidates import SPARE, Candidates
-from weft.program.feeding.buckets import Buckets
-from weft.program.feeding.local_batch import LocalBatch
+from weft.program.agreement import agreed, agreed_seed, check_alike
+from weft.program.feeding.whole_batch import Buckets, LocalBatch
 from weft.program.live.holds import lying
 from weft.program.live.live import take_over
 from weft.program.live.variables import add_loss_scale, add_masters
 from weft.program.one_thread import at_work, check_modes, lock_of
-from weft.program.planner import Planner
-from weft.program.planning.auto import agreed_costs, asked_of, chosen
+from weft.program.planning.auto import asked_of, chosen
 from weft.program.planning.build import local_ranks
 from weft.program.planning.same_program import asked_by
 from weft.program.planning.step import Step
-from weft.program.planning.variants import Planned
+from weft.program.planning.variants import Planned, Variants, planner_of
 from weft.program.program import Program
 from weft.program.saving.load import weights_in
 from weft.program.saving.weights import Weights, located
 from weft.program.setting import Setting
 from weft.program.training.states import check_states
-from weft.program.training.training import training_of
-from weft.program.trials import Trials
+from weft.program.training.training import Training
+from weft.program.trials import SPARE, Candidates, Trials
 from weft.program.verification import check_values
 from weft.runtime.compiled.choice import UNCOMPILED, Kernels, usable_kernels
 from weft.runtime.memory.heap import give_back
@@ -135,22 +132,28 @@ def compile(
             may write to the folder where compiled code is kept; or torch.autocast or
             torch.inference_mode is around the call; or another thread works with the ranks.
     """
-    world = _world_of(placement)
+    if not isinstance(placement, Placement):
+        raise UserError(
+            f'weft.compile: placement= takes weft.placement("cpu", [0, 1]) or the like, found {shown(placement)}'
+        )
+    world = current_world(placement.device_type)
     with at_work(world, "weft.compile", lock_of(world)):
         world.calls.enter("compile")
         fixed, auto = asked_of(strategy, batch)
-        made: list[_Wanted] = []
+        chosen = data_parallel() if fixed is None else fixed
+        wanted = _Wanted(world, placement, chosen, kernels, batch, metrics, shapes)
 
-        def read() -> str:
+        def asked() -> dict[str, str]:
             trains = bool(model.optimizers) if isinstance(model, Step) else optimizer is not None
-            asked = _asked(world, placement, fixed, trains, kernels, batch, metrics, shapes)
-            made.append(asked)
+            wanted.check(trains)
             named = {"kernels": kernels, "batch": batch, "metrics": list(metrics), "shapes": shapes}
             others = {**named, "strategy": auto, "weft": __version__, "torch": torch.__version__}
-            return json.dumps({**_strategy_text(asked.strategy, placement), **_texts(others)})
+            given = {one.name: plain(one.name, getattr(chosen, one.name)) for one in fields(chosen)}
+            fixed_by = {f"strategy.{name}": repr(value) for name, value in given.items()}
+            more = {name: repr(value) for name, value in others.items()}
+            return {"placement": str(placement), **fixed_by, **more}
 
-        check_same_asked(told(world, "what is asked for", read))
-        (wanted,) = made
+        check_alike(world, "what is asked for", asked)
         if wanted.local is not None:
             mesh_of(placement)  # opens its channels
         step, given = agreed(
@@ -158,15 +161,20 @@ def compile(
             "the step",
             lambda: _step(model, loss_fn, optimizer, example_batch, wanted, verify),
         )
-        if world.size > len(world.ranks):
-            check_same_asked(told(world, "model and optimizer", lambda: asked_by(step)))
+        if world.several:
+            check_alike(world, "model and optimizer", lambda: asked_by(step))
         if auto is not None:
             found, ranks = _searched(wanted, step, auto)
-            options = _options(found, metrics, kernels)
-            wanted = replace(wanted, strategy=found, placement=ranks, options=options)
+            wanted = replace(wanted, strategy=found, placement=ranks)
         program = _started(wanted, step, seed, weights)
-        if verify:
-            _verify(program, given)
+        try:
+            if weights is not None:
+                program.load(weights, model_only=True)
+            if verify:
+                program.verify(given)
+        except BaseException:
+            program.close()
+            raise
         return program
 
 
@@ -177,47 +185,39 @@ class _Wanted:
 
     world: World
     placement: Placement
-    ranks: tuple[int, ...]
     strategy: Strategy
-    options: Options
     kernels: Kernels
-    local: LocalBatch | None
+    batch: Literal["whole", "local"]
+    metrics: Sequence[Metric]
     shapes: Buckets | None
 
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        return local_ranks(self.world, self.placement)
 
-def _world_of(placement: object) -> World:
-    if not isinstance(placement, Placement):
-        raise UserError(
-            f'weft.compile: placement= takes weft.placement("cpu", [0, 1]) or the like, found {shown(placement)}'
+    @cached_property
+    def local(self) -> LocalBatch | None:
+        return (
+            LocalBatch(self.strategy, self.placement, self.world) if self.batch == "local" else None
         )
-    return current_world(placement.device_type)
 
+    @cached_property
+    def usable(self) -> Kernels:
+        return usable_kernels(self.kernels, self.placement.device_type)
 
-def _asked(
-    world: World,
-    placement: Placement,
-    strategy: Strategy | None,
-    trains: bool,
-    kernels: Kernels,
-    batch: Literal["whole", "local"],
-    metrics: Sequence[Metric],
-    shapes: Buckets | None,
-) -> _Wanted:
-    """The wishes in the arguments of `compile` ask for; `trains` where there is an optimizer."""
-    chosen = data_parallel() if strategy is None else strategy
-    _check_arguments(chosen, batch, metrics, shapes)
-    _check_grid(chosen, placement)
-    options = _options(chosen, metrics, kernels)
-    ranks = local_ranks(world, placement)
-    check_modes("weft.compile", placement.device_type, options.precision, trains)
-    local = LocalBatch(chosen, placement, world) if batch == "local" else None
-    usable = usable_kernels(kernels, placement.device_type)
-    return _Wanted(world, placement, ranks, chosen, options, usable, local, shapes)
-
-
-def _options(strategy: Strategy, metrics: Sequence[Metric], kernels: Kernels) -> Options:
-    own = kernels != "torch"
-    return replace(options_of(strategy), metrics=tuple(metrics), own_kernels=own)
+    def check(self, trains: bool) -> None:
+        """Raise what stands against these arguments; `trains` where there is an optimizer."""
+        _check_arguments(self.strategy, self.batch, self.metrics, self.shapes)
+        grid, placement = tuple(self.strategy.grid), self.placement
+        if grid and grid != placement.shape:
+            raise StrategyError(
+                f"the strategy is for a grid of {'x'.join(map(str, grid))} ranks, the placement is "
+                f"{'x'.join(map(str, placement.shape))}; give weft.placement its ranks in rows of that grid, or leave "
+                "the strategy's grid out"
+            )
+        precision, _ = options_of(self.strategy).precision, self.ranks
+        check_modes("weft.compile", placement.device_type, precision, trains)
+        _ = self.local, self.usable
 
 
 def _searched(wanted: _Wanted, step: Step, auto: Auto) -> tuple[Strategy, Placement]:
@@ -228,12 +228,12 @@ def _searched(wanted: _Wanted, step: Step, auto: Auto) -> tuple[Strategy, Placem
         spare = SPARE if held.layouts else 0
         candidates = chosen(wanted.world, step, wanted.placement, auto, spare)
         if spare:
-            planned = Candidates(wanted.world, step, wanted.kernels, held)
+            planned = Candidates(wanted.world, step, wanted.usable, held)
             candidates = planned.lying_alike(candidates, max(auto.measure, 1))
         if len(candidates) == 1:
             return candidates[0]
         begin("running the best candidates")
-        return Trials(wanted.world, step, wanted.kernels).fastest(candidates)
+        return Trials(wanted.world, step, wanted.usable).fastest(candidates)
 
 
 def _started(
@@ -241,78 +241,45 @@ def _started(
 ) -> Program:
     """The program of a step, whose model it takes over; every process must call it."""
     world, placement, ranks = wanted.world, wanted.placement, wanted.ranks
-    modules = tuple(path for path, _ in step.model.named_modules(remove_duplicate=False) if path)
-    options = replace(wanted.options, modules=modules, costs=agreed_costs(world))
-    planner = Planner(wanted.strategy, placement, ranks, options, lying(step.model, world))
+    held, kernels = lying(step.model, world), wanted.usable
+    planner = planner_of(world, step, wanted.strategy, placement, kernels, held, wanted.metrics)
     with progress(0 in ranks) as begin:
-        first = agreed(world, "the plan", lambda: _first_plan(planner, step, begin))
+
+        def plan() -> Planned:
+            """For the example batch; the optimizers' states fit it, and nothing is taken over yet."""
+            planned = planner.plan(step, begin)
+            check_states(step.model, step.optimizers, planned[1].graph)
+            return planned
+
+        first = agreed(world, "the plan", plan)
         graph, stored = first[1].graph, first[1].stored
         begin("filling variables")
         later: Collection[str] = ()
         if weights is not None:
             files, _ = located(weights)
             later = agreed(world, "the weights", lambda: weights_in(files, step.model))
-            there = json.dumps({"what weights= holds": str(sorted(later))})
-            check_same_asked(told(world, "which weights", lambda: there))
+            check_alike(world, "which weights", lambda: {"what weights= holds": str(sorted(later))})
         variables = take_over(step.model, graph, stored, world, placement, later)
         seed = agreed_seed(torch.initial_seed() if seed is None else seed, world)
         setting = Setting(
-            *(step.model, world, placement, options, variables, seed, wanted.strategy),
-            *(wanted.kernels, wanted.local, wanted.shapes),
+            *(step.model, world, placement, planner.options, variables, seed, wanted.strategy),
+            *(kernels, wanted.local, wanted.shapes),
         )
         add_loss_scale(setting, graph)
         add_masters(variables, graph)
-        begin("starting the ranks" if wanted.kernels in UNCOMPILED else "compiling kernels")
-        training = training_of(setting, step.optimizers) if step.optimizers else None
-        every = planner.variants(setting, step, first, training)
-        if training is not None:
-            same = planner.bare == planner
-            training.adds_by(
-                every if same else lambda: planner.adding(setting, step, first[1], training)
-            )
+        begin("starting the ranks" if wanted.usable in UNCOMPILED else "compiling kernels")
+        training = Training(setting, step.optimizers)
+        every = planner.variants(setting, step, first, training.add_plan)
+
+        def adding() -> Variants:
+            bare = planner.bare
+            planned = agreed(world, "the plan", lambda: bare.plan(step.now(), like=first[1]))
+            return bare.variants(setting, step, planned, training.add_plan)
+
+        training.adds_by(every if planner.bare == planner else adding)
         program = Program(every, step, training)
         give_back()
-    if weights is not None:
-        _fill(program, weights)
     return program
-
-
-def _fill(program: Program, weights: str | Path | Weights) -> None:
-    """Give a program the values of a folder; it is closed when they do not fit."""
-    try:
-        program.load(weights, model_only=True)
-    except BaseException:
-        program.close()
-        raise
-
-
-def _first_plan(planner: Planner, step: Step, begin: Callable[[str], None]) -> Planned:
-    """The plan for the example batch, which the optimizers' states fit; nothing is taken over yet."""
-    planned = planner.plan(step, begin)
-    check_states(step.model, step.optimizers, planned[1].graph)
-    return planned
-
-
-def _strategy_text(strategy: Strategy, placement: Placement) -> dict[str, str]:
-    """The placement and the fields of a strategy, by what an error calls them."""
-    given = {each.name: plain(each.name, getattr(strategy, each.name)) for each in fields(strategy)}
-    named = {f"strategy.{name}": text for name, text in _texts(given).items()}
-    return {"placement": str(placement), **named}
-
-
-def _texts(values: Mapping[str, Any]) -> dict[str, str]:
-    return {name: repr(value) for name, value in values.items()}
-
-
-def _check_grid(strategy: Strategy, placement: Placement) -> None:
-    """A strategy that says its grid runs on a placement of that grid."""
-    grid = tuple(strategy.grid)
-    if grid and grid != placement.shape:
-        raise StrategyError(
-            f"the strategy is for a grid of {'x'.join(map(str, grid))} ranks, the placement is "
-            f"{'x'.join(map(str, placement.shape))}; give weft.placement its ranks in rows of that grid, or leave the "
-            "strategy's grid out"
-        )
 
 
 def _check_arguments(strategy: object, batch: object, metrics: object, shapes: object) -> None:
@@ -329,15 +296,6 @@ def _check_arguments(strategy: object, batch: object, metrics: object, shapes: o
     for name in metrics:
         if name not in METRICS:
             raise UserError(f"metrics= takes names among {list(METRICS)}, found {name!r}")
-
-
-def _verify(program: Program, batch: Any) -> None:
-    """Verify a program, which is closed when it fails."""
-    try:
-        program.verify(batch)
-    except BaseException:
-        program.close()
-        raise
 
 
 def _step(

@@ -7,7 +7,6 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from weft.compiler.pipeline import Compiled
 from weft.errors import UserError
 from weft.ir import LogicalGraph, Plan
 from weft.layout import Placement
@@ -15,33 +14,26 @@ from weft.planning.stored_step import StoredStep
 from weft.program.agreement import agreed
 from weft.program.live.holds import hold, let_go, reads
 from weft.program.one_thread import one_at_a_time
-from weft.program.parts.core import ProgramCore, constants_of
+from weft.program.parts.core import ProgramCore
 from weft.program.parts.inspection import ProgramInspection
 from weft.program.parts.saving import ProgramSaving
 from weft.program.parts.stepping import ProgramSteps
-from weft.program.parts.whole_state import WholeState
 from weft.program.planning.build import evaluation
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned, Variants
 from weft.program.saving.claims import give_up
 from weft.program.training.training import Training
-from weft.runtime.executor.device_executor import DeviceExecutor
-from weft.runtime.executor.threads import ThreadExecutor
 from weft.strategy.strategy import Strategy
 
 
 @final
-class Program(ProgramSteps, WholeState, ProgramSaving, ProgramInspection):
+class Program(ProgramSteps, ProgramSaving, ProgramInspection):
     """One step of training or evaluation, compiled. Made by `weft.compile` and `Program.evaluation`."""
 
-    def __init__(self, variants: Variants, step: Step, training: Training | None = None) -> None:
-        self._variants = variants
-        self._setting = variants.setting
-        self._step = step
-        self._training = training
+    def __init__(self, variants: Variants, step: Step, training: Training) -> None:
         super().__init__(ProgramCore(variants, step, training))
-        hold(self._setting.model, self)
-        reads(self, lambda: constants_of(variants, training))
+        hold(self._core.setting.model, self)
+        reads(self, lambda: (*variants.constants(), *training.constants()))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise UserError(
@@ -50,27 +42,19 @@ class Program(ProgramSteps, WholeState, ProgramSaving, ProgramInspection):
         )
 
     @property
-    def _compiled(self) -> Compiled:
-        return self._core.compiled
-
-    @property
-    def _executors(self) -> Mapping[int, ThreadExecutor | DeviceExecutor]:
-        return self._core.executors
-
-    @property
     def plan(self) -> Plan:
         """Actors and registers of the ranks of this process; prints as text."""
-        return self._compiled.plan
+        return self._core.compiled.plan
 
     @property
     def graph(self) -> LogicalGraph:
         """The captured step with the layouts of all values and the boxing between them; prints as text."""
-        return self._compiled.graph
+        return self._core.compiled.graph
 
     @property
     def strategy(self) -> Strategy:
         """The user's."""
-        return self._setting.strategy
+        return self._core.setting.strategy
 
     @property
     def steps(self) -> int:
@@ -80,7 +64,7 @@ class Program(ProgramSteps, WholeState, ProgramSaving, ProgramInspection):
     @property
     def placement(self) -> Placement:
         """All its ranks."""
-        return self._setting.placement
+        return self._core.setting.placement
 
     @property
     def metrics(self) -> Mapping[str, Tensor]:
@@ -89,7 +73,7 @@ class Program(ProgramSteps, WholeState, ProgramSaving, ProgramInspection):
 
     def stored(self, device_type: str = "cpu", strategy: Strategy | None = None) -> StoredStep:
         """The captured step, for plans on other machines: as `weft.Job.stored` gives it."""
-        return self._step.now().stored(device_type, strategy)
+        return self._core.step.now().stored(device_type, strategy)
 
     @one_at_a_time
     def evaluation(self, function: Callable[[nn.Module, Any], Any], example_batch: Any) -> Program:
@@ -99,7 +83,7 @@ class Program(ProgramSteps, WholeState, ProgramSaving, ProgramInspection):
         whole tensors.
         """
         self._core.enter("evaluation")
-        setting, trained = self._setting, self._compiled
+        setting, trained = self._core.setting, self._core.compiled
         example = setting.whole(example_batch)
         first = agreed(
             setting.world, "the plan", lambda: evaluation(setting, trained, function, example)
@@ -109,21 +93,23 @@ class Program(ProgramSteps, WholeState, ProgramSaving, ProgramInspection):
         def plan(batch: Any) -> Planned:
             return evaluation(setting, trained, function, batch, first[0], step.changing)
 
-        return Program(Variants(setting, first, step, plan), step)
+        return Program(
+            Variants(setting, first, step, plan), step, Training(setting, step.optimizers)
+        )
 
     def rows(self, size: int) -> list[int]:
         """The rows of a batch of so many that the ranks of this process take, in order; all where it has all ranks.
 
         All, too, where `weft.Buckets` pads batches: how far, the longest row of all says.
         """
-        if self._setting.buckets is not None:
+        if self._core.setting.buckets is not None:
             return list(range(size))
-        return self._variants.rows(size)
+        return self._core.variants.rows(size)
 
     @one_at_a_time
     def close(self) -> None:
         """End the threads of this program. It cannot step afterwards; other programs keep its variables."""
         self._core.close()
-        let_go(self._setting.model, self)
+        let_go(self._core.setting.model, self)
         self._written()
         give_up(self)

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from weft.compiler.options import Options
 from weft.layout import Placement
 from weft.program.agreement import told
-from weft.program.feeding.buckets import Buckets
-from weft.program.feeding.local_batch import LocalBatch
-from weft.program.feeding.rows import RowsOfBatch
+from weft.program.feeding.feed import RowsOfBatch
+from weft.program.feeding.whole_batch import Buckets, LocalBatch
 from weft.runtime.compiled.choice import Kernels
 from weft.runtime.memory.state import Variables
 from weft.runtime.world.world import World
@@ -67,12 +66,7 @@ class Setting:
     @property
     def by_rows(self) -> bool:
         """True where a plain batch is taken for rows that this process brings, of several."""
-        return self.local is not None and self.several
-
-    @property
-    def several(self) -> bool:
-        """True where other processes take part, which must be given the same."""
-        return self.world.size > len(self.world.ranks)
+        return self.local is not None and self.world.several
 
     def run(self, function: Callable[[int], dict[str, Tensor]]) -> dict[str, Tensor]:
         """Call `function(rank)` on all ranks of this process that take part; the result of the first."""

@@ -18,7 +18,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from weft.errors import RankFailure, UserError
 from weft.ir import LogicalGraph
@@ -26,26 +26,71 @@ from weft.ir.logical import Input
 from weft.layout import Placement
 from weft.planning.progress import uncollected
 from weft.program.agreement import TrialFailure, agreed, told, unless_failed
-from weft.program.candidates import Candidates
-from weft.program.feeding.feed import Feeder
-from weft.program.feeding.shards import layouts_on, local_part, shares_of
-from weft.program.live.holds import lying, named_variables
+from weft.program.feeding.shards import layouts_on, shares_of
+from weft.program.live.holds import Lying, lying, named_variables
 from weft.program.live.variables import add_loss_scale, add_masters
 from weft.program.planning.auto import PlacedStrategy
-from weft.program.planning.build import build
-from weft.program.planning.guards import Guards
 from weft.program.planning.step import Step
-from weft.program.planning.variants import Planned, Variant
+from weft.program.planning.variants import Planned, Variant, planner_of, variant_of
 from weft.program.setting import Setting
 from weft.runtime.compiled.choice import Kernels
 from weft.runtime.measured.stopwatch import finish
 from weft.runtime.memory.heap import give_back
-from weft.runtime.memory.state import Variables
+from weft.runtime.memory.state import Variables, local_part
 from weft.runtime.world.world import World
 from weft.strategy.strategy import Strategy
 from weft.tensor import GlobalTensor
 from weft.tensor.dispatch.shares import in_shares
 from weft.units import Seconds
+
+# So many more strategies are looked at where the model lies somewhere already.
+SPARE = 12
+
+
+@final
+@dataclass(frozen=True)
+class Candidates:
+    """Plans of candidates for one step.
+
+    Attributes:
+        held: how open programs lay the model.
+    """
+
+    world: World
+    step: Step
+    kernels: Kernels
+    held: Lying
+
+    def lying_alike(self, found: Sequence[PlacedStrategy], count: int) -> list[PlacedStrategy]:
+        """The first of those that lay the model as open programs do. Every process must call it.
+
+        Args:
+            found: the quickest first.
+            count: how many are returned at most.
+
+        Raises:
+            UserError: on all ranks, when none does.
+        """
+        alike: list[PlacedStrategy] = []
+        refused = UserError("there is none")
+        for candidate in found:
+            planner = planner_of(self.world, self.step, *candidate, self.kernels, self.held)
+            try:
+                agreed(self.world, "the plan", lambda: planner.plan(self.step))  # noqa: B023
+            except UserError as error:
+                refused = error
+                continue
+            alike.append(candidate)
+            if len(alike) == count:
+                break
+        if not alike:
+            raise UserError(
+                f"strategy=: of {len(found)} strategies that the search would take none lays the model as a program "
+                f"does that is open: {refused}. Give program.strategy of that program, take its program.evaluation, "
+                "or close it"
+            )
+        return alike
+
 
 # Steps before time counts; then as many as take so many seconds, from the least to the most.
 _FIRST, _SECONDS, _LEAST, _MOST = 2, 0.5, 3, 1000
@@ -94,7 +139,9 @@ class Trials:
                 break
             for number in alike if turn % 2 == 0 else alike[::-1]:
                 self._try(number, candidates[number], found, errors)
-            apart = median([_apart(times) for times in found.values() if len(times) > 1] or [0.0])
+            # The distance of the two quickest trials, as a share of the quickest.
+            both = [sorted(times)[:2] for times in found.values() if len(times) > 1]
+            apart = median([(second - first) / first for first, second in both] or [0.0])
             alike = _within(found, 1 + apart)
         if not found:
             raise _of_all(errors)
@@ -132,18 +179,13 @@ class Trials:
             RankFailure: a rank died, or did not answer.
         """
         setting, planned = self._laid(strategy, placement)
-        captured, compiled = planned
-        executors = build(setting, captured.constants, compiled, self.step.optimizers)
-        devices = {rank: self.world.device(rank) for rank in executors}
-        guards = Guards(captured, setting.model, self.step.optimizers)
-        feeder = Feeder(captured.batch, compiled.graph, devices)
-        variant = Variant(0, captured, compiled, executors, feeder, guards)
+        variant = variant_of(setting, 0, planned, self.step.optimizers)
         try:
             return self._timed(setting, variant)
         finally:
             variant.close()
             # What a candidate holds goes round in circles, and the next one needs its memory.
-            del setting, planned, captured, compiled, executors, guards, feeder, variant
+            del setting, planned, variant
             gc.collect()
             give_back()
 
@@ -151,7 +193,7 @@ class Trials:
         """The plan of a strategy, and variables as it lays them."""
         step, world = self.step, self.world
         held = lying(step.model, world)
-        planner = Candidates(world, step, self.kernels, held).planner(strategy, placement)
+        planner = planner_of(world, step, strategy, placement, self.kernels, held)
         with uncollected():
             planned = agreed(world, "the plan", lambda: planner.plan(step))
         graph = planned[1].graph
@@ -177,19 +219,35 @@ class Trials:
             if whole is None or isinstance(whole, GlobalTensor) or whole.is_meta:
                 whole = torch.empty(value.shape, dtype=dtype, device="meta")
             part = local_part(in_shares(whole.detach(), shares.get(key)), layout, rank)
-            found[key] = _filled(part, device, dtype)
+            if part.is_meta:  # equal values
+                filled: Any = _VALUE if dtype.is_floating_point or dtype.is_complex else 0
+                found[key] = torch.full(part.shape, filled, dtype=dtype, device=device)
+            else:
+                found[key] = part.to(device, dtype, copy=True).contiguous()
         return Variables(found)
 
     def _timed(self, setting: Setting, variant: Variant) -> Seconds:
         """Seconds of a step, after some whose time only says how many steps are to count."""
-        batch = tree_map_only(Tensor, _with_values, self.step.example_batch)
-        feeds, _ = variant.feeder.feeds(batch)
+
+        def valued(leaf: Tensor) -> Tensor:
+            return torch.zeros(leaf.shape, dtype=leaf.dtype) if leaf.is_meta else leaf
+
+        def seconds(number: int) -> float:
+            """Until the results of a step are there."""
+            begin = time.perf_counter()
+            results, _ = variant.step(setting, number, feeds, True, None)
+            for leaf in tree_leaves(results):
+                if isinstance(leaf, Tensor):
+                    finish(leaf.device)()
+            return time.perf_counter() - begin
+
+        feeds, _ = variant.feeder.feeds(tree_map_only(Tensor, valued, self.step.example_batch))
 
         def slowest(numbers: Iterable[int]) -> Seconds:
             took = unless_failed(
                 self.world,
                 "steps",
-                lambda: [_seconds(setting, variant, feeds, each) for each in numbers],
+                lambda: [seconds(each) for each in numbers],
             )
             texts = told(self.world, "the time of steps", lambda: json.dumps(took))
             return Seconds(max(median(json.loads(text)) for text in texts))
@@ -206,12 +264,6 @@ def _within(found: Mapping[int, Sequence[Seconds]], times: float) -> list[int]:
     return [number for number in sorted(least) if least[number] <= most]
 
 
-def _apart(taken: Sequence[Seconds]) -> float:
-    """The distance of the two quickest trials of a candidate, as a share of the quickest."""
-    first, second = sorted(taken)[:2]
-    return (second - first) / first
-
-
 def _of_all(errors: Sequence[UserError | TrialFailure]) -> UserError | RankFailure:
     """The error of candidates none of which ran: the first failure, else why the first was not planned."""
     failure = next((each for each in errors if isinstance(each, TrialFailure)), None)
@@ -222,35 +274,6 @@ def _of_all(errors: Sequence[UserError | TrialFailure]) -> UserError | RankFailu
         "batch, whose values must be such as the step takes, beside the model in memory; give such a batch, or "
         "measure=0, which runs none"
     )
-
-
-def _seconds(
-    setting: Setting, variant: Variant, feeds: Mapping[int, Mapping[str, Tensor]], number: int
-) -> float:
-    """Seconds until the results of a step are there."""
-    begin = time.perf_counter()
-    results, _ = variant.step(setting, number, feeds, True, None)
-    tree_map_only(Tensor, _waited, results)
-    return time.perf_counter() - begin
-
-
-def _waited(tensor: Tensor) -> Tensor:
-    """A result, once its device has made it."""
-    finish(tensor.device)()
-    return tensor
-
-
-def _filled(part: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """A copy of a part of a variable; where that has no values, with equal ones."""
-    if not part.is_meta:
-        return part.to(device, dtype, copy=True).contiguous()
-    value: Any = _VALUE if dtype.is_floating_point or dtype.is_complex else 0
-    return torch.full(part.shape, value, dtype=dtype, device=device)
-
-
-def _with_values(leaf: Tensor) -> Tensor:
-    """A leaf of the example batch; zeros in the place of one without values."""
-    return torch.zeros(leaf.shape, dtype=leaf.dtype) if leaf.is_meta else leaf
 
 
 def _lines(candidate: PlacedStrategy) -> int:

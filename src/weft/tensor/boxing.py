@@ -12,6 +12,7 @@ from torch import Tensor
 from weft.errors import LayoutError
 from weft.layout import SBP, Broadcast, Layout, Split
 from weft.runtime.channels.channel import reduce_in_order
+from weft.runtime.memory.state import local_part
 from weft.tensor.chain import Locals, chain_between
 from weft.tensor.divergence import meet, user_line
 from weft.tensor.mesh import Mesh
@@ -23,7 +24,7 @@ def cut(whole: Tensor, layout: Layout, mesh: Mesh) -> tuple[Spec, Locals]:
     plain = without_partials(layout)
     spec = contiguous(mesh, plain, tuple(whole.shape), whole.dtype)
     parts = tuple(
-        _part(whole, plain, rank).to(mesh.device_of(rank), copy=True) for rank in mesh.ranks
+        local_part(whole, plain, rank).to(mesh.device_of(rank), copy=True) for rank in mesh.ranks
     )
     return laid(spec, tuple(part.contiguous() for part in parts), layout)
 
@@ -51,12 +52,6 @@ def _join(sbp: SBP, parts: Sequence[Tensor]) -> Tensor:
             return torch.cat([part.to(parts[0].device) for part in parts], dim)
         case _:
             return reduce_in_order([part.to(parts[0].device) for part in parts], sbp.reduction)
-
-
-def _part(whole: Tensor, layout: Layout, rank: int) -> Tensor:
-    for dim, (offset, length) in enumerate(layout.local_ranges(tuple(whole.shape), rank)):
-        whole = whole.narrow(dim, offset, length)
-    return whole
 
 
 def from_first(whole: Tensor, mesh: Mesh) -> Tensor:

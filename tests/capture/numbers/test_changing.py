@@ -152,7 +152,7 @@ def test_a_branch_is_planned_anew_where_it_goes_another_way(
         return loss
 
     both = trained(warm, [float(i) for i in range(10)])
-    assert len(both.program._variants._all) == 4
+    assert len(both.program._core.variants._all) == 4
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ import torch
 
 import models
 from weft.capture import capture
-from weft.capture.optimizers.kernels import HeldBytes, kernels_of
+from weft.capture.optimizers.given import kernels_of
+from weft.capture.optimizers.trials import HeldBytes
 from weft.ir.logical import Update
 from weft.ir.nodes import UpdateBytes
 from weft.ir.parsers.graph_parser import parse_graph

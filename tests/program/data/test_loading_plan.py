@@ -10,7 +10,7 @@ from weft.actors import Act, RankDriver
 from weft.errors import InternalError
 from weft.ir.parsers.plan_parser import parse_plan
 from weft.ir.plan import COMPUTE, Plan
-from weft.program.data.loading_plan import COPIES, LOAD, loading_plan
+from weft.program.data.loading import COPIES, LOAD, loading_plan
 from weft.program.feeding.feed import LoadedLeaf
 
 LEAVES = [

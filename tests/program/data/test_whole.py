@@ -11,7 +11,7 @@ import torch
 
 import weft
 from weft.errors import UserError
-from weft.program.data.whole import whole_number, whole_numbers
+from weft.program.data.order import whole_number, whole_numbers
 
 
 @pytest.mark.parametrize(

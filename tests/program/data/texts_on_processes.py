@@ -62,7 +62,7 @@ def main() -> dict[str, Any]:
                 )
                 loader = weft.Loader(data, 4, program)
                 seen = [x for each in loader for x in program.step(each)[1].flatten().tolist()]
-                found[name] = [seen == list(range(82)), len(program._variants._all)]
+                found[name] = [seen == list(range(82)), len(program._core.variants._all)]
             except BatchError as error:
                 found[name] = str(error)
             if (
@@ -71,7 +71,7 @@ def main() -> dict[str, Any]:
                 rank = int(os.environ["RANK"])
                 for n in range(18):
                     program.step(default_collate([data[2 * rank], data[n]]))
-                found["own rows"] = len(program._variants._all)
+                found["own rows"] = len(program._core.variants._all)
             program.close()
     return found
 

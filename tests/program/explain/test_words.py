@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import weft
-from weft.program.explain.words import title
+from weft.program.explain.summary import title
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from weft.errors import BatchError
 from weft.layout import Broadcast, Layout, Placement, Split
-from weft.program.feeding.rows import RowsOfBatch, rows_in, rows_of
-from weft.program.feeding.shards import region_part
+from weft.program.feeding.feed import RowsOfBatch, StandIns
+from weft.program.feeding.shards import rows_in, rows_of
+from weft.runtime.memory.state import region_part
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
@@ -37,10 +38,11 @@ def test_parts_of_rows(data: st.DataObject) -> None:
 
 def test_stand_ins_are_whole() -> None:
     batch = RowsOfBatch({"x": torch.zeros(2, 3), "scale": torch.ones(1), "n": 4}, [1, 5], 6)
-    whole, rows = batch.stand_in()
+    given = StandIns(batch)
+    whole = given.whole()
     assert (whole["x"].shape, whole["x"].device.type, whole["n"]) == ((6, 3), "meta", 4)
     assert whole["scale"] is batch.batch["scale"]
-    assert rows[id(whole["x"])] is batch.batch["x"]
+    assert given.held[id(whole["x"])] is batch.batch["x"]
 
 
 def test_leaves_without_as_many_rows_want_all() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import weft
 from weft.errors import UserError
-from weft.program.live.first_values import check_initial_values, initial_values
+from weft.program.live.live import check_initial_values, initial_values
 
 CPU = torch.device("cpu")
 

@@ -41,9 +41,9 @@ def test_nothing_of_a_program_is_left_to_estimates(monkeypatch: pytest.MonkeyPat
             {"x": tokens, "y": tokens},
             placement=weft.placement("cpu", [0, 1]),
         )
-        compiled = program._compiled
+        compiled = program._core.compiled
         quick = Patience(call=0.0, update=0.0)
-        found = measured(world, [compiled], program._step.optimizers, quick, told.append)
+        found = measured(world, [compiled], program._core.step.optimizers, quick, told.append)
         program.close()
     assert from_json(to_json(found), "file") == found
     assert (found.machine["ranks"], found.machine["processes"]) == (2, 2 // len(world.ranks))
@@ -112,7 +112,9 @@ def test_the_frame_of_a_step_that_fills_the_caches(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(overheads, "_STEPS", 3)
     with weft.local_world(2) as world:
         program, batch = filling_program(world, Bytes(4096))
-        read = [node.value.shape for node in program._variants.current.compiled.programs[0].inputs]
+        read = [
+            node.value.shape for node in program._core.variants.current.compiled.programs[0].inputs
+        ]
         assert 0 < frame(program, batch) < 1
         program.close()
     assert any(4 * size >= 4096 for shape in read for size in shape[:1])

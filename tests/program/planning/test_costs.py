@@ -25,16 +25,17 @@ def test_all_ranks_take_those_of_the_first(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setenv("WEFT_PLAN_COSTS", "measured")
     world = LocalWorld(2, "cpu")
     assert agreed_costs(world) is None
+    texts: list[str] = []
+
+    def from_rank_0(world: object, what: str, tell: Callable[[], str]) -> list[str]:
+        texts.append(tell())
+        return [texts[0], ""]
+
+    monkeypatch.setattr(auto, "told", from_rank_0)
     kept(1.0)
     found = agreed_costs(world)
     assert isinstance(found, MeasuredCosts)
     assert found.of_act(0) == 1.0
-    first = auto._text(world)
     kept(3.0)
-
-    def from_rank_0(world: object, what: str, tell: Callable[[], str]) -> list[str]:
-        assert tell() != first
-        return [first, ""]
-
-    monkeypatch.setattr(auto, "told", from_rank_0)
     assert agreed_costs(world) == found
+    assert texts[1] != texts[0]

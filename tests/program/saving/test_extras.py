@@ -43,14 +43,14 @@ def sbp_of(average: AveragedModel, name: str) -> object:
 def trained(program: weft.Program, average: AveragedModel) -> None:
     for _ in range(2):
         program.step(batch_of(program.steps))
-        average.update_parameters(program._setting.model)
+        average.update_parameters(program._core.setting.model)
 
 
 @pytest.mark.parametrize("after", [WHOLE, Case((2, 2), {"parameters": ROWS})])
 def test_an_average_goes_on_in_another_layout(after: Case, tmp_path: Path) -> None:
     """With the same average, and the same one after further steps; no rank has written the whole of a split tensor."""
     with compiled(SHARDED) as (program, _):
-        average = averaged(program._setting.model)
+        average = averaged(program._core.setting.model)
         trained(program, average)
         program.save(tmp_path / "saved", {"average": average, "steps": program.steps})
         saved = values(average)
@@ -59,7 +59,7 @@ def test_an_average_goes_on_in_another_layout(after: Case, tmp_path: Path) -> No
     name = "extra.laid.average.module.first.weight"
     assert len(read_manifest(tmp_path / "saved").tensors[name].extents) == 2
     with compiled(Case(after.grid, after.entries, seed=9)) as (program, _):
-        average = averaged(program._setting.model)
+        average = averaged(program._core.setting.model)
         layouts = [sbp_of(average, name) for name in NAMES]
         found = program.load(tmp_path / "saved", {"average": average})
         assert found["steps"] == 2
@@ -72,7 +72,7 @@ def test_an_average_goes_on_in_another_layout(after: Case, tmp_path: Path) -> No
 
 def test_without_an_object_that_has_it_it_is_whole(tmp_path: Path) -> None:
     with compiled(SHARDED) as (program, _):
-        average = averaged(program._setting.model)
+        average = averaged(program._core.setting.model)
         trained(program, average)
         program.save(tmp_path / "saved", {"average": average})
         saved = values(average)

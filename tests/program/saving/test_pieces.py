@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.layout import Broadcast, Layout, Placement, Shares, Split
-from weft.program.feeding.shards import local_part
 from weft.program.saving.files import slices
 from weft.program.saving.saved_tensors import SavedTensor, pieces_of, writers
+from weft.runtime.memory.state import local_part
 from weft.tensor.dispatch.shares import in_shares
 
 

@@ -22,9 +22,8 @@ from build import ref
 from weft.errors import UserError
 from weft.ir.plan import Compute, LocalInput, LocalValue, RankPlan
 from weft.runtime.compiled import choice as kernel_choice
-from weft.runtime.compiled import inductor, measure, parts
-from weft.runtime.compiled.choice import Code, KernelChoice, KernelInput, choose
-from weft.runtime.compiled.measure import Measured
+from weft.runtime.compiled import inductor, parts
+from weft.runtime.compiled.choice import Code, KernelChoice, KernelInput, Measured, choose
 from weft.runtime.compiled.parts import PartCutter
 from weft.runtime.kernels.generated import build_kernel
 
@@ -143,7 +142,7 @@ class ProductClock(TorchDispatchMode):
 @pytest.fixture
 def clock(monkeypatch):
     clock = ProductClock()
-    monkeypatch.setattr(measure, "time", clock)
+    monkeypatch.setattr(kernel_choice, "time", clock)
     with clock:
         yield
 

@@ -28,9 +28,10 @@ from weft.ir.plan import (
 )
 from weft.runtime.channels.local import LocalChannel
 from weft.runtime.executor.threads import ThreadExecutor
+from weft.runtime.executor.work import Rank
 from weft.runtime.kernels import local_ops
 from weft.runtime.memory.state import Variables
-from weft.runtime.world.world import local_world
+from weft.runtime.world.world import TIMEOUT, local_world
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -78,13 +79,14 @@ def regression(rank, size):
     )
 
 
-def executors(world, plans, variables, **options):
+def executors(world, plans, variables, optimizer=None, timeout=TIMEOUT):
     communicator = Communicator(0, tuple(range(world.size)))
     channels = world.connect((communicator,))
-    return [
-        ThreadExecutor(plan, channels[rank], world.device(rank), variables[rank], **options)
+    ranks = [
+        Rank(plan, world.device(rank), channels[rank], variables[rank], optimizer)
         for rank, plan in enumerate(plans)
     ]
+    return [ThreadExecutor(rank, timeout=timeout) for rank in ranks]
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -208,7 +210,7 @@ def test_compute_goes_on_while_a_collective_runs(monkeypatch):
 
     plan = relay(later=(probe(monkeypatch, later),))
     with ThreadExecutor(
-        plan, {0: channel}, torch.device("cpu"), Variables(), timeout=10
+        Rank(plan, torch.device("cpu"), {0: channel}, Variables()), timeout=10
     ) as executor:
         result = executor.step({"x": torch.ones(2)})
     assert result["z"].tolist() == [2, 2]
@@ -232,11 +234,13 @@ def test_a_collective_for_which_all_wait_runs_on_the_compute_thread(monkeypatch)
         channels = world.connect((Communicator(0, (0, 1)),))
         every = [
             ThreadExecutor(
-                regression(rank, 2),
-                channels[rank],
-                torch.device("cpu"),
-                Variables({"w": weights[rank]}),
-                optimizer=optimizers[rank],
+                Rank(
+                    regression(rank, 2),
+                    torch.device("cpu"),
+                    channels[rank],
+                    Variables({"w": weights[rank]}),
+                    optimizer=optimizers[rank],
+                )
             )
             for rank in range(2)
         ]
@@ -306,7 +310,7 @@ def test_silence_is_reported_with_who_waits_for_whom():
     channel = SlowChannel()
     with (
         ThreadExecutor(
-            relay(), {0: channel}, torch.device("cpu"), Variables(), timeout=0.2
+            Rank(relay(), torch.device("cpu"), {0: channel}, Variables()), timeout=0.2
         ) as executor,
         pytest.raises(RankFailure) as caught,
     ):
@@ -368,7 +372,7 @@ def test_tensors_are_released_with_their_last_reader(monkeypatch):
             Register(z, "activation", 2, (3, 4)),
         ),
     )
-    with ThreadExecutor(plan, {}, torch.device("cpu"), Variables(), timeout=10) as executor:
+    with ThreadExecutor(Rank(plan, torch.device("cpu"), {}, Variables()), timeout=10) as executor:
         batch = torch.ones(2)
         alive.append(weakref.ref(batch))
         result = executor.step({"x": batch})
@@ -414,7 +418,9 @@ def test_updates_that_read_each_other_and_results_that_are_variables():
         ),
     )
     variables = Variables({"a": torch.ones(2), "b": torch.zeros(2)})
-    with ThreadExecutor(donate(plan), {}, torch.device("cpu"), variables, timeout=10) as executor:
+    with ThreadExecutor(
+        Rank(donate(plan), torch.device("cpu"), {}, variables), timeout=10
+    ) as executor:
         results = [executor.step({}) for _ in range(2)]
     assert [result["a"].tolist() for result in results] == [[1, 1], [0, 0]]
     assert [result["view"].tolist() for result in results] == [[0, 0], [1, 1]]

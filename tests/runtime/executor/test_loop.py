@@ -41,6 +41,7 @@ from weft.ir.plan import (
     Register,
 )
 from weft.runtime.executor.threads import ThreadExecutor
+from weft.runtime.executor.work import Rank
 from weft.runtime.kernels import local_ops
 from weft.runtime.memory.state import Variables
 from weft.runtime.world.world import local_world
@@ -78,7 +79,7 @@ def test_accumulate_and_pack_make_one_value_of_all_micro_batches(reduction, expe
         ),
         M,
     )
-    with ThreadExecutor(plan, {}, CPU, Variables(), timeout=10) as executor:
+    with ThreadExecutor(Rank(plan, CPU, {}, Variables()), timeout=10) as executor:
         for step in range(3):
             batch = numbers(M, ROWS, seed=step)
             found = executor.step({"x": batch.clone()})
@@ -113,7 +114,7 @@ def test_accumulation_never_writes_what_others_read():
     )
     batch = numbers(M, ROWS)
     given = batch.clone()
-    with ThreadExecutor(plan, {}, CPU, Variables(), timeout=10) as executor:
+    with ThreadExecutor(Rank(plan, CPU, {}, Variables()), timeout=10) as executor:
         found = executor.step({"x": given})
     torch.testing.assert_close(given, batch, rtol=0, atol=0)
     torch.testing.assert_close(found["rows"], -batch.view(-1), rtol=0, atol=0)
@@ -154,7 +155,7 @@ def test_a_buffer_is_updated_in_each_micro_batch_and_a_parameter_once():
     )  # fmt: skip
     start, weight = numbers(ROWS, seed=1), numbers(ROWS, seed=2)
     variables = Variables({"mean": start.clone(), "w": weight.clone()})
-    with ThreadExecutor(plan, {}, CPU, variables, timeout=10) as executor:
+    with ThreadExecutor(Rank(plan, CPU, {}, variables), timeout=10) as executor:
         for step in range(3):
             batch = numbers(M, ROWS, seed=step)
             executor.step({"x": batch})
@@ -185,7 +186,7 @@ def test_random_numbers_differ_between_micro_batches_and_are_those_of_the_whole_
     )  # fmt: skip
     found = []
     for each_plan in (plan, alone):
-        with ThreadExecutor(each_plan, {}, CPU, Variables(), seed=3, timeout=10) as executor:
+        with ThreadExecutor(Rank(each_plan, CPU, {}, Variables(), seed=3), timeout=10) as executor:
             found.append([executor.step({})["whole"] for _ in range(2)])
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
     assert found[0][0].unique().numel() == M * ROWS
@@ -197,7 +198,7 @@ def pipeline(world, plans, variables, optimizer=None, timeout=10):
         verify_communicators(plan, (FORTH, BACK))
     return [
         ThreadExecutor(
-            plan, channels[rank], CPU, variables[rank], optimizer=optimizer, timeout=timeout
+            Rank(plan, CPU, channels[rank], variables[rank], optimizer=optimizer), timeout=timeout
         )
         for rank, plan in enumerate(plans)
     ]
@@ -336,7 +337,7 @@ def test_control_registers_hold_actors_back(monkeypatch):
     batch = numbers(M, ROWS)
     with local_world(1, timeout=10) as world:
         channels = world.connect((Communicator(0, (0,)),))
-        with ThreadExecutor(plan, channels[0], CPU, Variables(), timeout=10) as executor:
+        with ThreadExecutor(Rank(plan, CPU, channels[0], Variables()), timeout=10) as executor:
             for _ in range(2):
                 torch.testing.assert_close(executor.step({"x": batch})["end"], batch.sum(0))
     assert log.count("use") == log.count("make") == 2 * M
@@ -352,7 +353,7 @@ def test_a_queue_without_an_order_for_its_micro_batches_is_refused():
         with pytest.raises(
             InternalError, match="no order is given for the micro-batches of comm:0"
         ):
-            ThreadExecutor(without, channels[0], CPU, variables, optimizer=optimizer)
+            ThreadExecutor(Rank(without, CPU, channels[0], variables, optimizer=optimizer))
 
 
 def test_a_rank_that_waits_in_a_circle_says_so():
@@ -371,7 +372,7 @@ def test_a_rank_that_waits_in_a_circle_says_so():
         M,
     )
     with (
-        ThreadExecutor(plan, {}, CPU, Variables(), timeout=0.2) as executor,
+        ThreadExecutor(Rank(plan, CPU, {}, Variables()), timeout=0.2) as executor,
         pytest.raises(RankFailure) as caught,
     ):
         executor.step({"x": numbers(M, ROWS)})

@@ -155,7 +155,7 @@ def test_overflow_leaves_everything_as_it_is(name, monkeypatch):
         values = [torch.full_like(g, torch.inf) if overflow else g for g in gradients(step)]
         with monkeypatch.context() as patch:
             patch.setattr(torch.Tensor, "item", lambda x, at=step: read.append(at) or item(x))
-            run.run([*values, torch.tensor(float(overflow))])
+            run([*values, torch.tensor(float(overflow))])
         if not overflow:
             for leaf, gradient in zip(leaves, gradients(step), strict=True):
                 leaf.grad = gradient
@@ -187,7 +187,7 @@ def test_copies_and_an_optimizer_join_by_rule():
     user, _ = optimizer_of("SGD", list(parameters().values()))
     joined = group_updates([copy, *updates("SGD")], variables, user)
     assert [names for names, _ in joined] == [["%new"], ["%a.weight.grad", "%b.weight.grad"]]
-    joined[0][1].run([torch.ones(2)])
+    joined[0][1]([torch.ones(2)])
     assert variables["m"].tolist() == [1, 1]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from weft.actors import Act, Begin, QueueMachine
 from weft.ir.plan import Compute, LocalValue, RankPlan, Register
-from weft.runtime.executor.queue_work import ActError, QueueWork
+from weft.runtime.executor.queues import ActError, QueueWork
 from weft.runtime.executor.work import Work
 
 

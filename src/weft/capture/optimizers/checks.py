@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from inspect import Parameter, signature
 from numbers import Real
 from types import MethodType
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from weft.capture.fx.refusals import source_line
-from weft.capture.optimizers.foreign import small_values
+from weft.capture.optimizers.given import is_foreign
 from weft.capture.optimizers.groups import Optimizers
 from weft.capture.python.rewriting.hooks import named_hook
 from weft.errors import CaptureError, UserError
@@ -44,7 +44,7 @@ def check_hyperparameters(optimizers: Optimizers) -> None:
     """
     for label, number, group in optimizers.groups():
         optimizer, _ = optimizers.place(number)
-        usual = optimizer.defaults if type(optimizer).__module__.startswith("torch.optim") else {}
+        usual = {} if is_foreign(optimizer) else optimizer.defaults
         for key, value in usual.items():
             if key in group and not _is_like(group[key], value):
                 takes = "a number" if isinstance(value, Real) else f"numbers, like {value}"
@@ -154,71 +154,3 @@ def refuse_step(optimizer: object, name: str, error: Exception) -> CaptureError:
     return CaptureError(
         f"{where}the optimizer {type(optimizer).__name__} cannot be captured: its step on {name!r} {why}"
     )
-
-
-def check_apart(
-    optimizer: torch.optim.Optimizer, copy: Callable[..., Any], name: str, dims: int
-) -> None:
-    """Check, on small tensors with values, that the gradient of one parameter changes no other one.
-
-    Args:
-        optimizer: the user's, for the error.
-        copy: `copy(*parameters)` is a copy of it that holds only these.
-        name: of a parameter, for the error.
-        dims: how many the parameter has.
-
-    Raises:
-        CaptureError: when it does.
-    """
-    try:
-        small, large = (_updated(copy, dims, scale) for scale in (1.0, 30.0))
-    except Exception:
-        return  # it does not take such small tensors; the trial on the true shape says what is wrong
-    # Options that are no numbers make such updates.
-    if not torch.allclose(small, large, rtol=0, atol=0, equal_nan=True):
-        raise CaptureError(
-            f"the optimizer {type(optimizer).__name__} cannot be captured: its update of one parameter, such as "
-            f"{name!r}, depends on the gradients of others, and no rank has them all. A norm of all gradients is "
-            "clip_norm= of the strategy; otherwise expected an update that looks at one parameter at a time"
-        )
-
-
-def updates_parts_alike(copy: Callable[..., Any], dims: int) -> bool:
-    """True where parts of a small parameter with values are updated as within the whole one, cut along any dimension.
-
-    What ops do not show: an update may ask for the parameter's shape.
-    """
-    values = [small_values(dims, phase) for phase in (0.0, 2.0, 3.0)]
-    try:
-        whole = _trained(copy, values)
-        for dim in range(dims):
-            cuts = [torch.split(each, [1, 2], dim) for each in values]
-            parts = [_trained(copy, [cut[place] for cut in cuts]) for place in (0, 1)]
-            if not torch.allclose(torch.cat(parts, dim), whole, equal_nan=True):
-                return False
-    except Exception:
-        return True  # it does not take such small tensors; the ops say what there is to know
-    return True
-
-
-def _trained(copy: Callable[..., Any], values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A parameter that begins with the first values, after a step with each of the others as its gradient."""
-    parameter = torch.nn.Parameter(values[0].clone())
-    optimizer = copy(parameter)
-    with torch.random.fork_rng(devices=[]):
-        for gradient in values[1:]:
-            parameter.grad = gradient.clone()
-            optimizer.step()
-    return parameter.detach()
-
-
-def _updated(copy: Callable[..., Any], dims: int, scale: float) -> torch.Tensor:
-    """A parameter after two steps beside another one, whose gradient is scaled."""
-    own, other = (torch.nn.Parameter(small_values(dims, phase)) for phase in (0.0, 1.0))
-    optimizer = copy(own, other)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        for step in (2.0, 3.0):
-            own.grad, other.grad = small_values(dims, step), scale * small_values(dims, -step)
-            optimizer.step()
-    return own.detach()

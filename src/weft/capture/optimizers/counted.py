@@ -7,15 +7,15 @@ process. That is right for numbers that go by themselves alone, whatever is upda
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 from weakref import WeakKeyDictionary
 
 import torch
 
-from weft.capture.optimizers.foreign import TRIAL_STEPS, Make, small_values
 from weft.capture.optimizers.given import attributes_for_copy, attributes_of, options_of
+from weft.capture.optimizers.trials import TRIAL_STEPS, TrialCopies, small_parameter, step
 
 _TYPES = (bool, int, float)
 
@@ -41,53 +41,48 @@ def counters_of(optimizer: torch.optim.Optimizer) -> frozenset[StepCounter]:
     return _COUNTED.get(optimizer, frozenset())
 
 
-def find_counters(
-    optimizer: torch.optim.Optimizer, make: Make, dims: int
-) -> frozenset[StepCounter]:
+def find_counters(copies: TrialCopies, dims: int) -> frozenset[StepCounter]:
     """The numbers that steps change, and that go by themselves alone; they are known as counters from now on.
 
     Args:
-        optimizer: the user's.
-        make: makes copies of it.
+        copies: for trials.
         dims: how many the parameter has that a trial is made for.
     """
-    first = _numbers(make([_parameter(dims, 0.0)]))
+    own = small_parameter(dims, 0.0)
+    optimizer = copies([own])
+    first = _numbers(optimizer)
+    alone = []
     try:
-        alone, beside = _alone(make, dims), _carried(make, dims)
+        for number in range(TRIAL_STEPS):
+            step(optimizer, [own], number + 2.0)
+            alone.append(_numbers(optimizer))
+        beside = _carried(copies, dims)
     except Exception:
         return frozenset()  # it does not take such small tensors
     found = set()
-    for each in {key for step in alone for key in step}:
-        series = [_typed(step.get(each)) for step in alone]
+    for each in {key for numbers in alone for key in numbers}:
+        series = [_typed(numbers.get(each)) for numbers in alone]
         changes = any(value != _typed(first.get(each)) for value in series)
-        if changes and series == [_typed(step.get(each)) for step in beside]:
+        if changes and series == [_typed(numbers.get(each)) for numbers in beside]:
             found.add(each)
-    _COUNTED[optimizer] = counters_of(optimizer) | found
+    _COUNTED[copies.optimizer] = counters_of(copies.optimizer) | found
     return frozenset(found)
 
 
-def count_step(
-    optimizer: torch.optim.Optimizer, copy: Callable[[int, torch.nn.Parameter], Any]
-) -> None:
-    """Let the counters of an optimizer go on, as after a step of it.
-
-    Args:
-        optimizer: the user's.
-        copy: `copy(group, parameter)` is one that holds only this parameter, with the options of that group.
-    """
+def count_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Let the counters of an optimizer of the user's go on, once its parameters are updated on all ranks."""
     counters = counters_of(optimizer)
     if not counters:
         return
     made = []
-    with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+    with torch.device("cpu"):
         for number, group in enumerate(optimizer.param_groups):
             own = next(iter(group["params"]), None)
-            probe = _parameter(1 if own is None else own.dim(), 0.0)
-            given = copy(number, probe)
-            vars(probe).update({} if own is None else attributes_of(own))
-            probe.grad = small_values(probe.dim(), 2.0)
-            given.step()
-            made.append(_numbers(given))
+            probe = small_parameter(1 if own is None else own.dim(), 0.0)
+            put_on = {} if own is None else attributes_of(own)
+            copy = TrialCopies(optimizer, number, put_on)([probe])
+            step(copy, [probe], 2.0)
+            made.append(_numbers(copy))
     for group, numbers in zip(optimizer.param_groups, made, strict=True):
         put_counters(optimizer, [group], {key: numbers[key] for key in counters if key in numbers})
 
@@ -115,35 +110,18 @@ def put_counters(
             space[counter.name] = value
 
 
-def _alone(make: Make, dims: int) -> list[dict[StepCounter, Any]]:
-    """The numbers after each of some steps of one optimizer on one parameter."""
-    own = _parameter(dims, 0.0)
-    optimizer = make([own])
-    return [_stepped(optimizer, [own], step + 2.0) for step in range(TRIAL_STEPS)]
-
-
-def _carried(make: Make, dims: int) -> list[dict[StepCounter, Any]]:
+def _carried(copies: TrialCopies, dims: int) -> list[dict[StepCounter, Any]]:
     """The same where each step is that of another copy, on other parameters in two groups, which gets numbers only."""
     found: list[dict[StepCounter, Any]] = []
-    for step in range(TRIAL_STEPS):
-        every = [_parameter(dims, phase) for phase in (5.0, 6.0, 7.0)]
-        optimizer = make(every[:2], every[2:])
+    for number in range(TRIAL_STEPS):
+        every = [small_parameter(dims, phase) for phase in (5.0, 6.0, 7.0)]
+        optimizer = copies(every[:2], every[2:])
         if found:
             put_counters(optimizer, optimizer.param_groups, found[-1])
-        now = _stepped(optimizer, every, 30.0 * step + 1.0)
-        of_last = _numbers(optimizer, -1)
+        step(optimizer, every, 30.0 * number + 1.0)
+        of_last, now = _numbers(optimizer, -1), _numbers(optimizer)
         found.append({key: x for key, x in now.items() if _typed(of_last.get(key)) == _typed(x)})
     return found
-
-
-def _stepped(
-    optimizer: Any, parameters: Sequence[torch.nn.Parameter], phase: float
-) -> dict[StepCounter, Any]:
-    for number, each in enumerate(parameters):
-        each.grad = small_values(each.dim(), phase - 7.0 * number)
-    with torch.random.fork_rng(devices=[]):
-        optimizer.step()
-    return _numbers(optimizer)
 
 
 def _numbers(optimizer: Any, group: int = 0) -> dict[StepCounter, Any]:
@@ -161,7 +139,3 @@ def _numbers(optimizer: Any, group: int = 0) -> dict[StepCounter, Any]:
 def _typed(value: Any) -> tuple[str, str]:
     """A key that tells numbers apart as Python shows them; nan is nan."""
     return type(value).__name__, repr(value)
-
-
-def _parameter(dims: int, phase: float) -> torch.nn.Parameter:
-    return torch.nn.Parameter(small_values(dims, phase))

@@ -1,4 +1,4 @@
-"""Optimizers that are none of torch's own: checks that an update goes by nothing that copies of an optimizer lack.
+"""Checks, by trials, that an update goes by nothing that copies of an optimizer lack: above all of foreign ones.
 
 A rank updates its parts by such copies (`given.py`), each with some of the parameters. So an update may look at its own
 parameter, with its gradient, state and attributes, at the options of its group, and at what the user has put on the
@@ -9,22 +9,23 @@ on small tensors with values show what ops do not.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, TypeAlias, final
+from typing import Any, final
 
 import torch
 
 from weft.capture.optimizers.given import attributes_for_copy, options_of, owned
+from weft.capture.optimizers.trials import (
+    TRIAL_STEPS,
+    TrialCopies,
+    small_parameter,
+    small_values,
+    step,
+)
 from weft.errors import CaptureError
 
-# `make(*groups)`: a copy of the user's optimizer, with one group of these parameters for each.
-Make: TypeAlias = Callable[..., Any]
-
-# Steps of a trial: enough to see what is done every few steps.
-TRIAL_STEPS = 12
 # How deep attributes of objects are compared, and what has none that a step would write to.
 _DEPTH = 3
 _CODE = (type, FunctionType, MethodType, ModuleType, torch.nn.Module)
@@ -32,86 +33,78 @@ _CODE = (type, FunctionType, MethodType, ModuleType, torch.nn.Module)
 _ABSENT = object()
 
 
-def steps_of_states(make: Make, dims: int) -> int:
-    """The steps after which an update has made all its states, two at least, as trials on small tensors show.
-
-    Args:
-        make, dims: as in `check_repeats`.
-    """
-    parameter, names, steps = torch.nn.Parameter(small_values(dims, 0.0)), set[str](), 2
-    optimizer = make([parameter])
+def steps_of_states(copies: TrialCopies, dims: int) -> int:
+    """The steps after which an update has made all its states, two at least, as trials on small tensors show."""
+    parameter, names, steps = small_parameter(dims, 0.0), set[str](), 2
+    optimizer = copies([parameter])
     try:
-        for step in range(TRIAL_STEPS):
-            parameter.grad = small_values(dims, step + 2.0)
-            optimizer.step()
+        for number in range(TRIAL_STEPS):
+            step(optimizer, [parameter], number + 2.0)
             if new := optimizer.state[parameter].keys() - names:
-                names, steps = names | new, max(steps, step + 1)
+                names, steps = names | new, max(steps, number + 1)
     except Exception:
         return 2  # as in `check_foreign`
     return steps
 
 
-def check_repeats(optimizer: object, make: Make, name: str, dims: int) -> None:
+def check_repeats(copies: TrialCopies, name: str, dims: int) -> None:
     """Check, on small tensors with values, that an update of the user's is the same when it runs again.
 
     Args:
-        optimizer: the user's, for the error.
-        make: of copies.
+        copies: of the optimizer.
         name: of a parameter, for the error.
         dims: how many the parameter has.
 
     Raises:
         CaptureError: when it is another one, as where it draws random numbers.
     """
-    trials = _Trials(make, dims)
     try:
-        same = _alike(trials.alone(), trials.alone())
+        same = _alike(_alone(copies, dims), _alone(copies, dims))
     except Exception:
         return  # it does not take such small tensors; the trial on the true shape says what is wrong
     if not same:
         raise _refused(
-            optimizer,
+            copies.optimizer,
             name,
             "is another one when it runs again, as with random numbers, of which ranks that hold the same parameter "
             "would draw different ones",
         )
 
 
-def check_foreign(
-    optimizer: torch.optim.Optimizer,
-    make: Make,
-    name: str,
-    dims: int,
-    group: int,
-    counters: Collection[str],
-) -> None:
+def check_foreign(copies: TrialCopies, name: str, dims: int, counters: Collection[str]) -> None:
     """Check, on small tensors with values, that an update of the user's depends on nothing that copies lack.
 
     Args:
-        optimizer, make, name, dims: as in `check_repeats`.
-        group: the place of the parameter's group in the optimizer.
+        copies, name, dims: as in `check_repeats`.
         counters: numbers that all copies are given, and that go on by themselves, as `self.calls`.
 
     Raises:
         CaptureError: when it goes by its place, or by what earlier steps have left in the optimizer.
     """
-    trials, count = _Trials(make, dims), len(optimizer.param_groups)
+    count = len(copies.optimizer.param_groups)
     try:
-        kept = trials.keeps(counters)
-        alone = trials.alone()
-        apart = all(_alike(alone, run()) for run in trials.beside_others(group, count))
+        kept = _kept(copies, dims, counters)
+        alone = _alone(copies, dims)
+        # Before and behind another parameter, and in its group among as many as the user has.
+        places = [(0, [[0, 1]]), (0, [[1, 0]])]
+        if count > 1:
+            groups: list[list[int]] = [[] for _ in range(count)]
+            groups[copies.group].append(0)
+            groups[(copies.group + 1) % count].append(1)
+            places.append((copies.group, groups))
+        apart = all(_alike(alone, _beside(copies, dims, *place)) for place in places)
     except Exception:
         return  # as in `check_repeats`
     if kept:
         raise _refused(
-            optimizer,
+            copies.optimizer,
             name,
             f"goes by {kept}, which its step changes in the optimizer itself: ranks, and other shapes of the batch, "
             "have copies of it that count for themselves",
         )
     if not apart:
         raise _refused(
-            optimizer,
+            copies.optimizer,
             name,
             "goes by its place among the parameters and groups, such as its number, or by options of another group, of "
             "which a rank has only some",
@@ -126,68 +119,46 @@ def _refused(optimizer: object, name: str, why: str) -> CaptureError:
     )
 
 
-@final
-class _Trials:
-    """Some steps of copies of an optimizer on small parameters; each gives what a parameter is after them."""
-
-    def __init__(self, make: Make, dims: int) -> None:
-        self._make = make
-        self._dims = dims
-
-    def alone(self) -> torch.Tensor:
-        """The parameter as the only one."""
-        own = self._parameter(0.0)
-        return _after(self._make([own]), own, [])
-
-    def beside_others(self, index: int, count: int) -> Sequence[Callable[[], torch.Tensor]]:
-        """Trials beside another parameter: before and behind it, and in its group among as many as the user has."""
-        beside = (lambda own, other: [[own, other]], lambda own, other: [[other, own]])
-        found = [partial(self._beside, each, 0) for each in beside]
-        if count > 1:
-            found.append(partial(self._beside, partial(_in_group, index, count), index))
-        return found
-
-    def _beside(self, groups: Callable[[Any, Any], Any], index: int) -> torch.Tensor:
-        own, other = self._parameter(0.0), self._parameter(1.0)
-        optimizer = self._make(*groups(own, other))
-        for number, group in enumerate(optimizer.param_groups):
-            if number != index:  # by other options than its own nothing may go
-                group.update({key: x / 2 for key, x in group.items() if isinstance(x, float)})
-        return _after(optimizer, own, [other])
-
-    def keeps(self, counters: Collection[str]) -> str:
-        """The name of what the steps leave in the optimizer for later ones; "" where they go by nothing of it.
-
-        Args:
-            counters: that may be left.
-        """
-        own = self._parameter(0.0)
-        optimizer = self._make([own])
-        first = _left(optimizer)
-        going_on = _after(optimizer, own, [])
-        now = _left(optimizer)
-        changed = [
-            key
-            for key, value in now.items()
-            if key not in counters and first.get(key, _ABSENT) != value
-        ]
-        if not changed:
-            return ""
-        written = [key for key in changed if _counts(first.get(key), now[key])]
-        own = self._parameter(0.0)
-        again = _after(self._make([own]), own, [], anew=counters)
-        return "" if not written and _alike(going_on, again) else (written or changed)[0]
-
-    def _parameter(self, phase: float) -> torch.nn.Parameter:
-        return torch.nn.Parameter(small_values(self._dims, phase))
+def _alone(copies: TrialCopies, dims: int) -> torch.Tensor:
+    """A parameter after some steps as the only one."""
+    own = small_parameter(dims, 0.0)
+    return _after(copies([own]), [own])
 
 
-def _in_group(index: int, count: int, own: Any, other: Any) -> list[list[Any]]:
-    """Groups as many as the user's, one with the parameter, one of the others with the other."""
-    found: list[list[Any]] = [[] for _ in range(count)]
-    found[index].append(own)
-    found[(index + 1) % count].append(other)
-    return found
+def _beside(
+    copies: TrialCopies, dims: int, index: int, groups: Sequence[list[int]]
+) -> torch.Tensor:
+    """The same, with another parameter: in groups of both by number, of which the one at `index` has its options."""
+    both = [small_parameter(dims, 0.0), small_parameter(dims, 1.0)]
+    optimizer = copies(*([both[number] for number in group] for group in groups))
+    for number, group in enumerate(optimizer.param_groups):
+        if number != index:  # by other options than its own nothing may go
+            group.update({key: x / 2 for key, x in group.items() if isinstance(x, float)})
+    return _after(optimizer, both)
+
+
+def _kept(copies: TrialCopies, dims: int, counters: Collection[str]) -> str:
+    """The name of what the steps leave in the optimizer for later ones; "" where they go by nothing of it.
+
+    Args:
+        counters: that may be left.
+    """
+    own = small_parameter(dims, 0.0)
+    optimizer = copies([own])
+    first = _left(optimizer)
+    going_on = _after(optimizer, [own])
+    now = _left(optimizer)
+    changed = [
+        key
+        for key, value in now.items()
+        if key not in counters and first.get(key, _ABSENT) != value
+    ]
+    if not changed:
+        return ""
+    written = [key for key in changed if _counts(first.get(key), now[key])]
+    own = small_parameter(dims, 0.0)
+    again = _after(copies([own]), [own], anew=counters)
+    return "" if not written and _alike(going_on, again) else (written or changed)[0]
 
 
 def _counts(before: Any, now: Any) -> bool:
@@ -235,20 +206,16 @@ def _frozen(value: Any, depth: int = 0) -> Any:
 
 def _after(
     optimizer: Any,
-    own: torch.nn.Parameter,
-    others: Sequence[torch.nn.Parameter],
+    parameters: Sequence[torch.nn.Parameter],
     anew: Collection[str] | None = None,
 ) -> torch.Tensor:
-    """A parameter after some steps; with `anew`, each on what the optimizer was at first, but for states and these."""
+    """The first parameter after some steps; with `anew`, each but for states and these on what was at first."""
     first = attributes_for_copy(optimizer), [options_of(group) for group in optimizer.param_groups]
-    with torch.random.fork_rng(devices=[]):
-        for step in range(TRIAL_STEPS):
-            for place, parameter in enumerate((own, *others)):
-                parameter.grad = small_values(own.dim(), step + 2.0 - 7 * place)
-            if anew is not None:
-                _put_back(optimizer, *first, anew)
-            optimizer.step()
-    return own.detach()
+    for number in range(TRIAL_STEPS):
+        if anew is not None:
+            _put_back(optimizer, *first, anew)
+        step(optimizer, parameters, number + 2.0)
+    return parameters[0].detach()
 
 
 def _put_back(
@@ -274,7 +241,64 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.allclose(one, other, rtol=1e-4, atol=1e-6, equal_nan=True)
 
 
-def small_values(dims: int, phase: float) -> torch.Tensor:
-    """A tensor for trials: 3 elements along each dimension, enough for any way of mixing them; others by phase."""
-    count = 3**dims
-    return torch.sin(torch.arange(count, dtype=torch.float32) + phase).reshape([3] * dims)
+def check_apart(copies: TrialCopies, name: str, dims: int) -> None:
+    """Check, on small tensors with values, that the gradient of one parameter changes no other one.
+
+    Args:
+        copies, name, dims: as in `check_repeats`.
+
+    Raises:
+        CaptureError: when it does.
+    """
+    try:
+        small, large = (_after_scaled(copies, dims, scale) for scale in (1.0, 30.0))
+    except Exception:
+        return  # it does not take such small tensors; the trial on the true shape says what is wrong
+    # Options that are no numbers make such updates.
+    if not torch.allclose(small, large, rtol=0, atol=0, equal_nan=True):
+        raise CaptureError(
+            f"the optimizer {type(copies.optimizer).__name__} cannot be captured: its update of one parameter, such as "
+            f"{name!r}, depends on the gradients of others, and no rank has them all. A norm of all gradients is "
+            "clip_norm= of the strategy; otherwise expected an update that looks at one parameter at a time"
+        )
+
+
+def _after_scaled(copies: TrialCopies, dims: int, scale: float) -> torch.Tensor:
+    """A parameter after two steps beside another one, whose gradient is scaled."""
+    own, other = (small_parameter(dims, phase) for phase in (0.0, 1.0))
+    optimizer = copies([own, other])
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        for phase in (2.0, 3.0):
+            own.grad, other.grad = small_values(dims, phase), scale * small_values(dims, -phase)
+            optimizer.step()
+    return own.detach()
+
+
+def updates_parts_alike(copies: TrialCopies, dims: int) -> bool:
+    """True where parts of a small parameter with values are updated as within the whole one, cut along any dimension.
+
+    What ops do not show: an update may ask for the parameter's shape.
+    """
+    values = [small_values(dims, phase) for phase in (0.0, 2.0, 3.0)]
+    try:
+        whole = _trained(copies, values)
+        for dim in range(dims):
+            cuts = [torch.split(each, [1, 2], dim) for each in values]
+            parts = [_trained(copies, [cut[place] for cut in cuts]) for place in (0, 1)]
+            if not torch.allclose(torch.cat(parts, dim), whole, equal_nan=True):
+                return False
+    except Exception:
+        return True  # it does not take such small tensors; the ops say what there is to know
+    return True
+
+
+def _trained(copies: TrialCopies, values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A parameter that begins with the first values, after a step with each of the others as its gradient."""
+    parameter = torch.nn.Parameter(values[0].clone())
+    optimizer = copies([parameter])
+    with torch.random.fork_rng(devices=[]):
+        for gradient in values[1:]:
+            parameter.grad = gradient.clone()
+            optimizer.step()
+    return parameter.detach()

@@ -1,17 +1,23 @@
-"""The things that a copy of the user's optimizer is given: options, and attributes of the optimizer and of parameters.
+"""The things that a copy of the user's optimizer is given: options, attributes of it and of parameters, its kernels.
 
 A rank updates its parts by copies of the user's optimizer, each with some of the parameters, for each plan. Each copy
 has containers of its own: a step may write to them.
+
+torch has three ways for most optimizers: a fused kernel, which takes nothing; ops on lists of tensors
+("foreach"), which make further tensors for all parameters at once; a loop, which makes them for one
+parameter after the other. On a CPU lists are no faster than the loop, so it is the loop there, also where
+the user asks for lists: the numbers are the same.
 """
 
 from __future__ import annotations
 
 import copy
 from collections import deque
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, Literal, TypeAlias
 
 import torch
+from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from weft.capture.python.reached import OF_GLOBAL
 
@@ -76,3 +82,39 @@ def attributes_for_copy(optimizer: object, tensors: bool = False) -> dict[str, A
         for name, value in vars(optimizer).items()
         if name not in _OWN and not name.endswith("_hooks")
     }
+
+
+Kernels: TypeAlias = Literal["fused", "lists", "loop"]
+
+
+def kernels_of(
+    options: Mapping[str, Any], device_type: str, dtypes: Collection[torch.dtype]
+) -> Kernels:
+    """The kernels of a parameter group on a device.
+
+    Args:
+        options: the user's parameter group.
+        device_type: of the parameters.
+        dtypes: of what is updated.
+    """
+    if options.get("fused"):
+        return "fused"
+    fused, lists = options.get("fused"), options.get("foreach")
+    differentiable = options.get("differentiable")
+    open_choice = "fused" in options and fused is None and lists is not False
+    # On CPUs fused kernels take 16-bit parameters, too, but round otherwise than loops, and that of SGD leaves whole
+    # vectors of them as they are (seen with torch 2.13).
+    fusible = device_type in _get_fused_kernels_supported_devices() and all(
+        dtype.is_floating_point and (device_type != "cpu" or dtype.itemsize >= 4)
+        for dtype in dtypes
+    )
+    if open_choice and not differentiable and fusible:
+        return "fused"
+    if device_type == "cpu" or "foreach" not in options:
+        return "loop"
+    return "lists" if lists or (lists is None and fused is None and not differentiable) else "loop"
+
+
+def clones_gradients(optimizer: torch.optim.Optimizer, lists: bool) -> bool:
+    """True where an optimizer needs gradients of its own, since it may overwrite them: ops on lists, foreign ones."""
+    return lists or is_foreign(optimizer)

@@ -8,30 +8,29 @@ memory it takes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from types import MappingProxyType
 from typing import Any, final
 
 import torch
 
-from weft.capture.optimizers.checks import (
+from weft.capture.optimizers.checks import of_no_parameter, refuse_step
+from weft.capture.optimizers.counted import find_counters
+from weft.capture.optimizers.foreign import (
     check_apart,
-    of_no_parameter,
-    refuse_step,
+    check_foreign,
+    check_repeats,
+    steps_of_states,
     updates_parts_alike,
 )
-from weft.capture.optimizers.counted import count_step, counters_of, find_counters
-from weft.capture.optimizers.foreign import check_foreign, check_repeats, steps_of_states
 from weft.capture.optimizers.given import (
     attributes_of,
-    give_attributes,
+    clones_gradients,
     is_foreign,
+    kernels_of,
 )
 from weft.capture.optimizers.groups import Optimizers
-from weft.capture.optimizers.kernels import clones_gradients, copy_for, copy_in_groups, kernels_of
-from weft.capture.optimizers.observer import StepObserver
+from weft.capture.optimizers.trials import StepObserver, TrialCopies
 from weft.errors import CaptureError
 from weft.ir.nodes import MASTER, NO_UPDATE_BYTES, UpdateBytes
 from weft.ops.dtypes import dtype_name
@@ -120,44 +119,40 @@ def update_rules(
             "optimizer updates none; call model.bfloat16() before the optimizer is made, or leave masters "
             "out: parameters that are float32 are their own masters"
         )
-    # What an optimizer's step makes lies where values are looked at, whatever device is the user's default.
-    with torch.device("cpu"):
-        return _rules(optimizers, parameters, groups, masters, device_type)
-
-
-def _rules(
-    optimizers: Optimizers,
-    parameters: Mapping[str, torch.Tensor],
-    groups: dict[str, int],
-    masters: bool,
-    device_type: str,
-) -> dict[str, UpdateRule]:
     tried: dict[Any, UpdateRule] = {}
     cut: dict[Any, bool] = {}
     rules = {}
-    for name, group in groups.items():
-        parameter = parameters[name]
-        optimizer, own = optimizers.place(group)
-        put_on = attributes_of(parameter) if is_foreign(optimizer) else {}
-        marks = tuple((key, _mark(value)) for key, value in put_on.items())
-        kind = (group, tuple(parameter.shape), parameter.dtype, marks)
-        if kind not in tried:
-            master = masters and _is_half(parameter)
-            rule = replace(_try(optimizer, own, parameter, name, master), group=group)
-            tried[kind] = _with_memory(rule, optimizer, own, parameter, master, device_type)
-        dims = (group, parameter.dim(), marks)
-        if dims not in cut:
-            copy = partial(copy_for, optimizer, own, put_on=put_on)
-            copies = partial(copy_in_groups, optimizer, own, put_on)
-            if is_foreign(optimizer):
-                check_repeats(optimizer, copies, name, parameter.dim())
-            check_apart(optimizer, copy, name, parameter.dim())
-            if is_foreign(optimizer):
-                counters = set(map(str, find_counters(optimizer, copies, parameter.dim())))
-                check_foreign(optimizer, copies, name, parameter.dim(), own, counters)
-            cut[dims] = updates_parts_alike(copy, parameter.dim())
-        rules[name] = replace(tried[kind], elementwise=tried[kind].elementwise and cut[dims])
+    # What an optimizer's step makes lies where values are looked at, whatever device is the user's default.
+    with torch.device("cpu"):
+        for name, group in groups.items():
+            parameter = parameters[name]
+            optimizer, own = optimizers.place(group)
+            copies = TrialCopies(
+                optimizer, own, attributes_of(parameter) if is_foreign(optimizer) else {}
+            )
+            marks = tuple((key, _mark(value)) for key, value in copies.put_on.items())
+            kind = (group, tuple(parameter.shape), parameter.dtype, marks)
+            if kind not in tried:
+                dtype = torch.float32 if masters and _is_half(parameter) else parameter.dtype
+                rule = replace(_try(copies, parameter, name, dtype), group=group)
+                tried[kind] = _with_memory(rule, copies, parameter, dtype, device_type)
+            dims = (group, parameter.dim(), marks)
+            if dims not in cut:
+                cut[dims] = _checked(copies, name, parameter.dim())
+            elementwise = tried[kind].elementwise and cut[dims]
+            rules[name] = replace(tried[kind], elementwise=elementwise)
     return rules
+
+
+def _checked(copies: TrialCopies, name: str, dims: int) -> bool:
+    """Check that an update looks at its own parameter alone; whether it updates parts as it does the whole."""
+    foreign = is_foreign(copies.optimizer)
+    if foreign:
+        check_repeats(copies, name, dims)
+    check_apart(copies, name, dims)
+    if foreign:
+        check_foreign(copies, name, dims, set(map(str, find_counters(copies, dims))))
+    return updates_parts_alike(copies, dims)
 
 
 def with_states_of(
@@ -182,20 +177,14 @@ def with_states_of(
     return found
 
 
-def _try(
-    optimizer: torch.optim.Optimizer,
-    group: int,
-    parameter: torch.Tensor,
-    name: str,
-    master: bool,
-) -> UpdateRule:
-    dtype = torch.float32 if master else parameter.dtype
-    put_on = attributes_of(parameter) if is_foreign(optimizer) else {}
+def _try(copies: TrialCopies, parameter: torch.Tensor, name: str, dtype: torch.dtype) -> UpdateRule:
+    """The rule of a parameter, which is updated in a dtype: of another one by way of a master."""
+    optimizer, shape = copies.optimizer, tuple(parameter.shape)
     try:
-        states, mixing = _trial(optimizer, group, parameter.shape, dtype, put_on)
+        states, mixing = _trial(copies, shape, dtype)
         if parameter.numel() == 1 and parameter.dim():
             # Of one element ops do not show whether they mix elements.
-            _, mixing = _trial(optimizer, group, [2] * parameter.dim(), dtype, put_on)
+            _, mixing = _trial(copies, [2] * parameter.dim(), dtype)
     except CaptureError:
         raise
     except Exception as error:
@@ -205,80 +194,67 @@ def _try(
             f"the optimizer {type(optimizer).__name__} keeps a state {MASTER!r}, a name that weft keeps "
             "for itself; give the state another name"
         )
-    if master:
-        states = (*states, StateSpec(MASTER, tuple(parameter.shape), dtype_name(dtype)))
-    return UpdateRule(type(optimizer).__name__, group, states, elementwise=not mixing)
+    if dtype != parameter.dtype:
+        states = (*states, StateSpec(MASTER, shape, dtype_name(dtype)))
+    return UpdateRule(type(optimizer).__name__, copies.group, states, elementwise=not mixing)
 
 
 def _with_memory(
     rule: UpdateRule,
-    optimizer: torch.optim.Optimizer,
-    group: int,
+    copies: TrialCopies,
     parameter: torch.Tensor,
-    master: bool,
+    dtype: torch.dtype,
     device_type: str,
 ) -> UpdateRule:
     """The rule with the bytes that updates take for each element."""
     elements = parameter.numel()
-    options = optimizer.param_groups[group]
+    options = copies.optimizer.param_groups[copies.group]
+    master = dtype != parameter.dtype
     dtypes = {torch.float32 if master and _is_half(x) else x.dtype for x in options["params"]}
     kernels = kernels_of(options, device_type, dtypes)
     if kernels == "fused":
-        rule = replace(rule, states=tuple(map(_counted_by_fused, rule.states)))
+        # They count in float32, loops in torch's default dtype where that is float64.
+        states = (
+            replace(each, dtype="float32") if each == StateSpec("step", (), "float64") else each
+            for each in rule.states
+        )
+        rule = replace(rule, states=tuple(states))
     if not elements:
         return rule
-    dtype = torch.float32 if master else parameter.dtype
-    own = elements * dtype.itemsize if clones_gradients(optimizer, kernels == "lists") else 0
-    taken = (parameter.shape or (1,), dtype)  # masks of no dimension are read as flags
-    put_on = attributes_of(parameter) if is_foreign(optimizer) else {}
+    clones = clones_gradients(copies.optimizer, kernels == "lists")
+    own = elements * dtype.itemsize if clones else 0
+    taken = copies, parameter.shape or (1,), dtype  # masks of no dimension are read as flags
     match kernels:
         case "fused":
             sizes = (0, 0, own)
         case "lists":
-            sizes = (0, 0, own + _taken(optimizer, group, *taken, lists=True, put_on=put_on))
+            sizes = (0, 0, own + _taken(*taken, lists=True))
         case "loop":
-            alone = _taken(optimizer, group, *taken, put_on=put_on)
-            two = _taken(optimizer, group, *taken, count=2, put_on=put_on)
-            sizes = (alone, two - alone, own)
+            alone = _taken(*taken)
+            sizes = (alone, _taken(*taken, count=2) - alone, own)
     return replace(rule, takes=UpdateBytes(*(-(-size // elements) for size in sizes)))
 
 
-def _counted_by_fused(state: StateSpec) -> StateSpec:
-    """A state as fused kernels keep it: they count in float32, loops in torch's default dtype where that is float64."""
-    is_count = state.name == "step" and not state.shape and state.dtype == "float64"
-    return replace(state, dtype="float32") if is_count else state
-
-
 def _trial(
-    optimizer: torch.optim.Optimizer,
-    group: int,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    put_on: Mapping[str, Any],
+    copies: TrialCopies, shape: Sequence[int], dtype: torch.dtype
 ) -> tuple[tuple[StateSpec, ...], bool]:
     """Two steps on a parameter without data: the states that it gets, and whether its elements are mixed."""
     try:
-        return _stepped(optimizer, group, shape, dtype, put_on)
+        return _stepped(copies, shape, dtype)
     except TypeError:
         if len(shape):
             raise
     # Masks of no dimension are read as flags where a tensor is indexed by them (`sign[sign.gt(0)] = 1`).
-    states, mixing = _stepped(optimizer, group, [1], dtype, put_on)
+    states, mixing = _stepped(copies, [1], dtype)
     return tuple(replace(s, shape=() if s.shape == (1,) else s.shape) for s in states), mixing
 
 
 def _stepped(
-    optimizer: torch.optim.Optimizer,
-    group: int,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    put_on: Mapping[str, Any],
+    copies: TrialCopies, shape: Sequence[int], dtype: torch.dtype
 ) -> tuple[tuple[StateSpec, ...], bool]:
-    copy, probe = _probed(optimizer, group, shape, dtype)
-    give_attributes(probe, put_on)
-    options = dict(copy.param_groups[0])
-    observer = StepObserver()
-    foreign, copies = is_foreign(optimizer), partial(copy_in_groups, optimizer, group, put_on)
+    copy, probe = copies.without_data(shape, dtype)
+    kind, options = type(copies.optimizer).__name__, dict(copy.param_groups[0])
+    observer, foreign = StepObserver(), is_foreign(copies.optimizer)
     states: dict[str, StateSpec] = {}
     # Twice: some states appear with the first step, some ops only with the second.
     for _ in range(steps_of_states(copies, len(shape)) if foreign else 2):
@@ -286,35 +262,37 @@ def _stepped(
         with observer:
             copy.step()
         states |= {each.name: each for each in _states(copy, probe)}
-    counters: Collection[str] = ()
-    if foreign and _changed(options, copy.param_groups[0]):
-        counters = {
-            each.name for each in find_counters(optimizer, copies, len(shape)) if each.of_group
-        }
-    for name in _changed(options, copy.param_groups[0]):
-        if name not in counters:
+    changed = [
+        name
+        for name, value in copy.param_groups[0].items()
+        if name not in options or not (value is options[name] or value == options[name])
+    ]
+    counters = find_counters(copies, len(shape)) if foreign and changed else ()
+    for name in changed:
+        if name not in {each.name for each in counters if each.of_group}:
             raise CaptureError(
-                f"the optimizer {type(optimizer).__name__} cannot be captured: its step changes {name!r} of the "
+                f"the optimizer {kind} cannot be captured: its step changes {name!r} of the "
                 "parameter group; expected an update that looks at one parameter at a time, and numbers in the group "
                 "that go by themselves, as a counter does"
             )
-    _check_draws(optimizer, observer.draws)
+    if observer.draws:
+        raise CaptureError(
+            f"the optimizer {kind} cannot be captured: its step draws random numbers "
+            f"({observer.draws[0]}), and ranks that hold the same parameter would draw different ones; expected an "
+            "update that draws none. Noise may be drawn in the loss function, or added to the model between steps"
+        )
     return tuple(states.values()), bool(observer.mixing)
 
 
 def _taken(
-    optimizer: torch.optim.Optimizer,
-    group: int,
+    copies: TrialCopies,
     shape: Sequence[int],
     dtype: torch.dtype,
     count: int = 1,
     lists: bool = False,
-    put_on: Mapping[str, Any] = MappingProxyType({}),
 ) -> int:
     """The most bytes that a step takes for `count` equal parameters beside their states."""
-    copy, *probes = _probed(optimizer, group, shape, dtype, count)
-    for probe in probes:
-        give_attributes(probe, put_on)
+    copy, *probes = copies.without_data(shape, dtype, count)
     if lists:
         copy.param_groups[0]["foreach"] = True
     observer = StepObserver()
@@ -330,19 +308,6 @@ def _taken(
     return most
 
 
-def _probed(
-    optimizer: torch.optim.Optimizer,
-    group: int,
-    shape: Sequence[int],
-    dtype: torch.dtype,
-    count: int = 1,
-) -> tuple[Any, ...]:
-    """A copy of the optimizer, and the parameters without data that it holds."""
-    data = (torch.empty(shape, device="meta", dtype=dtype) for _ in range(count))
-    probes = [torch.nn.Parameter(each) for each in data]
-    return copy_for(optimizer, group, *probes), *probes
-
-
 def _is_half(parameter: torch.Tensor) -> bool:
     return parameter.dtype in (torch.float16, torch.bfloat16)
 
@@ -353,40 +318,12 @@ def _mark(value: Any) -> Any:
     return (type(value).__name__, value) if plain else id(value)
 
 
-def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """The names of options that are others, or new."""
-    return [
-        name
-        for name, value in after.items()
-        if name not in before or not (value is before[name] or value == before[name])
-    ]
-
-
-def count_steps(optimizer: torch.optim.Optimizer) -> None:
-    """Let the counters of an optimizer of the user's go on, once its parameters are updated on all ranks."""
-    if counters_of(optimizer):
-        count_step(optimizer, lambda group, own: copy_for(optimizer, group, own))
-
-
-def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, dict) and not value)
-
-
-def _check_draws(optimizer: object, draws: Sequence[str]) -> None:
-    """Refuse optimizers that draw random numbers: ranks that hold the same parameter would draw different ones."""
-    if draws:
-        raise CaptureError(
-            f"the optimizer {type(optimizer).__name__} cannot be captured: its step draws random numbers "
-            f"({draws[0]}), and ranks that hold the same parameter would draw different ones; expected an update that "
-            "draws none. Noise may be drawn in the loss function, or added to the model between steps"
-        )
-
-
 def _states(copy: Any, probe: torch.Tensor) -> tuple[StateSpec, ...]:
     found = []
-    others = [key for key in copy.state if key is not probe and not _is_empty(copy.state[key])]
-    if others:
-        raise of_no_parameter(copy, others[0])
+    for key, value in copy.state.items():
+        empty = value is None or (isinstance(value, dict) and not value)
+        if key is not probe and not empty:
+            raise of_no_parameter(copy, key)
     for name, value in copy.state[probe].items():
         if isinstance(value, torch.Tensor):
             found.append(StateSpec(name, tuple(value.shape), dtype_name(value.dtype)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
-from functools import partial
 from itertools import islice
 from random import Random
 from typing import Any, Protocol, final
@@ -15,13 +14,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from weft.errors import UserError
 from weft.program.data.loading import Ahead, loaded_ahead
-from weft.program.data.order import mixed, of_like_lengths, order_of
+from weft.program.data.order import mixed, of_like_lengths, order_of, whole_number, whole_numbers
 from weft.program.data.samples import HINT, LoadedRows, Samples, Stream, begin_worker, with_workers
-from weft.program.data.whole import whole_number, whole_numbers
-from weft.program.feeding.cut import CutBatch
-from weft.program.feeding.local_batch import mark_whole
-from weft.program.feeding.rows import RowsOfBatch
-from weft.program.setting import Setting
+from weft.program.feeding.feed import CutBatch, RowsOfBatch
+from weft.program.feeding.whole_batch import mark_whole
 
 # Samples that all processes load at the begin of a loop, to compare them.
 COMPARED = 3
@@ -30,7 +26,7 @@ COMPARED = 3
 class Taking(Protocol):
     """A program, as far as its batches go."""
 
-    _setting: Setting
+    _core: Any
 
     def rows(self, size: int) -> list[int]:
         """The rows of a batch of so many that the ranks of this process take."""
@@ -133,7 +129,7 @@ class Loader:
         return self._taken(None)
 
     def _taken(self, way: Ahead | None) -> Iterator[Any]:
-        """As `__iter__` and `taken_ahead` say.
+        """As `__iter__`; `way` takes batches from the workers, and cuts them, before they are asked for.
 
         The place of the loader is behind the last batch that was asked for. Without workers none is loaded ahead: what
         samples draw would meet what the loop draws.
@@ -144,7 +140,11 @@ class Loader:
         if way is not None and self._workers:
             rows = self._rows(self.batch_size)
             plan = way.plan(None if len(rows) == self.batch_size else rows)
-            loading = loaded_ahead(loading, plan, partial(_cut, way.cut), way.note)
+
+            def cut(loaded: LoadedRows) -> LoadedRows:
+                return loaded if loaded.error else replace(loaded, batch=way.cut(loaded.batch))
+
+            loading = loaded_ahead(loading, plan, cut, way.note)
         for loaded in loading:
             if loop != self._loops:
                 raise UserError(
@@ -207,11 +207,11 @@ class Loader:
     @property
     def _by_rows(self) -> bool:
         """True where the program takes a plain batch for rows of this process."""
-        return self._program is not None and self._program._setting.by_rows
+        return self._program is not None and self._program._core.setting.by_rows
 
     def _compared(self, rows: Sequence[int], size: int) -> bool:
         """True where a step does not compare batches of so many: samples are to be compared then."""
-        several = self._program is not None and self._program._setting.several
+        several = self._program is not None and self._program._core.setting.world.several
         return several and (len(rows) < size or self._by_rows)
 
     def _part(self, loaded: LoadedRows, rows: Sequence[int], size: int, place: int) -> LoadedRows:
@@ -302,28 +302,16 @@ class Loader:
         own = torch.Generator().manual_seed(self._seed)
         common: dict[str, Any] = {
             "num_workers": self._workers,
-            "collate_fn": _as_it_is,
+            "collate_fn": _unchanged,
             "generator": own,
         }
         loading = DataLoader(source, batch_size=None, **common, **more)
         return _by_workers(loading) if self._workers else iter(loading)
 
 
-def taken_ahead(loader: Loader, way: Ahead | None) -> Iterator[Any]:
-    """The batches of a loop over a loader; actors take them from the workers, and cut them, before they are asked for.
-
-    None has nobody do so.
-    """
-    return loader._taken(way)
-
-
 def _checksum(place: int, numbers: Sequence[int]) -> int:
     """Of numbers that all processes must have alike, at a place of a run; of 32 bits."""
     return zlib.crc32(" ".join(map(str, numbers)).encode(), place & 0xFFFFFFFF)
-
-
-def _cut(cut: Callable[[Any], Any], loaded: LoadedRows) -> LoadedRows:
-    return loaded if loaded.error else replace(loaded, batch=cut(loaded.batch))
 
 
 def _by_workers(loading: DataLoader[Any]) -> Iterator[Any]:
@@ -346,7 +334,7 @@ def _by_workers(loading: DataLoader[Any]) -> Iterator[Any]:
         ) from error
 
 
-def _as_it_is(loaded: Any) -> Any:
+def _unchanged(loaded: Any) -> Any:
     return loaded
 
 

@@ -1,58 +1,145 @@
-"""`Program.explain` in detail: layouts, boxing with bytes and cause, parameters and memory, and how good deduction was.
+"""`Program.explain` in detail: layouts, boxing with bytes, seconds and cause, parameters, memory, bounds of deduction.
 
 Rows that differ only in the number of a repeated block stand once, with a count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+from typing import TypeAlias, final
 
 from rich.table import Table
 
-from weft.boxing import EXCHANGES, BoxingStep, steps
-from weft.boxing.halo import Halo
+from weft.boxing import EXCHANGES, steps
 from weft.compiler.halos import graph_halos
 from weft.compiler.pipeline import Compiled
 from weft.compiler.stages.lay_out import Deduced
 from weft.errors import UserError
 from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Node, Update, Value
-from weft.layout import Layout
+from weft.ir.plan import Communicate, Exchange, RankPlan, Transfer
 from weft.patterns import covers
-from weft.program.explain.beside import HALO, BoxTimes, exchange_tables
-from weft.program.explain.kernels import bucket_tables
-from weft.program.explain.memory import ProgramMemory
+from weft.planning.exchanges import exchanges
 from weft.program.explain.schedule import schedule_tables, stage_table, time_notes
-from weft.program.explain.tables import table, text_of
+from weft.program.explain.tables import ProgramMemory, bucket_tables, table, text_of
+from weft.runtime.recording import Record
+from weft.simulator.results.simulation import Simulation
 from weft.traces.events import stars
 from weft.units import ITEM_SIZE, Seconds, bytes_text, seconds_text
+
+HALO = ".halo"
+
+
+@final
+@dataclass(frozen=True)
+class BoxTimes:
+    """Seconds of a step that a rank communicates for each boxing, by the name of the value that it makes.
+
+    Several that travel in one message share its seconds by their bytes.
+
+    Attributes:
+        predicted: as simulated.
+        measured: in the last step, with the wait for other ranks; empty before the first.
+    """
+
+    predicted: Mapping[str, Seconds] = field(default_factory=dict)
+    measured: Mapping[str, Seconds] = field(default_factory=dict)
+
+
+def step_line(predicted: Simulation, record: Record, waited: Seconds | None = None) -> str:
+    """The seconds of a step, as predicted and as the last one took, and for which that had waited for its batch."""
+    about = " (about: figures are missing)" if predicted.estimates else ""
+    text = f"step: {seconds_text(predicted.step_seconds)} predicted{about}"
+    if not record.steps:
+        return f"{text}, none measured yet"
+    last = record.steps[-1]
+    took = f"{seconds_text(Seconds((last.end - last.begin) / 1e9))} measured, the last one"
+    data = "" if waited is None else f", which waited {seconds_text(waited)} for its batch"
+    return f"{text}, {took}{data}"
+
+
+def box_times(
+    compiled: Compiled, plan: RankPlan, predicted: Simulation, record: Record
+) -> BoxTimes:
+    """The seconds of boxing on one rank.
+
+    Args:
+        record: what the rank recorded of the last one.
+    """
+    boxes = {node.input.name: node.output.name for node in compiled.graph.of_kind(Box)}
+    boxes |= {name: name for name in boxes.values()}
+    # For each communicating actor, the boxings that it runs, and their shares of its bytes.
+    shares: dict[int, list[tuple[str, float]]] = {}
+    for actor in plan.actors:
+        if isinstance(actor, Communicate):
+            total, even = sum(x.bytes for x in actor.collectives), 1 / len(actor.collectives)
+            shares[actor.id] = [
+                (_box_of(each, boxes), each.bytes / total if total else even)
+                for each in actor.collectives
+            ]
+
+    def shared(acts: Iterable[tuple[int, float]]) -> dict[str, Seconds]:
+        found = defaultdict[str, float](float)
+        for actor, seconds in acts:
+            for name, share in shares.get(actor, ()):
+                found[name] += share * seconds
+        return {name: Seconds(seconds) for name, seconds in found.items()}
+
+    stands = compiled.schedule.classes.get(plan.rank, predicted.ranks[0].rank)
+    own = next(trace for trace in predicted.traces if trace.rank == stands)
+    last = record.steps[-1].step if record.steps else None
+    ran = ((act.actor, (end - begin) / 1e9) for act, begin, end in record.spans if act.step == last)
+    return BoxTimes(
+        shared((int(s.details["actor"]), (s.end - s.begin) / 1e9) for s in own.slices), shared(ran)
+    )
+
+
+def _box_of(exchange: Exchange, boxes: Mapping[str, str]) -> str:
+    """The value that a boxing makes by way of an exchange; of border rows, the value that they belong to."""
+    made = exchange.output if exchange.output is not None else exchange.input
+    assert made is not None  # one side at least is here
+    name = made.name
+    if isinstance(exchange, Transfer) and HALO in name:
+        return name.partition(HALO)[0] + HALO
+    while name not in boxes and "." in name:
+        name = name.rpartition(".")[0]
+    return boxes.get(name, name)
+
+
+def exchange_tables(compiled: Compiled) -> tuple[Table, ...]:
+    """A row for each kind of exchange and dtype, with the bytes of all ranks; none where nothing is exchanged."""
+    found = Counter[tuple[str, str]]()
+    for each in exchanges(compiled):
+        for step in each.sent:
+            found[step.kind, each.dtype] += step.bytes * each.times
+        if each.halo is not None:
+            found["halo", each.dtype] += each.bytes
+    rows = [(kind, dtype, bytes_text(size)) for (kind, dtype), size in sorted(found.items())]
+    return (table("exchanges of a step", ("as", "dtype", "bytes"), rows),) if rows else ()
 
 
 def deduction_notes(deduced: Sequence[Deduced]) -> Iterator[str]:
     """Say if the layouts are proven cheapest, by the costs that deduction counts in."""
     for each in deduced:
         where = "layouts" if len(deduced) == 1 else f"layouts of stage {each.stage}"
-        yield f"{where}: {_known(each)}"
+        if each.proven:
+            text = "proven cheapest, parameters in shards as if whole, each axis with the others as they are"
+        elif each.bound <= 0:
+            text = "not proven cheapest, and no bound is known"
+        else:
+            over = each.cost / each.bound - 1
+            text = f"not proven cheapest; along the axis solved last at most {over:.2%} above the bound"
+        taken = (
+            "taken over from a batch of another shape, for which they were " if each.taken else ""
+        )
+        yield f"{where}: {taken}{text}"
         if each.broken:
             yield (
                 f"{where}: {each.broken} uses of parameters depart from the strategy's layouts, because "
                 "their ops admit nothing else"
             )
-
-
-def _known(deduced: Deduced) -> str:
-    if deduced.taken:
-        return f"taken over from a batch of another shape, for which they were {_found(deduced)}"
-    return _found(deduced)
-
-
-def _found(deduced: Deduced) -> str:
-    if deduced.proven:
-        return "proven cheapest, parameters in shards as if whole, each axis with the others as they are"
-    if deduced.bound <= 0:
-        return "not proven cheapest, and no bound is known"
-    over = deduced.cost / deduced.bound - 1
-    return f"not proven cheapest; along the axis solved last at most {over:.2%} above the bound"
 
 
 # Whether a node is wanted in a table.
@@ -64,7 +151,7 @@ def details(compiled: Compiled, peaks: ProgramMemory, times: BoxTimes) -> str:
     graph = compiled.graph
     title = f"{graph.name} on {', '.join(map(str, graph.placements))}"
     tables: tuple[Table, ...] = (_inputs(graph), _layouts(graph), _boxings(graph, times))
-    tables += (*exchange_tables(graph), peaks.table())
+    tables += (*exchange_tables(compiled), peaks.table())
     tables += bucket_tables(compiled.plan.ranks[0]) if compiled.plan.ranks else ()
     schedule = schedule_tables(compiled.schedule)
     stages = stage_table(graph, compiled.stages)
@@ -123,11 +210,7 @@ def _readers(graph: LogicalGraph, node: Box) -> Iterator[Node]:
             yield graph.producers[reader.target.name]
 
 
-def _every(node: Node) -> bool:
-    return True
-
-
-def _inputs(graph: LogicalGraph, chosen: _Chosen = _every) -> Table:
+def _inputs(graph: LogicalGraph, chosen: _Chosen = lambda _: True) -> Table:
     inputs = graph.of_kind(Input)
     states = {node.value.name: _local(node.value) for node in inputs if node.role == "state"}
     of_target = {
@@ -150,7 +233,7 @@ def _inputs(graph: LogicalGraph, chosen: _Chosen = _every) -> Table:
     return table("inputs", columns, rows)
 
 
-def _layouts(graph: LogicalGraph, chosen: _Chosen = _every) -> Table:
+def _layouts(graph: LogicalGraph, chosen: _Chosen = lambda _: True) -> Table:
     rows = [
         (node.op, _shape(value), _sbp(value), _where(node.location))
         for node in graph.of_kind(Call)
@@ -160,30 +243,19 @@ def _layouts(graph: LogicalGraph, chosen: _Chosen = _every) -> Table:
     return table("layouts", ("op", "whole shape", "layout", "where"), rows)
 
 
-def _boxings(graph: LogicalGraph, times: BoxTimes, chosen: _Chosen = _every) -> Table:
-    loop = graph.loop
-    boxes = [node for node in graph.of_kind(Box) if chosen(node)]
-    rows = [_boxing_row(graph, node, loop) for node in boxes]
-    fetched = tuple((halo, reader) for halo, reader in graph_halos(graph) if chosen(reader))
-    moved = sum(_moved(graph, node, loop) for node in boxes)
-    moved += sum(_fetched(graph, halo, loop) for halo, _ in fetched)
-    rows += [_halo_row(graph, halo, reader, loop) for halo, reader in fetched]
-    names = [*(node.output.name for node in boxes)]
-    names += [halo.value.name + HALO for halo, _ in fetched]
+def _boxings(graph: LogicalGraph, times: BoxTimes, chosen: _Chosen = lambda _: True) -> Table:
+    found = list(_boxing_rows(graph, chosen))
+    # Those of equal rows stand in one, with what they take together.
+    alike: dict[tuple[str, ...], set[str]] = {}
+    for name, _, row in found:
+        alike.setdefault(row, set()).add(name)
+    rows = [
+        (*row, *(_seconds(each, alike[row]) for each in (times.predicted, times.measured)))
+        for *_, row in found
+    ]
     made = ("from", "to", "as", "bytes", "whole shape", "made by", "wanted by")
     columns = (*made, "predicted", "measured")
-    return table("boxing", columns, _with_times(rows, names, times), total=moved)
-
-
-def _with_times(
-    rows: Sequence[tuple[str, ...]], names: Sequence[str], times: BoxTimes
-) -> Iterator[tuple[str, ...]]:
-    """The rows with the seconds that those that are equal take together, each of a value by its name."""
-    alike: dict[tuple[str, ...], set[str]] = {}
-    for row, name in zip(rows, names, strict=True):
-        alike.setdefault(row, set()).add(name)
-    for row in rows:
-        yield *row, *(_seconds(found, alike[row]) for found in (times.predicted, times.measured))
+    return table("boxing", columns, rows, total=sum(moved for _, moved, _ in found))
 
 
 def _seconds(found: Mapping[str, Seconds], names: Collection[str]) -> str:
@@ -191,34 +263,41 @@ def _seconds(found: Mapping[str, Seconds], names: Collection[str]) -> str:
     return seconds_text(Seconds(sum(known))) if known else ""
 
 
-def _boxing_row(graph: LogicalGraph, node: Box, loop: frozenset[str]) -> tuple[str, ...]:
-    source = graph.values[node.input.name]
-    kinds = [step.kind for step in _steps(source, node)]
-    there, here = _layout(source), _layout(node.output)
-    across = there.placement != here.placement
-    return (
-        str(there) if across else _sbp(source),
-        str(here) if across else _sbp(node.output),
-        ", ".join(kinds) or "as it stands",
-        bytes_text(_moved(graph, node, loop)),
-        _shape(source),
-        _maker(graph, node.input.name),
-        stars(node.cause),
-    )
-
-
-def _halo_row(
-    graph: LogicalGraph, halo: Halo, reader: Call, loop: frozenset[str]
-) -> tuple[str, ...]:
-    return (
-        _sbp(halo.value),
-        "with border rows",
-        "halo",
-        bytes_text(_fetched(graph, halo, loop)),
-        _shape(halo.value),
-        _maker(graph, halo.value.name),
-        f"{reader.op} at {_where(reader.location)}",
-    )
+def _boxing_rows(
+    graph: LogicalGraph, chosen: _Chosen
+) -> Iterator[tuple[str, int, tuple[str, ...]]]:
+    """The name, the bytes of a step, and the row of each boxing and of all border rows."""
+    loop = graph.loop
+    for node in filter(chosen, graph.of_kind(Box)):
+        source = graph.values[node.input.name]
+        there, here = source.laid, node.output.laid
+        chain = steps(there, here, source.shape, ITEM_SIZE[source.dtype])
+        times = graph.micro_batches if node.output.name in loop else 1
+        moved = times * sum(step.bytes for step in chain if step.kind in EXCHANGES)
+        across = there.placement != here.placement
+        row = (
+            str(there) if across else _sbp(source),
+            str(here) if across else _sbp(node.output),
+            ", ".join(step.kind for step in chain) or "as it stands",
+            bytes_text(moved),
+            _shape(source),
+            _maker(graph, node.input.name),
+            stars(node.cause),
+        )
+        yield node.output.name, moved, row
+    for halo, reader in graph_halos(graph):
+        if chosen(reader):
+            moved = halo.total * (graph.micro_batches if halo.value.name in loop else 1)
+            row = (
+                _sbp(halo.value),
+                "with border rows",
+                "halo",
+                bytes_text(moved),
+                _shape(halo.value),
+                _maker(graph, halo.value.name),
+                f"{reader.op} at {_where(reader.location)}",
+            )
+            yield halo.value.name + HALO, moved, row
 
 
 def _maker(graph: LogicalGraph, name: str) -> str:
@@ -236,23 +315,6 @@ def _source_node(graph: LogicalGraph, name: str) -> Node:
     return _source_node(graph, node.input.name) if isinstance(node, Box) else node
 
 
-def _steps(source: Value, node: Box) -> tuple[BoxingStep, ...]:
-    itemsize = ITEM_SIZE[source.dtype]
-    return steps(_layout(source), _layout(node.output), source.shape, itemsize)
-
-
-def _moved(graph: LogicalGraph, node: Box, loop: frozenset[str]) -> int:
-    """Bytes that a boxing moves in a step."""
-    chain = _steps(graph.values[node.input.name], node)
-    moved = sum(step.bytes for step in chain if step.kind in EXCHANGES)
-    return moved * (graph.micro_batches if node.output.name in loop else 1)
-
-
-def _fetched(graph: LogicalGraph, halo: Halo, loop: frozenset[str]) -> int:
-    """Bytes that border rows move in a step."""
-    return halo.total * (graph.micro_batches if halo.value.name in loop else 1)
-
-
 def _where(location: Location | None) -> str:
     return stars(str(location)) if location else ""
 
@@ -261,18 +323,12 @@ def _shape(value: Value) -> str:
     return f"{value.dtype}[{', '.join(map(str, value.shape))}]"
 
 
-def _layout(value: Value) -> Layout:
-    assert value.layout is not None
-    return value.layout
-
-
 def _sbp(value: Value) -> str:
-    return f"({', '.join(map(str, _layout(value).sbp))})"
+    return f"({', '.join(map(str, value.laid.sbp))})"
 
 
 def _local(value: Value) -> int:
-    layout = _layout(value)
-    elements = 1
-    for size in layout.local_shape(value.shape, layout.placement.ranks[0]):
-        elements *= size
-    return elements * ITEM_SIZE[value.dtype]
+    """The bytes of a part."""
+    layout = value.laid
+    shape = layout.local_shape(value.shape, layout.placement.ranks[0])
+    return prod(shape) * ITEM_SIZE[value.dtype]

@@ -16,9 +16,8 @@ from weft.compiler.microbatch.prepare import cut_leaves
 from weft.compiler.schedule.scheduled import Scheduled, bubble, busy, in_flight
 from weft.compiler.stages.balance import call_cost
 from weft.hardware import CostModel
-from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, runs_in_loop
+from weft.ir.logical import Box, Call, Input, LogicalGraph, Output, runs_in_loop
 from weft.ir.nodes import OVER_STEP, PhaseKind
-from weft.ir.plan import RankPlan
 from weft.program.explain.tables import table
 from weft.units import ITEM_SIZE, bytes_text, seconds_text
 
@@ -33,27 +32,22 @@ def schedule_tables(scheduled: Scheduled) -> tuple[Table, ...]:
     """
     if scheduled.simulation is None:
         return ()
-    made = table(
-        f"schedule: {scheduled.name}, {scheduled.plans[0].micro_batches} micro-batches",
-        _COLUMNS,
-        (row for plan in scheduled.plans for row in _rows(scheduled, plan)),
-    )
+    rows = []
+    for plan in scheduled.plans:
+        work = busy(scheduled, plan.rank)
+        for stage in sorted({phase.stage for phase in work}):
+            times = {phase.kind: seconds for phase, seconds in work.items() if phase.stage == stage}
+            row = (
+                *(str(stage), str(plan.rank), str(in_flight(plan, stage))),
+                *(seconds_text(times[kind]) if kind in times else "" for kind in _KINDS),
+                f"{bubble(scheduled, plan.rank):.0%}",
+            )
+            rows.append(row)
+    name = f"schedule: {scheduled.name}, {scheduled.plans[0].micro_batches} micro-batches"
+    made = table(name, _COLUMNS, rows)
     made.caption = f"estimated {seconds_text(scheduled.simulation.makespan)} a step"
     made.caption_justify = "left"
     return (made,)
-
-
-def _rows(scheduled: Scheduled, plan: RankPlan) -> Iterator[tuple[str, ...]]:
-    work = busy(scheduled, plan.rank)
-    for stage in sorted({phase.stage for phase in work}):
-        times = {phase.kind: seconds for phase, seconds in work.items() if phase.stage == stage}
-        yield (
-            str(stage),
-            str(plan.rank),
-            str(in_flight(plan, stage)),
-            *(seconds_text(times[kind]) if kind in times else "" for kind in _KINDS),
-            f"{bubble(scheduled, plan.rank):.0%}",
-        )
 
 
 # As many modules of a stage are named.
@@ -64,8 +58,12 @@ def stage_table(graph: LogicalGraph, stages: Stages) -> Iterator[Table]:
     """A row for each stage; nothing for a program of one stage."""
     if len(stages.placements) == 1:
         return
-    work, incoming = _work(graph), _incoming(graph, stages)
-    parameters = Counter[int]()
+    incoming, loop = _incoming(graph, stages), graph.loop
+    # The cost of the calls of each stage in a step, on whole tensors.
+    work, parameters = Counter[int](), Counter[int]()
+    for call in graph.of_kind(Call):
+        times = graph.micro_batches if runs_in_loop(call, loop) else 1
+        work[call.phase.stage] += times * int(call_cost(graph, call, CostModel()))
     for node in graph.of_kind(Input):
         if node.role == "parameter":
             size = prod(node.value.shape) * ITEM_SIZE[node.value.dtype]
@@ -85,15 +83,6 @@ def stage_table(graph: LogicalGraph, stages: Stages) -> Iterator[Table]:
     yield table("stages", columns, rows)
 
 
-def _work(graph: LogicalGraph) -> Counter[int]:
-    """The cost of the calls of each stage in a step, on whole tensors."""
-    loop, found = graph.loop, Counter[int]()
-    for call in graph.of_kind(Call):
-        times = graph.micro_batches if runs_in_loop(call, loop) else 1
-        found[call.phase.stage] += times * int(call_cost(graph, call, CostModel()))
-    return found
-
-
 def _incoming(graph: LogicalGraph, stages: Stages) -> Counter[int]:
     """Bytes that come to each stage from other ranks in a step."""
     loop, found = graph.loop, Counter[int]()
@@ -102,16 +91,12 @@ def _incoming(graph: LogicalGraph, stages: Stages) -> Counter[int]:
         if isinstance(node, Box):
             value = graph.values[node.input.name]
             source, target = value.laid, node.output.laid
-            if source.placement != target.placement and not _handed_out(graph, node):
+            for_caller = all(isinstance(one, Output) for one in graph.users[node.output.name])
+            if source.placement != target.placement and not for_caller:
                 chain = steps(source, target, value.shape, ITEM_SIZE[value.dtype])
                 times = graph.micro_batches if node.output.name in loop else 1
                 found[phase.stage] += times * sum(step.bytes for step in chain)
     return found
-
-
-def _handed_out(graph: LogicalGraph, node: Box) -> bool:
-    """True where only the caller reads a boxing."""
-    return all(isinstance(reader, Output) for reader in graph.users[node.output.name])
 
 
 def _modules(graph: LogicalGraph, stage: int) -> str:
@@ -149,22 +134,18 @@ def exceptions(graph: LogicalGraph) -> Iterator[str]:
     if graph.micro_batches == 1:
         return
     loop, calls = graph.loop, graph.of_kind(Call)
-    for name, modules in _normalized(calls, loop).items():
+    # By kind of statistics, the modules of which they differ between micro-batches.
+    normalized: dict[str, dict[str, None]] = {}
+    for call, statistics in with_statistics(calls):
+        if call.location and runs_in_loop(call, loop):
+            normalized.setdefault(statistics.name, {})[call.location.module or "the model"] = None
+    for name, modules in normalized.items():
         yield (
             f"{name} sees micro-batches in {', '.join(modules)}: statistics of each, and a new version "
             "of the running ones from each, as when gradients are accumulated in PyTorch"
         )
     for call in barriers(graph):
         yield f"all micro-batches wait for one another in {call.op} at {call.location}"
-
-
-def _normalized(calls: list[Call], loop: frozenset[str]) -> dict[str, dict[str, None]]:
-    """By kind of statistics, the modules of which they differ between micro-batches."""
-    found: dict[str, dict[str, None]] = {}
-    for call, statistics in with_statistics(calls):
-        if call.location and runs_in_loop(call, loop):
-            found.setdefault(statistics.name, {})[call.location.module or "the model"] = None
-    return found
 
 
 def barriers(graph: LogicalGraph) -> tuple[Call, ...]:
@@ -176,12 +157,9 @@ def barriers(graph: LogicalGraph) -> tuple[Call, ...]:
         before = frozenset[int]().union(*(causes.get(use, frozenset()) for use in node.uses))
         if runs_in_loop(node, loop):
             found |= before
-            before = frozenset((number,)) if _joins(node) else frozenset()
+            joins = isinstance(node, Call) and node.op in OVER_STEP
+            before = frozenset((number,)) if joins else frozenset()
         causes |= {value.name: before for value in node.makes}
     return tuple(
         node for i, node in enumerate(graph.nodes) if i in found and isinstance(node, Call)
     )
-
-
-def _joins(node: Node) -> bool:
-    return isinstance(node, Call) and node.op in OVER_STEP

@@ -2,31 +2,143 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
-from weft.capture.batch import BatchSpec
+from weft.capture.batch import BatchSpec, TensorLeaf, leaves_of, spread
+from weft.capture.tree import flatten, unflatten
 from weft.errors import BatchError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.layout import Layout
-from weft.layout.layout import Region
+from weft.layout.layout import Region, region_shape
 from weft.program.checksums import BatchSums, batch_sums
-from weft.program.feeding.cut import CutBatch, CutParts, uncut
-from weft.program.feeding.rows import RowsOfBatch, rows_of
-from weft.program.feeding.shards import (
-    in_micro_batches,
-    layouts_on,
-    own_part,
-    region_part,
-    without_shards,
-)
+from weft.program.feeding.shards import layouts_on, rows_in, rows_of
+from weft.runtime.memory.arrival import Arrival
 from weft.runtime.memory.copies import laid
+from weft.runtime.memory.state import region_part
 from weft.tensor import GlobalTensor
+
+
+def layouts_of_shards(batch: Any) -> dict[str, Layout]:
+    """The layouts of those leaves of a batch that are global tensors, by key."""
+    found, _ = flatten(batch, "batch")
+    return {key: leaf.spec.layout for key, leaf in found if isinstance(leaf, GlobalTensor)}
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class RowsOfBatch:
+    """Some rows of a batch. `Program.step` takes it as it takes the whole batch.
+
+    Attributes:
+        batch: as it was collated of these rows alone: tensors with as many rows.
+        rows: their places in the whole batch, in order.
+        size: how many rows the whole batch has.
+        samples: a checksum of the numbers of all its samples, which all processes must have alike.
+        sums: of samples that all have loaded, to be compared before the step.
+    """
+
+    batch: Any
+    rows: Sequence[int]
+    size: int
+    samples: int = 0
+    sums: Mapping[str, Any] = field(default_factory=dict)
+
+    def part(self, key: str, leaf: Tensor, shape: tuple[int, ...], region: Region) -> Tensor:
+        """The region of a leaf's input that a rank takes.
+
+        Args:
+            key: of the leaf, for errors.
+            leaf: its rows.
+            shape: of the input: [batch, ...], or [micro-batches, part of the batch, ...].
+            region: of the input.
+
+        Raises:
+            BatchError: this process has not all rows of it.
+        """
+        cut = len(shape) > leaf.dim()
+        wanted = rows_in(shape, region, cut)
+        places = {row: place for place, row in enumerate(self.rows)}
+        missing = [row for row in wanted if row not in places]
+        if missing:
+            raise BatchError(
+                f"batch leaf {key} lies otherwise in this program than in the one that the loader was made with: row "
+                f"{missing[0]} was not loaded by this process; make a loader with the program that reads it, as "
+                "weft.Loader(…, evaluation), or give it split=False"
+            )
+        picked = _picked(leaf, [places[row] for row in wanted])
+        whole = ((0, len(wanted)), *region[1 + cut :])
+        return region_part(picked, whole).reshape(region_shape(region))
+
+
+def _picked(leaf: Tensor, places: Sequence[int]) -> Tensor:
+    """Rows of a tensor; a view where they follow each other."""
+    if not places or places[-1] - places[0] + 1 == len(places):
+        return leaf.narrow(0, places[0] if places else 0, len(places))
+    return leaf.index_select(0, torch.tensor(places, device=leaf.device))
+
+
+@final
+@dataclass(frozen=True)
+class CutParts:
+    """The parts of a batch that the ranks of this process take, and what its checksums are made of.
+
+    Attributes:
+        parts: for each rank, its part of every leaf by key, contiguous and on its device.
+        plain: leaves that every process has whole, by key.
+        given: leaves that are global tensors, by key.
+        rows: keys of leaves of which this process has only some rows.
+        samples: a checksum of the numbers of all samples; None for a batch that is given whole.
+    """
+
+    parts: dict[int, dict[str, Tensor]]
+    plain: Mapping[str, Tensor]
+    given: Mapping[str, GlobalTensor] = field(default_factory=dict)
+    rows: Collection[str] = ()
+    samples: int | None = None
+
+
+@final
+class CutBatch:
+    """A batch that was cut ahead of its step. `Program.step` takes it as it takes the batch.
+
+    Args:
+        whole: as the step takes it, padded where the program pads.
+        feeder: that has cut it.
+        cut: what it has made.
+    """
+
+    def __init__(self, whole: Any, feeder: object, cut: CutParts, arrival: Arrival) -> None:
+        self.whole, self.feeder = whole, feeder
+        self._cut: CutParts | None = cut
+        self._arrival = arrival
+
+    def take(self) -> CutParts | None:
+        """The parts, for use on the current streams, which hold on to them; None when they were taken already."""
+        cut, self._cut = self._cut, None
+        if cut is not None:
+            self._arrival.wait_for(part for own in cut.parts.values() for part in own.values())
+        return cut
+
+
+def uncut(batch: Any) -> Any:
+    """The batch as a step takes it, whether it was cut ahead or not."""
+    return batch.whole if isinstance(batch, CutBatch) else batch
+
+
+def is_on_the_host(batch: Any) -> bool:
+    """True where all tensors of a batch are plain ones of the host: cutting them needs no stream and no other rank."""
+    found, _ = flatten(batch.batch if isinstance(batch, RowsOfBatch) else batch, "batch")
+    return all(
+        type(leaf) is torch.Tensor and leaf.device.type == "cpu"
+        for _, leaf in found
+        if isinstance(leaf, Tensor)
+    )
 
 
 @final
@@ -52,10 +164,46 @@ class LoadedLeaf:
     devices: Mapping[int, str] = field(default_factory=dict)
 
 
-def stood_in(batch: Any) -> Any:
-    """A batch with whole stand-ins in place of what this process has only a part of."""
-    batch = uncut(batch)
-    return batch.stand_in()[0] if isinstance(batch, RowsOfBatch) else without_shards(batch)[0]
+@final
+class StandIns:
+    """Makes leaves of the whole batch of the leaves of a batch, without values where this process has only a part.
+
+    A tensor that has not as many rows as `RowsOfBatch` is the same for the whole batch, and stands for itself.
+
+    Attributes:
+        batch: the nest of its leaves.
+        rows: that this process has; None where it has all of plain tensors.
+        held: of each stand-in, by its id, what this process has: rows, or parts of a global tensor.
+    """
+
+    def __init__(self, batch: Any) -> None:
+        batch = uncut(batch)
+        self.rows = batch if isinstance(batch, RowsOfBatch) else None
+        self.batch = batch if self.rows is None else self.rows.batch
+        self.held: dict[int, Tensor] = {}
+
+    def __call__(self, leaf: Any) -> Any:
+        """The leaf of the whole batch."""
+        if isinstance(leaf, GlobalTensor):
+            shape = tuple(leaf.shape)
+        elif self.rows is None:
+            return leaf
+        elif not isinstance(leaf, Tensor):
+            return spread(leaf, len(self.rows.rows), self.rows.size)
+        elif leaf.dim() and leaf.shape[0] == len(self.rows.rows):
+            shape = (self.rows.size, *leaf.shape[1:])
+        else:
+            return leaf
+        made = torch.empty(shape, dtype=leaf.dtype, device="meta")
+        self.held[id(made)] = leaf
+        return made
+
+    def whole(self) -> Any:
+        """The whole batch."""
+        found, tree = leaves_of(self.batch)
+        made = [self(leaf) for _, leaf in found]
+        alike = all(x is y for (_, x), y in zip(found, made, strict=True))
+        return self.batch if alike else unflatten(made, tree)
 
 
 @final
@@ -111,20 +259,16 @@ class Feeder:
         Raises:
             BatchError: when the batch differs from the example.
         """
-        if isinstance(batch, RowsOfBatch):
-            return self._cut_rows(batch)
-        leaves = self._spec.read_batch(batch)
+        leaves = None if isinstance(batch, RowsOfBatch) else self._spec.read_batch(batch)
         if leaves is None:
             return self._cut_any(batch)
         whole = {key: self._in_shape(key, leaf) for key, leaf in leaves.items()}
         parts = {
             rank: {
                 key: laid(region_part(whole[key], region), device)
-                for key, region in regions.items()
+                for key, region in self._regions[rank].items()
             }
-            for (rank, regions), device in zip(
-                self._regions.items(), self._devices.values(), strict=True
-            )
+            for rank, device in self._devices.items()
         }
         return CutParts(parts, leaves)
 
@@ -140,9 +284,15 @@ class Feeder:
             rows: of a batch that this process loads; None for all.
         """
         names = {rank: str(each) for rank, each in self._devices.items() if each.type != "cpu"}
+
+        def shape(leaf: TensorLeaf) -> tuple[int, ...]:
+            if rows is None or not leaf.shape:
+                return leaf.shape
+            return min(leaf.shape[0], len(rows)), *leaf.shape[1:]
+
         return [
             LoadedLeaf(
-                *(leaf.key, self._names[leaf.key], _loaded_shape(leaf.shape, rows), leaf.dtype),
+                *(leaf.key, self._names[leaf.key], shape(leaf), leaf.dtype),
                 {rank: each[leaf.key] for rank, each in self._regions.items() if leaf.key in each},
                 names,
             )
@@ -158,30 +308,11 @@ class Feeder:
         )
         return rows_of(inputs, size)
 
-    def _cut_rows(self, batch: RowsOfBatch) -> CutParts:
-        """The same for a batch of which this process has only some rows."""
-        whole, found = batch.stand_in()
-        leaves = self._spec.flatten_batch(whole)
-        plain = {key: leaf for key, leaf in leaves.items() if id(leaf) not in found}
-        _check_values(plain)
-        rows = {key: found[id(leaf)] for key, leaf in leaves.items() if id(leaf) in found}
-        parts: dict[int, dict[str, Tensor]] = {}
-        for (rank, regions), device in zip(
-            self._regions.items(), self._devices.values(), strict=True
-        ):
-            parts[rank] = {}
-            for key, region in regions.items():
-                if key in rows:
-                    part = batch.part(key, rows[key], self._shapes[key], region)
-                else:
-                    part = region_part(self._in_shape(key, plain[key]), region)
-                parts[rank][key] = laid(part, device)
-        return CutParts(parts, plain, rows=frozenset(rows), samples=batch.samples)
-
     def takes(self, batch: Any) -> bool:
         """True where a batch looks as the example did."""
+        given = StandIns(batch)
         try:
-            self._spec.flatten_batch(stood_in(batch))
+            self._spec.flatten_batch(given.batch, given)
         except BatchError:
             return False
         return True
@@ -189,11 +320,13 @@ class Feeder:
     def note_constants(self, batch: Any) -> None:
         """Note what is no tensor in a batch, for the guards to compare."""
         if self._spec.constants:
-            self._spec.note_constants(stood_in(batch))
+            given = StandIns(batch)
+            self._spec.note_constants(given.batch, given)
 
     def differs_in_shape(self, batch: Any) -> bool:
         """True where a batch is built like the example, but for shapes of its tensors."""
-        return self._spec.differs_in_shape(stood_in(batch))
+        given = StandIns(batch)
+        return self._spec.differs_in_shape(given.batch, given)
 
     def _cuts_as(self, other: object) -> bool:
         """True where another one makes the same parts of every batch that this one takes."""
@@ -208,60 +341,67 @@ class Feeder:
     def _sums(self, cut: CutParts, step: int) -> BatchSums:
         if not self._compared:
             return BatchSums()
-        sums = batch_sums(cut.plain, cut.given, step)
-        if cut.samples is None:
-            return sums
-        parts = [
+        parts = (
             (self._layouts[rank][key], part)
             for rank, own in cut.parts.items()
             for key, part in own.items()
             if key in cut.rows
-        ]
-        return sums.with_number(cut.samples).with_parts(parts, step)
+        )
+        return batch_sums(cut.plain, cut.given, step, cut.samples, parts)
 
     def _cut_any(self, batch: Any) -> CutParts:
-        """The same for a batch in any container, whose leaves may be global tensors."""
-        whole, shards = without_shards(batch)
-        leaves = self._spec.flatten_batch(whole)
-        given = {key: shards[id(leaf)] for key, leaf in leaves.items() if id(leaf) in shards}
-        plain = {key: leaf for key, leaf in leaves.items() if key not in given}
-        _check_values(plain)
-        shaped = {key: self._in_shape(key, leaf) for key, leaf in leaves.items()}
-        brought = self._in_micro_batches(given)
+        """The same for a batch in any container, of which this process may have only some rows, or global tensors."""
+        given = StandIns(batch)
+        leaves = self._spec.flatten_batch(given.batch, given)
+        held = {key: given.held[id(leaf)] for key, leaf in leaves.items() if id(leaf) in given.held}
+        plain = {key: leaf for key, leaf in leaves.items() if key not in held}
+        for key, leaf in plain.items():
+            if leaf.is_meta:
+                raise BatchError(
+                    f"the batch's leaf {key!r} is on the meta device and has no values; an example may be so, but pass "
+                    "a step a batch with data"
+                )
+        shards = {key: leaf for key, leaf in held.items() if isinstance(leaf, GlobalTensor)}
+        layouts = {key: each for own in self._layouts.values() for key, each in own.items()}
+        brought = {k: self._brought(k, x, layouts[k]) for k, x in shards.items() if k in layouts}
+        whole = {key: self._in_shape(key, leaf) for key, leaf in plain.items()}
+
+        def part(key: str, rank: int) -> Tensor:
+            region, layout = self._regions[rank][key], self._layouts[rank][key]
+            if key in brought:
+                return _brought_part(key, brought[key], layout, rank)
+            if given.rows is not None and key in held:
+                return given.rows.part(key, held[key], self._shapes[key], region)
+            return region_part(whole[key], region)
+
         parts = {
-            rank: {
-                key: laid(own_part(key, shaped[key], brought.get(key), layout, rank), device)
-                for key, layout in self._layouts[rank].items()
-            }
+            rank: {key: laid(part(key, rank), device) for key in self._regions[rank]}
             for rank, device in self._devices.items()
         }
-        return CutParts(parts, plain, given)
+        rows = frozenset(held.keys() - shards.keys())
+        samples = None if given.rows is None else given.rows.samples
+        return CutParts(parts, plain, shards, rows, samples)
 
     def _in_shape(self, key: str, leaf: Tensor) -> Tensor:
         """A whole leaf in the shape of its input: (micro-batches, part of the batch, ...) where it is cut."""
         shape = self._shapes[key]
         return leaf if leaf.shape == shape else leaf.reshape(shape)
 
-    def _in_micro_batches(self, given: Mapping[str, GlobalTensor]) -> dict[str, GlobalTensor]:
-        """Leaves that are global tensors, in the shapes of their inputs."""
-        layouts: dict[str, Layout] = {}
-        for every in self._layouts.values():
-            layouts.update(every)
-        return {
-            key: in_micro_batches(leaf, self._shapes[key], layouts[key])
-            for key, leaf in given.items()
-            if key in layouts
-        }
+    def _brought(self, key: str, leaf: GlobalTensor, layout: Layout) -> GlobalTensor:
+        """A leaf that is a global tensor in the shape of its input, to whose layout it is brought if it is cut."""
+        if tuple(leaf.shape) == self._shapes[key]:
+            return leaf
+        with torch.no_grad():
+            cut: Any = leaf.reshape(self._shapes[key])
+            moved: GlobalTensor = cut.to_global(placement=layout.placement, sbp=layout.sbp)
+            return moved
 
 
-def _loaded_shape(shape: tuple[int, ...], rows: Sequence[int] | None) -> tuple[int, ...]:
-    return shape if rows is None or not shape else (min(shape[0], len(rows)), *shape[1:])
-
-
-def _check_values(leaves: Mapping[str, Tensor]) -> None:
-    for key, leaf in leaves.items():
-        if leaf.is_meta:
-            raise BatchError(
-                f"the batch's leaf {key!r} is on the meta device and has no values; an example may be so, but pass "
-                "a step a batch with data"
-            )
+def _brought_part(key: str, shard: GlobalTensor, layout: Layout, rank: int) -> Tensor:
+    """The part of a leaf that `rank` brings itself."""
+    if shard.spec.layout != layout:
+        raise BatchError(
+            f"batch leaf {key} lies as {shard.spec.layout}, the program was compiled for {layout}; "
+            f"name the layout in Strategy(batch={{{key!r}: …}}), or bring the tensor there with to_global"
+        )
+    return shard.shards()[rank]

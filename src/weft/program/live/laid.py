@@ -7,7 +7,7 @@ are referred to weakly, as recurrent layers refer to their weights; these refere
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +15,7 @@ from torch import Tensor
 
 from weft.errors import UserError
 from weft.layout import Broadcast, Layout, Placement, Shares
-from weft.program.feeding.shards import local_part
-from weft.runtime.memory.state import Variables
+from weft.runtime.memory.state import Variables, local_part
 from weft.tensor import GlobalTensor
 from weft.tensor.boxing import assemble
 from weft.tensor.dispatch.shares import in_order, in_shares, relaid, stored_in
@@ -45,12 +44,24 @@ def cut_value(
     value: Tensor, layout: Layout, mesh: Mesh, shares: Shares | None = None
 ) -> GlobalTensor:
     """A global tensor of a whole value; the part that is all of it shares memory where there is one only."""
-    spec = contiguous(mesh, layout, tuple(value.shape), value.dtype)
-    value, parts = in_shares(value.detach(), shares), []
+    shape, value, parts = tuple(value.shape), in_shares(value.detach(), shares), []
     for rank in mesh.ranks:
         part = local_part(value, layout, rank)
         copied = part.shape != value.shape or len(mesh.ranks) > 1
         parts.append(part.to(mesh.device_of(rank), copy=copied).contiguous())
+    return global_of(parts, layout, mesh, shape, value.dtype, shares)
+
+
+def global_of(
+    parts: Sequence[Tensor],
+    layout: Layout,
+    mesh: Mesh,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    shares: Shares | None = None,
+) -> GlobalTensor:
+    """A global tensor of the parts of this process's ranks, contiguous, as they are stored."""
+    spec = contiguous(mesh, layout, shape, dtype)
     made: GlobalTensor = stored_in(GlobalTensor(spec, tuple(parts)), shares)
     return made
 
@@ -81,11 +92,11 @@ def whole_of(tensor: Any) -> Any:
     if not isinstance(tensor, GlobalTensor):
         return tensor.detach().clone() if isinstance(tensor, Tensor) else tensor
     mesh = tensor.spec.mesh
-    size = mesh.world.size
     # A stage may lie in one process alone, and still the others want its tensors.
-    if len(mesh.world.ranks) == size:
+    if not mesh.world.several:
         found = assemble(tensor.spec, parts_of(tensor)).detach()
         return in_order(found, tensor.shares).clone()
+    size = mesh.world.size
     everywhere = Placement(mesh.placement.device_type, (size,), tuple(range(size)))
     detached: Any = tensor.detach()
     with torch.no_grad():

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,6 @@ from weft.ir.logical import Input
 from weft.layout import Layout, Placement, Shares
 from weft.program.agreement import agreed, everyone, told
 from weft.program.feeding.shards import shares_of
-from weft.program.live.first_values import check_initial_values, initial_values
 from weft.program.live.holds import (
     LiveHold,
     check_unread,
@@ -33,6 +34,146 @@ from weft.runtime.world.world import World
 from weft.tensor import GlobalTensor
 from weft.tensor.global_tensor import keep_gradient_with
 from weft.tensor.mesh import Mesh, mesh_of
+
+# Writes the own tensors of a copy of a module.
+Fill: TypeAlias = Callable[[nn.Module], object]
+
+
+def initial_values(
+    model: nn.Module,
+    device: torch.device,
+    agree: Callable[[Callable[[], nn.Module]], nn.Module],
+    later: Collection[str] = (),
+) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    """Every parameter and buffer of a model, tied ones once: its name, itself and its value.
+
+    The value of a tensor is itself, unless it is on the meta device: then its module is filled, as when it was built,
+    on `device`: by its `reset_parameters()`, or by `_init_weights(module)` of the model around it, as those of
+    `transformers` and `timm` have it. Only one such module is whole at a time. Call `check_initial_values` first.
+
+    Args:
+        model, device: whose values, and where.
+        agree: calls what fills a module, and raises when that fails on any process.
+        later: names of tensors that get their values later; those on the meta device have None.
+    """
+    seen: set[int] = set()
+    for path, module in model.named_modules():
+        own, filled = _own_tensors(module), dict[str, Tensor]()
+        fill = _filler(model, path, module)
+        if fill is not None and _to_fill(path, module, later):
+            filled = _own_tensors(agree(partial(_written, module, fill, device)))
+        for name, tensor in own.items():
+            if id(tensor) not in seen:
+                seen.add(id(tensor))
+                key = _join(path, name)
+                yield key, tensor, filled.pop(name, None) if tensor.is_meta else tensor
+
+
+def check_initial_values(
+    model: nn.Module, device: torch.device, later: Collection[str] = ()
+) -> None:
+    """Raise UserError, naming the tensors, when some on the meta device have no way to get values.
+
+    What fills a module is tried where it may pass some tensor over: buffers, and modules that the model fills.
+    """
+    unknown: list[str] = []
+    for path, module in model.named_modules():
+        names = _to_fill(path, module, later)
+        fill = _filler(model, path, module) if names else None
+        if names and fill is None:
+            unknown += names
+        elif names and fill is not None:
+            own = [name.removeprefix(f"{path}.") for name in names]
+            buffers = [name for name in own if name in module._buffers]
+            tried = own if _resets(module) is None else buffers
+            unknown += [_join(path, name) for name in _passed_over(module, fill, device, tried)]
+    if unknown:
+        where = "no tensor of these weights fills them, and " if later else ""
+        raise UserError(
+            f"{', '.join(unknown[:5])}{' …' if len(unknown) > 5 else ''} are on the meta device; {where}their modules "
+            "have no reset_parameters() to do it, nor the model an _init_weights(module); give them one, or build "
+            "these modules on a device"
+        )
+
+
+def _resets(module: nn.Module) -> Fill | None:
+    """The module's own way to fill a copy of itself."""
+    if not callable(getattr(module, "reset_parameters", None)):
+        return None
+    return lambda twin: twin.reset_parameters()  # type: ignore[operator]
+
+
+def _filler(model: nn.Module, path: str, module: nn.Module) -> Fill | None:
+    """The way to fill a copy of a module: its own, or that of the nearest module around it that has one for others."""
+    own = _resets(module)
+    while own is None:
+        around = model.get_submodule(path)
+        found = getattr(around, "_init_weights", None)
+        if callable(found):
+            return found  # type: ignore[no-any-return]
+        if not path:
+            return None
+        path = path.rpartition(".")[0]
+    return own
+
+
+def _passed_over(
+    module: nn.Module,
+    fill: Fill,
+    device: torch.device,
+    names: Sequence[str],
+) -> list[str]:
+    """Of some tensors of a module, those that `fill` does not write: of zeros and of ones it makes different ones."""
+    if not names:
+        return []
+    found: list[dict[str, Tensor]] = []
+    for number in (0, 1):
+        # Nothing is drawn for a trial, and both draw the same.
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            found.append(_own_tensors(_written(module, fill, device, number)))
+    zeros, ones = found
+    return [
+        name
+        for name in names
+        if name not in zeros or not zeros[name].equal(ones[name]) or zeros[name].is_meta
+    ]
+
+
+def _to_fill(path: str, module: nn.Module, later: Collection[str]) -> list[str]:
+    """The module's own tensors on the meta device that have to be filled, by their names in the model."""
+    names = {_join(path, name): tensor for name, tensor in _own_tensors(module).items()}
+    return [name for name, tensor in names.items() if tensor.is_meta and name not in later]
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _own_tensors(module: nn.Module) -> dict[str, Tensor]:
+    tensors = {**module._parameters, **module._buffers}
+    return {name: tensor for name, tensor in tensors.items() if tensor is not None}
+
+
+def _written(
+    module: nn.Module, fill: Fill, device: torch.device, before: int | None = None
+) -> nn.Module:
+    """A copy of a module, without its children's tensors, whose own tensors `fill` has written, `before` at first."""
+    twin = copy.copy(module)
+    twin._parameters = {
+        name: None
+        if value is None
+        else nn.Parameter(torch.empty_like(value, device=device), value.requires_grad)
+        for name, value in module._parameters.items()
+    }
+    twin._buffers = {
+        name: None if value is None else torch.empty_like(value, device=device)
+        for name, value in module._buffers.items()
+    }
+    with torch.no_grad():
+        for tensor in _own_tensors(twin).values() if before is not None else ():
+            tensor.fill_(before)  # type: ignore[arg-type]
+        fill(twin)
+    return twin
 
 
 def take_over(
@@ -64,7 +205,12 @@ def take_over(
     parts: dict[int, dict[str, Tensor]] = {rank: {} for rank in ranks}
     device, alone = world.device(ranks[0]), len(placement.ranks) == 1
     _agree(model, world, device, alone, later)
-    meshes = _meshes(model, graph.placements)
+    every = global_variables(model).values()
+    held = [x.spec.mesh.family for x in every if x.hold and x.hold.programs]
+    # Where they are several, meshes are of one family.
+    family = frozenset(graph.placements).union(*held)
+    family = family if len(family) > 1 else frozenset()
+    meshes = {each: mesh_of(each, family) for each in graph.placements}
     with everyone(world) as channel:
         values = initial_values(
             model, device, lambda fill: agreed(world, "first values", fill), later
@@ -84,7 +230,12 @@ def take_over(
                     _swap(own, cut_value(value, layout, mesh, shares.get(key)))
                 elif not _stays(own, device):
                     _swap(own, value)
-            for rank, part in _parts(own, placement, stored.get(key)).items():
+            if not isinstance(own, GlobalTensor):
+                parts[ranks[0]][key] = own.detach()
+                continue
+            if own.hold is None or not own.hold.programs:  # it is held from now on
+                own.hold = LiveHold(stored.get(key))
+            for rank, part in parts_of(own).items():
                 parts[rank][key] = part
     return {rank: Variables(own) for rank, own in parts.items()}
 
@@ -140,24 +291,6 @@ def _check_free(model: nn.Module, key: str, own: Tensor) -> None:
     check_unread(key, own)
 
 
-def _meshes(model: nn.Module, placements: Sequence[Placement]) -> dict[Placement, Mesh]:
-    """The meshes on which a program runs, of one family where they are several."""
-    held = [
-        x.spec.mesh.family for x in global_variables(model).values() if x.hold and x.hold.programs
-    ]
-    family = frozenset(placements).union(*held)
-    return {x: mesh_of(x, family if len(family) > 1 else frozenset()) for x in placements}
-
-
-def _parts(own: Tensor, placement: Placement, stored: int | None) -> dict[int, Tensor]:
-    """For every rank of this process, its part of a live tensor, which is held from now on."""
-    if not isinstance(own, GlobalTensor):
-        return {placement.ranks[0]: own.detach()}
-    if own.hold is None or not own.hold.programs:
-        own.hold = LiveHold(stored)
-    return parts_of(own)
-
-
 def _stays(own: Tensor, device: torch.device) -> bool:
     """True where the memory of a plain tensor can be that of a program with one rank."""
     return own.device == device and own.is_contiguous()
@@ -192,7 +325,8 @@ def release(model: nn.Module, optimizer: Optimizing = None) -> None:
     if not isinstance(model, nn.Module):
         raise UserError(f"weft.release takes a torch.nn.Module, found {shown(model)}")
     optimizers = optimizers_of(optimizer)
-    for world in _worlds(model):
+    # One world, but for tensors that were laid in others before.
+    for world in dict.fromkeys(x.spec.mesh.world for x in global_variables(model).values()):
         world.calls.enter("release")
         told(world, "what can be released", lambda: _check_released(model))
     agree(optimizers.each)
@@ -201,16 +335,10 @@ def release(model: nn.Module, optimizer: Optimizing = None) -> None:
     for one in optimizers.each:
         for parameter, entries in one.state.items():
             # An ordinary dict: what a program shows cannot be read by `torch.load(…, weights_only=True)`.
-            one.state[parameter] = {name: _whole(value) for name, value in entries.items()}
-
-
-def _whole(value: Any) -> Any:
-    return whole_of(value) if isinstance(value, GlobalTensor) else value
-
-
-def _worlds(model: nn.Module) -> list[World]:
-    """The worlds of a live model's tensors: one world, but for those that were laid in others before."""
-    return list(dict.fromkeys(x.spec.mesh.world for x in global_variables(model).values()))
+            one.state[parameter] = {
+                name: whole_of(x) if isinstance(x, GlobalTensor) else x
+                for name, x in entries.items()
+            }
 
 
 def _check_released(model: nn.Module) -> str:
@@ -237,15 +365,10 @@ def _swap(own: Tensor, content: Tensor) -> None:
         (key, hook) for key, hook in hooks.items() if not hasattr(hook, "lays_gradient")
     )
     if gradient is not None:
-        own.grad = _like(gradient, own)
+        if isinstance(own, GlobalTensor) and not isinstance(gradient, GlobalTensor):
+            gradient = cut_value(gradient, own.spec.layout, own.spec.mesh)
+        elif isinstance(gradient, GlobalTensor) and not isinstance(own, GlobalTensor):
+            gradient = whole_of(gradient)
+        own.grad = gradient
     if isinstance(own, GlobalTensor) and own.requires_grad:
         keep_gradient_with(own)
-
-
-def _like(gradient: Tensor, parameter: Tensor) -> Tensor:
-    """A gradient, global or plain as its parameter is."""
-    if isinstance(parameter, GlobalTensor) and not isinstance(gradient, GlobalTensor):
-        return cut_value(gradient, parameter.spec.layout, parameter.spec.mesh)
-    if isinstance(gradient, GlobalTensor) and not isinstance(parameter, GlobalTensor):
-        gradient = whole_of(gradient)
-    return gradient

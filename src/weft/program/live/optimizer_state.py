@@ -44,7 +44,7 @@ class StateView:
         if isinstance(parameter, GlobalTensor):
             mesh = parameter.spec.mesh
             world, ranks = mesh.world, mesh.placement.ranks
-            self.on_some |= len(world.ranks) < world.size and len(ranks) < world.size
+            self.on_some |= world.several and len(ranks) < world.size
 
 
 _all: WeakKeyDictionary[torch.optim.Optimizer, StateView] = WeakKeyDictionary()
@@ -124,7 +124,7 @@ def _agree_before(optimizer: torch.optim.Optimizer, *_: object) -> None:
         agree([optimizer])
 
 
-# A hook of weft's does not keep a group from its fused kernel (`weft.runtime.executor.direct_updates`).
+# A hook of weft's does not keep a group from its fused kernel (`weft.runtime.executor.optimizer`).
 _agree_before.notes_use = True  # type: ignore[attr-defined]
 register_optimizer_step_pre_hook(_agree_before)
 

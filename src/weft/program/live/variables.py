@@ -17,10 +17,9 @@ from weft.errors import UserError, shown
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.ir.nodes import MASTER
-from weft.layout import Layout
-from weft.program.feeding.shards import layouts_on, local_part, shares_of
+from weft.program.feeding.shards import layouts_on, shares_of
 from weft.program.setting import Setting
-from weft.runtime.memory.state import Variables
+from weft.runtime.memory.state import Variables, local_part
 from weft.tensor.dispatch.shares import in_shares
 
 # The name under which a state_dict() has what a module gives by get_extra_state().
@@ -46,11 +45,6 @@ def add_masters(every: Mapping[int, Variables], graph: LogicalGraph) -> None:
             parameter, _, state = key.rpartition(".")
             if state == MASTER and key not in variables:
                 variables.add(key, variables[parameter].detach().float())
-
-
-def variable_layouts(graph: LogicalGraph, rank: int) -> dict[str, Layout]:
-    """The layout of every parameter and buffer of a compiled graph that `rank` holds a part of."""
-    return layouts_on(graph, rank, "parameter", "buffer")
 
 
 def state_dict_names(model: nn.Module) -> dict[str, str]:
@@ -113,7 +107,7 @@ def load_whole(setting: Setting, graph: LogicalGraph, state: Mapping[str, Tensor
     shares = shares_of(graph)
     with torch.no_grad():
         for rank, variables in setting.variables.items():
-            layouts = variable_layouts(graph, rank)
+            layouts = layouts_on(graph, rank, "parameter", "buffer")
             for name, key in names.items():
                 if key in layouts:
                     part = local_part(in_shares(state[name], shares.get(key)), layouts[key], rank)

@@ -18,7 +18,7 @@ from weft.program.data.loader import Loader
 from weft.program.loop.bar import Bar, Means
 from weft.program.loop.logs import Figures, Log, begin_logs, end_log, log_of
 from weft.program.loop.stopping import Stopping
-from weft.program.parts.feeding import batches_of
+from weft.program.parts.stepping import batches_of
 from weft.program.program import Program
 from weft.program.saving.checkpoints import SCORE, Checkpoints, check_names
 from weft.program.saving.claims import claim_for_job

@@ -20,8 +20,8 @@ from weft.planning.machine import placement_on
 from weft.planning.plans import plan_stored
 from weft.planning.progress import uncollected
 from weft.planning.stored_step import StoredStep
-from weft.program.job import Job
 from weft.program.measured.measure import Patience, measured
+from weft.program.planning.step import Job
 from weft.runtime.measured.operands import calls_in_order
 from weft.runtime.world.world import World
 from weft.strategy.strategy import Strategy, data_parallel

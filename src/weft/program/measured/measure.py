@@ -69,7 +69,7 @@ def machine_of(world: World) -> dict[str, str | int]:
         **this_machine(),
         DEVICE: world.device_type,
         RANKS: world.size,
-        PROCESSES: world.size // len(world.ranks),
+        PROCESSES: world.processes,
         THREADS: torch.get_num_threads(),
     }
 
@@ -113,7 +113,7 @@ def with_overheads(
         held: bytes that a step holds.
     """
     program, batch = tiny_program(world)
-    compiled, optimizers = program._variants.current.compiled, program._step.optimizers
+    compiled, optimizers = program._core.variants.current.compiled, program._core.step.optimizers
     own = _of_calls(world, (compiled,), optimizers, patience, _nothing)
     seen = overheads(program, batch, replace(own, exchanges=found.exchanges))
     program.close()

@@ -87,7 +87,7 @@ def frame(program: Program, batch: Tensor) -> Seconds:
 
     All ranks must call it together.
     """
-    executor = next(iter(program._executors.values()))
+    executor = next(iter(program._core.executors.values()))
     each = []
     for number in range(_FIRST + _STEPS):
         took = _step(program, batch)
@@ -122,10 +122,10 @@ def overheads(program: Program, batch: Tensor, measured: Measurements) -> Overhe
     Args:
         measured: its calls and exchanges.
     """
-    variant = program._variants.current
+    variant = program._core.variants.current
     step = planned_as_run(variant.captured.graph, variant.compiled)
     costs = MeasuredCosts(measured, usual_device(program.placement.device_type))
-    rank, executor = next(iter(program._executors.items()))
+    rank, executor = next(iter(program._core.executors.items()))
     stands = variant.compiled.schedule.classes.get(rank, step.plans[0].rank)
     calls = dict(enumerate(act_costs(step, costs).seconds(stands)))
     plan, recorder = executor.plan, executor.recorder

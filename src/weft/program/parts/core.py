@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar, final
 
 from torch import Tensor
@@ -13,14 +14,12 @@ from weft.errors import RankFailure, UserError
 from weft.ir.plan import RankPlan
 from weft.program.agreement import agreed, told
 from weft.program.data.loading import LoadedActs
-from weft.program.live.places import LivePlaces
+from weft.program.live.holds import LivePlaces
 from weft.program.one_thread import check_modes, lock_of
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Variants
-from weft.program.setting import Setting
 from weft.program.training.training import Training
-from weft.runtime.executor.device_executor import DeviceExecutor
-from weft.runtime.executor.threads import ThreadExecutor
+from weft.runtime.executor.rank_executor import RankExecutor
 from weft.runtime.failures.board import first_line
 from weft.runtime.world.world import World
 from weft.tensor.divergence import forget
@@ -29,53 +28,23 @@ from weft.units import Seconds
 
 
 @final
+@dataclass(slots=True)
 class Failed:
     """A step or an update that has failed.
 
-    Args:
+    Attributes:
         number: of steps made before.
-        error: what was raised. Only its text is kept: what it holds on to, the program among it,
-            must be free to go.
-        renew: puts new ones in their place; every process must call it.
-        drop: forgets the gradients that are kept.
+        text: of what was raised, without what that holds on to, such as the program: it must be free to go.
+        changed: true where parameters or gradients had begun to change here.
+        renew: puts new executors in place of those that failed; every process must call it.
+        loaded: true where all that it may have changed was loaded since.
     """
 
-    def __init__(
-        self,
-        number: int,
-        error: BaseException,
-        executors: Mapping[int, ThreadExecutor | DeviceExecutor],
-        renew: Callable[[], None],
-        drop: Callable[[], None],
-    ) -> None:
-        self._number = number
-        self._text = first_line(error)
-        self._changed = any(executor.updated for executor in executors.values())
-        self._renew = renew
-        self._drop = drop
-        # Whether all that it may have changed was loaded since.
-        self.loaded = False
-
-    def recover(self, setting: Setting) -> None:
-        """Make the program ready to go on. Every process must call it.
-
-        Raises:
-            RankFailure: when parameters or gradients had begun to change on some rank, and nothing
-                was loaded since; or when another process does not call it before the time-out.
-        """
-        own = f"{self._number} {self._changed and not self.loaded:d}"
-        texts = told(setting.world, "what has changed", lambda: own)
-        numbers, changed = zip(*(text.split() for text in texts), strict=True)
-        if len(set(numbers)) > 1 or "1" in changed:
-            raise RankFailure(
-                f"what failed last had changed parameters or gradients on some ranks, and not on others: {self._text}. "
-                "Load a state that you trust with load_full_state_dict on every process, and the optimizer's with "
-                "load_state_dict; then the program goes on, without the gradients that were kept"
-            )
-        if self._changed:
-            self._drop()
-        setting.world.renew()
-        self._renew()
+    number: int
+    text: str
+    changed: bool
+    renew: Callable[[], None]
+    loaded: bool = False
 
 
 T = TypeVar("T")
@@ -86,9 +55,6 @@ _KEPT = 4096
 @final
 class ProgramCore:
     """The core of a program. Threads and groups of its ranks end with it, also when nobody closes the program.
-
-    Args:
-        training: states and gradients; None where it only evaluates.
 
     Attributes:
         steps: made so far, those before a checkpoint that was loaded included.
@@ -103,7 +69,7 @@ class ProgramCore:
         close: ends threads and groups; nothing when called again.
     """
 
-    def __init__(self, variants: Variants, step: Step, training: Training | None) -> None:
+    def __init__(self, variants: Variants, step: Step, training: Training) -> None:
         self.variants = variants
         self.setting = variants.setting
         self.step = step
@@ -143,7 +109,7 @@ class ProgramCore:
         return self.variants.current.compiled
 
     @property
-    def executors(self) -> Mapping[int, ThreadExecutor | DeviceExecutor]:
+    def executors(self) -> Mapping[int, RankExecutor]:
         """Those that run that plan, by rank of this process."""
         return self.variants.current.executors
 
@@ -160,15 +126,33 @@ class ProgramCore:
 
         Args:
             call: the verb for what it is to do.
+
+        Raises:
+            RankFailure: when parameters or gradients had begun to change on some rank before it failed, and nothing
+                was loaded since; or when another process does not call it before the time-out.
         """
         self.check_open(call)
-        setting, trains = self.setting, self.training is not None
+        setting, trains = self.setting, bool(self.training.optimizers)
         precision = setting.options.precision
         check_modes("the program is called", setting.placement.device_type, precision, trains)
-        if self.failed is not None:
-            self.enter("recovery")
-            self.failed.recover(setting)
-            self.failed = None
+        failed = self.failed
+        if failed is None:
+            return
+        self.enter("recovery")
+        own = f"{failed.number} {failed.changed and not failed.loaded:d}"
+        texts = told(setting.world, "what has changed", lambda: own)
+        numbers, changed = zip(*(text.split() for text in texts), strict=True)
+        if len(set(numbers)) > 1 or "1" in changed:
+            raise RankFailure(
+                "what failed last had changed parameters or gradients on some ranks, and not on others: "
+                f"{failed.text}. Load a state that you trust with load_full_state_dict on every process, and the "
+                "optimizer's with load_state_dict; then the program goes on, without the gradients that were kept"
+            )
+        if failed.changed:
+            self.training.gradients.drop()
+        setting.world.renew()
+        failed.renew()
+        self.failed = None
 
     def check_open(self, call: str) -> None:
         """Raise UserError when the program was closed; `call` is the verb for what it cannot do any more."""
@@ -184,8 +168,8 @@ class ProgramCore:
             renew: puts new ones in their place; every process must call it.
         """
         forget()
-        drop = self.training.gradients.drop if self.training is not None else lambda: None
-        self.failed = Failed(self.steps, error, executors, renew, drop)
+        changed = any(executor.updated for executor in executors.values())
+        self.failed = Failed(self.steps, first_line(error), changed, renew)
 
     def note_loaded(self) -> None:
         """All that a failed step may have changed was loaded."""
@@ -219,18 +203,10 @@ def _keep(noted: dict[int, T], step: int, found: T) -> None:
     noted[step] = found
 
 
-def constants_of(variants: Variants, training: Training | None) -> Iterator[Tensor]:
-    """Tensors of elsewhere that the plans of a program read."""
-    yield from variants.constants()
-    if training is not None:
-        yield from training.constants()
-
-
-def _close_all(variants: Variants, training: Training | None) -> None:
+def _close_all(variants: Variants, training: Training) -> None:
     try:
         variants.setting.world.check_process()
     except UserError:
         return  # threads and connections are those of the process that this one was forked from
     variants.close()
-    if training is not None:
-        training.close(but=variants)
+    training.close(but=variants)

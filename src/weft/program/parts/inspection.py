@@ -19,19 +19,21 @@ from weft.ir import LogicalGraph
 from weft.planning.plans import as_run, priced_step
 from weft.planning.progress import uncollected
 from weft.planning.simulated import planned_step
-from weft.program.explain.beside import BoxTimes, box_times, step_line
+from weft.program.explain.details import BoxTimes, box_times, details_of, step_line
 from weft.program.explain.details import details as tables
-from weft.program.explain.details import details_of
-from weft.program.explain.explain import explain, short_html
-from weft.program.explain.kernels import kernel_text, loading_text, replay_text
-from weft.program.explain.memory import ProgramMemory, program_memory
-from weft.program.explain.words import title
+from weft.program.explain.summary import explain, short_html, title
+from weft.program.explain.tables import (
+    ProgramMemory,
+    RankMemory,
+    kernel_text,
+    loading_text,
+    replay_text,
+)
 from weft.program.one_thread import one_at_a_time
 from weft.program.parts.core import ProgramCore, ProgramPart
 from weft.program.trace import Trace, gather_trace
 from weft.report import Report, write_report
 from weft.runtime.recording import Record
-from weft.runtime.world.world import World
 from weft.simulator.results.simulation import Simulation
 from weft.simulator.steps.planned import PlannedStep
 from weft.units import counted
@@ -66,7 +68,10 @@ class ProgramInspection(ProgramPart):
         """
         variant = self._core.variants.current
         if variant.number not in self._simulated:
-            costs = costs_in(self.world)
+            world = self.world
+            costs = costs_here(
+                world.size, world.device_type, world.processes, torch.get_num_threads()
+            )
             found = predicted(variant.captured.graph, variant.compiled, costs)
             self._simulated[variant.number] = found
         return self._simulated[variant.number]
@@ -103,7 +108,7 @@ class ProgramInspection(ProgramPart):
         text = tables(compiled, self.memory(), self._box_times()) + kernel_text(parts)
         if options.costs is not None:
             text += f"planned by {costs_text(options.costs)}\n"
-        text += replay_text(each.replayer for each in executors)
+        text += "".join(replay_text(each.replayer) for each in executors)
         return text + loading_text(self._core.loading)
 
     def memory(self) -> ProgramMemory:
@@ -113,7 +118,10 @@ class ProgramInspection(ProgramPart):
         """
         executors = self._core.executors
         measured = {rank: executor.measured for rank, executor in executors.items()}
-        return program_memory(self._core.compiled.peaks, measured)
+        ranks = (
+            RankMemory(x.rank, x.memory, measured.get(x.rank)) for x in self._core.compiled.peaks
+        )
+        return ProgramMemory(tuple(ranks))
 
     @one_at_a_time
     def trace(self, path: str | Path | None = None, predicted: bool = False) -> Trace:
@@ -208,15 +216,6 @@ class ProgramInspection(ProgramPart):
     def _steps(self) -> str:
         made = f"{counted(self._core.steps, 'step')} made"
         return made if self._core.is_open else "closed"
-
-
-def costs_in(world: World) -> Costs:
-    """The costs that were measured on this machine with as many ranks, processes and threads as a world has.
-
-    The usual figures of its device type, marked as estimates, where nothing was.
-    """
-    processes = world.size // len(world.ranks)
-    return costs_here(world.size, world.device_type, processes, torch.get_num_threads())
 
 
 def predicted(captured: LogicalGraph, compiled: Compiled, costs: Costs) -> Simulation:

@@ -1,4 +1,4 @@
-"""Checkpoints of a program: what it saves, and how it goes on from there."""
+"""The state of a program: as whole tensors, in checkpoints, and how it goes on from there."""
 
 from __future__ import annotations
 
@@ -8,10 +8,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from weft.capture.optimizers.groups import Optimizers
 from weft.errors import UserError
+from weft.patterns import without_wrappers
 from weft.program.agreement import agreed, told
+from weft.program.live.laid import whole_of
+from weft.program.live.variables import load_whole, state_dict_names
 from weft.program.one_thread import one_at_a_time
 from weft.program.parts.core import ProgramCore, ProgramPart
+from weft.program.planning.build import build, close_all, gathering
 from weft.program.saving.groups import about_program
 from weft.program.saving.load import load
 from weft.program.saving.manifest import checkpoint_path, put_back
@@ -19,10 +27,12 @@ from weft.program.saving.program_state import ProgramState
 from weft.program.saving.save import Writing, save
 from weft.program.saving.saved_tensors import put_module_states, with_module_states
 from weft.program.saving.weights import Weights, located
+from weft.program.training.states import full_states
+from weft.tensor.divergence import note_write
 
 
 class ProgramSaving(ProgramPart):
-    """The checkpoints of a program."""
+    """The state of a program: given and taken as plain tensors, checkpoints."""
 
     def __init__(self, core: ProgramCore) -> None:
         super().__init__(core)
@@ -124,6 +134,82 @@ class ProgramSaving(ProgramPart):
         core.note_loaded()
         return own
 
+    @one_at_a_time
+    def full_state_dict(self, masters: bool = False) -> dict[str, Tensor]:
+        """Whole copies of all parameters and buffers, under the names of the model's `state_dict()`.
+
+        Every process must call it. The tensors are on the placement's device, the same on every
+        rank.
+
+        Args:
+            masters: give the float32 master of each parameter that has one, in place of what it is
+                when rounded, so that `load_full_state_dict` goes on exactly there.
+        """
+        setting, every = self._core.setting, self._core.training.masters
+        self._core.enter("full_state_dict")
+        if masters:  # which are what users have written to their parameters
+            self._core.training.take()
+        compiled = gathering(setting, self._core.compiled, every.nodes.values() if masters else ())
+        executors = build(setting, {}, compiled, Optimizers())
+        try:
+            whole = setting.run(lambda rank: executors[rank].step({}))
+        finally:
+            close_all(executors)
+        if masters:
+            whole |= {key: whole_of(value) for key, value in every.waiting.items()}
+        names = state_dict_names(setting.model)
+        return {name: whole[key] for name, key in names.items()}
+
+    @one_at_a_time
+    def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Set parameters and buffers from whole tensors, as `full_state_dict` gives them.
+
+        Masters take the values as they are given, parameters what they are when rounded.
+
+        Raises:
+            UserError: naming the entries that are missing, unknown, or of another shape.
+        """
+        setting = self._core.setting
+        self._core.enter("load_full_state_dict")
+        if isinstance(state, Mapping):
+            state = {without_wrappers(str(name)): each for name, each in state.items()}
+        load_whole(setting, self._core.compiled.graph, state)
+        self._core.training.masters.fill_waiting(
+            {key: state[name] for name, key in state_dict_names(setting.model).items()}
+        )
+        if setting.world.several:
+            note_write(setting.placement, "load_full_state_dict", state.values())
+        self._core.note_loaded()
+
+    @one_at_a_time
+    def full_optimizer_state_dict(
+        self, optimizer: torch.optim.Optimizer | None = None
+    ) -> dict[str, Any]:
+        """`optimizer.state_dict()` with whole, plain copies of all states, on every process, which all must call it.
+
+        `load_state_dict` takes it: of this optimizer, compiled or released, and of one on a single
+        device.
+
+        Args:
+            optimizer: which of several; by default the only one.
+
+        Raises:
+            UserError: when the program was compiled without that optimizer, or with several and none
+                is named.
+        """
+        core, found = self._core, self._core.step.optimizers.each
+        if optimizer is None and len(found) == 1:
+            (optimizer,) = found
+        if not any(optimizer is one for one in found):
+            raise UserError(
+                f"full_optimizer_state_dict: the program has {len(found)} optimizers; name one of them, "
+                "full_optimizer_state_dict(optimizer)"
+            )
+        assert optimizer is not None  # it is one of those
+        core.enter("full_optimizer_state_dict")
+        core.training.take()
+        return full_states(optimizer)
+
     @property
     def is_first(self) -> bool:
         """True in the process that writes for all: that of rank 0."""
@@ -132,7 +218,7 @@ class ProgramSaving(ProgramPart):
     @property
     def exchange(self) -> Callable[[str], list[str]] | None:
         """Gives the texts of all processes, given this one's, which all must call; None where it is the only one."""
-        return self._exchange if self._core.setting.several else None
+        return self._exchange if self._core.setting.world.several else None
 
     @one_at_a_time
     def _exchange(self, text: str) -> list[str]:
@@ -141,11 +227,11 @@ class ProgramSaving(ProgramPart):
 
     def _state(self) -> ProgramState:
         core = self._core
-        return ProgramState(core.setting, core.compiled.graph, core.training)
+        trains = bool(core.training.optimizers)
+        return ProgramState(core.setting, core.compiled.graph, core.training if trains else None)
 
     def _check_no_gradients(self, call: str) -> None:
-        training = self._core.training
-        if training is not None and training.gradients.standing():
+        if self._core.training.gradients.standing():
             raise UserError(
                 f"program.{call}: gradients wait in parameter.grad, and a checkpoint holds none; call "
                 "program.update() or model.zero_grad() first"

@@ -1,32 +1,36 @@
-"""Steps of a program, updates without a step, and the check of a step beside a plain one."""
+"""Steps of a program and of its loops, updates without a step, and the check of a step beside a plain one."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from weft.capture.batch import is_dense
+from weft.capture.tree import flatten, unflatten
 from weft.errors import UserError
+from weft.ir.plan import RankPlan
 from weft.program.agreement import told
 from weft.program.checksums import BatchSums, OptionsChecksum, Stamps, checksum_of_numbers
 from weft.program.data.loader import Loader
-from weft.program.data.same_samples import check_same
-from weft.program.feeding.cut import CutBatch, uncut
-from weft.program.feeding.rows import RowsOfBatch
+from weft.program.data.loading import Ahead, loaded_ahead, loading_plan, with_waits
+from weft.program.data.samples import check_same
+from weft.program.feeding.feed import CutBatch, RowsOfBatch, is_on_the_host, uncut
 from weft.program.one_thread import one_at_a_time
 from weft.program.parts.core import ProgramCore, ProgramPart
-from weft.program.parts.feeding import batches_of
 from weft.program.planning.variants import Variants
 from weft.program.training.gradients import check_adding
-from weft.program.training.step_hooks import (
-    call_step_hooks,
-    check_step_hooks,
-    without_step_hooks,
-)
-from weft.program.training.training import Training
+from weft.program.training.step_hooks import without_step_hooks
 from weft.program.verification import Subject, Verified, verified
 from weft.runtime.executor.rank_executor import RankExecutor
+from weft.runtime.memory.arrival import ahead_of_use
+from weft.tensor import GlobalTensor
 
 
 class ProgramSteps(ProgramPart):
@@ -74,45 +78,37 @@ class ProgramSteps(ProgramPart):
         """
         core = self._core
         core.make_ready()
-        training, options = core.training, self._options.of(update)
-        if training is not None:
-            training.gradients.clear_used()
-        standing = training is not None and training.gradients.standing()
-        adds = not update or standing
-        variants = self._adding(update) if adds else core.variants
-        batch = batch if isinstance(batch, CutBatch) else core.setting.whole(batch)
-        self._check_samples(uncut(batch))
-        core.places.check()
-        enter = partial(self._enter_step, adding=standing)
-        feeds, sums = variants.feeds(batch, core.steps - core.first, enter)
-        variants.current.captured.outputs.check_loaded()
-        if training is not None:
-            if adds and update:
-                training.gradients.check_update(variants.current.compiled)
-            training.take()
-            if adds:
-                training.gradients.take()
+        training, gradients, options = (
+            core.training,
+            core.training.gradients,
+            self._options.of(update),
+        )
+        gradients.clear_used()
+        standing = gradients.standing()
+        adds = standing or not update
+        if adds:
+            check_adding(core.compiled.graph, update)
+        variants = training.adding(core.enter) if adds else core.variants
+        feeds, sums = self._fed(variants, batch, standing)
+        variant = variants.current
+        if adds and update:
+            gradients.check_update(variant.compiled)
+        training.take()
+        if adds:
+            gradients.take()
         stamp = self._stamp(variants, sums, options)
-        executors = variants.current.executors.values()
         try:
-            results, core.metrics = variants.current.step(
-                core.setting, core.steps, feeds, not adds, stamp
-            )
+            results, core.metrics = variant.step(core.setting, core.steps, feeds, not adds, stamp)
         except BaseException as error:
-            core.note_failure(error, variants.current.executors, variants.renew)
+            core.note_failure(error, variant.executors, variants.renew)
             raise
-        core.steps, core.samples = core.steps + 1, variants.current.captured.batch.rows
-        self._ran = executors
-        if training is not None:
-            compiled, gradients = variants.current.compiled, training.gradients
-            if adds:
-                gradients.show(compiled)
-            done = (
-                self._update(training, options)
-                if adds and update
-                else gradients.updated_by(compiled)
-            )
-            self._show(training, done if update else None)
+        core.steps, core.samples = core.steps + 1, variant.captured.batch.rows
+        self._ran = variant.executors.values()
+        done: Collection[str] | None = gradients.updated_by(variant.compiled)
+        if adds:
+            gradients.show(variant.compiled)
+            done = self._update(options) if update else None
+        self._show(done)
         return results
 
     def run(self, batches: Iterable[Any], ahead: int = 2) -> Iterator[Any]:
@@ -150,16 +146,15 @@ class ProgramSteps(ProgramPart):
         """
         core = self._core
         core.make_ready("update")
-        training = core.training
-        if training is None:
+        if not core.training.optimizers:
             raise UserError(
                 "program.update(): this program has no optimizer; give weft.compile one"
             )
         options = self._options.of(True)
-        core.enter(f"update by {training.gradients.text}, options {options:x}")
+        core.enter(f"update by {core.training.gradients.text}, options {options:x}")
         core.places.check()
-        training.take()
-        self._show(training, self._update(training, options))
+        core.training.take()
+        self._show(self._update(options))
 
     @one_at_a_time
     def verify(self, batch: Any) -> Verified:
@@ -207,59 +202,55 @@ class ProgramSteps(ProgramPart):
             for each in set(core.variants.executors()) - measured:
                 each.measure()
 
-    def _check_samples(self, batch: Any) -> None:
-        """Check that a loader has the same dataset in all processes, where it is at the begin of a loop."""
-        if self._core.setting.several and isinstance(batch, RowsOfBatch) and batch.sums:
-            self._core.enter("samples of a loader")
-            world = self._core.setting.world
-            check_same(told(world, "samples", lambda: json.dumps(batch.sums)))
+    def _fed(
+        self, variants: Variants, batch: Any, adding: bool
+    ) -> tuple[dict[int, dict[str, Tensor]], BatchSums]:
+        """The parts of the batch that ranks take, its checksums; `variants.current` is the plan for it then."""
+        core, onto = self._core, ", to add to gradients" if adding else ""
+        batch = batch if isinstance(batch, CutBatch) else core.setting.whole(batch)
+        given = uncut(batch)
+        # At the begin of a loop: has a loader the same dataset in all processes?
+        if core.setting.world.several and isinstance(given, RowsOfBatch) and given.sums:
+            core.enter("samples of a loader")
+            check_same(told(core.setting.world, "samples", lambda: json.dumps(given.sums)))
+        core.places.check()
 
-    def _enter_step(self, shapes: str, adding: bool) -> None:
-        onto = ", to add to gradients" if adding else ""
-        self._chain = self._core.enter(f"step {self._core.steps} on {shapes}{onto}")
+        def enter(shapes: str) -> None:
+            self._chain = core.enter(f"step {core.steps} on {shapes}{onto}")
+
+        found = variants.feeds(batch, core.steps - core.first, enter)
+        variants.current.captured.outputs.check_loaded()
+        return found
 
     def _stamp(
         self, variants: Variants, sums: BatchSums, options: int
     ) -> Callable[[tuple[int, ...]], int] | None:
         """The stamp of a step's messages; None where no other process takes part."""
-        if not self._core.setting.several:
+        if not self._core.setting.world.several:
             return None
         numbers = checksum_of_numbers(variants.current.numbers.values())
         outside = variants.current.guards.outside.checksum(self._core.steps)
         return Stamps(sums, options ^ numbers ^ outside, self._chain).among
 
-    def _update(self, training: Training, options: int) -> Collection[str]:
+    def _update(self, options: int) -> Collection[str]:
         """Update by the gradients in `parameter.grad`; the keys of the parameters that have one."""
-        gradients = training.gradients
+        core, gradients = self._core, self._core.training.gradients
         keys, executors = gradients.keys(), gradients.executors()
-        if self._core.setting.several:
+        if core.setting.world.several:
             stamp = Stamps(BatchSums(), options, self._chain).among
             for executor in executors.values():
                 executor.put_stamp(stamp)
         try:
-            self._core.metrics = gradients.update(executors)
+            core.metrics = gradients.update(executors)
         except BaseException as error:
-            self._core.note_failure(error, executors, gradients.renew)
+            core.note_failure(error, executors, gradients.close)
             raise
         return keys
 
-    def _show(self, training: Training, updated: Collection[str] | None) -> None:
-        """Show what a step or an update has made, where it will stay; then call hooks behind an update.
-
-        Copies take what the step has given back.
-        """
-        training.settle(sum(each.given_back for each in self._ran))
-        training.show(updated)
-        if updated is not None:
-            optimizers = self._core.variants.optimizers
-            check_step_hooks(optimizers, self._core.compiled.graph)
-            call_step_hooks(optimizers)
-
-    def _adding(self, update: bool) -> Variants:
-        """The variants of a step that adds to gradients, whether an update follows or not."""
-        check_adding(self._core.compiled.graph, update)
-        assert self._core.training is not None  # the check refuses others
-        return self._core.training.adding(self._core.enter)
+    def _show(self, updated: Collection[str] | None) -> None:
+        """Show what a step or an update has made; copies of new states take what the step has given back."""
+        room = sum(each.given_back for each in self._ran)
+        self._core.training.show(self._core.compiled.graph, updated, room)
 
 
 def _steps(
@@ -273,3 +264,68 @@ def _steps(
             failed()
             raise
         yield made
+
+
+def batches_of(core: ProgramCore, batches: Iterable[Any], ahead: int) -> Iterator[Any]:
+    """The batches in order, of which up to `ahead` are loaded, and cut, before they are asked for.
+
+    A batch is as it was when it was loaded, whatever becomes of its tensors then; a list's are read by their steps.
+    The core is told the acts that load, and how long each batch was waited for.
+    """
+
+    def plan(rows: Sequence[int] | None) -> RankPlan:
+        feeder = core.variants.current.feeder
+        core.loading = loading_plan(feeder.first, feeder.loaded_leaves(rows), ahead)
+        return core.loading
+
+    way = Ahead(plan, partial(_cut, core), core.note_load) if ahead else None
+    if isinstance(batches, Loader):
+        items = batches._taken(way)
+    elif way is None or isinstance(batches, list | tuple):
+        items = iter(batches)
+    else:
+        given: Iterator[Any] = map(_copied, batches)
+        if isinstance(batches, DataLoader) and type(batches).__iter__ is DataLoader.__iter__:
+            # What comes from another process nobody writes into any more.
+            given = iter(batches) if batches.num_workers else given
+        items = loaded_ahead(given, way.plan(None), way.cut, way.note)
+    return with_waits(items, core.note_wait)
+
+
+def _cut(core: ProgramCore, batch: Any) -> Any:
+    """The batch, cut for its step; as it is where it cannot be cut yet.
+
+    What fails here is done again by the step, which tells of it. Where processes bring parts of a batch, making it
+    whole takes all of them.
+    """
+    setting = core.setting
+    try:
+        by_rows = setting.by_rows and not isinstance(batch, RowsOfBatch)
+        if by_rows or not is_on_the_host(batch):
+            return batch
+        with torch.no_grad(), ahead_of_use(map(setting.world.device, setting.variables)) as arrival:
+            whole = setting.whole(batch)
+            found = core.variants.cut(whole)
+    except Exception:
+        return batch
+    return batch if found is None else CutBatch(whole, *found, arrival)
+
+
+def _copied(batch: Any) -> Any:
+    """The batch with tensors of its own: an iterable may write the next one into the same memory."""
+    if isinstance(batch, RowsOfBatch):
+        return replace(batch, batch=_copied(batch.batch))
+    try:
+        found, tree = flatten(batch, "batch")
+    except Exception:  # its step says why
+        return batch
+    return unflatten([_copy(leaf) for _, leaf in found], tree)
+
+
+def _copy(leaf: Any) -> Any:
+    if not isinstance(leaf, Tensor) or leaf.requires_grad:
+        return leaf
+    with torch.no_grad():
+        if isinstance(leaf, GlobalTensor):
+            return GlobalTensor(leaf.spec, tuple(each.clone() for each in leaf.locals))
+        return leaf.clone() if is_dense(leaf) else leaf

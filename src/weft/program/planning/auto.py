@@ -56,7 +56,11 @@ def asked_of(
             'strategy="auto" with batch="local" is not supported yet: the rows of each process hang on the strategy; '
             "give whole batches, or a strategy that says how the batch is split"
         )
-    _check_measure(auto.measure)
+    measure = auto.measure
+    if isinstance(measure, bool) or not isinstance(measure, int) or measure < 0:
+        raise StrategyError(
+            f"weft.Auto: measure takes the number of strategies to run, from 0, found {measure!r}"
+        )
     if auto.fixed is not None and not isinstance(auto.fixed, Strategy):
         raise StrategyError(
             "weft.Auto: fixed takes a weft.Strategy with the entries that hold for all, found "
@@ -118,19 +122,14 @@ def chosen(
         wanted = worth_running(result.tried, count, fixed, fits, split)
         return json.dumps([each.to_text() for each in wanted])
 
-    texts = json.loads(told(world, "the search for a strategy", found)[0])
-    return [_placed(text, placement) for text in texts]
-
-
-def _placed(text: str, placement: Placement) -> PlacedStrategy:
-    """A strategy that was found, and the ranks of a placement in its grid.
-
-    A search names the ranks of stages by their places in the placement.
-    """
-    strategy = Strategy.from_text(text, "the strategy that was searched")
-    grid = tuple(strategy.grid) or placement.shape
-    found = _with_ranks(strategy, dict(enumerate(placement.ranks)))
-    return found, Placement(placement.device_type, grid, placement.ranks)
+    # A search names the ranks of stages by their places in the placement.
+    ranks, placed = dict(enumerate(placement.ranks)), []
+    for text in json.loads(told(world, "the search for a strategy", found)[0]):
+        strategy = Strategy.from_text(text, "the strategy that was searched")
+        grid = tuple(strategy.grid) or placement.shape
+        own = Placement(placement.device_type, grid, placement.ranks)
+        placed.append((_with_ranks(strategy, ranks), own))
+    return placed
 
 
 def _by_places(fixed: Strategy, placement: Placement) -> Strategy:
@@ -154,20 +153,12 @@ def _with_ranks(strategy: Strategy, ranks: Mapping[int, int]) -> Strategy:
     """A strategy with other ranks for those that its stages name."""
     if isinstance(strategy.stages, int):
         return strategy
-    return replace(strategy, stages=tuple(_on_ranks(each, ranks) for each in strategy.stages))
-
-
-def _on_ranks(stage: Stage, ranks: Mapping[int, int]) -> Stage:
-    own = stage.placement
-    found = Placement(own.device_type, own.shape, tuple(ranks[rank] for rank in own.ranks))
-    return Stage(stage.patterns, found)
-
-
-def _check_measure(measure: object) -> None:
-    if isinstance(measure, bool) or not isinstance(measure, int) or measure < 0:
-        raise StrategyError(
-            f"weft.Auto: measure takes the number of strategies to run, from 0, found {measure!r}"
-        )
+    stages = []
+    for stage in strategy.stages:
+        own = stage.placement
+        found = Placement(own.device_type, own.shape, tuple(ranks[rank] for rank in own.ranks))
+        stages.append(Stage(stage.patterns, found))
+    return replace(strategy, stages=tuple(stages))
 
 
 def agreed_costs(world: World) -> Costs | None:
@@ -178,30 +169,24 @@ def agreed_costs(world: World) -> Costs | None:
     Raises:
         UserError: on all ranks, when the first one cannot read what was measured there.
     """
-    texts = told(
-        world, "the costs of the machine", lambda: _text(world) if 0 in world.ranks else ""
-    )
-    return behind_links(_costs(world, texts[0]), world.links())
 
+    def measured() -> str:
+        if 0 not in world.ranks:
+            return ""
+        device = world.device(world.ranks[0])
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        found = costs_at_hand(
+            *(world.device_type, world.size, world.processes, torch.get_num_threads(), name)
+        )
+        if isinstance(found, MeasuredCosts):
+            return json.dumps({"measured": to_json(found.measured), "stands_in": found.stands_in})
+        return json.dumps({"device": name} if found is not None else {})
 
-def _text(world: World) -> str:
-    """The costs of the first rank's machine, as text."""
-    processes = world.size // len(world.ranks)
-    name = _device_name(world)
-    found = costs_at_hand(world.device_type, world.size, processes, torch.get_num_threads(), name)
-    if isinstance(found, MeasuredCosts):
-        return json.dumps({"measured": to_json(found.measured), "stands_in": found.stands_in})
-    return json.dumps({"device": name} if found is not None else {})
-
-
-def _device_name(world: World) -> str:
-    device = world.device(world.ranks[0])
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-
-
-def _costs(world: World, text: str) -> Costs | None:
-    content = json.loads(text)
+    content = json.loads(told(world, "the costs of the machine", measured)[0])
+    costs: Costs | None = None
     if "measured" in content:
-        measured = from_json(content["measured"], "the first rank's costs")
-        return MeasuredCosts(measured, usual_device(world.device_type), content["stands_in"])
-    return catalogue_costs(content["device"], world.size) if content else None
+        found = from_json(content["measured"], "the first rank's costs")
+        costs = MeasuredCosts(found, usual_device(world.device_type), content["stands_in"])
+    elif content:
+        costs = catalogue_costs(content["device"], world.size)
+    return behind_links(costs, world.links())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -30,12 +29,8 @@ from weft.ir.nodes import MASTER, VARIABLE_ROLES, Role
 from weft.ir.plan import RankPlan
 from weft.layout import SBP, Broadcast, Layout, Placement, Shares, Split
 from weft.program.agreement import agreed
-from weft.program.feeding.shards import (
-    layouts_of_shards,
-    layouts_on,
-    local_part,
-    without_shards,
-)
+from weft.program.feeding.feed import StandIns, layouts_of_shards
+from weft.program.feeding.shards import layouts_on
 from weft.program.live.holds import Lying
 from weft.program.planning.same_program import check_same_program
 from weft.program.setting import Setting
@@ -44,10 +39,12 @@ from weft.runtime.compiled.choice import UNCOMPILED
 from weft.runtime.devices.backend import backend_of
 from weft.runtime.devices.graphs import graph_mode
 from weft.runtime.devices.replay import Replayer, obstacle
-from weft.runtime.devices.streams import MakeStreams
 from weft.runtime.executor.device_executor import DeviceExecutor
+from weft.runtime.executor.rank_executor import RankExecutor
 from weft.runtime.executor.threads import ThreadExecutor
+from weft.runtime.executor.work import Rank
 from weft.runtime.kernels.matmul import onednn_is_faster
+from weft.runtime.memory.state import local_part
 from weft.runtime.world.world import World
 from weft.strategy.precision import Precision
 
@@ -73,7 +70,7 @@ def build(
     constants: Mapping[str, Tensor],
     compiled: Compiled,
     optimizers: Optimizers,
-) -> dict[int, ThreadExecutor | DeviceExecutor]:
+) -> dict[int, RankExecutor]:
     """Executors for the ranks of this process, after all ranks have agreed that they compiled the same.
 
     Raises:
@@ -82,7 +79,7 @@ def build(
     world = setting.world
     check_same_program(world, compiled)
     channels = world.connect(compiled.plan.communicators)
-    executors: dict[int, ThreadExecutor | DeviceExecutor] = {}
+    executors: dict[int, RankExecutor] = {}
 
     def start() -> None:
         for plan in compiled.plan.ranks:
@@ -92,10 +89,15 @@ def build(
     try:
         agreed(world, "the start of the ranks", start)
     except BaseException:
-        for executor in executors.values():
-            executor.close()
+        close_all(executors)
         raise
     return executors
+
+
+def close_all(executors: Mapping[int, RankExecutor]) -> None:
+    """End the threads of a plan, and close its channels."""
+    for executor in executors.values():
+        executor.close()
 
 
 def _executor(
@@ -105,7 +107,7 @@ def _executor(
     plan: RankPlan,
     channels: Mapping[int, Channel],
     optimizers: Optimizers,
-) -> ThreadExecutor | DeviceExecutor:
+) -> RankExecutor:
     """The executor of the plan of one rank of this process."""
     world = setting.world
     device = world.device(plan.rank)
@@ -116,40 +118,28 @@ def _executor(
     }
     if setting.kernels not in UNCOMPILED:
         plan = outline(plan)
-    backend = backend_of(device)
-    make: Callable[..., ThreadExecutor | DeviceExecutor]
-    if backend.streams is not None:
+    streams, replayer = backend_of(device).streams, None
+    order = compiled.schedule.moments(plan.rank) or tuple(moments(plan))
+    waits = turns(plan, order) if streams is None else ()
+    if streams is not None:
         replayer = make_replayer(setting, compiled, plan, device)
         plan = plan if replayer is None else replayer.plan
-        make = _on_streams(compiled, plan, backend.streams, replayer)
-    else:
-        order = compiled.schedule.moments(plan.rank) or tuple(moments(plan))
-        make = partial(ThreadExecutor, turns=turns(plan, order))
     if setting.options.own_kernels:
         plan = specialize(plan, Target(device.type, onednn_is_faster()))
+    variables = setting.variables[plan.rank].with_constants(own)
+    rank = Rank(
+        *(plan, device, channels, variables, optimizers, setting.seed),
+        kernels=setting.kernels,
+        replayer=replayer,
+    )
     # What is compiled and measured on the way runs on the current device.
-    with backend.current(device):
-        return make(
-            plan,
-            channels,
-            device,
-            setting.variables[plan.rank].with_constants(own),
-            optimizer=optimizers,
-            seed=setting.seed,
-            timeout=world.timeout,
-            kernels=setting.kernels,
-        )
-
-
-def _on_streams(
-    compiled: Compiled, plan: RankPlan, make_streams: MakeStreams, replayer: Replayer | None
-) -> Callable[..., DeviceExecutor]:
-    """An executor that runs the acts of a step in the order in which they were simulated."""
-    make = partial(DeviceExecutor, make_streams=make_streams, replayer=replayer)
-    simulation = compiled.schedule.simulation
-    if simulation is None:
-        return make
-    return partial(make, order=[(a.actor, a.micro) for a in compiled.schedule.timeline(plan.rank)])
+    with backend_of(device).current(device):
+        if streams is None:
+            return ThreadExecutor(rank, timeout=world.timeout, turns=waits)
+        timed = compiled.schedule.simulation is not None
+        acts = compiled.schedule.timeline(plan.rank) if timed else ()
+        simulated = [(act.actor, act.micro) for act in acts] if timed else None
+        return DeviceExecutor(rank, streams, timeout=world.timeout, order=simulated)
 
 
 def make_replayer(
@@ -179,12 +169,11 @@ def evaluation(
     """
     device_type = setting.placement.device_type
     precision = setting.options.precision or Precision()
-    whole, _ = without_shards(batch)
     captured = capture(
         setting.model,
         function,
         None,
-        whole,
+        StandIns(batch).whole(),
         device_type,
         training=False,
         precision=precision.compute,

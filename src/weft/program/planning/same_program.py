@@ -13,7 +13,7 @@ from weft.compiler.pipeline import Compiled
 from weft.errors import UserError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update
 from weft.program.agreement import LEAF, told
-from weft.program.feeding.shards import without_shards
+from weft.program.feeding.feed import StandIns
 from weft.program.planning.step import Step
 from weft.runtime.world.world import World
 
@@ -23,12 +23,12 @@ _SAME_ROWS = 'give batches of the same shapes and dtypes, with batch="local" as 
 _Line: TypeAlias = tuple[str, str]
 
 
-def asked_by(step: Step) -> str:
-    """Parameters, buffers, groups, options and leaves of the batch of a step, as `check_same_asked` takes them."""
+def asked_by(step: Step) -> dict[str, str]:
+    """Parameters, buffers, groups, options and leaves of the batch of a step, as `check_alike` takes them."""
     facts = dict(fact.split(": ", 1) for fact in step.facts())
-    batch, _ = without_shards(step.example_batch)
+    batch = StandIns(step.example_batch).whole()
     leaves = {f"{LEAF}{leaf.key}": _kind(leaf) for leaf in describe_batch(batch).leaves}
-    return json.dumps({**facts, **leaves})
+    return {**facts, **leaves}
 
 
 def _kind(leaf: TensorLeaf | Static) -> str:
@@ -44,7 +44,7 @@ def check_same_program(world: World, compiled: Compiled) -> None:
     Raises:
         UserError: on all, names the first node in which two of them differ.
     """
-    if len(world.ranks) == world.size:
+    if not world.several:
         return
     if len({*told(world, "the program", lambda: compiled.fingerprint)}) == 1:
         return

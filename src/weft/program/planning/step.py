@@ -18,7 +18,7 @@ from weft.compiler.strategy_hints import split_parameters
 from weft.errors import UserError
 from weft.planning.progress import uncollected
 from weft.planning.stored_step import StoredStep
-from weft.program.feeding.shards import layouts_of_shards, without_shards
+from weft.program.feeding.feed import StandIns, layouts_of_shards
 from weft.program.live.variables import unwrapped
 from weft.program.planning.guards import Guards
 from weft.strategy.precision import Precision, precision_of
@@ -74,7 +74,7 @@ class Step:
         self.optimizer = optimizer
         self.example_batch = example_batch
         self.optimizers = optimizers_of(optimizer)
-        self._batch, _ = without_shards(example_batch)
+        self._batch = StandIns(example_batch).whole()
         # How leaves of the example lie that are global tensors.
         self.leaves = layouts_of_shards(example_batch)
         self._known: list[_CaptureFor] = []
@@ -222,7 +222,12 @@ def _facts(model: nn.Module, optimizers: Optimizers) -> Iterator[str]:
         members = ", ".join(names.get(id(one), "unknown") for one in group["params"])
         yield f"{label}: {members}"
         for key, value in _decisive(group, optimizers.place(number)[0]):
-            shown = type(value).__name__ if isinstance(value, torch.Tensor) else _switch(value)
+            if isinstance(value, torch.Tensor):
+                shown = type(value).__name__
+            elif value is None or isinstance(value, bool | str):
+                shown = repr(value)
+            else:  # whether there is a momentum decides which states there are, not how large it is
+                shown = f"{'not ' if value else ''}0"
             yield f"option {key} of {label}: {shown}"
 
 
@@ -235,12 +240,6 @@ def _decisive(
     else:  # others are notes of schedulers, such as initial_lr; and a warm-up may begin at a rate of 0
         found = {key: group[key] for key in optimizer.defaults if key in group and key != "lr"}
     yield from ((key, value) for key, value in found.items() if key != "params")
-
-
-def _switch(value: Any) -> str:
-    """An option, but for how large a number is: whether there is a momentum decides which states there are."""
-    plain = value is None or isinstance(value, bool | str)
-    return repr(value) if plain else f"{'not ' if value else ''}0"
 
 
 def _text(tensor: torch.Tensor) -> str:
@@ -260,3 +259,39 @@ def _check_same(before: _Facts, now: _Facts) -> None:
         f"{old.get(name, 'not there')!r} and is {new.get(name, 'not there')!r}; change it back, or make a "
         "new weft.Step"
     )
+
+
+@final
+@dataclass(frozen=True)
+class Job:
+    """A step to plan elsewhere: the arguments of `weft.compile`, without where and how.
+
+    Attributes:
+        model: any module; on the meta device it takes no memory.
+        loss_fn: `loss_fn(model, batch)` returns the loss, alone, first of a tuple or as the entry "loss" of
+            a dict.
+        optimizer: of the model's parameters; a list of several; None for an evaluation step.
+        example_batch: a nest of tensors with the shapes and dtypes of the whole batch, of all ranks
+            together; also on the meta device.
+    """
+
+    model: nn.Module
+    loss_fn: Callable[[nn.Module, Any], Any]
+    optimizer: Optimizing = None
+    example_batch: Any = None
+
+    def stored(self, device_type: str = "cpu", strategy: Strategy | None = None) -> StoredStep:
+        """Capture the step, for plans on other machines.
+
+        Args:
+            device_type: where it will run: "cpu" or "cuda".
+            strategy: it will be planned with: the step depends on its precision, and on which parameters of recurrent
+                layers it splits.
+
+        Raises:
+            CaptureError: the step cannot be one graph; names the user's line.
+            UserError: the batch holds global tensors, or a rule of an op is no plain data.
+        """
+        return Step(self.model, self.loss_fn, self.optimizer, self.example_batch).stored(
+            device_type, strategy
+        )

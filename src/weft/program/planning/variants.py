@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NoReturn, TypeAlias, final
@@ -14,26 +14,31 @@ from torch import Tensor
 from weft.capture import Captured
 from weft.capture.batch import BatchSpec, describe_batch
 from weft.capture.numbers.changing import number_now
-from weft.compiler.pipeline import Compiled
+from weft.capture.optimizers.groups import Optimizers
+from weft.compiler.options import Metric, Options, options_of
+from weft.compiler.pipeline import Compiled, compile_graph
+from weft.compiler.stages.stages import stage_placements
+from weft.compiler.strategy_hints import split_parameters, strategy_hints, with_leaves
 from weft.compiler.training.clip import METRIC
 from weft.errors import BatchError, UserError
 from weft.ir.logical import Input
 from weft.ir.nodes import VARIABLE_ROLES
-from weft.layout import Layout, Shares
+from weft.layout import Layout, Placement, Shares
 from weft.planning.progress import uncollected
 from weft.program.agreement import agreed
 from weft.program.checksums import BatchSums
-from weft.program.feeding.cut import CutParts, uncut
-from weft.program.feeding.feed import Feeder, stood_in
-from weft.program.feeding.rows import RowsOfBatch
+from weft.program.feeding.feed import CutParts, Feeder, RowsOfBatch, StandIns, uncut
 from weft.program.feeding.shards import shares_of
 from weft.program.live.holds import Lying
-from weft.program.planning.build import build
+from weft.program.planning.auto import agreed_costs
+from weft.program.planning.build import build, close_all, local_ranks, with_lying
 from weft.program.planning.guards import Guards
 from weft.program.planning.step import Step
 from weft.program.setting import Setting
-from weft.runtime.executor.device_executor import DeviceExecutor
-from weft.runtime.executor.threads import ThreadExecutor
+from weft.runtime.compiled.choice import Kernels
+from weft.runtime.executor.rank_executor import RankExecutor
+from weft.runtime.world.world import World
+from weft.strategy.strategy import Strategy
 
 Planned: TypeAlias = tuple[Captured, Compiled]
 # How often a program is planned for shapes, and for values of Python; each plan keeps its threads and its kernels.
@@ -49,7 +54,7 @@ class Variant:
     number: int
     captured: Captured
     compiled: Compiled
-    executors: Mapping[int, ThreadExecutor | DeviceExecutor]
+    executors: Mapping[int, RankExecutor]
     feeder: Feeder
     guards: Guards
 
@@ -98,8 +103,7 @@ class Variant:
         return self.captured.unflatten_outputs(results), metrics
 
     def close(self) -> None:
-        for executor in self.executors.values():
-            executor.close()
+        close_all(self.executors)
 
 
 def _made_already(*_: object, **__: object) -> NoReturn:
@@ -138,7 +142,7 @@ class Variants:
         self._plan = plan
         self._note = note
         self._all: list[Variant] = []
-        self._all.append(self._build(*first))
+        self._all.append(self._build(first))
         self.current = self._all[0]
         # How many of all but the first were planned for other values of Python.
         self._for_values = 0
@@ -189,7 +193,7 @@ class Variants:
         """The rows of a batch of so many that the ranks of this process take; all where there is no plan for it yet."""
         return min((each.feeder.rows(size) for each in self._all), key=len)
 
-    def executors(self) -> Iterator[ThreadExecutor | DeviceExecutor]:
+    def executors(self) -> Iterator[RankExecutor]:
         """Of all plans, each rank's of this process."""
         return (executor for each in self._all for executor in each.executors.values())
 
@@ -217,18 +221,19 @@ class Variants:
             if variant.serves(batch):
                 enter(variant.name)
                 return variant
-        shapes = _shapes(describe_batch(stood_in(batch)))
+        whole = StandIns(batch).whole()
+        shapes = _shapes(describe_batch(whole))
         values = self._new_values(shapes, why)
         self._step.follow(self.current.guards.numbers_changed())
-        batch = uncut(batch)
-        whole = stood_in(batch) if isinstance(batch, RowsOfBatch) else batch
+        batch = uncut(batch)  # of which global tensors say how they lie
+        batch = whole if isinstance(batch, RowsOfBatch) else batch
         started = time.perf_counter()
         enter(f"{shapes} (planned anew, no. {len(self._all)})")
         with uncollected():
             planned = agreed(
-                self.setting.world, "the plan", lambda: self._checked(self._plan(whole))
+                self.setting.world, "the plan", lambda: self._checked(self._plan(batch))
             )
-            variant = self._build(*planned)
+            variant = self._build(planned)
         self._all.append(variant)
         self._for_values += values
         seconds = time.perf_counter() - started
@@ -270,14 +275,19 @@ class Variants:
         check_lying(planned[1], given, "this program's first plan", "compile again")
         return planned
 
-    def _build(self, captured: Captured, compiled: Compiled) -> Variant:
-        setting = self.setting
-        self._note(compiled)
-        executors = build(setting, captured.constants, compiled, self.optimizers)
-        devices = {rank: setting.world.device(rank) for rank in executors}
-        guards = Guards(captured, setting.model, self.optimizers)
-        feeder = Feeder(captured.batch, compiled.graph, devices, setting.several)
-        return Variant(len(self._all), captured, compiled, executors, feeder, guards)
+    def _build(self, planned: Planned) -> Variant:
+        self._note(planned[1])
+        return variant_of(self.setting, len(self._all), planned, self.optimizers)
+
+
+def variant_of(setting: Setting, number: int, planned: Planned, optimizers: Optimizers) -> Variant:
+    """A plan, ready to run. Every process must call it."""
+    captured, compiled = planned
+    executors = build(setting, captured.constants, compiled, optimizers)
+    devices = {rank: setting.world.device(rank) for rank in executors}
+    feeder = Feeder(captured.batch, compiled.graph, devices, setting.world.several)
+    guards = Guards(captured, setting.model, optimizers)
+    return Variant(number, captured, compiled, executors, feeder, guards)
 
 
 def _shapes(batch: BatchSpec) -> str:
@@ -342,3 +352,85 @@ def check_lying(compiled: Compiled, given: Lying, where: str, remedy: str) -> No
 
 def _text(layout: Layout, shares: Shares | None) -> str:
     return f"{layout} in {shares}" if shares else str(layout)
+
+
+@final
+@dataclass(frozen=True)
+class Planner:
+    """The parts that plans of one program have in common.
+
+    Attributes:
+        options: of the compiler.
+        held: how the variables lie that open programs work with.
+    """
+
+    strategy: Strategy
+    placement: Placement
+    ranks: tuple[int, ...]
+    options: Options
+    held: Lying
+
+    def plan(
+        self,
+        step: Step,
+        begin: Callable[[str], None] = lambda _: None,
+        like: Compiled | None = None,
+    ) -> Planned:
+        """Capture a step, and compile it; needs no other process.
+
+        Args:
+            step: for one shape of the batch.
+            begin: is told what begins.
+            like: the plan for another shape, which has decided where parameters and buffers lie.
+        """
+        placements = stage_placements(self.options.stages, self.placement)
+        begin("capturing")
+        apart = split_parameters(self.strategy, dict(step.model.named_parameters()))
+        captured = step.captured(self.placement.device_type, self.options.precision, apart)
+        hints = with_leaves(strategy_hints(self.strategy, captured.graph, placements), step.leaves)
+        graph, ranks, options = captured.graph, self.ranks, self.options
+        held = lying_in(like) if like else self.held
+        homes = like.stages.homes if like else held.homes(placements)
+        hints = with_lying(hints, held, graph)
+        compiled = compile_graph(graph, hints, self.placement, ranks, options, homes, begin, like)
+        who = "another program that is open", "close the other program"
+        check_lying(compiled, self.held, *who)
+        return captured, compiled
+
+    def variants(
+        self, setting: Setting, step: Step, first: Planned, note: Callable[[Compiled], None]
+    ) -> Variants:
+        """The step for all batches, beginning with `first`, as which variables lie; `note` is told each plan."""
+        return Variants(
+            setting,
+            first,
+            step,
+            lambda batch: self.plan(step.of_shape(batch), like=first[1]),
+            note,
+        )
+
+    @property
+    def bare(self) -> Planner:
+        """The same without what belongs to an update, clipping and its norm."""
+        return replace(self, options=replace(self.options, clip_norm=None, metrics=()))
+
+
+def planner_of(
+    world: World,
+    step: Step,
+    strategy: Strategy,
+    placement: Placement,
+    kernels: Kernels,
+    held: Lying,
+    metrics: Sequence[Metric] = (),
+) -> Planner:
+    """The planner of a step by a strategy, beside programs that are open. Every process must call it."""
+    modules = (path for path, _ in step.model.named_modules(remove_duplicate=False))
+    options = replace(
+        options_of(strategy),
+        metrics=tuple(metrics),
+        modules=tuple(path for path in modules if path),
+        costs=agreed_costs(world),
+        own_kernels=kernels != "torch",
+    )
+    return Planner(strategy, placement, local_ranks(world, placement), options, held)

@@ -62,7 +62,7 @@ def extras_of(world: World, extra: Any) -> Extras:
         UserError: on all processes: it holds what no checkpoint takes, or other global tensors on another process.
     """
     states: dict[str, Any] = {}
-    several = len(world.ranks) < world.size
+    several = world.several
 
     def tell() -> str:
         if not isinstance(extra, Mapping):
@@ -213,7 +213,7 @@ def read_extra(manifest: Manifest, objects: Mapping[str, Any], world: World) -> 
 
 def _own_content(manifest: Manifest, world: World) -> Any:
     """The user's own that this process has by itself, as JSON."""
-    every, now = manifest.about.get(OWN), world.size // len(world.ranks)
+    every, now = manifest.about.get(OWN), world.processes
     if every is None:
         return {}
     if not isinstance(every, list) or not all(isinstance(own, dict) for own in every):

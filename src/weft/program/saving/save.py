@@ -263,7 +263,7 @@ def _work(
     tensors = {each.name: (each.shape, each.dtype) for each in entries} | dict(extras.shapes)
     world = state.setting.world
     own = world.ranks[0]
-    others = range(world.size) if len(world.ranks) < world.size else (own,)
+    others = range(world.size) if world.several else (own,)
     return WriteJob(path, beside, files, tensors, {**about, **extras.about}, own, tuple(others))
 
 

@@ -116,7 +116,10 @@ def _slices(ran: Ran, ranks: dict[str, tuple[int, ...]], lines: Lines) -> Iterat
             actor = ran.actor(span)
             yield from wait(ran, span, max(free, ran.begins[act.step]), names)
             slice_of = partial(Slice, queue, names(act.actor), actor_kind(actor), begin, end)
-            known = {**_when(ran, span), **details[act.actor]}
+            when: dict[str, str | int] = {"step": ran.numbers[act.step]}
+            if actor.acts > 1:
+                when["micro-batch"] = act.micro
+            known = {**when, **details[act.actor]}
             if isinstance(actor, Communicate):
                 meeting = f"{queue} {place[actor.id]} {act.step} {act.micro}"
                 yield slice_of(known, meeting, _peers(actor, ranks[queue], ran.plan.rank))
@@ -124,12 +127,6 @@ def _slices(ran: Ran, ranks: dict[str, tuple[int, ...]], lines: Lines) -> Iterat
                 yield slice_of(known)
             free = end
     yield from last_waits(ran)
-
-
-def _when(ran: Ran, span: Span) -> dict[str, str | int]:
-    act = span[0]
-    when: dict[str, str | int] = {"step": ran.numbers[act.step]}
-    return {**when, "micro-batch": act.micro} if ran.actor(span).acts > 1 else when
 
 
 def _peers(actor: Communicate, ranks: tuple[int, ...], own: int) -> tuple[int, ...]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from itertools import repeat
 from operator import attrgetter, is_
 from typing import Any, final
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from weft.capture.optimizers.groups import Optimizers
@@ -21,17 +21,12 @@ from weft.compiler.training.clip import METRIC
 from weft.errors import UserError
 from weft.ir import LogicalGraph
 from weft.ir.logical import ROLES, Input, Ref, Update, Value
-from weft.layout import Layout, Shares
-from weft.program.live.holds import named_variables
-from weft.program.live.laid import by_placement, cut_value, laid_as, of_rank, parts_of
-from weft.program.live.masters import follow
-from weft.program.planning.build import build, compiled_like
+from weft.program.live.laid import by_placement, of_rank, parts_of
+from weft.program.planning.build import build, close_all, compiled_like
 from weft.program.setting import Setting
-from weft.runtime.executor.device_executor import DeviceExecutor
-from weft.runtime.executor.threads import ThreadExecutor
-from weft.tensor import GlobalTensor
-from weft.tensor.dispatch.shares import stored_in
-from weft.tensor.spec import contiguous
+from weft.program.training.states import follow
+from weft.program.training.updated import Updated
+from weft.runtime.executor.rank_executor import RankExecutor
 
 _log = logging.getLogger("weft")
 _gradient = attrgetter("grad")
@@ -72,11 +67,11 @@ class Gradients:
     def __init__(self, setting: Setting, optimizers: Optimizers) -> None:
         self._setting = setting
         self._optimizers = optimizers
-        self._members: dict[str, _Graded] = {}
+        self._members: dict[str, Updated] = {}
         # Plans of steps, and the keys of the parameters that each updates.
         self._steps: list[tuple[Compiled, frozenset[str]]] = []
         # Plans of updates, by the keys of the parameters that have a gradient.
-        self._plans: dict[tuple[str, ...], dict[int, ThreadExecutor | DeviceExecutor]] = {}
+        self._plans: dict[tuple[str, ...], dict[int, RankExecutor]] = {}
         # All parameters that may have a gradient for the optimizers, by name.
         self._parameters: dict[str, Tensor] = {}
         # Gradients that an optimizer has used, or that stood when the model was compiled, and their
@@ -90,13 +85,13 @@ class Gradients:
         for optimizer in optimizers.each:
             _trained.setdefault(optimizer, WeakSet()).add(self)
 
-    def know(self, compiled: Compiled) -> None:
+    def add_plan(self, compiled: Compiled, updates: Iterable[Updated]) -> None:
         """The plan of a step is to run, which updates these parameters."""
-        members = {each.key: each for each in _graded(self._setting.model, compiled)}
+        members = {each.key: each for each in updates}
         # The last plan knows the groups that parameters are in now.
         self._steps.insert(0, (compiled, frozenset(members)))
         self.skips = any(each.skip for each in compiled.graph.of_kind(Update))
-        self.renew()
+        self.close()
         self._members |= members
         every = {id(p) for _, _, group in self._optimizers.groups() for p in group["params"]}
         named = self._setting.model.named_parameters()
@@ -149,11 +144,15 @@ class Gradients:
         """Let the ranks add to what is in `parameter.grad` now; what nobody has written stays as wide as it is."""
         for member in self._members.values():
             gradient = member.parameter.grad
-            laid = None if gradient is None else member.laid(gradient, member.shares)
+            laid = (
+                None
+                if gradient is None
+                else member.gradient_laid(gradient, member.inputs[0].shares)
+            )
             for rank, variables in self._setting.variables.items():
                 wider = variables.gradients.pop(member.key, None)
                 if laid is not None and member.key in variables:
-                    part = of_rank(laid, rank)
+                    part = of_rank(laid, rank).detach()
                     if wider is not None and wider.dtype != member.parameter.dtype:
                         follow(wider, part.to(member.parameter.dtype))
                         part = wider
@@ -164,7 +163,7 @@ class Gradients:
         for member in map(self._members.__getitem__, self.updated_by(compiled)):
             every = by_placement(self._setting.variables, member.parameter)
             parts = [x.gradients[member.key] for x in every if member.key in x.gradients]
-            member.show(parts)
+            member.parameter.grad = member.gradient_shown(parts)
         self.open = True
         self._say_left_out()
 
@@ -191,7 +190,7 @@ class Gradients:
         keys = self.keys()
         return f"{len(keys)} gradients ({zlib.crc32(' '.join(keys).encode()):08x})"
 
-    def executors(self) -> dict[int, ThreadExecutor | DeviceExecutor]:
+    def executors(self) -> dict[int, RankExecutor]:
         """The executors that run an update by the gradients in `parameter.grad`.
 
         Raises:
@@ -205,10 +204,10 @@ class Gradients:
             )
         if keys not in self._plans:
             if len(self._plans) == MOST:
-                _end(self._plans.pop(next(iter(self._plans))))
+                close_all(self._plans.pop(next(iter(self._plans))))
             # Steps may update different parameters: of each the update counts that the last such plan has.
             members = self._graded(keys)
-            leaves = {f"{each.key}.grad": each.layout for each in members}
+            leaves = {f"{each.key}.grad": each.gradient.laid for each in members}
             laid = [node for each in members for node in each.inputs]
             compiled = compiled_like(
                 self._setting, self._steps[0][0], _update_graph(members), leaves, True, laid
@@ -216,20 +215,20 @@ class Gradients:
             self._plans[keys] = build(self._setting, {}, compiled, self._optimizers)
         return self._plans[keys]
 
-    def update(self, executors: Mapping[int, ThreadExecutor | DeviceExecutor]) -> dict[str, Tensor]:
+    def update(self, executors: Mapping[int, RankExecutor]) -> dict[str, Tensor]:
         """One update by what is in `parameter.grad`, which is None afterwards.
 
         Returns:
             The metrics that were asked for.
         """
         self.take()
-        given = self._given()
+        given = [each for each in self._members.values() if each.parameter.grad is not None]
         keys = [member.key for member in given]
         # What is stored in shares is fed in the usual order.
         ordered: dict[str, dict[int, Tensor]] = {}
         for member in given:
-            if member.shares is not None and member.parameter.grad is not None:
-                laid: Any = member.laid(member.parameter.grad, None)
+            if member.inputs[0].shares is not None and member.parameter.grad is not None:
+                laid: Any = member.gradient_laid(member.parameter.grad, None)
                 ordered[member.key] = parts_of(laid)
         feeds = {
             rank: {
@@ -245,31 +244,23 @@ class Gradients:
 
     def drop(self) -> None:
         """Let there be no gradients."""
-        for member in self._members.values():
+        for key, member in self._members.items():
             member.parameter.grad = None
-        for variables in self._setting.variables.values():
-            variables.gradients.clear()
+            for variables in self._setting.variables.values():
+                variables.gradients.pop(key, None)
         self.open = False
 
-    def renew(self) -> None:
-        """Forget the plans of updates, of which one has failed: the next update makes its own."""
-        self.close()
-        self._plans.clear()
-
     def close(self) -> None:
-        """End the threads of the plans of updates."""
+        """End the plans of updates, of which one may have failed: the next update makes its own."""
         for executors in self._plans.values():
-            _end(executors)
-
-    def _given(self) -> list[_Graded]:
-        """The parameters that have a gradient now."""
-        return [each for each in self._members.values() if each.parameter.grad is not None]
+            close_all(executors)
+        self._plans.clear()
 
     def updated_by(self, step: Compiled) -> frozenset[str]:
         """The keys of the parameters that a step updates."""
-        return next(keys for compiled, keys in self._steps if compiled is step)
+        return next((keys for compiled, keys in self._steps if compiled is step), frozenset())
 
-    def _graded(self, keys: Collection[str]) -> list[_Graded]:
+    def _graded(self, keys: Collection[str]) -> list[Updated]:
         """The updates of these parameters, by the optimizers and groups that they are in now."""
         groups = {id(p): n for _, n, group in self._optimizers.groups() for p in group["params"]}
         for key in keys:
@@ -282,71 +273,11 @@ class Gradients:
         return [self._members[key] for key in keys]
 
 
-@final
-@dataclass(frozen=True)
-class _Graded:
-    """A parameter that is updated, and its gradient as a plan makes it: in the shares of the parameter.
-
-    Attributes:
-        inputs: what the update writes, as it lies: the parameter, then its states.
-    """
-
-    key: str
-    parameter: Tensor
-    value: Value
-    shares: Shares | None
-    update: Update
-    inputs: tuple[Input, ...]
-
-    @property
-    def layout(self) -> Layout:
-        """Of the gradient."""
-        assert self.value.layout is not None  # all values of a compiled graph have one
-        return self.value.layout
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the gradient in the plan; `parameter.grad` has that of the parameter."""
-        found: torch.dtype = getattr(torch, self.value.dtype)
-        return found
-
-    def laid(self, gradient: Tensor, shares: Shares | None) -> Tensor:
-        """A gradient as a plan wants it; itself when it lies so."""
-        if isinstance(gradient, GlobalTensor):
-            return laid_as(gradient, self.layout, self.dtype, shares)
-        plain = gradient.detach().to(self.parameter.device, self.dtype)
-        if isinstance(self.parameter, GlobalTensor):
-            mesh = self.parameter.spec.mesh.at(self.layout.placement)
-            return cut_value(plain, self.layout, mesh, shares)
-        return plain.contiguous()
-
-    def show(self, parts: list[Tensor]) -> None:
-        """Put the parts of this process's ranks into `parameter.grad`."""
-        parts = [part.to(self.parameter.dtype) for part in parts]
-        if isinstance(self.parameter, GlobalTensor):
-            mesh = self.parameter.spec.mesh.at(self.layout.placement)
-            spec = contiguous(mesh, self.layout, self.value.shape, self.parameter.dtype)
-            self.parameter.grad = stored_in(GlobalTensor(spec, tuple(parts)), self.shares)
-        else:
-            self.parameter.grad = parts[0]
-
-
-def _graded(model: nn.Module, compiled: Compiled) -> Iterator[_Graded]:
-    tensors, graph = named_variables(model), compiled.graph
-    inputs = {node.value.name: node for node in graph.of_kind(Input)}
-    for update in graph.of_kind(Update):
-        if update.rule != "copy":
-            node = inputs[update.target.name]
-            value = graph.values[update.source.name]
-            written = tuple(inputs[ref.name] for ref in (update.target, *update.states))
-            yield _Graded(node.key, tensors[node.key], value, node.shares, update, written)
-
-
-def _update_graph(members: Sequence[_Graded]) -> LogicalGraph:
+def _update_graph(members: Sequence[Updated]) -> LogicalGraph:
     """The updates of some parameters alone, by gradients that are fed."""
     variables, fed, updates = [], [], []
     for each in members:
-        value = Value(f"{each.key}.grad.fed", each.value.shape, each.value.dtype)
+        value = Value(f"{each.key}.grad.fed", each.gradient.shape, each.gradient.dtype)
         fed.append(Input(value, "batch", f"{each.key}.grad"))
         # Plans may name them differently; their keys are the same.
         for node in each.inputs:
@@ -357,12 +288,6 @@ def _update_graph(members: Sequence[_Graded]) -> LogicalGraph:
         updates.append(replace(update, skip=None))
     variables.sort(key=lambda node: ROLES.index(node.role))
     return LogicalGraph("update", (*variables, *fed, *updates))
-
-
-def _end(executors: Mapping[int, ThreadExecutor | DeviceExecutor]) -> None:
-    """End the threads of a plan."""
-    for executor in executors.values():
-        executor.close()
 
 
 # Who is told of the steps of an optimizer that eager code makes.

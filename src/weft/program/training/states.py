@@ -1,9 +1,8 @@
-"""The states that an optimizer keeps for parameters: in the user's optimizer and on the ranks, the same memory."""
+"""The states of parameters: what optimizers keep, in the user's and on the ranks the same memory; float32 masters."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from operator import is_
 from typing import Any, final
 
@@ -12,19 +11,21 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
 from weft.capture.optimizers.groups import Optimizers
-from weft.errors import UserError
 from weft.ir import LogicalGraph
-from weft.ir.logical import Input, Update, Value
+from weft.ir.logical import Input
 from weft.ir.nodes import MASTER
-from weft.layout import Layout, Shares
-from weft.program.live.holds import LiveHold, named_variables
-from weft.program.live.laid import by_placement, cut_value, laid_as, of_rank, whole_of
+from weft.program.live.laid import (
+    by_placement,
+    cut_value,
+    laid_as,
+    of_rank,
+    whole_of,
+)
 from weft.program.live.optimizer_state import VisibleState, agree, view_of
+from weft.program.live.variables import add_masters
+from weft.program.training.updated import Updated, updated
 from weft.runtime.memory.state import Variables
 from weft.tensor import GlobalTensor
-from weft.tensor.dispatch.shares import stored_in
-from weft.tensor.divergence import note_write
-from weft.tensor.spec import contiguous
 
 
 @final
@@ -40,14 +41,12 @@ class States:
         self,
         optimizers: Optimizers,
         optimizer: torch.optim.Optimizer,
-        model: nn.Module,
         variables: Mapping[int, Variables],
     ) -> None:
         self._optimizers = optimizers
         self.optimizer = optimizer
-        self._model = model
         self._variables = variables
-        self._members: dict[str, Stated] = {}
+        self._members: dict[str, Updated] = {}
         self._of = view_of(optimizer)
         # What was there when it was last compared: the user's dicts, the changes in them, and the
         # ranks' versions.
@@ -57,20 +56,20 @@ class States:
         # Entries that are no tensors, for which there is no common memory.
         self._numbers: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = []
         # Those that no rank of this process updates.
-        self._elsewhere: list[Stated] = []
+        self._elsewhere: list[Updated] = []
 
-    def know(self, graph: LogicalGraph) -> None:
+    def add_plan(self, members: Iterable[Updated]) -> None:
         """A plan is to run, which updates these parameters. Call `check_states` first."""
         # The user may have loaded states since the last step.
         self.take()
-        for each in _stated(self._model, graph):
+        for each in members:
             for variables in self._variables.values():
                 variables.parameters[each.key] = each.parameter
-            if self._optimizers.place(each.group)[0] is not self.optimizer:
+            if self._optimizers.place(each.update.group)[0] is not self.optimizer:
                 self._members.pop(each.key, None)
             elif each.key not in self._members:
                 self._members[each.key] = each
-                self._of.add(each.parameter, each.shown)
+                self._of.add(each.parameter, each.state_shown)
                 self._take(each)
         here = self._variables
         self._elsewhere = [x for x in self.members if not by_placement(here, x.parameter)]
@@ -119,7 +118,7 @@ class States:
             if each.states and each.key in updated and not state.get(each.parameter)
         ]
         for each in new:
-            entries = {name: each.shown(name, []) for name in each.states}
+            entries = {name: each.state_shown(name, []) for name in each.states}
             state[each.parameter] = VisibleState(entries, self._of, elsewhere=True)
         if made or new:
             self._note()
@@ -128,7 +127,7 @@ class States:
             dict.__setitem__(shown, name, kept[0][name])
 
     @property
-    def members(self) -> Collection[Stated]:
+    def members(self) -> Collection[Updated]:
         """The parameters that are updated."""
         return self._members.values()
 
@@ -141,10 +140,10 @@ class States:
                     variables.keep(key, values.get(key, {}).get(rank))
         self.show()
 
-    def _take(self, member: Stated) -> None:
+    def _take(self, member: Updated) -> None:
         """Give the ranks what the user's optimizer holds for a parameter."""
         found = self.optimizer.state.get(member.parameter)
-        laid = member.taken(found or {})
+        laid = member.states_laid(found or {})
         same = isinstance(found, VisibleState) and all(x is found[name] for name, x in laid.items())
         for rank, variables in self._variables.items():
             if member.key in variables:
@@ -154,14 +153,14 @@ class States:
         if laid and not same:
             kept = self._kept(member)
             shown = {
-                name: member.shown(name, [own[name] for own in kept]) if kept else value
+                name: member.state_shown(name, [own[name] for own in kept]) if kept else value
                 for name, value in laid.items()
             }
             self.optimizer.state[member.parameter] = VisibleState(
                 shown, self._of, elsewhere=not kept
             )
 
-    def _show(self, member: Stated) -> None:
+    def _show(self, member: Updated) -> None:
         """Let the user's optimizer hold what the ranks keep for a parameter, where it holds something else."""
         kept = self._kept(member)
         shown = self.optimizer.state.get(member.parameter) or {}
@@ -169,14 +168,14 @@ class States:
             return
         parts = {name: [own[name] for own in kept] for name in kept[0]}
         if shown.keys() != parts.keys() or not all(
-            all(map(is_, _parts(shown[name]), every))
+            all(map(is_, getattr(shown[name], "locals", (shown[name],)), every))
             for name, every in parts.items()
             if isinstance(every[0], Tensor)
         ):
-            entries = {name: member.shown(name, every) for name, every in parts.items()}
+            entries = {name: member.state_shown(name, every) for name, every in parts.items()}
             self.optimizer.state[member.parameter] = VisibleState(entries, self._of)
 
-    def _kept(self, member: Stated) -> list[dict[str, Any]]:
+    def _kept(self, member: Updated) -> list[dict[str, Any]]:
         """The states that the ranks of this process keep for a parameter; nothing where it lives on others."""
         every = by_placement(self._variables, member.parameter)
         return [x.kept.entries.get(member.key, {}) for x in every if member.key in x]
@@ -197,107 +196,6 @@ class States:
         return sum(each.kept.version for each in self._variables.values())
 
 
-@final
-@dataclass(frozen=True)
-class Stated:
-    """A parameter that is updated, the number of its group, and its states by name: values, and shares."""
-
-    key: str
-    parameter: Tensor
-    group: int
-    states: Mapping[str, Value]
-    shares: Mapping[str, Shares]
-
-    def taken(self, found: Mapping[str, Any]) -> dict[str, Any]:
-        """The states that the user's optimizer holds, as the plan wants them; none where it is to begin anew.
-
-        None in the place of a tensor says so, as torch's SGD has it.
-        """
-        self.check_whole(found)
-        return {
-            name: self.laid(name, value)
-            for name, value in found.items()
-            if value is not None or name not in self.states
-        }
-
-    def laid(self, name: str, value: Any) -> Any:
-        """A state that the user's optimizer holds, as the plan wants it; itself when it lies so."""
-        if not isinstance(value, Tensor):
-            return value
-        self.check(name, value)
-        layout, dtype = _laid_out(self.states[name])
-        if isinstance(value, GlobalTensor):
-            return laid_as(value, layout, dtype, self.shares.get(name))
-        if not isinstance(self.parameter, GlobalTensor):
-            return value.to(self.parameter.device, dtype).contiguous()
-        mesh = self.parameter.spec.mesh.at(layout.placement)
-        if not mesh.in_process:
-            note_write(mesh.placement, f"{self.key}.{name}", [value])
-        return cut_value(value.detach().to(dtype), layout, mesh, self.shares.get(name))
-
-    def note_taken_out(self, before: Mapping[str, Any], found: Mapping[str, Any]) -> None:
-        """Have the next step compare between processes which states the user has taken out."""
-        gone = sorted(before.keys() - found.keys())
-        if gone and isinstance(self.parameter, GlobalTensor):
-            mesh = self.parameter.spec.mesh
-            if not mesh.in_process:
-                note_write(mesh.placement, f"{self.key} without {gone}")
-
-    def shown(self, name: str, parts: list[Any]) -> Any:
-        """A state that the ranks keep, as the user sees it.
-
-        Raises:
-            UserError: the state came so late that the plan knows nothing of it.
-        """
-        value = self.states.get(name)
-        if not isinstance(self.parameter, GlobalTensor):
-            return parts[0]
-        if value is None or (parts and not isinstance(parts[0], Tensor)):
-            if isinstance(parts[0], Tensor):
-                raise UserError(
-                    f"the optimizer keeps the state {self.key}.{name} now, and did not in its first steps, by "
-                    "which the program is planned; let its first step make all states"
-                )
-            return parts[0]
-        layout, dtype = _laid_out(value)
-        mesh = self.parameter.spec.mesh.at(layout.placement)
-        # Numbers of steps stay with the host.
-        if parts and parts[0].device.type != mesh.device.type:
-            return parts[0]
-        spec = contiguous(mesh, layout, value.shape, dtype)
-        state = stored_in(GlobalTensor(spec, tuple(parts)), self.shares.get(name))
-        state.hold = LiveHold(
-            None
-        )  # `state.data = …` writes values, as the ranks work with its memory
-        return state
-
-    def check_whole(self, found: Mapping[str, Any]) -> None:
-        """Raise UserError where None stands in the place of some states of the update, and others are there."""
-        absent = [name for name in self.states if name in found and found[name] is None]
-        there = [name for name, value in found.items() if value is not None]
-        if absent and there:
-            raise UserError(
-                f"the optimizer brings the state {self.key}.{absent[0]} as None beside {self.key}.{there[0]}; its "
-                "update has a tensor there. Delete all states of the parameter (optimizer.state.pop(parameter)), so "
-                "that the update begins anew, or put a tensor there"
-            )
-
-    def check(self, name: str, found: Tensor) -> None:
-        """Raise UserError unless a state that the user's optimizer holds is one of the update's, with values."""
-        value = self.states.get(name)
-        if value is None or value.shape != tuple(found.shape):
-            expected = "no such state" if value is None else f"shape {list(value.shape)}"
-            raise UserError(
-                f"the optimizer brings the state {self.key}.{name} of shape {list(found.shape)}, its update has "
-                f"{expected}; load a state_dict() of the same optimizer over the same model"
-            )
-        if found.is_meta:
-            raise UserError(
-                f"the optimizer brings the state {self.key}.{name} without values, on the meta device; "
-                "load one with values, or delete the state, so that the update begins anew"
-            )
-
-
 def check_states(model: nn.Module, optimizers: Optimizers, graph: LogicalGraph) -> None:
     """Check that what the user's optimizers hold fits a plan; needs no other process.
 
@@ -305,13 +203,9 @@ def check_states(model: nn.Module, optimizers: Optimizers, graph: LogicalGraph) 
         UserError: naming a state that an optimizer brings and its update does not have, of another
             shape, or None beside others.
     """
-    for member in _stated(model, graph):
-        optimizer, _ = optimizers.place(member.group)
-        found = optimizer.state.get(member.parameter, {})
-        member.check_whole(found)
-        for name, value in found.items():
-            if isinstance(value, Tensor):
-                member.check(name, value)
+    for member in updated(model, graph):
+        optimizer, _ = optimizers.place(member.update.group)
+        member.check_states(optimizer.state.get(member.parameter, {}))
 
 
 def full_states(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -321,45 +215,25 @@ def full_states(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     return found
 
 
-def _stated(model: nn.Module, graph: LogicalGraph) -> Iterator[Stated]:
-    inputs = {node.value.name: node for node in graph.of_kind(Input)}
-    tensors = named_variables(model)
-    for update in graph.of_kind(Update):
-        if update.rule != "copy":
-            key = inputs[update.target.name].key
-            states = [inputs[ref.name] for ref in update.states]
-            named = {node.key.removeprefix(f"{key}."): node for node in states}
-            named.pop(MASTER, None)
-            values = {name: node.value for name, node in named.items()}
-            shares = {name: node.shares for name, node in named.items() if node.shares}
-            yield Stated(key, tensors[key], update.group, values, shares)
-
-
-def _parts(shown: Any) -> Sequence[Any]:
-    """The parts that this process has of a state that the user sees."""
-    return shown.locals if isinstance(shown, GlobalTensor) else (shown,)
-
-
-def _laid_out(value: Value) -> tuple[Layout, torch.dtype]:
-    """Layout and dtype of a value of a compiled graph."""
-    assert value.layout is not None  # all values of a compiled graph have one
-    dtype: torch.dtype = getattr(torch, value.dtype)
-    return value.layout, dtype
-
-
 def _keep(variables: Variables, key: str, own: dict[str, Any] | None) -> bool:
     """Let a rank keep other values for a parameter, in the memory that it has; whether they were these already."""
-    before = variables.kept.entries.get(key)
-    if not own or not before or not _alike(own, before):
+    now, before = own or {}, variables.kept.entries.get(key) or {}
+    if (
+        not now
+        or now.keys() != before.keys()
+        or not all(
+            isinstance(x, Tensor) == isinstance(before[name], Tensor) for name, x in now.items()
+        )
+    ):
         variables.keep(key, own)
         return False
     # One may be in the memory of another, which is about to be written.
     new = {
         name: value.detach().clone()
-        for name, value in own.items()
+        for name, value in now.items()
         if isinstance(value, Tensor) and before[name] is not value
     }
-    for name, value in own.items():
+    for name, value in now.items():
         if name in new:
             before[name].detach().copy_(new[name])
         else:
@@ -367,8 +241,85 @@ def _keep(variables: Variables, key: str, own: dict[str, Any] | None) -> bool:
     return not new
 
 
-def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """True where two dicts hold tensors, and numbers, under the same names."""
-    return one.keys() == other.keys() and all(
-        isinstance(value, Tensor) == isinstance(other[name], Tensor) for name, value in one.items()
-    )
+@final
+class Masters:
+    """The masters of all ranks of this process.
+
+    Args:
+        variables: of the ranks, with their masters.
+
+    Attributes:
+        nodes: of all masters, by key, as the plans have them that ran so far.
+        waiting: masters of parameters that no plan updates so far, by the parameter, as a checkpoint had them: laid
+            like the parameter, or whole where it is an ordinary tensor.
+    """
+
+    def __init__(self, variables: Mapping[int, Variables]) -> None:
+        self._variables = variables
+        self._pairs: list[tuple[Tensor, Tensor]] = []
+        self.nodes: dict[str, Input] = {}
+        self.waiting: dict[str, Tensor] = {}
+        self._frozen: dict[str, Tensor] = {}
+
+    def add_plan(self, graph: LogicalGraph) -> None:
+        """A plan is to run, which may update parameters that had no master yet. Every process must call it."""
+        add_masters(self._variables, graph)
+        end = f".{MASTER}"
+        for node in graph.of_kind(Input):
+            if node.role == "state" and node.key.endswith(end) and node.key not in self.nodes:
+                self.nodes[node.key] = node
+                waiting = self.waiting.pop(node.key.removesuffix(end), None)
+                if waiting is not None:
+                    self._fill(node, waiting)
+        self._pairs = [
+            (each[key.removesuffix(end)].detach(), each[key].detach())
+            for each in self._variables.values()
+            for key in each
+            if key.endswith(end)
+        ]
+
+    def wait(self, masters: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+        """Keep masters of parameters that no plan updates so far, each as parameter and master, in place of others."""
+        self.waiting = {key: master for key, (_, master) in masters.items()}
+        self._frozen = {key: parameter for key, (parameter, _) in masters.items()}
+
+    def fill_waiting(self, whole: Mapping[str, Tensor]) -> None:
+        """Let the masters that wait for a plan be what whole tensors hold, by the parameters' keys."""
+        for key, waiting in self.waiting.items():
+            value = whole[key].to(waiting.dtype)
+            if isinstance(waiting, GlobalTensor):
+                spec = waiting.spec
+                waiting = cut_value(value, spec.layout, spec.mesh, waiting.shares)
+            else:
+                waiting = value.detach().to(waiting.device, copy=True)
+            self.waiting[key] = waiting
+
+    def _fill(self, node: Input, waiting: Tensor) -> None:
+        """Let a master be what a checkpoint had of it."""
+        if isinstance(waiting, GlobalTensor):
+            waiting = laid_as(waiting, node.value.laid, torch.float32, node.shares)
+        for rank, variables in self._variables.items():
+            if node.key in variables:
+                variables.write(node.key, of_rank(waiting, rank))
+
+    def take(self) -> None:
+        """Let masters be what was written to their parameters."""
+        for parameter, master in self._pairs:
+            follow(master, parameter)
+        for key, master in self.waiting.items():
+            parameter = self._frozen[key]
+            if isinstance(master, GlobalTensor) and isinstance(parameter, GlobalTensor):
+                pairs = list(zip(master.locals, parameter.locals, strict=True))
+            else:
+                pairs = [(master, parameter)]
+            for wide, narrow in pairs:
+                follow(wide.detach(), narrow.detach())
+
+
+def follow(wide: Tensor, narrow: Tensor) -> None:
+    """Let `wide` be what was written to `narrow`, which was `wide`, rounded: only elements that differ from that.
+
+    Values are compared, because a tensor's count of its writes does not see all of them.
+    """
+    same = narrow == wide.to(narrow.dtype)
+    torch.where(same, wide, narrow.to(wide.dtype), out=wide)

@@ -15,35 +15,33 @@ from weft.capture.tree import flatten, unflatten
 from weft.errors import VerificationError
 from weft.ir.logical import Input, Update
 from weft.program.agreement import told
+from weft.program.live.holds import named_variables
 from weft.program.verification.compare import (
-    Compared,
-    Rounding,
-    coarsest,
-    compare,
-    difference,
-    largest,
-    moved,
-)
-from weft.program.verification.draws import draws_of
-from weft.program.verification.eager import Eager, PlainStep
-from weft.program.verification.planned import (
-    Before,
-    Planned,
-    Subject,
-    before,
-    check_values,
-    run_planned,
-    whole_batch,
-)
-from weft.program.verification.report import (
     CHANGES,
     DIFFERS,
     LATER,
+    Compared,
+    Rounding,
     Verified,
+    coarsest,
+    compare,
+    difference,
     failure_text,
     in_order,
+    largest,
+    moved,
 )
-from weft.program.verification.snapshot import Snapshot
+from weft.program.verification.eager import PlainStep, Results, draws_of, wholes
+from weft.program.verification.planned import (
+    Planned,
+    Snapshot,
+    Subject,
+    check_values,
+    masters,
+    run_planned,
+    states,
+    whole_batch,
+)
 from weft.program.verification.updates import PlainUpdate
 from weft.strategy.precision import Precision
 
@@ -67,8 +65,7 @@ def verified(subject: Subject, batch: Any) -> Verified:
         VerificationError: naming the first result that differs.
     """
     check_values(batch)
-    optimizers = subject.step.optimizers.each
-    parts = subject.setting.model, subject.setting.variables, subject.training, optimizers
+    parts = subject.setting.model, subject.setting.variables, subject.training
     snapshot = Snapshot(*parts)
     try:
         compared, began = _compared(subject, batch, snapshot, DIFFERS)
@@ -113,35 +110,42 @@ class _Comparison:
         self._parameters = dict(subject.setting.model.named_parameters())
         precision = subject.setting.options.precision or Precision()
         eps = coarsest(self._captured.graph, precision.reduce)
-        self._before: Before = before(subject)
+        # Both steps begin with these.
+        self._tensors = wholes(named_variables(subject.setting.model))
+        self._masters, self._states = masters(subject), states(subject)
         self._batch = whole_batch(subject, batch)
-        self._step = self._plain_step(precision)
-        self._plain = self._run(self._before.tensors)
+        setting = subject.setting
+        self._step = PlainStep(
+            subject.step,
+            Casts(precision.compute, precision.parameters, setting.placement.device_type),
+            subject.variants.current.compiled.graph.micro_batches,
+            draws_of(self._captured.graph),
+            setting.seed,
+            subject.number,
+            subject.scale,
+        )
+        self._plain = self._run(self._tensors)
         # By kind and name, how far a rounding of all parameters moves it.
         self._noise: dict[tuple[str, str], float] = {}
         self._rounding = Rounding(eps)
-        most = max(map(largest, self._plain.gradients.values()), default=0.0)
+        self._plain_gradients: dict[str, Tensor] = self._of_kind("gradient")
+        most = max(map(largest, self._plain_gradients.values()), default=0.0)
         self._of_gradients = Rounding(eps, eps * most)
 
     @property
     def began(self) -> bool:
         """True where the step has made states of a parameter that had none."""
-        return any(key not in self._before.states for key in self._planned.states)
+        return any(key not in self._states for key in self._planned.states)
 
     def repeated(self) -> list[Compared]:
         """The results of the plain step, run a second time, compared with those of the first."""
-        again = self._run(self._before.tensors)
-        kinds = {"outputs": "output", "gradients": "gradient", "tensors": "buffer"}
+        again = self._run(self._tensors)
         by = Rounding(_REPEATED * self._rounding.eps, self._of_gradients.least)
-        found = []
-        for field, kind in kinds.items():
-            first, second = getattr(self._plain, field), getattr(again, field)
-            found += [
-                compare(kind, self._name(kind, key), second[key], value, 0.0, by)
-                for key, value in first.items()
-                if isinstance(value, Tensor) and isinstance(second.get(key), Tensor)
-            ]
-        return found
+        return [
+            compare(kind, self._name(kind, name), again[kind, name], value, 0.0, by)
+            for (kind, name), value in self._plain.items()
+            if isinstance(value, Tensor) and isinstance(again.get((kind, name)), Tensor)
+        ]
 
     def compared(self) -> list[Compared]:
         """Everything that a plain step gives.
@@ -157,59 +161,53 @@ class _Comparison:
             found = self._every()
         return found
 
-    def _run(self, values: dict[str, Tensor]) -> Eager:
+    def _run(self, values: dict[str, Tensor]) -> Results:
         """A plain step by these parameters and buffers."""
         found = self._step.run(values, self._batch)
-        return replace(found, outputs=self._comparable(found.outputs))
+        return {place: self._comparable(*place, x) for place, x in found.items()}
 
-    def _comparable(self, outputs: dict[str, Any]) -> dict[str, Any]:
-        """The results of a step, with tensors in place of the numbers that it read from some."""
-        return {
-            path: torch.tensor(x, dtype=_WIDEST.get(type(x))) if path in self._numbers else x
-            for path, x in outputs.items()
-        }
+    def _comparable(self, kind: str, path: str, value: Any) -> Any:
+        """A result; a tensor in place of a number that the step has read from one."""
+        if kind == "output" and path in self._numbers:
+            return torch.tensor(value, dtype=_WIDEST.get(type(value)))
+        return value
+
+    def _of_kind(self, kind: str) -> dict[str, Any]:
+        return {name: x for (each, name), x in self._plain.items() if each == kind}
 
     def _move(self, seed: int) -> None:
         """Note how far a plain step moves when its parameters move by a rounding."""
-        values = moved(self._before.tensors, self._parameters, self._rounding.eps, seed)
-        shifted = self._run(values)
-        for kind in ("outputs", "gradients", "tensors"):
-            plain, other = getattr(self._plain, kind), getattr(shifted, kind)
-            for name, value in plain.items():
-                if isinstance(value, Tensor) and _alike(value, other.get(name)):
-                    apart = difference(other[name], value)
-                    if apart < float("inf"):
-                        self._noise[kind, name] = max(apart, self._noise.get((kind, name), 0.0))
+        shifted = self._run(moved(self._tensors, self._parameters, self._rounding.eps, seed))
+        for place, value in self._plain.items():
+            other = shifted.get(place)
+            if not isinstance(value, Tensor) or not isinstance(other, Tensor):
+                continue
+            if value.shape == other.shape:
+                apart = difference(other, value)
+                if apart < float("inf"):
+                    self._noise[place] = max(apart, self._noise.get(place, 0.0))
 
     def _every(self) -> list[Compared]:
         updated = self._updated()
         found = [*self._outputs(), *self._not_updated(set(updated))]
-        if self._planned.gradients is not None:
-            found += self._gradients(updated)
+        gradients = self._planned.gradients
+        for key in updated if gradients is not None else ():
+            one, expected = (gradients or {}).get(key), self._plain_gradients.get(key)
+            noise = self._noise.get(("gradient", key), 0.0)
+            found.append(compare("gradient", key, one, expected, noise, self._of_gradients))
         if not self._planned.skipped:
             found += [*self._metrics(updated), *self._updates(updated)]
         return found
 
-    def _plain_step(self, precision: Precision) -> PlainStep:
-        subject, setting = self._subject, self._subject.setting
-        return PlainStep(
-            subject.step,
-            Casts(precision.compute, precision.parameters, setting.placement.device_type),
-            subject.variants.current.compiled.graph.micro_batches,
-            draws_of(self._captured.graph),
-            setting.seed,
-            subject.number,
-            subject.scale,
-        )
-
     def _outputs(self) -> Iterator[Compared]:
-        found, plain = self._comparable(self._planned.outputs), self._plain.outputs
+        outputs, plain = self._planned.outputs.items(), self._of_kind("output")
+        found = {path: self._comparable("output", path, x) for path, x in outputs}
         if list(found) != list(plain):
             text = f"has the entries {list(found)} in the plan, and {list(plain)} in the plain step"
             yield Compared("output", "output", text=text)
             return
         for path in plain:
-            name, noise = self._name("output", path), self._noise.get(("outputs", path), 0.0)
+            name, noise = self._name("output", path), self._noise.get(("output", path), 0.0)
             yield compare("output", name, found[path], plain[path], noise, self._rounding)
 
     def _name(self, kind: str, path: str) -> str:
@@ -221,25 +219,19 @@ class _Comparison:
         graph = self._captured.graph
         copies = {each.target.name for each in graph.of_kind(Update) if each.rule == "copy"}
         written = {node.key for node in graph.of_kind(Input) if node.value.name in copies}
-        for key, expected in self._plain.tensors.items():
+        for key, expected in self._of_kind("buffer").items():
             if key not in updated:
                 kind = "parameter" if key in self._parameters else "buffer"
-                noise = self._noise.get(("tensors", key), 0.0) if key in written else 0.0
+                noise = self._noise.get(("buffer", key), 0.0) if key in written else 0.0
                 found = self._planned.tensors[key]
                 yield compare(kind, key, found, expected, noise, self._rounding)
 
-    def _gradients(self, updated: list[str]) -> Iterator[Compared]:
-        assert self._planned.gradients is not None  # asked before
-        for key in updated:
-            found, expected = self._planned.gradients.get(key), self._plain.gradients.get(key)
-            noise = self._noise.get(("gradients", key), 0.0)
-            yield compare("gradient", key, found, expected, noise, self._of_gradients)
-
     def _metrics(self, updated: list[str]) -> Iterator[Compared]:
         """The norm of all gradients, as `Program.metrics` has it."""
-        own = {key: self._plain.gradients[key] for key in updated if key in self._plain.gradients}
+        plain = self._plain_gradients
+        own = {key: plain[key] for key in updated if key in plain}
         noise = sum(
-            self._noise.get(("gradients", k), 0.0) * x.numel() ** 0.5 for k, x in own.items()
+            self._noise.get(("gradient", k), 0.0) * x.numel() ** 0.5 for k, x in own.items()
         )
         for name, found in self._planned.metrics.items():
             norm = torch.nn.utils.get_total_norm(own.values()).to(found.dtype)
@@ -249,23 +241,23 @@ class _Comparison:
     def _updates(self, updated: list[str]) -> Iterator[Compared]:
         """New parameters and states."""
         planned = self._planned.gradients
-        gradients = self._plain.gradients if planned is None else planned
+        gradients = self._plain_gradients if planned is None else planned
         own = {key: gradients[key] for key in updated if key in gradients}
         made = {
             f"{key}.{name}": value
             for key in own
             for name, value in self._planned.states.get(key, {}).items()
         }
-        if not own or not all(_finite(each) for each in own.values()):
+        if not own or not all(bool(each.isfinite().all()) for each in own.values()):
             return
         yield from PlainUpdate(
             self._subject.step.optimizers.each,
             self._parameters,
-            {**self._plain.tensors, **self._before.masters},
-            self._before.states,
+            {**self._of_kind("buffer"), **self._masters},
+            self._states,
             own,
             {
-                key: self._of_gradients.of(largest(x), self._noise.get(("gradients", key), 0.0))
+                key: self._of_gradients.of(largest(x), self._noise.get(("gradient", key), 0.0))
                 for key, x in own.items()
             },
             self._subject.setting.options.clip_norm,
@@ -275,13 +267,5 @@ class _Comparison:
         """The keys of the parameters that optimizers update, in the plan or plainly."""
         groups = [g for each in self._subject.step.optimizers.each for g in each.param_groups]
         owned = {id(parameter) for group in groups for parameter in group["params"]}
-        having = {**self._plain.gradients, **(self._planned.gradients or {})}
+        having = {**self._plain_gradients, **(self._planned.gradients or {})}
         return [k for k, p in self._parameters.items() if id(p) in owned and k in having]
-
-
-def _alike(one: Tensor, other: Any) -> bool:
-    return isinstance(other, Tensor) and one.shape == other.shape
-
-
-def _finite(tensor: Tensor) -> bool:
-    return bool(tensor.isfinite().all())

@@ -1,44 +1,181 @@
-"""The user's own step on one device, run by plain PyTorch."""
+"""The user's own step on one device, run by plain PyTorch: with live tensors as ordinary ones, and the plan's draws."""
 
 from __future__ import annotations
 
 import sys
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, final
+from functools import cache
+from typing import Any, TypeAlias, final
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from weft.capture.fx.checkpoints import checkpoints_noted
+from weft.capture.fx.generators import generators_followed
+from weft.capture.fx.private import Decompositions, DispatchMode, Refusal
+from weft.capture.ops import random, sampling
+from weft.capture.ops.decompositions import decompositions
+from weft.capture.optimizers.given import attributes_of
 from weft.capture.outputs import find_loss
 from weft.capture.precision import Casts
 from weft.capture.tracing.before import restored
 from weft.capture.tracing.lending import lent, write_replaced
 from weft.capture.tree import flatten, unflatten
 from weft.errors import VerificationError
+from weft.ir import LogicalGraph
+from weft.ir.logical import Call
 from weft.program.live.holds import named_variables
+from weft.program.live.laid import exchange, whole_of
 from weft.program.planning.step import Step
-from weft.program.verification.draws import drawn
-from weft.program.verification.plainly import plainly
+from weft.runtime.random import uniform
+
+
+def wholes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Plain copies of tensors; collective."""
+    return {key: whole_of(tensor) for key, tensor in tensors.items()}
+
+
+@contextmanager
+def plainly(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
+    """While this lasts, tensors have other values, and are ordinary ones.
+
+    They are the same objects: whoever holds them, a closure, a list or an optimizer, computes with
+    the values. Hooks of users stay on them.
+
+    Args:
+        tensors: parameters and buffers, by key; live.
+        values: whole; written to where a step writes.
+    """
+    lent: list[_Lent] = []
+    try:
+        for key, own in tensors.items():
+            lent.append(_Lent(own, values[key]))
+        yield
+    finally:
+        for each in reversed(lent):
+            each.give_back()
 
 
 @final
-@dataclass(frozen=True)
-class Eager:
-    """The results of a plain step.
+class _Lent:
+    """A tensor object that has another content until it is given back."""
 
-    Attributes:
-        outputs: leaves of what the loss function returned, in order, by their paths.
-        gradients: by parameter; empty in evaluation.
-        tensors: parameters and buffers after the backward, before the update.
-    """
+    def __init__(self, own: Tensor, value: Tensor) -> None:
+        content = value.detach()
+        if isinstance(own, nn.Parameter):
+            content = nn.Parameter(content, own.requires_grad)
+        hooks = own._backward_hooks or {}
+        theirs = attributes_of(own)
+        self._own, self._content, self._hooks = own, content, own._backward_hooks
+        exchange(own, content)
+        vars(own).update(theirs)
+        users = {key: hook for key, hook in hooks.items() if not hasattr(hook, "lays_gradient")}
+        if users:
+            own._backward_hooks = OrderedDict(users)
 
-    outputs: dict[str, Any]
-    gradients: dict[str, Tensor]
-    tensors: dict[str, Tensor]
+    def give_back(self) -> None:
+        exchange(self._own, self._content)
+        if self._hooks is not None:
+            self._own._backward_hooks = self._hooks
+
+
+@contextmanager
+def states_lent(
+    optimizer: torch.optim.Optimizer, states: Mapping[Tensor, Mapping[str, Any]]
+) -> Iterator[None]:
+    """While this lasts, an optimizer keeps other states; afterwards all of it is as it was."""
+    own, groups = dict(vars(optimizer)), [dict(group) for group in optimizer.param_groups]
+    optimizer.state = defaultdict(dict, {key: dict(value) for key, value in states.items()})
+    try:
+        yield
+    finally:
+        vars(optimizer).clear()
+        vars(optimizer).update(own)
+        for group, before in zip(optimizer.param_groups, groups, strict=True):
+            group.clear()
+            group.update(before)
+
+
+# Of a draw: the size and the dtype.
+_Draw = tuple[tuple[int, ...], torch.dtype]
+
+
+def draws_of(graph: LogicalGraph) -> tuple[_Draw, ...]:
+    """The draws of a captured step, in order."""
+    calls = [call for call in graph.of_kind(Call) if call.op == "weft.uniform"]
+    return tuple(
+        (tuple(map(int, call.args[0])), getattr(torch, dict(call.kwargs)["dtype"].name))
+        for call in calls
+    )
+
+
+@contextmanager
+def drawn(draws: tuple[_Draw, ...], seed: int, step: int) -> Iterator[Drawn | None]:
+    """While this lasts, random ops draw the numbers of a step of the plan; nothing changes where it draws none."""
+    if not draws:
+        yield None
+        return
+    # Checkpoints run once, as they would draw again; attention draws its mask where it is seen.
+    around = checkpoints_noted(), sdpa_kernel(SDPBackend.MATH), generators_followed()
+    with around[0], around[1], around[2], Drawn(draws, seed, step) as mode:
+        try:
+            yield mode
+        except Refusal as refusal:
+            raise VerificationError(f"the plain eager step {refusal}") from refusal
+
+
+@final
+class Drawn(DispatchMode):  # type: ignore[no-untyped-call]
+    """Random ops as capture writes them, with numbers of the plan's generator."""
+
+    def __init__(self, draws: tuple[_Draw, ...], seed: int, step: int) -> None:
+        super().__init__()
+        self._draws = draws
+        self._seed, self._step = seed, step
+        self._next = self._others = 0
+
+    @property
+    def left(self) -> int:
+        """The number of draws of the captured step that have not been made."""
+        return len(self._draws) - self._next
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.ops.weft.uniform.default:
+            size, salt = tuple(args[0]), self._salt((tuple(args[0]), kwargs["dtype"]))
+            return uniform(self._seed, self._step, size, [0] * len(size), size, salt, **kwargs)
+        function = _random_ops().get(func)
+        if function is not None:
+            with self:
+                made = function(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
+        return func(*args, **kwargs)
+
+    def _salt(self, draw: _Draw) -> int:
+        """The number of a draw in the captured step, which leaves out what nobody reads."""
+        if self.left and self._draws[self._next] == draw:
+            self._next += 1
+            return self._next - 1
+        self._others += 1
+        return -self._others
+
+
+@cache
+def _random_ops() -> Decompositions:
+    """Ops that draw, and their backwards, as capture takes them apart."""
+    functions = {id(each) for each in (*random.TABLE.values(), *sampling.TABLE.values())}
+    return {op: each for op, each in decompositions().items() if id(each) in functions}
+
+
+# By kind ("output", "gradient", "buffer": parameters are among these) and name, in order.
+Results: TypeAlias = "dict[tuple[str, str], Any]"
 
 
 @final
@@ -61,8 +198,8 @@ class PlainStep:
     number: int = 0
     scale: float = 1.0
 
-    def run(self, values: Mapping[str, Tensor], batch: Any) -> Eager:
-        """One step, forward and backward; nothing of the user is changed by it.
+    def run(self, values: Mapping[str, Tensor], batch: Any) -> Results:
+        """One step, forward and backward, before the update; nothing of the user is changed by it.
 
         Args:
             values: of all parameters and buffers, whole.
@@ -71,26 +208,33 @@ class PlainStep:
         model, training = self.step.model, bool(self.step.optimizers)
         tensors = named_variables(model)
         values = {key: value.clone() for key, value in values.items()}
+        devices = {x.device.index or 0 for x in values.values() if x.device.type == "cuda"}
         with (
             restored(model, self.step.loss_fn, everything=True),
             plainly(tensors, values),
-            torch.random.fork_rng(devices=_devices(values)),
+            torch.random.fork_rng(devices=sorted(devices)),
             _as_written(),
             _statistics_apart(self.micro_batches),
             torch.set_grad_enabled(training),
         ):
             if not training:
                 model.eval()
+            leaves, tree = flatten(batch, "batch")  # which the step may write to
+            fresh = unflatten([x.clone() if isinstance(x, Tensor) else x for _, x in leaves], tree)
             with drawn(self.draws, self.seed, self.number) as mode:
-                outputs = self._run(tensors, _fresh(batch))
+                outputs = self._run(tensors, fresh)
             if mode is not None and mode.left:
                 raise VerificationError(
                     f"the compiled step draws {mode.left} random tensors that a plain eager step does not draw, or "
                     "in another order; what it draws must not depend on what changes from call to call"
                 )
             # Buffers may be other tensors now; in the places of parameters, casts may be.
-            after = _copies({**tensors, **dict(model.named_buffers())})
-            return Eager(outputs, _gradients(tensors, self.scale), after)
+            after = {**tensors, **dict(model.named_buffers())}
+            found = {("output", path): x for path, x in outputs.items()}
+            for key, x in tensors.items():
+                if x.grad is not None:
+                    found["gradient", key] = x.grad / self.scale
+            return found | {("buffer", k): x.detach().clone() for k, x in after.items()}
 
     def _run(self, tensors: Mapping[str, Tensor], batch: Any) -> dict[str, Any]:
         """The forward and the backward; the leaves of what the loss function returned."""
@@ -142,22 +286,3 @@ def _statistics_apart(parts: int) -> Iterator[None]:
 
     with patch.object(_BatchNorm, "forward", in_parts) if parts > 1 else nullcontext():
         yield
-
-
-def _fresh(batch: Any) -> Any:
-    """Copies of the tensors of a batch, which the step may write to."""
-    leaves, tree = flatten(batch, "batch")
-    return unflatten([x.clone() if isinstance(x, Tensor) else x for _, x in leaves], tree)
-
-
-def _gradients(tensors: Mapping[str, Tensor], scale: float) -> dict[str, Tensor]:
-    return {key: x.grad / scale for key, x in tensors.items() if x.grad is not None}
-
-
-def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {key: tensor.detach().clone() for key, tensor in tensors.items()}
-
-
-def _devices(values: Mapping[str, Tensor]) -> list[int]:
-    found = {x.device.index or 0 for x in values.values() if x.device.type == "cuda"}
-    return sorted(found)

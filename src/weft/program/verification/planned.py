@@ -1,4 +1,4 @@
-"""The plan's side of the self-check: what its step begins with, and what it gives, as whole values."""
+"""The plan's side of the self-check: what its step begins with, what it gives, and what is put back."""
 
 from __future__ import annotations
 
@@ -7,25 +7,100 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from weft.capture.optimizers.counted import counted_now, put_counters
 from weft.capture.tree import flatten, unflatten
 from weft.compiler.training.loss_scale import FIRST_VALUES, SCALE
 from weft.errors import BatchError
 from weft.ir.logical import Input, Update
 from weft.ir.nodes import MASTER
 from weft.program.live.holds import named_variables
-from weft.program.live.laid import whole_of
-from weft.program.live.optimizer_state import agree
+from weft.program.live.laid import global_of, whole_of
+from weft.program.live.optimizer_state import agree, view_of
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Variants
 from weft.program.setting import Setting
 from weft.program.training.training import Training
-from weft.program.verification.plainly import wholes
-from weft.program.verification.snapshot import Snapshot
-from weft.tensor import GlobalTensor
+from weft.program.verification.eager import wholes
+from weft.runtime.memory.state import Variables
 from weft.tensor.mesh import mesh_of
-from weft.tensor.spec import contiguous
+
+
+@final
+class Snapshot:
+    """The variables of this process's ranks, what the optimizer keeps, and the gradients that users see.
+
+    Gradients are taken away: steps begin without any.
+
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        variables: Mapping[int, Variables],
+        training: Training,
+    ) -> None:
+        self._training = training
+        training.take()
+        self._tensors = [
+            (own[key].detach(), own[key].detach().clone())
+            for own in variables.values()
+            for key in own
+        ]
+        # What ranks keep, and what users see of it: the dicts, and what is in them.
+        self._kept = [(own, _contents(own.kept.entries)) for own in variables.values()]
+        self._states = [(each, _contents(each.state)) for each in training.optimizers.each]
+        self._counted = [(each, counted_now(each)) for each in training.optimizers.each]
+        self._parameters = list(dict(model.named_parameters()).values())
+        self._gradients = [parameter.grad for parameter in self._parameters]
+        self._open = training.gradients.open
+        self._without_gradients()
+
+    def rewind(self) -> None:
+        """Put back all but the gradients, for another step."""
+        self._without_gradients()
+        for tensor, before in self._tensors:
+            tensor.copy_(before)
+        if not self._training.optimizers:
+            return
+        for variables, kept in self._kept:
+            for key in {**variables.kept.entries, **kept}:
+                entries = kept.get(key)
+                variables.keep(key, None if entries is None else _filled(*entries))
+        for optimizer, states in self._states:
+            view_of(optimizer).agreed = False
+            optimizer.state.clear()
+            optimizer.state.update({p: _filled(*entries) for p, entries in states.items()})
+        for optimizer, counted in self._counted:
+            for group, numbers in zip(optimizer.param_groups, counted, strict=True):
+                put_counters(optimizer, [group], numbers)
+        self._training.take()
+
+    def put_back(self) -> None:
+        """Put back everything."""
+        self.rewind()
+        for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+            parameter.grad = gradient
+        self._training.gradients.open = self._open
+
+    def _without_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
+        self._training.gradients.take()
+        self._training.gradients.open = False
+
+
+def _contents(every: Mapping[Any, Any]) -> dict[Any, tuple[Any, dict[str, Any]]]:
+    """Dicts by key, each with what is in it now."""
+    return {key: (each, dict(each)) for key, each in every.items()}
+
+
+def _filled(each: Any, content: dict[str, Any]) -> Any:
+    """A dict with what was in it before."""
+    each.clear()
+    each.update(content)
+    return each
 
 
 @final
@@ -42,7 +117,7 @@ class Subject:
 
     setting: Setting
     variants: Variants
-    training: Training | None
+    training: Training
     step: Step
     number: int
     run: Callable[[int, Any, bool], Any]
@@ -61,22 +136,6 @@ class Subject:
         """True where the loss is scaled, so that updates may be skipped."""
         updates = self.variants.current.compiled.graph.of_kind(Update)
         return any(update.skip is not None for update in updates)
-
-
-@final
-@dataclass(frozen=True)
-class Before:
-    """The values that both steps begin with.
-
-    Attributes:
-        tensors: parameters and buffers.
-        masters: of the parameters that have one, by the parameter's key.
-        states: of the optimizer, by parameter and name.
-    """
-
-    tensors: dict[str, Tensor]
-    masters: dict[str, Tensor]
-    states: dict[str, dict[str, Any]]
 
 
 @final
@@ -105,7 +164,7 @@ def run_planned(subject: Subject, batch: Any, snapshot: Snapshot) -> Planned:
     """Run the plan: once so that it leaves gradients, where it can, and once with the update."""
     model, gradients = subject.setting.model, None
     # The plan for this batch is known when it has run.
-    if subject.training is not None and not subject.scaled:
+    if subject.training.optimizers and not subject.scaled:
         subject.run(subject.number, batch, False)
         named = dict(model.named_parameters())
         gradients = wholes({key: p.grad for key, p in named.items() if p.grad is not None})
@@ -115,14 +174,7 @@ def run_planned(subject: Subject, batch: Any, snapshot: Snapshot) -> Planned:
     outputs = {path: whole_of(leaf) for path, leaf in leaves}
     tensors = wholes(named_variables(model))
     skipped = subject.scale < scale
-    return Planned(outputs, gradients, tensors, _states(subject), skipped, subject.metrics())
-
-
-def before(subject: Subject) -> Before:
-    """The values that the program has now. Collective."""
-    return Before(
-        wholes(named_variables(subject.setting.model)), _masters(subject), _states(subject)
-    )
+    return Planned(outputs, gradients, tensors, states(subject), skipped, subject.metrics())
 
 
 def whole_batch(subject: Subject, batch: Any) -> Any:
@@ -144,7 +196,7 @@ def check_values(batch: Any) -> None:
             )
 
 
-def _states(subject: Subject) -> dict[str, dict[str, Any]]:
+def states(subject: Subject) -> dict[str, dict[str, Any]]:
     """The states that the user's optimizers keep for the parameters of the model, whole. Collective."""
     agree(subject.step.optimizers.each)
     return {
@@ -155,7 +207,7 @@ def _states(subject: Subject) -> dict[str, dict[str, Any]]:
     }
 
 
-def _masters(subject: Subject) -> dict[str, Tensor]:
+def masters(subject: Subject) -> dict[str, Tensor]:
     """The masters of parameters, whole, by the parameters' keys."""
     found = {}
     for node in subject.variants.current.compiled.graph.of_kind(Input):
@@ -163,7 +215,8 @@ def _masters(subject: Subject) -> dict[str, Tensor]:
         if node.role != "state" or not node.key.endswith(f".{MASTER}") or layout is None:
             continue
         mesh = mesh_of(layout.placement)
-        parts = tuple(subject.setting.variables[rank][node.key] for rank in mesh.ranks)
-        spec = contiguous(mesh, layout, node.value.shape, getattr(torch, node.value.dtype))
-        found[node.key.removesuffix(f".{MASTER}")] = whole_of(GlobalTensor(spec, parts))
+        parts = [subject.setting.variables[rank][node.key] for rank in mesh.ranks]
+        dtype = getattr(torch, node.value.dtype)
+        master = global_of(parts, layout, mesh, node.value.shape, dtype)
+        found[node.key.removesuffix(f".{MASTER}")] = whole_of(master)
     return found

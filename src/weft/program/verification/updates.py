@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from weft.program.verification.compare import Compared, Rounding, difference, largest
-from weft.program.verification.plainly import plainly, states_lent
+from weft.program.verification.eager import plainly, states_lent
 
 # Of the bounds, where updates are tried.
 _PARTS = (*(1.0, 0.25, 0.05, 0.01), *(-1.0, -0.25, -0.05, -0.01))
@@ -91,8 +91,10 @@ class PlainUpdate:
             made: dict[str, Any] = {key: x.detach().clone() for key, x in own.items()}
             for key, parameter in own.items():
                 for each in self.optimizers:
-                    kept = each.state.get(parameter, {}) if _has(each, parameter) else {}
-                    made.update({f"{key}.{name}": _copy(x) for name, x in kept.items()})
+                    own_groups = (group["params"] for group in each.param_groups)
+                    if any(parameter is one for every in own_groups for one in every):
+                        kept = each.state.get(parameter, {})
+                        made.update({f"{key}.{name}": _copy(x) for name, x in kept.items()})
         return made
 
 
@@ -135,10 +137,6 @@ def _between(
     apart = difference(here.flatten()[worst], rounded[0].flatten()[worst])
     allowed = max(apart - float(outside.flatten()[worst]), 0.0)
     return Compared(kind, name, apart, allowed, largest(expected))
-
-
-def _has(optimizer: torch.optim.Optimizer, parameter: Tensor) -> bool:
-    return any(each is parameter for group in optimizer.param_groups for each in group["params"])
 
 
 def _copy(value: Any) -> Any:

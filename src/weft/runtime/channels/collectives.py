@@ -9,9 +9,10 @@ from torch import Tensor
 
 from weft.boxing.overlaps import Slices, slices_of
 from weft.errors import InternalError
-from weft.ir.plan import Collective, CollectiveKind, LocalValue, Transfer
+from weft.ir.plan import Collective, CollectiveKind, Transfer
 from weft.layout import Region
 from weft.runtime.channels.channel import Channel
+from weft.runtime.memory.state import region_part
 
 
 def run_collectives(
@@ -50,13 +51,18 @@ def run_transfer(channel: Channel, transfer: Transfer, tensor: Tensor | None) ->
     Returns:
         A fresh contiguous local output; None on a rank that has none.
     """
-    made = transfer.output
-    output = None if made is None else _empty(made, channel.device)
+    output, made = None, transfer.output
+    if made is not None:
+        output = torch.empty(made.shape, dtype=getattr(torch, made.dtype), device=channel.device)
     sends: list[list[Tensor]] = [[] for _ in channel.ranks]
     for peer, region in transfer.sends:
         sends[peer].append(part_of(tensor, region).contiguous())
     parts = {peer: part_of(output, region) for peer, region in transfer.receives}
-    buffers = {peer: _buffer(part) for peer, part in parts.items()}
+    # Pieces of the output itself where they can be received there.
+    buffers = {
+        peer: part if part.is_contiguous() else torch.empty_like(part).contiguous()
+        for peer, part in parts.items()
+    }
     receives = [[buffers[peer]] if peer in buffers else [] for peer in range(channel.size)]
     with channel.counting(transfer.kind):
         channel.exchange(sends, receives)
@@ -67,22 +73,11 @@ def run_transfer(channel: Channel, transfer: Transfer, tensor: Tensor | None) ->
     return output
 
 
-def _empty(value: LocalValue, device: torch.device) -> Tensor:
-    return torch.empty(value.shape, dtype=getattr(torch, value.dtype), device=device)
-
-
 def part_of(tensor: Tensor | None, region: Region) -> Tensor:
     """A view of a region of a tensor."""
     if tensor is None:
         raise InternalError("a transfer takes a piece of a tensor that this rank does not hold")
-    for dim, (offset, length) in enumerate(region):
-        tensor = tensor.narrow(dim, offset, length)
-    return tensor
-
-
-def _buffer(part: Tensor) -> Tensor:
-    """A contiguous place for a piece: the piece of the output itself where it can be."""
-    return part if part.is_contiguous() else torch.empty_like(part).contiguous()
+    return region_part(tensor, region)
 
 
 def _all_reduce(
@@ -92,17 +87,15 @@ def _all_reduce(
 ) -> tuple[Tensor, ...]:
     """Reduce the inputs where they lie, or copies of them; those of one dtype and reduction in one message."""
     inputs.reverse()
-    outputs = [_own(inputs.pop(), each.in_place) for each in collectives]
+    outputs = []
+    for each in collectives:
+        own = inputs.pop()
+        if not each.in_place or not own.is_contiguous():
+            own = own.clone(memory_format=torch.contiguous_format)
+        outputs.append(own)
     for (_, reduction), numbers in _alike(collectives).items():
         channel.all_reduce([outputs[number] for number in numbers], reduction)
     return tuple(outputs)
-
-
-def _own(tensor: Tensor, owned: bool) -> Tensor:
-    """A contiguous tensor to write on."""
-    if owned and tensor.is_contiguous():
-        return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _alike(collectives: Sequence[Collective]) -> dict[tuple[str, str], list[int]]:

@@ -265,7 +265,9 @@ class NcclChannel(GroupChannel):
     def _exchange(
         self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]]
     ) -> None:
-        if self.running == "all_gather" and _even(receives):
+        sizes = [[part.nbytes for part in parts] for parts in receives]
+        even = all(size == sizes[0] for size in sizes) and all(sizes[0])
+        if self.running == "all_gather" and even:  # and no piece is empty
             self._all_gather(sends[self.index], receives)
             return
         group: Any = self._group
@@ -331,12 +333,6 @@ class NcclChannel(GroupChannel):
 def _bytes(tensor: Tensor) -> Tensor:
     """The same contiguous memory as bytes."""
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
-
-
-def _even(receives: Sequence[Sequence[Tensor]]) -> bool:
-    """True where all ranks give pieces of the same sizes, none of them empty."""
-    sizes = [[part.nbytes for part in parts] for parts in receives]
-    return all(size == sizes[0] for size in sizes) and all(sizes[0])
 
 
 def _reduces(tensor: Tensor, reduction: str) -> bool:

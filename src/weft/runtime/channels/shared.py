@@ -157,8 +157,10 @@ class SharedChannel(ProcessChannel):
             found = self._poll.poll(max(0.0, min(left, PATIENCE)) * 1000)
             for descriptor, _ in found:
                 self._hear(descriptor)
+            if not found and left <= PATIENCE:
+                raise TimeoutError(f"no answer within {self._timeout:g} s")
             if not found:
-                self._go_on_waiting(left)
+                self.while_waiting()
 
     def _look_again(self) -> None:
         """For as long as it takes to fall asleep and wake up: a peer that is nearly there comes meanwhile.
@@ -170,11 +172,6 @@ class SharedChannel(ProcessChannel):
             for descriptor, _ in self._poll.poll(0):
                 self._hear(descriptor)
             os.sched_yield()
-
-    def _go_on_waiting(self, left: float) -> None:
-        if left <= PATIENCE:
-            raise TimeoutError(f"no answer within {self._timeout:g} s")
-        self.while_waiting()
 
     def _hear(self, descriptor: int) -> None:
         link = self._by_descriptor[descriptor]

@@ -12,17 +12,12 @@ from torch import Tensor
 from weft.actors import Act, RankDriver, actor_text
 from weft.actors.dependencies import dependencies_in_step
 from weft.cached import cached_property
-from weft.capture.optimizers.groups import Optimizing
 from weft.errors import InternalError
 from weft.ir.plan import COMPUTE, Actor, Feed, Fetch, Hold, RankPlan
-from weft.runtime.channels.channel import Channel
-from weft.runtime.compiled.choice import Kernels
 from weft.runtime.devices.launch_record import LaunchRecorder
-from weft.runtime.devices.replay import Replayer
 from weft.runtime.devices.streams import Key, Launch, MakeStreams, Read
 from weft.runtime.executor.rank_executor import RankExecutor
 from weft.runtime.executor.work import Rank, Work
-from weft.runtime.memory.state import Variables
 from weft.runtime.world.world import TIMEOUT
 
 
@@ -139,44 +134,31 @@ def _queue(actor: Actor) -> str:
 
 @final
 class DeviceExecutor(RankExecutor):
-    """Runs the plan of one rank as `weft.runtime.executor.threads.Executor` does, without threads.
+    """Runs the plan of one rank as `ThreadExecutor` does, without threads.
 
     `step` returns once all work is on its way.
 
     Args:
-        channels: this rank's ends of the plan's communicators, by id; closed with the executor.
-        variables: shards of all inputs of the plan that are no batch; states that the optimizer
-            makes may be missing.
+        rank: what its actors work with, and the plan that runs; its channels are closed with the executor.
         make_streams: what makes the streams.
-        optimizer: the user's, one or several, for plans with updates.
         timeout: seconds without the end of any act after which a step gives up.
         order: (actor, micro-batch) of all acts of a step, as simulated; by default that of the plan.
-        replayer: what replays segments as CUDA graphs, if any.
     """
 
     def __init__(
         self,
-        plan: RankPlan,
-        channels: Mapping[int, Channel],
-        device: torch.device,
-        variables: Variables,
+        rank: Rank,
         make_streams: MakeStreams,
         *,
-        optimizer: Optimizing = None,
-        seed: int = 0,
         timeout: float = TIMEOUT,
-        kernels: Kernels = "aten",
         order: Iterable[tuple[int, int]] | None = None,
-        replayer: Replayer | None = None,
     ) -> None:
-        own = Rank(
-            plan, device, channels, variables, optimizer, seed, kernels=kernels, replayer=replayer
-        )
-        super().__init__(plan, own)
+        plan = rank.plan
+        super().__init__(plan, rank)
         self._launches = launches(plan, self._works, order)
-        self._streams = make_streams(device, self._launches, timeout, self._act_text)
+        self._streams = make_streams(rank.device, self._launches, timeout, self._act_text)
         self.recorder = LaunchRecorder(self._launches, self._streams)
-        for channel in channels.values():
+        for channel in rank.channels.values():
             channel.watch(self._fail)
 
     def close(self) -> None:
@@ -193,7 +175,7 @@ class DeviceExecutor(RankExecutor):
         except BaseException:
             self._streams.stop()
             raise
-        self._streams.end(self._rank.batches.fetched.get(step, {}).values())
+        self._streams.end(self._rank.batches.fetched.values())
 
     def _launch(self, step: int) -> None:
         tensors: dict[Key, Tensor] = {}

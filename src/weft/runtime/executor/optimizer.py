@@ -1,56 +1,179 @@
-"""Optimizer updates on local shards, run by torch's own optimizers.
+"""Optimizer updates on local shards, run by torch's own optimizers, or by their fused kernels alone.
 
 Every compute actor that updates parameters gets a copy of the user's optimizer that holds only that
 actor's shards, so that one `step()` sees them all together and torch's fused or foreach kernels
-apply.
+apply. Where a step is one call of a fused kernel, that is called without the rest of `Optimizer.step`, which outweighs
+small updates. The only user of `torch._fused_adam_`, `torch._fused_adamw_`, `torch._fused_sgd_` and of the global
+hooks of optimizers.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, final
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from weft.capture.optimizers.given import (
     attributes_for_copy,
     attributes_of,
+    clones_gradients,
     give_attributes,
     is_foreign,
+    kernels_of,
     options_of,
 )
 from weft.capture.optimizers.groups import Optimizers, Optimizing, optimizers_of
-from weft.capture.optimizers.kernels import clones_gradients, kernels_of
 from weft.errors import InternalError
 from weft.ir.nodes import MASTER
 from weft.ir.plan import LocalUpdate
-from weft.runtime.executor.direct_updates import DirectStep, direct_step
 from weft.runtime.memory.state import Variables
+
+# `kernel(live, gradients, overflow)`: one update, given the user's parameter group, a gradient for each
+# parameter, and a number (float32, shape []) that is 1 where nothing is to change; None is 0.
+Kernel: TypeAlias = Callable[[Mapping[str, Any], list[Tensor], "Tensor | None"], None]
+
+
+# States that there are by an option only.
+_OPTIONAL = {"momentum_buffer": "momentum", "max_exp_avg_sq": "amsgrad"}
+
+
+@final
+class DirectStep:
+    """Updates one parameter group of an optimizer by its fused kernel, to the last bit as `step` does.
+
+    Args:
+        kernel: what calls it.
+        live: the user's parameter group.
+    """
+
+    def __init__(self, kernel: Kernel, live: Mapping[str, Any]) -> None:
+        self.run = kernel
+        self._form = _form(live)
+
+    def suits(self, live: Mapping[str, Any]) -> bool:
+        """True where the hyperparameters still are of a form for which `step` calls this kernel and nothing else."""
+        return _form(live) == self._form
+
+
+def direct_step(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], live: Mapping[str, Any]
+) -> DirectStep | None:
+    """The function that can stand for `optimizer.step()` on one of its groups, if any.
+
+    Args:
+        optimizer: it has stepped before, so that its states are there.
+        group: one of its groups.
+        live: the user's parameter group.
+
+    Returns:
+        None where `step` does more than to call one fused kernel, as to make states.
+    """
+    make = _MAKERS.get(type(optimizer))
+    parameters = group["params"]
+    alike = {(parameter.device, parameter.dtype) for parameter in parameters}
+    if make is None or not group.get("fused") or len(alike) != 1 or _form(live) is None:
+        return None
+    states = [optimizer.state[parameter] for parameter in parameters]
+    # One that is not wanted now may stand there from before.
+    named = {name: bool(live.get(option)) for name, option in _OPTIONAL.items()}
+    if any(wanted and name not in state for name, wanted in named.items() for state in states):
+        return None
+    unwanted = {name for name, wanted in named.items() if not wanted}
+    states = [{k: x for k, x in state.items() if k not in unwanted} for state in states]
+    return DirectStep(make(parameters, states), live)
+
+
+def _form(live: Mapping[str, Any]) -> tuple[object, ...] | None:
+    """The form of a group, which decides what states there are; None when tensors or hooks want `step` itself."""
+    numbers = (live["lr"], *live.get("betas", ()))
+    hooks = (*_global_optimizer_pre_hooks.values(), *_global_optimizer_post_hooks.values())
+    if not all(hasattr(hook, "notes_use") for hook in hooks):  # weft's own hook looks on
+        return None
+    if any(isinstance(number, Tensor) for number in numbers):
+        return None
+    return live.get("amsgrad"), bool(live.get("momentum"))
+
+
+def _adam(parameters: list[Tensor], states: Sequence[Mapping[str, Any]]) -> Kernel:
+    averages = [state["exp_avg"] for state in states]
+    squares = [state["exp_avg_sq"] for state in states]
+    largest = [state["max_exp_avg_sq"] for state in states if "max_exp_avg_sq" in state]
+    steps = [state["step"] for state in states]
+
+    def run(live: Mapping[str, Any], gradients: list[Tensor], overflow: Tensor | None) -> None:
+        torch._foreach_add_(steps, 1)
+        fused = torch._fused_adamw_ if live["decoupled_weight_decay"] else torch._fused_adam_
+        beta1, beta2 = live["betas"]
+        fused(
+            parameters,
+            gradients,
+            averages,
+            squares,
+            largest,
+            steps,
+            amsgrad=live["amsgrad"],
+            lr=live["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=live["weight_decay"],
+            eps=live["eps"],
+            maximize=live["maximize"],
+            grad_scale=None,
+            found_inf=overflow,
+        )
+        if overflow is not None:
+            torch._foreach_sub_(steps, [overflow] * len(steps))
+
+    return run
+
+
+def _sgd(parameters: list[Tensor], states: Sequence[Mapping[str, Any]]) -> Kernel:
+    kept = [state.get("momentum_buffer") for state in states]
+    buffers = [buffer for buffer in kept if buffer is not None]
+
+    def run(live: Mapping[str, Any], gradients: list[Tensor], overflow: Tensor | None) -> None:
+        torch._fused_sgd_(
+            parameters,
+            gradients,
+            buffers,
+            weight_decay=live["weight_decay"],
+            momentum=live["momentum"],
+            lr=live["lr"],
+            dampening=live["dampening"],
+            nesterov=live["nesterov"],
+            maximize=live["maximize"],
+            is_first_step=False,
+            grad_scale=None,
+            found_inf=overflow,
+        )
+
+    return run
+
+
+_MAKERS: dict[type, Callable[[list[Tensor], Sequence[Mapping[str, Any]]], Kernel]] = {
+    torch.optim.Adam: _adam,
+    torch.optim.AdamW: _adam,
+    torch.optim.SGD: _sgd,
+}
+
 
 # Entries of a parameter group that the copy decides for itself.
 _OWN_ENTRIES = ("params", "fused", "foreach")
 
 
-class Updates(Protocol):
-    """Updates that run together."""
-
-    def run(self, sources: Sequence[Tensor]) -> None:
-        """Write new versions of the targets, given the sources of all updates in order."""
+# Writes new versions of the targets of updates that run together, given the sources of all in order.
+Update: TypeAlias = Callable[[Sequence[Tensor]], None]
 
 
-@final
-class CopyUpdates:
+def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Updates whose new version is the source itself."""
-
-    def __init__(self, targets: Sequence[Tensor]) -> None:
-        self._targets = tuple(targets)
-
-    def run(self, sources: Sequence[Tensor]) -> None:
-        for target, source in zip(self._targets, sources, strict=True):
-            target.copy_(source)
+    for target, source in zip(targets, sources, strict=True):
+        target.copy_(source)
 
 
 @final
@@ -75,7 +198,9 @@ class OptimizerUpdates:
         self._keys = [update.key for update in updates]
         # Other tensor objects on the same memory, so that `.grad` of the user's parameters stays
         # untouched.
-        self._shards = [_updated(variables, key) for key in self._keys]
+        self._shards = [
+            variables.get(f"{key}.{MASTER}", variables[key]).detach() for key in self._keys
+        ]
         self._foreign = is_foreign(user)
         self._memory = self._shards
         if self._foreign:
@@ -113,7 +238,10 @@ class OptimizerUpdates:
             self._step(gradients)
             self._round()
             if self._foreign or not self._complete:
-                self._keep_new()
+                # What the optimizer has made anew, or put in the place of another tensor.
+                for key, shard in zip(self._keys, self._shards, strict=True):
+                    if not self._variables.keeps(key, self._optimizer.state[shard]):
+                        self._variables.keep(key, self._optimizer.state[shard])
         self._user._opt_called = True  # type: ignore[attr-defined]  # what schedulers look at before they warn
 
     def run_unless(self, overflow: Tensor, sources: Sequence[Tensor]) -> None:
@@ -128,8 +256,11 @@ class OptimizerUpdates:
             self.run(sources)
 
     def _gradients(self, sources: Sequence[Tensor]) -> list[Tensor]:
+        """With the strides of shards, as autograd would leave them: fused kernels do not look at strides."""
         return [
-            _own_gradient(gradient, shard, self._clones)
+            torch.empty_like(shard).copy_(gradient)
+            if self._clones or gradient.stride() != shard.stride()
+            else gradient
             for shard, gradient in zip(self._shards, sources, strict=True)
         ]
 
@@ -161,8 +292,12 @@ class OptimizerUpdates:
             shard.grad = gradient
         # torch's fused SGD takes momenta of all parameters or of none: not where some were frozen.
         groups = self._optimizer.param_groups
+        states = self._optimizer.state
         unlike = [
-            group for group in groups if group.get("fused") and self._some_have_momenta(group)
+            group
+            for group in groups
+            if group.get("fused")
+            and len({states.get(x, {}).get("momentum_buffer") is None for x in group["params"]}) > 1
         ]
         for group in unlike:
             group["fused"] = False
@@ -187,11 +322,6 @@ class OptimizerUpdates:
             if key in self._variables.parameters:
                 give_attributes(shard, attributes_of(self._variables.parameters[key]))
 
-    def _some_have_momenta(self, group: dict[str, Any]) -> bool:
-        """True where some parameters of a group have a momentum already, and others not yet."""
-        states = (self._optimizer.state.get(shard, {}) for shard in group["params"])
-        return len({state.get("momentum_buffer") is None for state in states}) > 1
-
     def _adopt(self) -> None:
         """Take over what is kept for the parameters now, be it of the user, or made by an executor of another plan."""
         kept = self._variables.kept
@@ -209,12 +339,6 @@ class OptimizerUpdates:
         self._direct = self._direct_steps() if self._complete else []
         self._version = kept.version
 
-    def _keep_new(self) -> None:
-        """Show what the optimizer has made anew, or put in the place of another tensor, as users know it."""
-        for key, shard in zip(self._keys, self._shards, strict=True):
-            if not self._variables.keeps(key, self._optimizer.state[shard]):
-                self._variables.keep(key, self._optimizer.state[shard])
-
     def _direct_steps(self) -> list[DirectStep]:
         """The functions that can stand for a step, one for each group; empty when not every group has one."""
         pairs = zip(self._optimizer.param_groups, self._indices, strict=True)
@@ -226,52 +350,12 @@ class OptimizerUpdates:
         return found if len(found) == len(steps) else []
 
 
-@final
-class SkippedUpdates:
-    """Updates that are left out when the last source, 0 or 1, is 1."""
-
-    def __init__(self, updates: OptimizerUpdates) -> None:
-        self._updates = updates
-
-    def run(self, sources: Sequence[Tensor]) -> None:
-        *gradients, overflow = sources
-        self._updates.run_unless(overflow, gradients)
-
-
-@final
-class HeldUpdates:
-    """Updates that a held step leaves out: their sources are added to the sums of its rank."""
-
-    def __init__(
-        self,
-        updates: Updates,
-        keys: Sequence[str],
-        sums: dict[str, Tensor],
-        held: Callable[[], bool],
-    ) -> None:
-        self._updates = updates
-        self._keys = tuple(keys)
-        # By parameter; of all plans together.
-        self._sums = sums
-        self._held = held
-
-    def run(self, sources: Sequence[Tensor]) -> None:
-        if not self._held():
-            self._updates.run(sources)
-            return
-        for key, source in zip(self._keys, sources, strict=True):
-            if key in self._sums:
-                self._sums[key].add_(source)
-            else:
-                self._sums[key] = source.clone()
-
-
 def group_updates(
     updates: Sequence[LocalUpdate],
     variables: Variables,
     optimizer: Optimizing,
     held: Callable[[], bool] = lambda: False,
-) -> list[tuple[list[str], Updates]]:
+) -> list[tuple[list[str], Update]]:
     """Join the updates of one actor by optimizer, and by what says that they are left out.
 
     Args:
@@ -297,21 +381,36 @@ def _joined(
     variables: Variables,
     optimizers: Optimizers,
     held: Callable[[], bool],
-) -> tuple[list[str], Updates]:
+) -> tuple[list[str], Update]:
     """Updates of one optimizer and one `skip`: the names of their sources, and what runs them."""
     rule, skip = members[0].rule, members[0].skip
     sources = [update.source for update in members]
     if rule == "copy":
-        return sources, CopyUpdates([variables[update.key].detach() for update in members])
+        targets = [variables[update.key].detach() for update in members]
+        return sources, lambda given: copy_all(targets, given)
     optimizer = optimizers.place(members[0].group)[0] if optimizers else None
     if type(optimizer).__name__ != rule or optimizer is None:
         raise InternalError(f"the plan updates by {rule}, but the optimizer is {optimizer!r}")
     own = [replace(update, group=optimizers.place(update.group)[1]) for update in members]
     updates = OptimizerUpdates(optimizer, own, variables)
-    if skip is not None:  # a step that may be skipped is never held
-        return [*sources, skip], SkippedUpdates(updates)
-    keys = [update.key for update in members]
-    return sources, HeldUpdates(updates, keys, variables.gradients, held)
+    if (
+        skip is not None
+    ):  # left out where the last source is 1; a step that may be skipped is never held
+        return [*sources, skip], lambda given: updates.run_unless(given[-1], given[:-1])
+    # Of the gradients of steps that are held, by parameter; of all plans together.
+    sums = variables.gradients
+
+    def run_or_hold(given: Sequence[Tensor]) -> None:
+        if not held():
+            updates.run(given)
+            return
+        for update, source in zip(members, given, strict=True):
+            if update.key in sums:
+                sums[update.key].add_(source)
+            else:
+                sums[update.key] = source.clone()
+
+    return sources, run_or_hold
 
 
 def _bare_copy(user: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -341,15 +440,3 @@ def _local_group(live: dict[str, Any], shards: Sequence[Tensor]) -> dict[str, An
     ways = {"fused": kernels == "fused", "foreach": kernels == "lists"}
     group.update({name: on for name, on in ways.items() if name in live})
     return group
-
-
-def _updated(variables: Variables, key: str) -> Tensor:
-    """The tensor that an optimizer updates for a parameter: its master, or itself."""
-    return variables.get(f"{key}.{MASTER}", variables[key]).detach()
-
-
-def _own_gradient(gradient: Tensor, shard: Tensor, clone: bool) -> Tensor:
-    """The gradient with the shard's strides, as autograd would leave it: fused kernels do not look at strides."""
-    if clone or gradient.stride() != shard.stride():
-        return torch.empty_like(shard).copy_(gradient)
-    return gradient

@@ -172,8 +172,8 @@ class RankExecutor(ABC):
             self._rank.batches.updated = False
         self._check(feed)
         step = self._done
-        self._rank.batches.fed[step] = feed
-        self._rank.batches.held = not update
+        batches = self._rank.batches
+        batches.fed, batches.fetched, batches.held = feed, {}, not update
         self.recorder.begin()
         try:
             for channel in self._rank.channels.values():
@@ -186,7 +186,8 @@ class RankExecutor(ABC):
             raise failure from failure.__cause__
         self.recorder.end(step, self.steps)
         self._done += 1
-        results = self._rank.batches.fetched.pop(step, {})
+        results = batches.fetched
+        batches.fed, batches.fetched = {}, {}
         if self._measuring is not None:
             self.measured = self._measuring.end(self._rank.variables, feed, results.values())
             self._measuring = None

@@ -25,57 +25,113 @@ from weft.actors import (
     when_text,
 )
 from weft.actors.messages import Turn
-from weft.capture.optimizers.groups import Optimizing
 from weft.errors import NoAnswer
 from weft.ir.plan import COMPUTE, Communicate, Feed, Fetch, Order, RankPlan
 from weft.runtime.channels.channel import Channel
-from weft.runtime.compiled.choice import Kernels
-from weft.runtime.executor.queue_work import ActError
-from weft.runtime.executor.queues import Control, Ended, Gate, Queue, Stop
+from weft.runtime.executor.queues import ActError, Control, Ended, Gate, Queue, Stop
 from weft.runtime.executor.rank_executor import RankExecutor
 from weft.runtime.executor.work import Rank
-from weft.runtime.memory.state import Variables
 from weft.runtime.recording import Recorder
 from weft.runtime.world.world import TIMEOUT
 
+_NOTHING = nullcontext()
+
 
 @final
-class LoneActs:
-    """Runs acts of communicators on the compute thread.
+class ThreadExecutor(RankExecutor):
+    """Runs the plan of one rank on a device that computes where it is called: a CPU.
+
+    The thread that calls `step` computes, and feeds and fetches, which takes no time; every
+    communicator has a thread of its own until `close`, in whose place the first one acts where
+    nothing else can go on meanwhile.
 
     Args:
-        others: all other queues of the rank, each with a thread of its own.
-        channels: those that the acts of other queues use, by the name of the queue. Acts of a queue
-            without one, such as copies to the host, are left to its thread.
+        rank: what its actors work with, and the plan that runs; its channels are closed with the executor.
+        timeout: seconds without any act after which a step gives up.
+        turns: the acts of a step that take memory, in the order of the plan, and what each waits for; without them
+            the compute queue takes what is ready, and no act waits for what it does not read.
     """
 
     def __init__(
-        self, compute: Queue, others: Sequence[Queue], channels: Mapping[str, Channel]
+        self,
+        rank: Rank,
+        *,
+        timeout: float = TIMEOUT,
+        turns: Sequence[Turn] = (),
     ) -> None:
-        self._compute = compute
-        self._others = tuple(others)
-        self._channels = channels
+        plan, channels = rank.plan, rank.channels
+        own = _own_thread(plan, turns)
+        super().__init__(plan, replace(rank, plan=own))
+        self.timeout = timeout
+        # Queues that have not ended the step that runs.
+        self._open = 0
+        self._queues: dict[str, Queue] = {}
+        gate = Gate(turns)
+        self._gate = gate if gate.needed else None
+        every = machines(own)
+        every.setdefault(COMPUTE, QueueMachine(own, COMPUTE, in_order=False))
+        for name, machine in every.items():
+            end = self._end_own if name == COMPUTE else partial(self._end_other, name)
+            control = self._control_own if name == COMPUTE else self._control_other
+            Queue(machine, self._works, self._queues, end, control, self._gate)
+        self._compute = self._queues[COMPUTE]
+        self._others = [queue for name, queue in self._queues.items() if name != COMPUTE]
+        # Of each communicator's queue; others, such as those of copies to the host, have none.
+        acts = (actor for actor in plan.actors if isinstance(actor, Communicate))
+        self._by_queue = {a.queue: channels[a.collectives[0].communicator] for a in acts}
+        self.recorder = Recorder(queue.work.spans for queue in self._queues.values())
+        for channel in channels.values():
+            channel.watch(self._fail)
+            channel.spins = False
+        self._threads = []
+        for queue in self._others:
+            name = f"weft rank {plan.rank} {queue.name}"
+            thread = threading.Thread(target=self._serve, args=(queue,), name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
 
-    def run(self) -> None:
+    def close(self) -> None:
+        """End the threads and close the channels."""
+        for queue in self._queues.values():
+            queue.post(Stop())
+        # After a failure a thread may still wait for a peer that is gone; it ends with the process.
+        patience = 5.0 if self._failure is None else 0.5
+        for thread in self._threads:
+            thread.join(patience)
+        self._threads = []
+        for channel in self._rank.channels.values():
+            channel.close()
+
+    def _run(self, step: int) -> None:
+        self._open = len(self._queues)
+        if self._gate is not None:
+            self._gate.begin()
+        for queue in self._others:
+            queue.mailbox.put(Begin(step))
+            self._compute.told.append(queue)
+        with torch.no_grad(), _no_autocast(self._rank.device.type):
+            self._compute.receive(Begin(step))
+            while self._open:
+                self._call_others()
+                self._compute.receive(self._wait())
+
+    def _call_others(self) -> None:
         """Have done what the compute queue has sent: here, if it is all that the rank can do, or by other threads.
 
         Were there anything else that could go on, it might give the compute queue an act, for which
         the peers might wait before they come to the communication that runs here.
-
-        Raises:
-            ActError: when an actor raises.
         """
         told = dict.fromkeys(self._compute.told)
         self._compute.told.clear()
         ready = [queue for queue in told if queue.prepare()]
-        if len(ready) == 1 and self._acted(ready[0]):
+        if len(ready) == 1 and self._acted_here(ready[0]):
             return
         for queue in ready:
             queue.bell.put(None)
 
-    def _acted(self, queue: Queue) -> bool:
+    def _acted_here(self, queue: Queue) -> bool:
         """Run the act of a queue if all other queues rest; whether it was run."""
-        channel = self._channels.get(queue.name)
+        channel = self._by_queue.get(queue.name)
         if channel is None or not channel.interruptible:
             return False
         with ExitStack() as held:
@@ -95,93 +151,6 @@ class LoneActs:
                 channel.spins = False
         return True
 
-
-_NOTHING = nullcontext()
-
-
-@final
-class ThreadExecutor(RankExecutor):
-    """Runs the plan of one rank on a device that computes where it is called: a CPU.
-
-    The thread that calls `step` computes, and feeds and fetches, which takes no time; every
-    communicator has a thread of its own until `close`, in whose place the first one acts where
-    nothing else can go on meanwhile (`LoneActs`).
-
-    Args:
-        channels: this rank's ends of the plan's communicators, by id; closed with the executor.
-        variables: shards of all inputs of the plan that are no batch; states that the optimizer
-            makes may be missing.
-        optimizer: the user's, one or several, for plans with updates.
-        timeout: seconds without any act after which a step gives up.
-        turns: the acts of a step that take memory, in the order of the plan, and what each waits for; without them
-            the compute queue takes what is ready, and no act waits for what it does not read.
-    """
-
-    def __init__(
-        self,
-        plan: RankPlan,
-        channels: Mapping[int, Channel],
-        device: torch.device,
-        variables: Variables,
-        *,
-        optimizer: Optimizing = None,
-        seed: int = 0,
-        timeout: float = TIMEOUT,
-        kernels: Kernels = "aten",
-        turns: Sequence[Turn] = (),
-    ) -> None:
-        own = _own_thread(plan, turns)
-        rank = Rank(own, device, channels, variables, optimizer, seed, kernels=kernels)
-        super().__init__(plan, rank)
-        self.timeout = timeout
-        # Queues that have not ended the step that runs.
-        self._open = 0
-        self._queues: dict[str, Queue] = {}
-        gate = Gate(turns)
-        self._gate = gate if gate.needed else None
-        every = machines(own)
-        every.setdefault(COMPUTE, QueueMachine(own, COMPUTE, in_order=False))
-        for name, machine in every.items():
-            end = self._end_own if name == COMPUTE else partial(self._end_other, name)
-            control = self._control_own if name == COMPUTE else self._control_other
-            Queue(machine, self._works, self._queues, end, control, self._gate)
-        self._compute = self._queues[COMPUTE]
-        others = [queue for name, queue in self._queues.items() if name != COMPUTE]
-        self._lone_acts = LoneActs(self._compute, others, _by_queue(plan, channels))
-        self.recorder = Recorder(queue.work.spans for queue in self._queues.values())
-        for channel in channels.values():
-            channel.watch(self._fail)
-            channel.spins = False
-        self._threads = [
-            self._thread(queue) for name, queue in self._queues.items() if name != COMPUTE
-        ]
-
-    def close(self) -> None:
-        """End the threads and close the channels."""
-        for queue in self._queues.values():
-            queue.post(Stop())
-        # After a failure a thread may still wait for a peer that is gone; it ends with the process.
-        patience = 5.0 if self._failure is None else 0.5
-        for thread in self._threads:
-            thread.join(patience)
-        self._threads = []
-        for channel in self._rank.channels.values():
-            channel.close()
-
-    def _run(self, step: int) -> None:
-        self._open = len(self._queues)
-        if self._gate is not None:
-            self._gate.begin()
-        for name, queue in self._queues.items():
-            if name != COMPUTE:
-                queue.mailbox.put(Begin(step))
-                self._compute.told.append(queue)
-        with torch.no_grad(), _no_autocast(self._rank.device.type):
-            self._compute.receive(Begin(step))
-            while self._open:
-                self._lone_acts.run()
-                self._compute.receive(self._wait())
-
     def _wait(self) -> Event | Control:
         """The next message of the compute queue; gives up when no queue starts an act for `timeout` seconds."""
         started = self._started()
@@ -200,12 +169,6 @@ class ThreadExecutor(RankExecutor):
         statistics = [queue.machine.statistics() for queue in self._queues.values()]
         text = silence_text(self.plan, statistics, self._rank.channels)
         return NoAnswer(f"rank {self.plan.rank}: nothing happened for {self.timeout:g} s; {text}")
-
-    def _thread(self, queue: Queue) -> threading.Thread:
-        name = f"weft rank {self.plan.rank} {queue.name}"
-        thread = threading.Thread(target=self._serve, args=(queue,), name=name, daemon=True)
-        thread.start()
-        return thread
 
     def _serve(self, queue: Queue) -> None:
         """The life of a thread of a queue other than compute."""
@@ -267,12 +230,6 @@ def _own_thread(plan: RankPlan, turns: Sequence[Turn]) -> RankPlan:
     fetches = ((actor.id, 0) for actor in actors if isinstance(actor, Fetch))
     order = Order(COMPUTE, (*feeds, *computes, *fetches))
     return replace(plan, actors=actors, orders=(*plan.orders, order))
-
-
-def _by_queue(plan: RankPlan, channels: Mapping[int, Channel]) -> dict[str, Channel]:
-    """The channel of each communicator's queue."""
-    acts = (actor for actor in plan.actors if isinstance(actor, Communicate))
-    return {actor.queue: channels[actor.collectives[0].communicator] for actor in acts}
 
 
 def _no_autocast(device_type: str) -> AbstractContextManager[object]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import final
@@ -31,7 +31,7 @@ from weft.runtime.channels.collectives import run_collectives, run_transfer
 from weft.runtime.compiled.choice import UNCOMPILED, Kernels
 from weft.runtime.compiled.parts import PartCutter
 from weft.runtime.devices.replay import Call, ReplayedSegment, Replayer, Run, draws_of
-from weft.runtime.executor.optimizer import Updates, group_updates
+from weft.runtime.executor.optimizer import group_updates
 from weft.runtime.kernels.generated import Kernel, build_kernel
 from weft.runtime.memory.notes import note_gradients
 from weft.runtime.memory.state import Batches, Variables
@@ -45,6 +45,8 @@ class Rank:
 
     Attributes:
         channels: this rank's ends of the communicators, by id.
+        variables: shards of all inputs of the plan that are no batch; states that the optimizer
+            makes may be missing.
         optimizer: the user's, one or several, for plans with updates.
         batches: where batches come from and results go.
         replayer: what replays some of them; None launches every call of all.
@@ -113,7 +115,8 @@ def bind_work(actor: Actor, rank: Rank) -> Work:
     writes = tuple(name for name in actor.produces if name not in rank.plan.silent)
     match actor:
         case Feed():
-            act: ActFunction = partial(_feed, rank.batches, actor.keys)
+            keys, batches = actor.keys, rank.batches
+            act: ActFunction = lambda *_: [batches.fed[key] for key in keys]  # noqa: E731
         case Fetch():
             act = _bind_fetch(actor, rank, reads)
         case Communicate():
@@ -122,21 +125,12 @@ def bind_work(actor: Actor, rank: Rank) -> Work:
             act = _bind_compute(actor, rank, reads, writes)
         case _:
             raise InternalError(f"actor {actor.id} never acts")
-    once = frozenset(_once(rank.plan, reads + writes)) if actor.acts > 1 else frozenset()
+    # Of several acts a step, registers that have one version a step.
+    registers = rank.plan.register_of
+    every = reads + writes if actor.acts > 1 else ()
+    once = frozenset(name for name in every if registers[name].rate == 1)
     sole = frozenset(name for name in reads if rank.readers[name, actor.queue] == 1)
     return Work(reads, writes, act, actor.acts, once, sole - once)
-
-
-def _once(plan: RankPlan, names: Sequence[str]) -> Iterator[str]:
-    """Those of some registers that have one version a step."""
-    return (name for name in names if plan.register_of[name].rate == 1)
-
-
-def _feed(
-    batches: Batches, keys: Sequence[str], step: int, micro: int, inputs: list[Tensor]
-) -> Sequence[Tensor]:
-    batch = batches.fed.pop(step)
-    return [batch[key] for key in keys]
 
 
 def _bind_fetch(actor: Fetch, rank: Rank, reads: Sequence[str]) -> ActFunction:
@@ -146,9 +140,8 @@ def _bind_fetch(actor: Fetch, rank: Rank, reads: Sequence[str]) -> ActFunction:
     copied = [replays or name in rank.plan.lasting for name in actor.consumes]
 
     def act(step: int, micro: int, inputs: list[Tensor]) -> Sequence[Tensor]:
-        results = rank.batches.fetched.setdefault(step, {})
         for key, tensor, copy in zip(actor.keys, gather(inputs), copied, strict=True):
-            results[key] = tensor.clone() if copy else tensor
+            rank.batches.fetched[key] = tensor.clone() if copy else tensor
         return ()
 
     return act
@@ -158,23 +151,19 @@ def _bind_communicate(actor: Communicate, rank: Rank, reads: Sequence[str]) -> A
     first = actor.collectives[0]
     channel = rank.channels[first.communicator]
     if isinstance(first, Transfer):
-        return _bind_transfer(first, channel, _bind_operands(tuple(first.reads), reads, rank))
+        operand = _bind_operands(tuple(first.reads), reads, rank)
+
+        def transfer(step: int, micro: int, inputs: list[Tensor]) -> Sequence[Tensor]:
+            operands = operand(inputs)
+            made = run_transfer(channel, first, operands[0] if operands else None)
+            return () if made is None else (made,)
+
+        return transfer
     collectives = [each for each in actor.collectives if isinstance(each, Collective)]
     gather = _bind_operands([each.input.name for each in collectives], reads, rank)
 
     def act(step: int, micro: int, inputs: list[Tensor]) -> Sequence[Tensor]:
         return run_collectives(channel, collectives, gather(inputs))
-
-    return act
-
-
-def _bind_transfer(
-    transfer: Transfer, channel: Channel, gather: Callable[[list[Tensor]], list[Tensor]]
-) -> ActFunction:
-    def act(step: int, micro: int, inputs: list[Tensor]) -> Sequence[Tensor]:
-        operands = gather(inputs)
-        made = run_transfer(channel, transfer, operands[0] if operands else None)
-        return () if made is None else (made,)
 
     return act
 
@@ -202,7 +191,12 @@ def _bind_compute(
             return outputs
         if changes:
             rank.batches.updated = True
-        _run_updates(counts, outputs[fresh:])
+        given = outputs[fresh:]
+        note_gradients(given)
+        start = 0
+        for count, update in counts:
+            update(given[start : start + count])
+            start += count
         return outputs[:fresh]
 
     return act
@@ -227,15 +221,6 @@ def _bind_kernel(actor: Compute, kernel: Kernel, rank: Rank) -> Run:
     )
 
 
-def _run_updates(updates: Sequence[tuple[int, Updates]], sources: Sequence[Tensor]) -> None:
-    """Run updates on their sources, given how many each of them takes."""
-    note_gradients(sources)
-    start = 0
-    for count, update in updates:
-        update.run(sources[start : start + count])
-        start += count
-
-
 def _bind_operands(
     names: Sequence[str], reads: Sequence[str], rank: Rank
 ) -> Callable[[list[Tensor]], list[Tensor]]:
@@ -250,7 +235,12 @@ def _bind_operands(
     places: list[tuple[int, int]] = []
     for index, name in enumerate(names):
         if name in lasting:
-            bound.append(_variable(rank, name, lasting[name]))
+            key = lasting[name]
+            if key not in rank.variables:
+                raise InternalError(f"rank {rank.plan.rank}: there is no variable {key} for {name}")
+            variable = rank.variables[key]
+            # A constant stays the same object: the executor may let it have other memory.
+            bound.append(variable.detach() if variable.requires_grad else variable)
         elif name in reads:
             bound.append(None)
             places.append((index, reads.index(name)))
@@ -265,11 +255,3 @@ def _bind_operands(
         return operands
 
     return gather
-
-
-def _variable(rank: Rank, name: str, key: str) -> Tensor:
-    if key not in rank.variables:
-        raise InternalError(f"rank {rank.plan.rank}: there is no variable {key} for {name}")
-    variable = rank.variables[key]
-    # A constant stays the same object: the executor may let it have other memory.
-    return variable.detach() if variable.requires_grad else variable

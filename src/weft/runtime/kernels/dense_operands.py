@@ -1,18 +1,19 @@
-"""ATen ops whose kernels trust the strides of operands: here operands are laid as the kernels expect.
+"""ATen ops that torch does not run well on a rank's tensors: operands laid as kernels expect; no input channels.
 
-Such a kernel reads an operand by its pointer, or refuses it, where it lies in memory in another way. In
+Some kernels read an operand by its pointer, or refuse it, where it lies in memory in another way. In
 PyTorch nobody meets that, since autograd lays operands before it calls the kernel. A captured step has
 these copies only where they did something on whole tensors; on a rank a value may lie otherwise, as boxing
 makes tensors contiguous, and element-wise ops lay results as their operands lie. Nothing is copied that
-lies well already.
+lies well already. `python -m tools.opinfo` runs the calls of every op on operands that lie in other ways, and so
+finds the kernels that belong here.
 
-`python -m tools.opinfo` runs the calls of every op on operands that lie in other ways, and so finds the
-kernels that belong here.
+Of convolutions without input channels torch makes wrong shapes and no gradient of the bias. A rank has none where the
+channels are split along several axes and there are fewer than ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,6 +21,41 @@ from torch import Tensor
 
 from weft.ops.kernel_memory import LAYING
 from weft.runtime.torch_ops import torch_op
+
+_FORWARD = torch.ops.aten.convolution.default
+_BACKWARD = torch.ops.aten.convolution_backward.default
+
+
+def convolution(x: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+    """`aten.convolution`; what no input channels make is zero, and the bias."""
+    made: Tensor = _FORWARD(x, weight, bias, *rest)
+    if x.shape[1]:
+        return made
+    transposed = rest[3]
+    channels = weight.shape[1 if transposed else 0]
+    zeros = x.new_zeros((x.shape[0], channels, *made.shape[2:]))
+    return zeros if bias is None else zeros.add_(bias.view(-1, *(1,) * (x.dim() - 2)))
+
+
+def convolution_backward(
+    grad: Tensor, x: Tensor, weight: Tensor, bias_sizes: Any, *rest: Any
+) -> tuple[Tensor | None, ...]:
+    """`aten.convolution_backward`; the gradient of the bias does not depend on the input channels."""
+    if x.shape[1]:
+        found: tuple[Tensor | None, ...] = _BACKWARD(grad, x, weight, bias_sizes, *rest)
+        return found
+    mask: Sequence[bool] = rest[-1]
+    sums = grad.sum([0, *range(2, grad.dim())]) if mask[2] else None
+    return *(
+        torch.empty_like(one) if m else None for one, m in zip((x, weight), mask, strict=False)
+    ), sums
+
+
+CONVOLUTION_OPS: dict[str, Callable[..., Any]] = {
+    "aten.convolution.default": convolution,
+    "aten.convolution_backward.default": convolution_backward,
+}
+
 
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
@@ -46,21 +82,6 @@ def _alone(x: Tensor) -> Tensor:
 def _contiguous(*args: Any) -> list[Any]:
     """With the strides of new tensors: others, of dimensions of size 1, kernels take for channels last."""
     return [_laid_in(torch.contiguous_format, x) if isinstance(x, Tensor) else x for x in args]
-
-
-def _group_norm(x: Tensor, *rest: Any) -> list[Any]:
-    return [_laid_in(_format(x), x), *_contiguous(*rest)]
-
-
-def _group_norm_backward(grad: Tensor, x: Tensor, *rest: Any) -> list[Any]:
-    """The kernel takes both as `x` lies."""
-    form = _format(x)
-    return [_laid_in(form, grad), _laid_in(form, x), *_contiguous(*rest)]
-
-
-def _batch_norm_backward(grad: Tensor, x: Tensor, *rest: Any) -> list[Any]:
-    """The kernel takes both to lie alike where each is dense, and tells by strides that mean nothing how they lie."""
-    return [*(_usual(_format(one), one) for one in (grad, x)), *rest]
 
 
 def _laid_in(form: torch.memory_format, x: Tensor) -> Tensor:
@@ -101,17 +122,14 @@ def _pairs(x: Tensor) -> list[Any]:
 def _dense_rows(*args: Any) -> list[Any]:
     """Attention on a CPU takes the last dimension as dense, but for the logarithms of sums, which have no depth."""
     return [
-        x.contiguous() if isinstance(x, Tensor) and x.dim() == 4 and _gaps(x) else x for x in args
+        x.contiguous() if isinstance(x, Tensor) and x.dim() == 4 and x.stride(-1) != 1 else x
+        for x in args
     ]
 
 
 def _volumes(*args: Any) -> list[Any]:
     """A volume without a batch has the rank of a batch of images; laid as those with channels last, it is refused."""
     return [_contiguous(x)[0] if isinstance(x, Tensor) and x.dim() == 4 else x for x in args]
-
-
-def _gaps(x: Tensor) -> bool:
-    return x.dim() > 0 and x.stride(-1) != 1
 
 
 # Kernels whose results hold more memory than they have elements.
@@ -123,19 +141,26 @@ _ROOMY = frozenset(
 Lay = Callable[..., list[Any]]
 
 
-def _first(x: Tensor, *rest: Any) -> list[Any]:
-    """The kernel copies all memory of the first, of which it may be a part."""
-    return [_alone(x), *rest]
-
-
 _SPECIAL: dict[str, Lay] = {
     **{
-        f"aten.{name}": _first
+        # Such a kernel copies all memory of the first operand, of which it may be a part.
+        f"aten.{name}": lambda x, *rest: [_alone(x), *rest]
         for name in ("copy.default", "select_scatter.default", "slice_scatter.default")
     },
-    "aten.native_batch_norm_backward.default": _batch_norm_backward,
-    "aten.native_group_norm.default": _group_norm,
-    "aten.native_group_norm_backward.default": _group_norm_backward,
+    # It takes both to lie alike where each is dense, and tells by strides that mean nothing how they lie.
+    "aten.native_batch_norm_backward.default": lambda grad, x, *rest: [
+        *(_usual(_format(one), one) for one in (grad, x)),
+        *rest,
+    ],
+    "aten.native_group_norm.default": lambda x, *rest: [
+        _laid_in(_format(x), x),
+        *_contiguous(*rest),
+    ],
+    # It takes both as `x` lies.
+    "aten.native_group_norm_backward.default": lambda grad, x, *rest: [
+        *(_laid_in(_format(x), one) for one in (grad, x)),
+        *_contiguous(*rest),
+    ],
     "aten.view_as_complex.default": _pairs,
     "aten._scaled_dot_product_flash_attention_for_cpu.default": _dense_rows,
     "aten._scaled_dot_product_flash_attention_for_cpu_backward.default": _dense_rows,

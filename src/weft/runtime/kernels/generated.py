@@ -31,8 +31,7 @@ from weft.ir.plan import LocalCall
 from weft.ops import shares_memory
 from weft.ops.call import Token
 from weft.ops.weft_ops import WEFT_OPS
-from weft.runtime.kernels.convolution_ops import CONVOLUTION_OPS
-from weft.runtime.kernels.dense_operands import dense_op
+from weft.runtime.kernels.dense_operands import CONVOLUTION_OPS, dense_op
 from weft.runtime.kernels.local_ops import LOCAL_OPS
 from weft.runtime.kernels.loss_ops import OVER_OPS
 from weft.runtime.kernels.pass_ops import OVER_STEP_OPS
@@ -197,7 +196,10 @@ class _Body:
             dead = [name for name in dict.fromkeys(call_refs(call)) if last[name] == index]
             gone = [names[name] for name in dead if name not in self._outputs]
             if call.op in self._functions:
-                text, before, gone = self._part(call), self._handing(call, gone), []
+                # The inputs go into a list, which alone holds those that nobody reads later.
+                inputs = ", ".join(names[name] for name in call_refs(call))
+                before = [f"    inputs = [{inputs}]", *_deletion(gone)]
+                text, gone = f"{self._bind('part', self._functions[call.op])}(inputs)", []
             else:
                 text, before = self._call(call, not over.isdisjoint(made)), []
             for name in made:
@@ -216,14 +218,6 @@ class _Body:
             for place, operand in places.items()
             if bases.get(operand, operand) not in of_parts
         }
-
-    def _handing(self, part: LocalCall, gone: Sequence[str]) -> list[str]:
-        """Lines that put the inputs of a part into a list, which alone holds what nobody reads later."""
-        inputs = ", ".join(self._names[name] for name in call_refs(part))
-        return [f"    inputs = [{inputs}]", *_deletion(gone)]
-
-    def _part(self, part: LocalCall) -> str:
-        return f"{self._bind('part', self._functions[part.op])}(inputs)"
 
     def _targets(self, call: LocalCall) -> str:
         """The left side of a call: `v3 = `, `v3, _ = `, `(v3,) = ` for a list of one, or nothing."""
@@ -245,7 +239,10 @@ class _Body:
             name = re.sub(r"\W", "_", f"{call.op}_over")
             self.bound[name] = OVER_OPS[call.op]
             return f"{name}({', '.join(arguments)})"
-        return f"{_bind_op(call.op, self.bound)}({', '.join(arguments)})"
+        name = "draw" if call.op == UNIFORM else _global_name(call.op)
+        if call.op != UNIFORM:
+            self.bound[name] = local_function(call.op)
+        return f"{name}({', '.join(arguments)})"
 
     def _text(self, arg: Arg) -> str:
         match arg:
@@ -302,14 +299,6 @@ def _bind_token(token: Token, bound: dict[str, Any], device: torch.device) -> st
     return name
 
 
-def _bind_op(op: str, bound: dict[str, Any]) -> str:
-    if op == UNIFORM:
-        return "draw"
-    name = _global_name(op)
-    bound[name] = local_function(op)
-    return name
-
-
 def _global_name(op: str) -> str:
     """The name of an op in the code of segments."""
     return re.sub(r"\W", "_", op)
@@ -333,7 +322,7 @@ def is_local(op: str) -> bool:
 def _returns_list(op: str) -> bool:
     if is_local(op):
         return False
-    returns = _returns(op)
+    returns: Sequence[Any] = torch_op(op)._schema.returns
     return len(returns) == 1 and "List" in str(returns[0].type)
 
 
@@ -341,10 +330,4 @@ def may_alias(op: str) -> bool:
     """True where a result of the op may share memory with an operand."""
     if shares_memory(op) or is_local(op):
         return shares_memory(op)
-    return any(result.alias_info is not None for result in _returns(op))
-
-
-def _returns(op: str) -> Sequence[Any]:
-    """The op's results by torch's schema."""
-    returns: Sequence[Any] = torch_op(op)._schema.returns
-    return returns
+    return any(result.alias_info is not None for result in torch_op(op)._schema.returns)

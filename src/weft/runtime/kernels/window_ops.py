@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from weft.ops.windows import Frame, Frames
-from weft.runtime.kernels import convolution_ops
+from weft.runtime.kernels import dense_operands
 
 aten = torch.ops.aten
 
@@ -37,7 +37,7 @@ def convolution(
     sliding = _frames(frames)
     padded, rest = _padded_where_cut(x, sliding), _rest(sliding)
     settings = (stride, rest, dilation, transposed, output_padding, groups)
-    return convolution_ops.convolution(padded, weight, bias, *settings)
+    return dense_operands.convolution(padded, weight, bias, *settings)
 
 
 def convolution_backward(
@@ -68,7 +68,7 @@ def convolution_backward(
         reach = _reach(grad, sliding)
         # Only the shape of the input matters to its gradient.
         like = grad.new_empty(()).expand(x.shape[0], x.shape[1], *reach)
-        whole = convolution_ops.convolution_backward(
+        whole = dense_operands.convolution_backward(
             grad, like, weight, None, *settings, [True, False, False]
         )[0]
         starts = [_start(frame) if frame.cut else 0 for frame in sliding]
@@ -79,7 +79,7 @@ def convolution_backward(
     own = _own(grad, sliding) if to_input else grad
     if not to_weight:  # the kernel would ask for a window of x, which nothing else needs
         return first, None, own.sum([0, *range(2, own.dim())])
-    _, second, third = convolution_ops.convolution_backward(
+    _, second, third = dense_operands.convolution_backward(
         own, _padded_where_cut(x, sliding), weight, bias_sizes, *settings, [False, True, to_bias]
     )
     return first, second, third

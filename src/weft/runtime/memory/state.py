@@ -10,6 +10,7 @@ from typing import Any, final
 from torch import Tensor
 
 from weft.errors import InternalError
+from weft.layout import Layout, Region
 
 
 @final
@@ -105,15 +106,28 @@ class Variables(Mapping[str, Tensor]):
 @final
 @dataclass
 class Batches:
-    """The tensors that pass between `step` and the actors: batches in, results out, by step and key.
+    """The tensors that pass between `step` and the actors: a batch in, results out, by key.
 
     `held` says that the running step keeps its gradients for a later one and updates no parameter;
     `updated` says that it has updated parameters, or added gradients to those that are kept;
     `first` is how many steps other plans of the run have made before this one's step 0, for the random ops.
     """
 
-    fed: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
-    fetched: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    fed: Mapping[str, Tensor] = field(default_factory=dict)
+    fetched: dict[str, Tensor] = field(default_factory=dict)
     held: bool = False
     updated: bool = False
     first: int = 0
+
+
+def region_part(tensor: Tensor, region: Region) -> Tensor:
+    """A region of a tensor, as a view; the tensor itself when it is all of it."""
+    for dim, (offset, length) in enumerate(region):
+        if length != tensor.shape[dim]:
+            tensor = tensor.narrow(dim, offset, length)
+    return tensor
+
+
+def local_part(tensor: Tensor, layout: Layout, rank: int) -> Tensor:
+    """The part of a whole tensor that `rank` holds, as a view."""
+    return region_part(tensor, layout.local_ranges(tuple(tensor.shape), rank))

@@ -64,6 +64,16 @@ class World(ABC):
         if device_type == "cpu":
             keep_freed_memory()
 
+    @property
+    def several(self) -> bool:
+        """True where other processes have ranks of the job, too."""
+        return len(self.ranks) < self.size
+
+    @property
+    def processes(self) -> int:
+        """The number of processes of the job, each of as many ranks."""
+        return self.size // len(self.ranks)
+
     def check_process(self) -> None:
         """Check that this is the process that made the world: its threads and connections live there only.
 

@@ -42,7 +42,7 @@ class _Stream:
 
 def _check_seed(world: World, seed: int) -> None:
     """Check that all ranks begin to draw from the same seed; all processes must call it alike."""
-    if len(world.ranks) < world.size:
+    if world.several:
         world.check_process()
         world.calls.enter("the first draw from a seed of global tensors")
         texts = dict.fromkeys(world.ranks, str(seed))
