@@ -17,7 +17,7 @@ from weft.capture.optimizers.groups import Optimizers, Optimizing, optimizers_of
 from weft.capture.optimizers.optimizer import UpdateRule, groups_of, update_rules, with_states_of
 from weft.capture.outputs import OutputSpec
 from weft.capture.precision import Casts
-from weft.capture.tracing.between import check_constants
+from weft.capture.python.values import check_constants
 from weft.capture.tracing.convert import Boundary, to_logical
 from weft.capture.tracing.leftovers import nothing_left
 from weft.capture.tracing.lending import check_memory

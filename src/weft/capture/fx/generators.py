@@ -14,6 +14,7 @@ from typing import Any, final
 from unittest.mock import patch
 
 import torch
+from torch._C import TensorBase
 from torch.utils._python_dispatch import _disable_current_modes
 
 from weft.capture.fx.private import Refusal
@@ -129,7 +130,8 @@ def note_draw(device: torch.device) -> None:
 def state_of(generator: torch.Generator) -> bytes:
     """The state of a generator, also while a step is traced."""
     with _disable_current_modes():
-        return generator.get_state().numpy().tobytes()
+        state = generator.get_state()
+        return TensorBase.numpy(state).tobytes()  # past what notes that a step reads values
 
 
 def _place(generator: StepGenerator) -> str:

@@ -22,7 +22,6 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeAlias, final
-from unittest.mock import patch
 
 import torch
 import torch.fx.traceback
@@ -63,20 +62,6 @@ def fake_tensor(
     """A contiguous tensor without data of the shape and dtype of `like`."""
     with mode:
         return torch.empty(like.shape, dtype=like.dtype, device=device, requires_grad=requires_grad)
-
-
-@contextmanager
-def masks_unread() -> Iterator[None]:
-    """While this lasts, torch's transformers do not look into a mask to see whether it is the causal one.
-
-    They compute with the mask then, which gives the same; `weft.compiler.graph.causal_masks` looks at it in the graph.
-    """
-
-    def hinted(_mask: Any, is_causal: bool | None = None, _size: int | None = None) -> bool:
-        return is_causal is True
-
-    with patch.object(torch.nn.modules.transformer, "_detect_is_causal_mask", hinted):
-        yield
 
 
 def values_made() -> AbstractContextManager[Any]:

@@ -10,19 +10,18 @@ from __future__ import annotations
 
 import inspect
 import linecache
-import math
 import operator
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias, final
+from typing import Any
 
 import torch
 
 from weft.capture.fx.advice import REMEDIES, Frames, advice, hands_on, reads_number
 from weft.capture.fx.locations import TRACE_FILE, location_of
 from weft.capture.fx.private import Refusal, UnwritableView, values_made, written_by, written_copy
+from weft.capture.fx.views import views_of
 from weft.errors import CaptureError
 from weft.files import in_library, installed, standard
 from weft.ir.logical import Location
@@ -45,9 +44,6 @@ _RESIZES = (
 )
 # Up to how many elements an op is tried.
 _TRIED = 1 << 25
-# Up to how many bytes two views are compared one by one.
-_MANY = 1 << 20
-_Dims: TypeAlias = tuple[tuple[int, int], ...]
 
 
 _VALUE_WORDS = (
@@ -226,7 +222,7 @@ def reason_against_write(node: torch.fx.Node) -> str | None:
         return _ALIASING
     written = [x for x in written_by(op, node.args, node.kwargs) if isinstance(x, torch.fx.Node)]
     others = [x for x in node.all_input_nodes if x not in written] if written else []
-    views, read = ([v for v in map(_Bytes.of, each) if v is not None] for each in (written, others))
+    views, read = (views_of(each.meta.get("val") for each in nodes) for nodes in (written, others))
     if any(view.overlaps_itself() for view in views):
         return _EXPANDED
     if any(one.meets(other) for one in views for other in read):
@@ -251,79 +247,3 @@ def _tried(op: Any, node: torch.fx.Node, written: list[torch.fx.Node]) -> str | 
         if each in written and ones[each].shape != before.shape:
             return _RESIZES.format(list(before.shape), list(ones[each].shape))
     return None
-
-
-@final
-@dataclass(frozen=True)
-class _Bytes:
-    """The bytes of a tensor in its memory: where they begin, strides and sizes in order, the largest stride first."""
-
-    memory: torch.UntypedStorage
-    start: int
-    order: _Dims
-    dims: _Dims
-
-    @staticmethod
-    def of(node: torch.fx.Node) -> _Bytes | None:
-        """The view that a node gives; None where it is no dense tensor, or an empty one."""
-        tensor = node.meta.get("val")
-        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
-            return None
-        if not tensor.numel():
-            return None
-        width = tensor.element_size()
-        dims = zip(tensor.stride(), tensor.shape, strict=True)
-        every = (*((int(stride) * width, int(size)) for stride, size in dims), (1, width))
-        kept = tuple(each for each in every if each[1] > 1)
-        start = int(tensor.storage_offset()) * width
-        return _Bytes(tensor.untyped_storage(), start, kept, tuple(sorted(kept, reverse=True)))
-
-    @property
-    def end(self) -> int:
-        """The last byte."""
-        return self.start + _extent(self.dims)
-
-    def overlaps_itself(self) -> bool:
-        """True where several elements may lie at one place."""
-        return any(
-            stride <= _extent(self.dims[at + 1 :]) for at, (stride, _) in enumerate(self.dims)
-        )
-
-    def meets(self, other: _Bytes) -> bool:
-        """True where another view shows some of the bytes, but not the same ones in the same order."""
-        apart = self.start - other.start
-        if self.memory is not other.memory or (apart == 0 and self.order == other.order):
-            return False
-        if self.start > other.end or other.start > self.end:
-            return False
-        for one, two in ((self, other), (other, self)):
-            dense = _count(one.dims) == _extent(one.dims) + 1
-            if dense and (one.start <= two.start or two.end <= one.end):
-                return True
-        return _meet(apart, self.dims, other.dims)
-
-
-def _extent(dims: _Dims) -> int:
-    return sum(stride * (size - 1) for stride, size in dims)
-
-
-def _count(dims: _Dims) -> int:
-    return math.prod(size for _, size in dims)
-
-
-def _meet(apart: int, one: _Dims, two: _Dims) -> bool:
-    """True where views that begin so far apart have a byte in common."""
-    while one and two and one[0] == two[0]:
-        if abs(apart) + max(_extent(one[1:]), _extent(two[1:])) >= one[0][0]:
-            break
-        one, two = one[1:], two[1:]  # bytes of other rows are other ones
-    if max(_count(one), _count(two)) > _MANY:
-        return True
-    return not _places(apart, one).isdisjoint(_places(0, two))
-
-
-def _places(start: int, dims: _Dims) -> set[int]:
-    found = {start}
-    for stride, size in dims:
-        found = {place + stride * i for place in found for i in range(size)}
-    return found

@@ -4,6 +4,8 @@ While a step is captured, a `ChangingNumber` stands where the user keeps such a 
 is another one; added to a tensor, or multiplied by one, it is a tensor of no dimensions, which is written before every
 step. Whatever else is done with it is done with the number itself, and what came of it is compared before every
 step: where that is something else, the step is planned anew.
+
+The same stand for counters when a step that changes them is traced once more: it may count on, and read none.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FunctionType
 from typing import Any, final
 
@@ -24,7 +27,7 @@ from torch.utils._pytree import tree_map
 
 from weft.capture.fx.private import is_fake
 from weft.capture.tree import Shut
-from weft.capture.watch import Entry, Exactly, Outcome
+from weft.capture.watch import Entry, Exactly, asked
 
 _DTYPES = (torch.float32, torch.float64)
 _SIGNS = {
@@ -40,6 +43,7 @@ _COUNTED = tuple(_SIGNS)
 _COMPARED = {"lt": "<", "le": "<=", "gt": ">", "ge": ">=", "eq": "==", "ne": "!="}
 _TURNED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 _READ = "divmod rdivmod hash str repr format float int index round trunc floor ceil reduce_ex"
+_TEXTS = ("__str__", "__repr__", "__format__")
 _RAISING = ("truediv", "floordiv", "mod", "pow")
 # Numbers of these types can be followed; numpy's is a `float`.
 _TYPES = (int, float, np.float64)
@@ -114,16 +118,21 @@ class ChangingNumbers:
     Args:
         entries: where the user keeps them, and what they are now.
         leaves: those of the batch.
+        counting: for a run that shows whether they are read: they may be counted on and shown as texts, and whatever
+            else is done with them is an outcome.
 
     Attributes:
         outcomes: what was done with them otherwise than by counting, and what came of it.
         tensors: that stand for them, and how to compute each.
     """
 
-    def __init__(self, entries: Sequence[Entry], leaves: Iterable[Entry] = ()) -> None:
+    def __init__(
+        self, entries: Sequence[Entry], leaves: Iterable[Entry] = (), counting: bool = False
+    ) -> None:
         of_batch = {each.key: each for each in leaves if _class_of(each.value) is not None}
         followed = (each for each in entries if can_follow(each) and each.key not in of_batch)
         self.entries = (*followed, *of_batch.values())
+        self.counting = counting
         self.outcomes: list[Entry] = []
         self.tensors: dict[int, tuple[Tensor, ChangingNumber]] = {}
         self._made: dict[tuple[int, torch.dtype], Tensor] = {}
@@ -134,20 +143,20 @@ class ChangingNumbers:
         for entry in self.entries:
             place = _Place(entry)
             number = (_class_of(entry.value) or ChangingNumber)(self, place.value, entry.text)
-            kind = Outcome(place.kind)
-            self.outcomes.append(Entry(kind, "type", place.kind(), f"the type of {entry.text}"))
+            if not self.counting:
+                self.outcomes.append(asked(None, place.kind, f"the type of {entry.text}"))
             entry.put(number)
         try:
             yield
         finally:
             for entry in self.entries:
-                entry.put(entry.value)
+                if entry.replaceable:  # a deque may have become shorter
+                    entry.put(entry.value)
 
     def outcome(self, compute: Callable[[], Any], text: str) -> Any:
         """The result of `compute`, which every step compares: for another one the step is planned anew."""
-        value = compute()
-        self.outcomes.append(Entry(Outcome(compute), "outcome", value, text))
-        return value
+        self.outcomes.append(asked(None, compute, text))
+        return self.outcomes[-1].value
 
     def part(self, compute: Callable[[], Any], text: str) -> Any:
         """An entry of a leaf; what is no number, text or container every step compares."""
@@ -179,6 +188,12 @@ class CountedWithTensors(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return _call(func, args, kwargs or {})
+
+
+def counting_on(changes: Iterable[Entry]) -> ChangingNumbers:
+    """Those that stand for numbers which a step has changed, in a run of it from there."""
+    now = (replace(each, value=each.value_now) for each in changes if type(each.value) in _TYPES)
+    return ChangingNumbers(list(now), counting=True)
 
 
 def is_changing(value: Any) -> bool:
@@ -266,7 +281,9 @@ def _counts(name: str, turned: bool) -> Callable[[ChangingNumber, Any], Any]:
         left, right = (other, self) if turned else (self, other)
         text = f"({_name(left)} {sign} {_name(right)})"
         compute: Any = lambda: apply(number_now(left), number_now(right))  # noqa: E731
-        if name in _RAISING:  # where it will, the user's own code is to run
+        if (
+            name in _RAISING and not self._all.counting
+        ):  # where it will, the user's own code is to run
             self._all.outcome(lambda: _raises(compute), f"an error in {text}")
         if type(compute()) not in _TYPES:  # (-1) ** 0.5
             return self._all.outcome(compute, text)
@@ -307,7 +324,8 @@ def _raises(compute: Callable[[], Any]) -> bool:
 
 def _reads(name: str) -> Callable[..., Any]:
     def read(self: ChangingNumber, *args: Any) -> Any:
-        return getattr(_itself(self), name)(*args)
+        shown = self._all.counting and name in _TEXTS
+        return getattr(self._compute() if shown else _itself(self), name)(*args)
 
     return read
 

@@ -13,7 +13,7 @@ import torch
 from weft.capture.fx.private import Decompositions
 from weft.capture.ops import batch_norm, ctc, experts, losses, lstsq, random, sampling, statistics
 from weft.capture.optimizers import fused
-from weft.capture.python.rewriting import checks
+from weft.capture.python import checks
 
 
 def _copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:

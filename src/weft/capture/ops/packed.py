@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from weft.capture.fx.private import Refusal
-from weft.capture.python.rewriting.rewrites import require
+from weft.capture.python.rewrites import require
 
 F = torch.nn.functional
 _RNNS: tuple[Any, ...] = (torch.gru, torch.rnn_tanh, torch.rnn_relu)

@@ -17,9 +17,8 @@ from torch.fx.graph import CodeGen
 from weft.capture.fx.private import is_fake, root_of, written_in
 from weft.capture.numbers.changing import is_changing
 from weft.capture.numbers.later import is_later
-from weft.capture.numbers.spies import is_spy
 from weft.capture.python.reached import is_users, plain_function
-from weft.capture.watch import MISSING, Entry, Exactly, Outcome, is_plain
+from weft.capture.watch import MISSING, Entry, Exactly, asked, is_plain
 from weft.errors import CaptureError
 
 # Ops that take no value from their operand, only its shape and dtype.
@@ -89,7 +88,8 @@ def depending(graph: torch.fx.Graph, inputs: Iterable[torch.fx.Node]) -> set[tor
     found = set(inputs)
     written: set[torch.fx.Node] = set()
     for node in graph.nodes:
-        read = () if _of_shapes(node) else node.all_input_nodes
+        name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
+        read = () if name in _OF_SHAPES else node.all_input_nodes
         again = bool(written) and any(root_of(each) in written for each in read)
         if again or not found.isdisjoint(read) or draws(node):
             found.add(node)
@@ -107,17 +107,6 @@ def draws(node: torch.fx.Node) -> bool:
     return seeded or str(node.target) == _DRAWS
 
 
-def _of_shapes(node: torch.fx.Node) -> bool:
-    name = getattr(getattr(node.target, "overloadpacket", None), "__name__", "")
-    return name in _OF_SHAPES
-
-
-# Values that functions of the user's keep in an `lru_cache`: compared before every step, as the user may clear it.
-#
-# A step that calls such a function reads what is kept, and whatever the function itself reads only where nothing is. So
-# the call itself is compared: before a step it gives what it would give in the step.
-
-
 # Of how many calls of a function the results are compared.
 _MANY = 200
 _Memo: TypeAlias = "_lru_cache_wrapper[Any]"
@@ -127,21 +116,22 @@ _Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 def kept_results(entries: Iterable[Entry]) -> list[Entry]:
     """The plain results that functions with an `lru_cache` among some values keep, by the calls that gave them.
 
+    A step that calls such a function reads what is kept, and whatever the function itself reads only where nothing is,
+    as the user may clear the cache. So the call itself is compared: before a step it gives what it would give there.
+
     Args:
         entries: what a step reads, functions and methods included.
     """
-    functions = {id(each): each for entry in entries for each in _memos_of(entry.value)}
-    return [each for memo in functions.values() if is_users(memo) for each in _results(memo)]
-
-
-def _memos_of(value: Any) -> Iterator[_Memo]:
-    """The function with a cache that a value is, or that a method or partial calls."""
-    while isinstance(value, partial):
-        value = value.func
-    if isinstance(value, types.MethodType | staticmethod | classmethod):
-        value = value.__func__
-    if isinstance(value, _lru_cache_wrapper):
-        yield value
+    memos: dict[int, _Memo] = {}
+    for entry in entries:
+        value = entry.value
+        while isinstance(value, partial):
+            value = value.func
+        if isinstance(value, types.MethodType | staticmethod | classmethod):
+            value = value.__func__
+        if isinstance(value, _lru_cache_wrapper) and is_users(value):
+            memos[id(value)] = value
+    return [each for memo in memos.values() for each in _results(memo)]
 
 
 def _results(memo: _Memo) -> Iterator[Entry]:
@@ -152,12 +142,10 @@ def _results(memo: _Memo) -> Iterator[Entry]:
     text = f"the result of {getattr(plain_function(memo), '__qualname__', memo)} in its cache"
     for key in islice(list(spaces[0]) if spaces else [], _MANY):
         found = _arguments(key, mark, memo.cache_parameters()["typed"])
-        if any(_stands_in(each) for each in (*found[0], *found[1].values())):
-            continue
-        value = memo(*found[0], **found[1])
-        if is_plain(value):
-            call = Outcome(partial(_called, memo, found))
-            yield Entry(call, "result", Exactly(copy.deepcopy(value)), text)
+        if not any(stands_in(each) for each in (*found[0], *found[1].values())):
+            result = asked(None, partial(_called, memo, found), text)
+            if result.value.number is not MISSING:
+                yield result
 
 
 def _arguments(key: Any, mark: object, typed: bool) -> _Arguments:
@@ -177,7 +165,7 @@ def _arguments(key: Any, mark: object, typed: bool) -> _Arguments:
 
 
 def _called(function: Callable[..., Any], arguments: _Arguments) -> Exactly:
-    """The result of a call now, as the step would have it; `MISSING` where it cannot be had."""
+    """The plain result of a call now, as the step would have it; `MISSING` where it cannot be had."""
     try:
         value = function(*arguments[0], **arguments[1])
     except Exception:  # of the user's function: the step, planned anew, says what is wrong
@@ -185,5 +173,6 @@ def _called(function: Callable[..., Any], arguments: _Arguments) -> Exactly:
     return Exactly(copy.deepcopy(value) if is_plain(value) else MISSING)
 
 
-def _stands_in(value: Any) -> bool:
-    return any(check(value) for check in (is_fake, is_later, is_spy, is_changing))
+def stands_in(value: Any) -> bool:
+    """True where a value is a tensor without data, or stands for a number."""
+    return is_fake(value) or is_later(value) or is_changing(value)

@@ -10,18 +10,18 @@ import queue
 import random
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from threading import get_ident
-from typing import Any, TypeAlias, final
-from unittest.mock import patch
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from weft.capture.fx.generators import state_of
+from weft.capture.fx.patches import replaced
 from weft.capture.fx.private import Refusal
-from weft.capture.watch import Content, Entry
+from weft.capture.watch import Asked, Entry, asked
 from weft.errors import CaptureError
 from weft.files import in_library, standard, users_file
 
@@ -38,48 +38,51 @@ _DRAWN = (
     "draws random numbers of Python, numpy or the system, or sets their seed or state: captured once, it would do so "
     "no more. Draw by torch.rand and the like, by random.Random(seed), or outside, and pass what was drawn in the batch"
 )
-_MOVING = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator, queue.Queue)
+_SET = (
+    "Set it before weft.compile, as in the model's config, or call the model once before, where it stays from then on; "
+    "or pass it in the batch"
+)
+_KEEP = "Keep it in a tensor (register_buffer, and write it in place), or outside of the step and pass it in the batch"
+# Of objects that give something else each time, where they are.
+_POSITIONS: Mapping[type, Callable[[Any], Any]] = {
+    random.Random: lambda value: repr(value.getstate()),
+    np.random.Generator: lambda value: repr(value.bit_generator.state),
+    np.random.RandomState: lambda value: repr(value.get_state(legacy=False)),
+    torch.Generator: state_of,
+    queue.Queue: queue.Queue.qsize,
+}
 # Of how many iterators inside of each other (`map`, `zip`) it is seen where they are.
 _DEPTH = 4
 
 
-@final
-class Moving:
-    """Objects which a step that only reads them advances, with where they were before it."""
+def position_of(value: Any, text: str) -> Entry | None:
+    """The position of an object that a step advances by reading it; None where a value is no such object.
 
-    def __init__(self) -> None:
-        self._seen: dict[int, tuple[Any, str, Any]] = {}
+    Its value is None where the position cannot be seen, as that of a generator or file.
+    """
+    return asked(value, partial(_at, value), text) if _moves(value) else None
 
-    def see(self, value: Any, text: str) -> bool:
-        """Look after a value, which the user calls `text`, from now on; False where it is no such object."""
-        if not _moves(value):
-            return False
-        self._seen.setdefault(id(value), (value, text, _at(value)))
-        return True
 
-    def check(self) -> None:
-        """Check that all are where they were.
+def check_unmoved(positions: Iterable[Entry]) -> Iterator[Entry]:
+    """Check that iterators, queues and generators are where they were.
 
-        Raises:
-            CaptureError: naming one that is not.
-        """
-        for value, text, before in self._seen.values():
-            now = _at(value)
-            # Other threads put into a queue, and so may the step.
-            if before is not None and (
-                now < before if isinstance(value, queue.Queue) else now != before
-            ):
-                raise CaptureError(
-                    f"the step takes what it reads from {text}, a {type(value).__name__}, which gives something else "
-                    "each time: captured once, it would read the same for ever. Take it outside of the step, and pass "
-                    "it in the batch; draw random numbers by torch.rand and the like"
-                )
+    Yields:
+        Those of which that cannot be seen.
 
-    def unknown(self) -> Iterator[Entry]:
-        """Those of which it cannot be seen where they are."""
-        for value, text, before in self._seen.values():
-            if before is None:
-                yield Entry({}, None, value, text)
+    Raises:
+        CaptureError: naming one that is not.
+    """
+    for entry in positions:
+        value, now = entry.space.owner, entry.value_now
+        if entry.value is None:
+            yield Entry({}, None, value, entry.text)
+        # Other threads put into a queue, and so may the step.
+        elif now < entry.value if isinstance(value, queue.Queue) else now != entry.value:
+            raise CaptureError(
+                f"the step takes what it reads from {entry.text}, a {type(value).__name__}, which gives something else "
+                "each time: captured once, it would read the same for ever. Take it outside of the step, and pass "
+                "it in the batch; draw random numbers by torch.rand and the like"
+            )
 
 
 @contextmanager
@@ -90,26 +93,23 @@ def randomness_refused() -> Iterator[None]:
         Refusal: where it sets the generators of `random` or `numpy.random`, or its code has none.
         CaptureError: when these generators have been drawn from.
     """
-    own, states = get_ident(), _random_states()
-    others = []  # threads, as those that load batches, which have the same generators
+    states = _random_states()
 
-    def watched(space: Any, name: str, refused: Callable[[str, tuple[Any, ...]], bool]) -> Any:
-        plain = getattr(space, name)
+    def refused(by: Callable[[str, tuple[Any, ...]], bool]) -> Callable[..., Any]:
+        def made(plain: Callable[..., Any]) -> Any:
+            def call(*args: Any, **named: Any) -> Any:
+                if by(_caller(), args):
+                    raise Refusal(_DRAWN)
+                return plain(*args, **named)
 
-        def call(*args: Any, **named: Any) -> Any:
-            if get_ident() != own:
-                others.append(get_ident())
-            elif refused(_caller(), args):
-                raise Refusal(_DRAWN)
-            return plain(*args, **named)
+            return call
 
-        return patch.object(space, name, call)
+        return made
 
-    with ExitStack() as stack:
-        for space, name in _SEEDS:
-            stack.enter_context(watched(space, name, lambda file, _: not in_library(file)))
-        for space, name in _CHANCE:
-            stack.enter_context(watched(space, name, _by_chance))
+    seeding = refused(lambda file, _: not in_library(file))
+    by_chance = refused(_by_chance)
+    places = [(*x, seeding) for x in _SEEDS], [(*x, by_chance) for x in _CHANCE]
+    with replaced(*places[0], *places[1]) as others:  # which load batches, by the same generators
         yield
     if _random_states() != states and not others:
         raise CaptureError(f"the step {_DRAWN}")
@@ -122,7 +122,7 @@ def _by_chance(file: str, args: tuple[Any, ...]) -> bool:
 
 def _caller() -> str:
     """The file of the code, other than Python's library, that has led to the running call."""
-    frame = sys._getframe(2)
+    frame = sys._getframe(3)
     while frame.f_back is not None and standard(frame.f_code.co_filename):
         frame = frame.f_back
     return frame.f_code.co_filename
@@ -136,9 +136,9 @@ def depends_on(changes: Sequence[Entry]) -> CaptureError:
     """The error for a step that is another one after it has changed some values."""
     shown = "; ".join(map(_words, changes[:3]))
     more = f"; and {len(changes) - 3} more" if len(changes) > 3 else ""
+    remedy = _SET if all(isinstance(each.value_now, str) for each in changes) else _KEEP
     return CaptureError(
-        f"the step changes {shown}{more}, and reads it: captured once, it would read the same value for ever. Keep it "
-        "in a tensor (register_buffer, and write it in place), or outside of the step and pass it in the batch"
+        f"the step changes {shown}{more}, and reads it: captured once, it would read the same value for ever. {remedy}"
     )
 
 
@@ -151,7 +151,7 @@ def keeps(place: str) -> CaptureError:
 
 
 def _words(entry: Entry) -> str:
-    if isinstance(entry.space, Content):
+    if isinstance(entry.space, Asked) and isinstance(entry.value, bytes):
         return entry.text
     if hasattr(type(entry.value), "__next__"):
         return f"{entry.text}, a {type(entry.value).__name__}, by taking from it"
@@ -159,45 +159,30 @@ def _words(entry: Entry) -> str:
 
 
 def _moves(value: Any) -> bool:
-    if isinstance(value, _MOVING):
-        return True
     # A class of Python that is an iterator has attributes, which are watched.
-    return hasattr(type(value), "__next__") and not hasattr(value, "__dict__")
+    iterates = hasattr(type(value), "__next__") and not hasattr(value, "__dict__")
+    return iterates or isinstance(value, tuple(_POSITIONS))
 
 
 def _at(value: Any, depth: int = _DEPTH) -> Any:
     """The position of an object, to be compared; None when that cannot be seen."""
-    if isinstance(value, random.Random):
-        return repr(value.getstate())
-    if isinstance(value, np.random.Generator):
-        return repr(value.bit_generator.state)
-    if isinstance(value, np.random.RandomState):
-        return repr(value.get_state(legacy=False))
-    if isinstance(value, torch.Generator):
-        return state_of(value)
-    if isinstance(value, queue.Queue):
-        return value.qsize()
+    position = next((at for kind, at in _POSITIONS.items() if isinstance(value, kind)), None)
+    if position is not None:
+        return position(value)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return _reduced(value, depth)
+            parts = value.__reduce__()
+        flat = [part for each in parts for part in (each if isinstance(each, tuple) else (each,))]
+        words = [_word(part, depth) for part in flat]
     except Exception:  # it cannot be pickled, as a generator or a file
         return None
+    return None if None in words else " ".join(map(str, words))
 
 
-def _reduced(value: Any, depth: int) -> str:
-    """An iterator as it would be pickled, with the iterators that it takes from."""
-    parts = value.__reduce__()
-    flat = [part for each in parts for part in (each if isinstance(each, tuple) else (each,))]
-    words = []
-    for part in flat:
-        if not hasattr(type(part), "__next__"):
-            words.append(str(part) if isinstance(part, int | float) else str(id(part)))
-        elif depth == 0:
-            raise TypeError
-        else:
-            inner = _at(part, depth - 1)
-            if inner is None:
-                raise TypeError
-            words.append(inner)
-    return " ".join(words)
+def _word(part: Any, depth: int) -> str | None:
+    """A part of what an iterator is pickled as, with the position of one that it takes from."""
+    if hasattr(type(part), "__next__"):
+        found: str | None = _at(part, depth - 1) if depth else None
+        return found
+    return str(part) if isinstance(part, int | float) else str(id(part))

@@ -1,12 +1,13 @@
-"""Objects that the user's functions see beside their arguments: globals, closures, owners of bound methods."""
+"""Objects that the user's functions see beside their arguments, by their code: globals, closures, keys of dicts."""
 
 from __future__ import annotations
 
 import dis
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, partial
-from typing import Any
+from itertools import takewhile
+from typing import Any, final
 
 from torch import nn
 
@@ -90,34 +91,38 @@ def cells_of(function: types.FunctionType) -> list[tuple[str, Any]]:
     return [(name, cell) for name, cell in pairs if _has_content(cell)]
 
 
+@cache
+def codes_in(code: types.CodeType) -> tuple[types.CodeType, ...]:
+    """The code of a function, and of those inside it."""
+    inner = (each for each in code.co_consts if isinstance(each, types.CodeType))
+    return code, *(below for each in inner for below in codes_in(each))
+
+
 def names_in(code: types.CodeType) -> frozenset[str]:
     """The names of attributes, and the texts, that a function names, with those of functions inside it."""
-    own = {*code.co_names, *(each for each in code.co_consts if isinstance(each, str))}
-    return frozenset(own).union(*(names_in(each) for each in _inner(code.co_consts)))
+    names = {name for each in codes_in(code) for name in (*each.co_names, *each.co_consts)}
+    return frozenset(name for name in names if isinstance(name, str))
 
 
 def texts_in(code: types.CodeType) -> frozenset[str]:
     """The texts that a function names and that could be names, with those of functions inside it."""
-    own = frozenset(x for x in code.co_consts if isinstance(x, str) and x.isidentifier())
-    return own.union(*(texts_in(each) for each in _inner(code.co_consts)))
+    texts = {text for each in codes_in(code) for text in each.co_consts if isinstance(text, str)}
+    return frozenset(filter(str.isidentifier, texts))
 
 
 def asked_in(code: types.CodeType) -> frozenset[str]:
     """The texts that a function which asks for attributes by `getattr` or `hasattr` names, with those inside it."""
-    own = code.co_consts if not {"getattr", "hasattr"}.isdisjoint(code.co_names) else ()
-    names = frozenset(each for each in own if isinstance(each, str) and each.isidentifier())
-    return names.union(*(asked_in(each) for each in _inner(code.co_consts)))
+    texts: set[Any] = set()
+    for each in codes_in(code):
+        if not {"getattr", "hasattr"}.isdisjoint(each.co_names):
+            texts |= {text for text in each.co_consts if isinstance(text, str)}
+    return frozenset(filter(str.isidentifier, texts))
 
 
 @cache
 def _globals_in(code: types.CodeType) -> tuple[str, ...]:
-    own = [each.argval for each in dis.get_instructions(code) if each.opname in _GLOBALS]
-    inner = [name for each in _inner(code.co_consts) for name in _globals_in(each)]
-    return tuple(dict.fromkeys([*own, *inner]))
-
-
-def _inner(constants: Iterable[Any]) -> Iterator[types.CodeType]:
-    return (each for each in constants if isinstance(each, types.CodeType))
+    steps = (step for each in codes_in(code) for step in dis.get_instructions(each))
+    return tuple(dict.fromkeys(step.argval for step in steps if step.opname in _GLOBALS))
 
 
 def is_users(function: Any) -> bool:
@@ -143,3 +148,95 @@ def user_attributes(tensor: Any) -> dict[str, Any]:
         for name, value in vars(tensor).items()
         if name not in OF_GLOBAL and not name.startswith("_")
     }
+
+
+# What stands between the instructions that matter.
+_NOISE = frozenset(
+    ["CACHE", "PRECALL", "PUSH_NULL", "NOP", "EXTENDED_ARG", "COPY", "DUP_TOP", "DUP_TOP_TWO"]
+)
+_SUBSCRIPTS = frozenset(["BINARY_SUBSCR", "STORE_SUBSCR", "DELETE_SUBSCR"])
+# Methods of dicts that read no more than the item under the key that they are given.
+_OF_ONE_KEY = frozenset(["get", "pop", "setdefault", "__getitem__"])
+_END = dis.Instruction(*[None] * len(dis.Instruction._fields))  # type: ignore[arg-type]
+
+
+@final
+class Keys:
+    """The places that the functions of a step read, by the last name of each: a variable, an attribute, a text as key.
+
+    Of a dict that is read by written keys alone, only the items under these are read. Any other way of reading it
+    (`items()`, a loop, a key that is computed, handing the dict on) may read all of it.
+    """
+
+    def __init__(self) -> None:
+        self._loaded: set[str] = set()
+        self._opened: set[str] = set()
+
+    def add(self, code: types.CodeType) -> None:
+        """One more function of the step."""
+        loaded, opened = _loads_in(code)
+        self._loaded |= loaded
+        self._opened |= opened
+
+    def written(self, name: str | None) -> bool:
+        """True where a dict in a place of this name is read by keys that stand in the code, and in no other way."""
+        return name in self._loaded and name not in self._opened
+
+    def __len__(self) -> int:
+        return len(self._loaded) + len(self._opened)
+
+
+@cache
+def _loads_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """The places that a function and those inside it read; and those of which a dict may be read under any key."""
+    loaded, opened = set[str](), set[str]()
+    # Where what is in one place is put in another.
+    renamed = set[tuple[str, str]]()
+    for each in codes_in(code):
+        steps = [step for step in dis.get_instructions(each) if step.opname not in _NOISE]
+        steps += [_END] * 3
+        for place in range(len(steps) - 3):
+            names, after = _loaded(steps, place)
+            loaded.update(names)
+            opened.update(names[:-1])  # another value is loaded behind these
+            if names and not _by_written_key(steps, place, after):
+                others = _stored(steps[after:])
+                renamed.update((names[-1], other) for other in others)
+                opened.update(() if others else names[-1:])
+    while more := {name for name, other in renamed if other in opened} - opened:
+        opened |= more
+    return frozenset(loaded), frozenset(opened)
+
+
+def _loaded(steps: Sequence[dis.Instruction], place: int) -> tuple[tuple[str, ...], int]:
+    """The names of the places that an instruction loads, and the number of the instruction behind it."""
+    step = steps[place]
+    if step.opname == "LOAD_CONST":
+        item = isinstance(step.argval, str) and _subscript(steps[place + 1])
+        return ((step.argval,), place + 2) if item else ((), place)
+    if step.opname is None or "LOAD_" not in step.opname:
+        return (), place
+    names = step.argval if isinstance(step.argval, tuple) else (step.argval,)
+    return tuple(each for each in names if isinstance(each, str)), place + 1
+
+
+def _subscript(step: dis.Instruction) -> bool:
+    return step.opname in _SUBSCRIPTS or (step.opname == "BINARY_OP" and step.argrepr == "[]")
+
+
+def _by_written_key(steps: Sequence[dis.Instruction], place: int, after: int) -> bool:
+    """True where what is loaded at `place` is asked for an item under a written key, or for no item."""
+    first, second = steps[after], steps[after + 1]
+    if first.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        one = first.argval in _OF_ONE_KEY and second.opname == "LOAD_CONST"
+        return one or not hasattr(dict, first.argval)
+    if first.opname == "CONTAINS_OP":
+        return place > 0 and steps[place - 1].opname == "LOAD_CONST"
+    return first.opname == "POP_TOP" or (first.opname == "LOAD_CONST" and _subscript(second))
+
+
+def _stored(steps: Iterable[dis.Instruction]) -> list[str]:
+    """The names under which a value is kept at once."""
+    stores = takewhile(lambda step: (step.opname or "").startswith("STORE_"), steps)
+    names = [step.argval for step in stores]
+    return names if all(isinstance(name, str) for name in names) else []

@@ -6,15 +6,13 @@ import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from operator import is_
 from typing import Any, TypeAlias, final
 
 import torch
 from torch import nn
 
-from weft.capture.fx.private import is_fake
-from weft.capture.numbers.changing import is_changing
-from weft.capture.numbers.later import is_later
-from weft.capture.numbers.spies import is_spy
+from weft.capture.python.caches import stands_in
 from weft.capture.python.reached import (
     bound_to,
     cells_of,
@@ -22,11 +20,11 @@ from weft.capture.python.reached import (
     user_attributes,
     user_functions,
 )
+from weft.capture.watch import MISSING, Attribute, Entry
 
 # How far from the model and the loss function it is looked for what they may write, and in how large containers.
 _DEPTH, _MANY = 4, 10_000
 _CONTAINERS = (dict, list, set, deque)
-_MISSING = object()
 # Attributes of a module in which its parts are.
 _PARTS = ("_modules", "_parameters", "_buffers")
 # Into whose classes no step writes.
@@ -65,16 +63,19 @@ class Writable:
 
     def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:
         functions = user_functions(function, model)
-        self._names = [
-            (*each, each[0].get(each[1], _MISSING)) for f in functions for each in globals_of(f)
-        ]
-        self._cells = [
-            (f"{name} in the closure of {f.__qualname__}", cell, cell.cell_contents)
+        self._variables = [
+            Entry(space, name, space.get(name, MISSING), f"the global {name}")
             for f in functions
-            for name, cell in cells_of(f)
+            for space, name in globals_of(f)
         ]
+        for f in functions:
+            for name, cell in cells_of(f):
+                text = f"{name} in the closure of {f.__qualname__}"
+                self._variables.append(
+                    Entry(Attribute(cell), "cell_contents", cell.cell_contents, text)
+                )
         self._bound = list(bound_to(function))
-        named = [*self._bound, *(each[-1] for each in (*self._cells, *self._names))]
+        named = [*self._bound, *(each.value for each in self._variables)]
         self._owners = [(owner, dict(vars(owner))) for owner in _owners([*named, *functions])]
         roots = [value for text, value in self._places()]
         self._modules = list(model.named_modules())
@@ -118,22 +119,17 @@ class Writable:
         tensors = [x for each in places for x in _parts(each) if id(x) in stand_ins]
         back = {id(stand_ins[id(x)]): x for x in tensors}
         ids = {id(stand_in): key for key, stand_in in stand_ins.items()}
-        named = [(space, "id") for space, name, x in self._names if name == "id" and x is _MISSING]
         with ExitStack() as stack:
             for each in places:
                 stack.callback(_exchange, each, back)
                 _exchange(each, stand_ins)
-            for _, cell, tensor in self._cells:
-                if id(tensor) in stand_ins:
-                    stack.callback(setattr, cell, "cell_contents", tensor)
-                    cell.cell_contents = stand_ins[id(tensor)]
-            for space, name, tensor in self._names:
-                if id(tensor) in stand_ins:
-                    stack.callback(space.__setitem__, name, tensor)
-                    space[name] = stand_ins[id(tensor)]
-            for space, name in named:
-                stack.callback(space.pop, name, None)
-                space[name] = lambda x: ids.get(id(x), id(x))
+            for variable in self._variables:
+                if id(variable.value) in stand_ins:
+                    stack.callback(variable.put, variable.value)
+                    variable.put(stand_ins[id(variable.value)])
+                elif variable.name == "id" and variable.value is MISSING:
+                    stack.callback(variable.space.pop, "id", None)
+                    variable.put(lambda x: ids.get(id(x), id(x)))
             yield
 
     def _contained(self) -> Iterator[tuple[str, Any]]:
@@ -151,16 +147,15 @@ class Writable:
 
     def _places(self) -> Iterator[tuple[str, Any]]:
         """Everything that is named outside of the model, as it is now."""
-        for owner, _ in self._owners:
+        owners = [owner for owner, _ in self._owners]
+        for owner in owners:
             for name, value in list(vars(owner).items()):
                 yield f"{owner.__qualname__}.{name}", value
-        for space, name, _ in self._names:
-            yield f"the global {name}", space.get(name)
-        for text, cell, _ in self._cells:
-            yield text, cell.cell_contents
+        for each in self._variables:
+            yield each.text, each.value_now
         for each in self._bound:
             yield type(each).__name__, each
-        yield from _defaults([owner for owner, _ in self._owners])
+        yield from _defaults(owners)
 
     def put_back(self, everything: bool) -> None:
         """Put back what was there: in the model all, elsewhere where fakes are now, or `everything`."""
@@ -171,14 +166,12 @@ class Writable:
                 _put_back(container, before)
         for owner, space in self._owners:
             _reset(owner, space, everything)
-        for space, name, value in self._names:
-            if value is _MISSING:  # there was none
-                if name in space and (everything or holds_fakes(space[name])):
-                    del space[name]
-            elif space.get(name, _MISSING) is not value:
-                space[name] = value
-        for _, cell, content in self._cells:
-            cell.cell_contents = content
+        for each in self._variables:
+            now = each.value_now
+            if each.value is not MISSING:
+                each.put(each.value)
+            elif now is not MISSING and (everything or holds_fakes(now)):
+                del each.space[each.name]
 
 
 def _parts(container: _Container) -> list[Any]:
@@ -218,7 +211,7 @@ def holds_fakes(value: Any) -> bool:
 
 def _fakes_in(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
     """The tensors without data, and what stands for numbers, that a value is or a container holds."""
-    if any(stands(value) for stands in (is_fake, is_later, is_spy, is_changing)):
+    if stands_in(value):
         yield value
     elif depth and isinstance(value, (*_CONTAINERS, tuple)) and len(value) < _MANY:
         for part in list(value.values() if isinstance(value, dict) else value):
@@ -251,10 +244,10 @@ def _defaults(owners: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 def _reset(owner: Any, before: Mapping[str, Any], everything: bool) -> None:
     """Give a class or function its attributes back, where a tensor without data is now, or `everything`."""
     for name, value in dict(vars(owner)).items():
-        then = before.get(name, _MISSING)
+        then = before.get(name, MISSING)
         if value is then or not (everything or holds_fakes(value)):
             continue
-        if then is _MISSING:
+        if then is MISSING:
             delattr(owner, name)
         else:
             setattr(owner, name, then)
@@ -302,15 +295,7 @@ def _copy(container: _Container) -> Any:
 
 
 def _put_back(container: Any, before: Any) -> None:
-    now = _copy(container)
-    if isinstance(container, dict):
-        same = now.keys() == before.keys() and all(now[name] is before[name] for name in now)
-    else:
-        same = len(now) == len(before) and all(map(_is, now, before))
+    same = len(container) == len(before) and all(map(is_, _parts(container), _parts(before)))
     if not same:
         container.clear()
         (container.extend if isinstance(container, list | deque) else container.update)(before)
-
-
-def _is(one: Any, other: Any) -> bool:
-    return one is other

@@ -25,6 +25,7 @@ from torch import nn
 from weft.capture.fx.private import FakeMode, forget_values, is_fake, living_fakes, maker_in
 from weft.capture.numbers.later import LaterNumber, living_numbers
 from weft.capture.python.caches import depending
+from weft.capture.python.objects import attributes_of
 from weft.errors import CaptureError
 from weft.files import in_library
 
@@ -88,7 +89,9 @@ class Leftovers:
         kept = [each for each in (getattr(module, node.target) for node in nodes) if is_fake(each)]
         for tensor in kept:
             if not self.constant(tensor):
-                place = places.get(id(tensor)) or _place_of(tensor)
+                found = [] if id(tensor) in places else _places([tensor])
+                named = found[0].name() if found else "an object of yours"
+                place = places.get(id(tensor), named)
                 raise CaptureError(
                     f"the step keeps in {place} a tensor that depends on the batch, on the model's tensors or "
                     "on random numbers, and the next step reads it: captured once, it would read the same value for "
@@ -199,19 +202,19 @@ class KeptPlace:
     def empty(self, constant: Callable[[Any], bool]) -> None:
         """Take the tensor out."""
         self.text = self.name()
-        inner = self.tensor
+        inner, owner = self.tensor, self.chain[-1]
+        of_class = isinstance(owner, type)
         for holder in self.chain:
             if type(holder) is _lru_cache_wrapper:
                 holder.cache_clear()
-            elif isinstance(self.chain[-1], type) and holder is self.chain[-2:][0]:
-                _removed(self.chain[-1], inner)  # the dict of a class is not to be written
+            elif of_class and holder is self.chain[-2:][0]:
+                _removed(owner, inner)  # the dict of a class is not to be written
             elif not _removed(holder, inner):
                 inner = holder
                 continue
-            lasting = isinstance(holder, dict) and not _is_namespace(
-                holder, self.chain[-1], self.chain
-            )
-            lasting |= type(holder) is _lru_cache_wrapper
+            # In the attributes of an owner something else may have been before.
+            space = self.chain[-2:][0] if of_class else getattr(owner, "__dict__", None)
+            lasting = isinstance(holder, dict | _lru_cache_wrapper) and holder is not space
             self.cache = lasting and not self.number and constant(self.tensor)
             break
 
@@ -237,16 +240,10 @@ class KeptPlace:
                     return f"{name} in the closure of {owner.__qualname__}"
             if any(each is owner.__defaults__ for each in below):
                 return f"a default argument of {owner.__qualname__}"
-        space = _attributes(owner)
+        space = attributes_of(owner)
         named = [name for name, value in space.items() if any(value is each for each in below)]
         title = _called(owner)
         return f"{title}.{named[0]}" if named else title
-
-
-def _place_of(tensor: Any) -> str:
-    """The name of a place that holds a tensor."""
-    places = _places([tensor])
-    return places[0].name() if places else "an object of yours"
 
 
 def _called(owner: Any) -> str:
@@ -254,22 +251,6 @@ def _called(owner: Any) -> str:
     if plain:
         return str(getattr(owner, "__qualname__", owner))
     return owner.__name__ if isinstance(owner, types.ModuleType) else type(owner).__name__
-
-
-def _attributes(owner: Any) -> dict[str, Any]:
-    """All that an object has, slots included."""
-    found = dict(getattr(owner, "__dict__", None) or {})
-    for cls in type(owner).__mro__:
-        for name, member in vars(cls).items():
-            if isinstance(member, types.MemberDescriptorType):
-                found[name] = getattr(owner, name, None)
-    return found
-
-
-def _is_namespace(holder: dict[Any, Any], owner: Any, chain: tuple[Any, ...]) -> bool:
-    """True where a dict is the attributes of its owner, where something else may have been before."""
-    of_class = isinstance(owner, type) and holder is chain[-2:][0]
-    return of_class or getattr(owner, "__dict__", None) is holder
 
 
 def _removed(holder: Any, inner: Any) -> bool:
@@ -288,19 +269,13 @@ def _removed(holder: Any, inner: Any) -> bool:
     elif isinstance(holder, tuple | frozenset) or type(holder) is LaterNumber:
         return False
     else:
-        names = [name for name, value in _attributes(holder).items() if value is inner]
+        names = [name for name, value in attributes_of(holder).items() if value is inner]
         for name in names:
-            (delattr if isinstance(holder, type) else _unset)(holder, name)
+            # By the way of plain objects.
+            plain = not isinstance(holder, nn.Module | types.FunctionType | type)
+            (object.__delattr__ if plain else delattr)(holder, name)
         return bool(names)
     return True
-
-
-def _unset(holder: Any, name: str) -> None:
-    """Without the attribute, by the way of plain objects."""
-    if isinstance(holder, nn.Module | types.FunctionType):
-        delattr(holder, name)
-    else:
-        object.__delattr__(holder, name)
 
 
 def _places(tensors: list[Any]) -> list[KeptPlace]:
@@ -327,7 +302,8 @@ def _places(tensors: list[Any]) -> list[KeptPlace]:
                 if id(part) not in level or part is others:
                     continue
                 _, tensor, below = level[id(part)]
-                if _goes_on(holder):
+                goes_on = isinstance(holder, (*_CONTAINERS, types.CellType))
+                if goes_on or type(holder) is LaterNumber:
                     if id(holder) not in seen:
                         seen.add(id(holder))
                         following[id(holder)] = holder, tensor, (*below, holder)
@@ -337,21 +313,12 @@ def _places(tensors: list[Any]) -> list[KeptPlace]:
     return found
 
 
-def _goes_on(holder: Any) -> bool:
-    """True where it matters who holds it in turn."""
-    return isinstance(holder, (*_CONTAINERS, types.CellType)) or type(holder) is LaterNumber
-
-
 def _is_users(owner: Any) -> bool:
     """True where an object is none of torch's and weft's own."""
-    if type(owner) is _lru_cache_wrapper or isinstance(owner, types.ModuleType | type):
-        name = getattr(owner, "__module__", None) or getattr(owner, "__name__", "")
-    elif isinstance(owner, types.FunctionType):
-        name = owner.__module__ or ""
-    elif isinstance(owner, nn.Module):
+    if isinstance(owner, nn.Module):
         return not isinstance(owner, torch.fx.GraphModule) and type(owner) is not nn.Module
-    elif isinstance(owner, partial):
-        name = getattr(owner.func, "__module__", "")
-    else:
-        name = type(owner).__module__
+    of = owner.func if isinstance(owner, partial) else owner
+    named = (_lru_cache_wrapper, types.ModuleType, types.FunctionType, type, partial)
+    of = of if isinstance(owner, named) else type(owner)
+    name = getattr(of, "__module__", None) or getattr(of, "__name__", "")
     return str(name).partition(".")[0] not in _LIBRARIES

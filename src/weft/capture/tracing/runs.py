@@ -17,14 +17,13 @@ import torch
 
 from weft.capture.fx.generators import generators_followed
 from weft.capture.fx.locations import module_paths_noted
-from weft.capture.fx.private import is_fake, masks_unread, root_of, written_in
+from weft.capture.fx.private import is_fake, root_of, written_in
 from weft.capture.hint import hints_recorded
-from weft.capture.numbers.changing import ChangingNumbers, plain_number
+from weft.capture.numbers.changing import ChangingNumbers, counting_on, plain_number
 from weft.capture.numbers.later import forget_numbers, forget_refused
-from weft.capture.numbers.spies import spied
 from weft.capture.python.caches import depending, draws
-from weft.capture.python.changes import depends_on, keeps
-from weft.capture.python.rewriting.rewrites import labels_ignored
+from weft.capture.python.changes import depends_on, keeps, randomness_refused
+from weft.capture.python.rewrites import functions_replaced
 from weft.capture.tracing.before import restored
 from weft.capture.tracing.step_call import StepCall
 from weft.capture.watch import MISSING, Entry
@@ -87,7 +86,8 @@ def _traced_again(
     """
     changed = [*changes, *(replace(each, value=MISSING) for each in step.made)]
     refused = depends_on(changed) if changed else keeps(next(iter(kept.values())))
-    with spied(changes) as reads:
+    numbers = counting_on(changes)
+    with numbers.placed():
         again, inputs = begin()
         again.around = step.around
         try:
@@ -97,7 +97,7 @@ def _traced_again(
             if again.recorder.counted:
                 raise
             raise refused from error
-    if reads:
+    if numbers.outcomes:
         raise refused
     if other is None:
         return None
@@ -126,7 +126,7 @@ def with_numbers(
         except Exception:  # something takes numbers only
             return plain
     now = {key: plain_number(number) for key, (_, number) in numbers.tensors.items()}
-    if other is None or not same_but_for(module, other, now):
+    if other is None or not same_graph(module, other, numbers=now):
         return plain
     step.left.traced(other)
     return other, step, inputs
@@ -141,10 +141,10 @@ def _running(step: StepCall) -> Iterator[None]:
         step.model.eval()
     with (
         hints_recorded(),
-        step.recorder.recording(),
+        randomness_refused(),
+        step.recorder.reading(),
         module_paths_noted(step.model),
-        labels_ignored(),
-        masks_unread(),
+        functions_replaced(),
         generators_followed(),
         _compiled_parts_eager(),
         torch.set_grad_enabled(step.training),
@@ -172,6 +172,7 @@ def same_graph(
     other: torch.fx.GraphModule,
     maker: Maker | None = None,
     results: int | None = None,
+    numbers: Mapping[int, Any] | None = None,
 ) -> bool:
     """True where two traces of the same step compute the same from the same inputs.
 
@@ -179,9 +180,10 @@ def same_graph(
         one, other: the traces.
         maker: of what `one` has kept.
         results: how many of the outputs count.
+        numbers: for which tensors stand in `other`, by the identities of these.
     """
     first = _Values(one).filled()
-    second = _Values(other, first, maker).filled()
+    second = _Values(other, first, maker, numbers or {}).filled()
     return (first.effects, first.outputs(results)) == (second.effects, second.outputs(results))
 
 
@@ -194,7 +196,8 @@ class _Values:
         module: of the graph.
         before: the graph with which it is compared.
         maker: of what that one has kept.
-        numbers: of the nodes.
+        given: numbers for which tensors stand, by the identities of these.
+        numbers: of the nodes; of those that read a given one, that itself.
         states: of the nodes that were written in place, or look at such a one: a number for all these writes.
         effects: writes, random numbers and checks, in order.
     """
@@ -202,9 +205,11 @@ class _Values:
     module: torch.fx.GraphModule
     before: _Values | None = None
     maker: Maker | None = None
-    numbers: dict[torch.fx.Node, int] = field(default_factory=dict)
+    given: Mapping[int, Any] = field(default_factory=dict)
+    numbers: dict[torch.fx.Node, Any] = field(default_factory=dict)
     states: dict[torch.fx.Node, int] = field(default_factory=dict)
     effects: list[int] = field(default_factory=list)
+    plain: set[torch.fx.Node] = field(default_factory=set)
     constants: list[Any] = field(default_factory=list)
     table: dict[Any, int] = field(default_factory=dict)
 
@@ -235,15 +240,21 @@ class _Values:
 
     def _words(self, operands: Any) -> str:
         """Operands with numbers for nodes, and for what was written to them."""
-        return repr(
-            torch.fx.map_arg(
-                operands, lambda x: f"%{self.numbers[x]}.{self.states.get(root_of(x), '')}"
-            )
-        )
+
+        def word(node: torch.fx.Node) -> Any:
+            if node in self.plain:
+                return self.numbers[node]
+            return f"%{self.numbers[node]}.{self.states.get(root_of(node), '')}"
+
+        return repr(torch.fx.map_arg(operands, word))
 
     def _read(self, node: torch.fx.Node) -> None:
         """A tensor of elsewhere, or what the graph before has kept."""
         value = getattr(self.module, node.target)  # type: ignore[arg-type]
+        if id(value) in self.given:
+            self.plain.add(node)
+            self.numbers[node] = self.given[id(value)]
+            return
         made = self.maker(value) if self.before and self.maker and is_fake(value) else None
         if self.before is not None and made is not None:
             self.numbers[node] = self.before.numbers[made]
@@ -260,9 +271,13 @@ class _Values:
         if _is_same(node):
             self.numbers[node] = self.numbers[node.args[0]]  # type: ignore[index]
             return
-        key: tuple[Any, ...] = (node.op, node.target, self._words((node.args, node.kwargs)))
+        # A number and a tensor are operands of other overloads.
+        target = getattr(node.target, "overloadpacket", node.target)
+        key: tuple[Any, ...] = (node.op, target, self._words((node.args, node.kwargs)))
         written = written_in(node)
-        if draws(node) or (dependent and written) or not _gives(node):
+        op = isinstance(node.target, torch._ops.OpOverload)
+        check = op and not node.target._schema.returns  # type: ignore[union-attr]
+        if draws(node) or (dependent and written) or check:
             key = (*key, len(self.effects))
             self.effects.append(self._number(key))
         self.numbers[node] = self._number(key)
@@ -291,11 +306,6 @@ def _form(tensor: torch.Tensor) -> Any:
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
-def _gives(node: torch.fx.Node) -> bool:
-    """True where a node gives anything; else it is a check."""
-    return not isinstance(node.target, torch._ops.OpOverload) or bool(node.target._schema.returns)
-
-
 def _same_constant(one: Any, other: Any) -> bool:
     """True where constants are the same tensor, or have the same values; parts of a graph, the same ops."""
     if one is other:
@@ -307,41 +317,3 @@ def _same_constant(one: Any, other: Any) -> bool:
     if is_fake(one) or is_fake(other) or (one.shape, one.dtype) != (other.shape, other.dtype):
         return False
     return torch.equal(one, other)
-
-
-def same_but_for(
-    one: torch.fx.GraphModule, other: torch.fx.GraphModule, numbers: Mapping[int, Any]
-) -> bool:
-    """True where two traces are alike node by node, but that the second has tensors in place of numbers.
-
-    Args:
-        numbers: those that it has now, by the identities of the tensors.
-    """
-    given: dict[torch.fx.Node, Any] = {}
-    for node in other.graph.find_nodes(op="get_attr"):
-        tensor = getattr(other, node.target)
-        if id(tensor) in numbers:
-            given[node] = numbers[id(tensor)]
-    first = list(one.graph.nodes)
-    second = [node for node in other.graph.nodes if node not in given]
-    places = [{node: f"%{i}" for i, node in enumerate(nodes)} for nodes in (first, second)]
-    return len(first) == len(second) and all(
-        a.op == b.op
-        and _same_target(one, a, other, b)
-        and _operands(a, places[0]) == _operands(b, {**places[1], **given})
-        for a, b in zip(first, second, strict=True)
-    )
-
-
-def _same_target(
-    one: torch.fx.GraphModule, a: torch.fx.Node, other: torch.fx.GraphModule, b: torch.fx.Node
-) -> bool:
-    """True where two nodes call the same op, in whichever overload, or read the same constant."""
-    if a.op == "get_attr":
-        return _same_constant(getattr(one, a.target), getattr(other, b.target))  # type: ignore[arg-type]
-    packets = [getattr(node.target, "overloadpacket", node.target) for node in (a, b)]
-    return a.op != "call_function" or packets[0] is packets[1]
-
-
-def _operands(node: torch.fx.Node, names: Mapping[torch.fx.Node, Any]) -> str:
-    return repr(torch.fx.map_arg((node.args, node.kwargs), lambda each: names[each]))

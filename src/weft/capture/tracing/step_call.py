@@ -16,18 +16,16 @@ from weft.capture.fx.private import mark_backward, running_sequence
 from weft.capture.fx.refusals import in_function
 from weft.capture.numbers.changing import ChangingNumbers, CountedWithTensors, is_changing
 from weft.capture.numbers.later import refuse_value
-from weft.capture.ops.grids import GridsOfOne
 from weft.capture.ops.recurrent import LayersKept
 from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
 from weft.capture.precision import Casts, loss_seed
 from weft.capture.python.caches import Cache, kept_results
+from weft.capture.python.checks import is_check
+from weft.capture.python.hooks import gradient_hooks
 from weft.capture.python.recorder import PythonRecorder
-from weft.capture.python.rewriting.checks import is_check
-from weft.capture.python.rewriting.hooks import gradient_hooks
-from weft.capture.python.rewriting.rewrites import Rewritten, counts_in_the_graph
-from weft.capture.python.values import reads_noted
+from weft.capture.python.rewrites import Rewritten
+from weft.capture.python.values import check_no_backward, gradients_left, reads_noted
 from weft.capture.tracing.before import Writable
-from weft.capture.tracing.between import between_steps_refused, check_no_backward, gradients_left
 from weft.capture.tracing.leftovers import Leftovers
 from weft.capture.tracing.lending import (
     attributes_carried,
@@ -155,8 +153,7 @@ class StepCall:
                 attributes_carried(own, stand_ins),
                 self._around(stand_ins),
                 checkpoints_noted(),
-                between_steps_refused(self._names(cast)),
-                reads_noted(self.values_read, stand_ins),
+                reads_noted(self.values_read, stand_ins, self._names(cast)),
             ):
                 result = self._forward(batch, cast)
                 self._described(check_no_backward, parameters)
@@ -179,15 +176,7 @@ class StepCall:
         layers = LayersKept([by_name[name] for name in self.apart])
         casts = self.casts.around(self.model)
         counting = CountedWithTensors() if self.numbers else nullcontext()
-        with (
-            GridsOfOne(),
-            Rewritten(),
-            counting,
-            layers,
-            self.lines,
-            casts,
-            counts_in_the_graph(),
-        ):
+        with Rewritten(), counting, layers, self.lines, casts:
             result = self.loss_fn(self.model, self._batch(batch))
         self.recurrent = frozenset(name for name, one in by_name.items() if id(one) in layers.seen)
         return result

@@ -7,7 +7,6 @@ checks by a value, the graph checks in every step (`weft.required`).
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, final
@@ -15,11 +14,13 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
+from torch._decomp.decompositions import affine_grid_generator
 from torch.autograd.profiler import record_function
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.modules import batchnorm
+from torch.nn.modules import batchnorm, transformer
 from torch.overrides import TorchFunctionMode
 
+from weft.capture.fx.patches import replaced
 from weft.capture.fx.private import Refusal, copy_noted, is_fake
 from weft.capture.numbers import later
 
@@ -68,7 +69,11 @@ def _cov(
         factor = total - correction * (weight * aweights).sum() / total
     distance = x - ((x if weight is None else x * weight).sum(1) / total).unsqueeze(1)
     products = distance @ (distance if weight is None else distance * weight).t().conj()
-    return (products / _least_zero(factor)).squeeze()
+    if isinstance(factor, Tensor):
+        least_zero = torch.where(factor <= 0, torch.zeros_like(factor), factor)
+    else:
+        least_zero = max(factor, 0)
+    return (products / least_zero).squeeze()
 
 
 def _weigh(x: Tensor, frequencies: Tensor | None, weights: Tensor | None) -> bool:
@@ -77,12 +82,6 @@ def _weigh(x: Tensor, frequencies: Tensor | None, weights: Tensor | None) -> boo
     whole = frequencies is None or not frequencies.is_floating_point()
     broken = weights is None or weights.is_floating_point()
     return whole and broken and all(one.shape == x.shape[1:] for one in given)
-
-
-def _least_zero(factor: Any) -> Any:
-    if isinstance(factor, Tensor):
-        return torch.where(factor <= 0, torch.zeros_like(factor), factor)
-    return max(factor, 0)
 
 
 def _corrcoef(input: Tensor) -> Any:
@@ -240,13 +239,6 @@ def _number(value: Any = 0.0) -> Any:
     return float(value)
 
 
-@contextmanager
-def counts_in_the_graph() -> Iterator[None]:
-    """While this lasts, `nn.BatchNorm*d(momentum=None)` divides by the number of batches in the graph."""
-    with patch.object(batchnorm, "float", _number, create=True):
-        yield
-
-
 def _linear_cross_entropy(*args: Any, options: Any = None, **named: Any) -> Any:
     """A loss in chunks of rows, of which torch keeps the gradients: as of all rows."""
     return NotImplemented if options is None else F.linear_cross_entropy(*args, **named)
@@ -261,6 +253,13 @@ def _attention(*args: Any, **kwargs: Any) -> Any:
         return NotImplemented
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(*args, **kwargs)
+
+
+def _affine_grid(theta: Tensor, size: Any, align_corners: bool | None = None) -> Any:
+    """A grid with a side of one point: of plain ops, as torch's backward of it writes the number 0 as a constant."""
+    if theta.dim() == 3 and len(size) - 1 == theta.shape[2] and 1 in size[2:] and 0 not in size:
+        return affine_grid_generator(theta, list(size), bool(align_corners))
+    return NotImplemented
 
 
 _TABLE: dict[Any, Callable[..., Any]] = {
@@ -281,6 +280,8 @@ _TABLE: dict[Any, Callable[..., Any]] = {
     Tensor.tensor_split: _tensor_split,
     F.ctc_loss: _ctc_loss,
     F.batch_norm: _batch_norm,
+    F.affine_grid: _affine_grid,
+    torch.affine_grid_generator: _affine_grid,
     F.scaled_dot_product_attention: _attention,
 }
 if hasattr(F, "linear_cross_entropy"):
@@ -288,18 +289,30 @@ if hasattr(F, "linear_cross_entropy"):
 
 
 @contextmanager
-def labels_ignored() -> Iterator[None]:
-    """While this lasts, `torch.profiler.record_function` does nothing in this thread."""
-    own = threading.get_ident()
-    enter: Any = record_function.__enter__
-    leave: Any = record_function.__exit__
+def functions_replaced() -> Iterator[None]:
+    """While this lasts, torch's own Python does in this thread what a graph can hold.
 
-    def entered(label: record_function) -> Any:
-        return label if threading.get_ident() == own else enter(label)
+    `torch.profiler.record_function` does nothing; `nn.BatchNorm*d(momentum=None)` divides by the number of batches in
+    the graph; transformers do not look into a mask to see whether it is the causal one, but compute with it, which
+    gives the same: `weft.compiler.graph.causal_masks` looks at it in the graph.
+    """
 
-    def left(label: record_function, *error: Any) -> None:
-        if label.record is not None:
-            leave(label, *error)
+    def leaving(leave: Callable[..., Any]) -> Any:
+        def left(label: record_function, *error: Any) -> None:
+            if label.record is not None:
+                leave(label, *error)
 
-    with patch.multiple(record_function, __enter__=entered, __exit__=left):
+        return left
+
+    def hinted(_mask: Any, is_causal: bool | None = None, _size: int | None = None) -> bool:
+        return is_causal is True
+
+    with (
+        replaced(
+            (record_function, "__enter__", lambda _: lambda label: label),
+            (record_function, "__exit__", leaving),
+            (transformer, "_detect_is_causal_mask", lambda _: hinted),
+        ),
+        patch.object(batchnorm, "float", _number, create=True),
+    ):
         yield

@@ -1,0 +1,358 @@
+"""Checks of Python that only raise, `if (x < 0).any(): raise ...` and `assert ...`, as checks in the graph.
+
+A truth test of a tensor reads a value, which does not exist while a step is captured. Where one outcome
+does nothing but raise, capture follows the other, and the graph checks in every step that it is the
+right one: `weft.required`. All other truth tests are refused, as no branch is ever guessed; so are those
+whose exception the program would catch.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dis
+import inspect
+import linecache
+import os
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from types import CodeType, FrameType, FunctionType
+from typing import Any, TypeAlias, final
+
+import torch
+
+from weft.capture.fx.advice import hands_on
+from weft.files import PACKAGE
+
+aten = torch.ops.aten
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__))
+# What stands between a truth test and the op that reads the value.
+_BETWEEN = (
+    PACKAGE + os.sep,
+    *(os.path.join(_TORCH, name) for name in ("_ops.py", "_compile.py", "_subclasses", "_dynamo")),
+    *(os.path.join(_TORCH, name) for name in ("fx", os.path.join("utils", "_"))),
+)
+_TESTS = ("POP_JUMP", "JUMP_IF", "TO_BOOL", "UNARY_NOT")  # beginnings of instructions
+
+_READ = str(aten._local_scalar_dense.default)
+
+# The class of an exception; None: it is not known.
+_Kind: TypeAlias = type[BaseException] | None
+
+_CAPTURE = os.path.join(PACKAGE, "capture", "fx", "private.py")
+# Loops, `next`, `hasattr` and `getattr` catch these without a statement that says so.
+_SIGNALS = (StopIteration, StopAsyncIteration, GeneratorExit, AttributeError)
+_TRIES = ("Try", "TryStar")  # by name: 3.10 has no TryStar
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_LOOPS = (ast.For, ast.AsyncFor, ast.While)
+# First line, last line, first column, last column.
+_Place: TypeAlias = tuple[int | None, int | None, int | None, int | None]
+
+
+@final
+@dataclass(frozen=True)
+class Check:
+    """A truth test that may have one outcome only: which, and in words what happens else."""
+
+    outcome: bool
+    text: str
+
+
+def _read_value(self: torch.Tensor) -> Any:
+    """`_local_scalar_dense` of a truth test that is a check: its outcome, and a check in the graph."""
+    check = _check_at(_reader())
+    if check is None or self.numel() != 1:
+        return NotImplemented
+    true = self.reshape(()) != 0
+    aten._assert_async.msg(true if check.outcome else true.logical_not(), check.text)
+    return check.outcome
+
+
+def is_check(op: str) -> bool:
+    """True where `op`, which runs, is the truth test of a check, which stands in the graph."""
+    return op == _READ and _check_at(_reader()) is not None
+
+
+def _reader() -> FrameType | None:
+    """The frame whose instruction reads the value."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame and (frame.f_code.co_filename.startswith(_BETWEEN) or hands_on(frame)):
+        frame = frame.f_back
+    return frame
+
+
+def _check_at(frame: FrameType | None) -> Check | None:
+    """The check that a frame is at; None where it is at anything else, or where Python does not tell (3.10)."""
+    if frame is None or sys.version_info < (3, 11):
+        return None
+    code = frame.f_code
+    place = _tested(code, frame.f_lasti)
+    source = "".join(linecache.getlines(code.co_filename, frame.f_globals))
+    found = _checks(source).get(place) if place else None
+    if found is None:
+        return None
+    outcome, statement = found
+    if _is_caught(frame, _kind_raised(frame, statement)):
+        return None
+    text = _text(source, statement)
+    if code.co_filename.startswith(_TORCH):
+        text += f" ({os.path.basename(code.co_filename)}:{frame.f_lineno})"
+    return Check(outcome, text)
+
+
+def _tested(code: CodeType, at: int) -> _Place | None:
+    """The place of the expression whose truth the instruction `at` tests: what the one before it computes."""
+    before = None
+    for step in dis.get_instructions(code):
+        if step.offset == at:
+            return before if step.opname.startswith(_TESTS) else None
+        if step.opname != "EXTENDED_ARG":
+            before = getattr(step, "positions", None)  # 3.10 has none
+    return None
+
+
+@lru_cache(maxsize=64)
+def _tree(source: str) -> ast.Module | None:
+    try:
+        return ast.parse(source)
+    except SyntaxError:
+        return None
+
+
+@lru_cache(maxsize=64)
+def _checks(source: str) -> dict[_Place, tuple[bool, ast.stmt]]:
+    """The truth tests of a file that are checks, by their places: the only outcome, and what raises else."""
+    tree = _tree(source)
+    return {
+        (part.lineno, part.end_lineno, part.col_offset, part.end_col_offset): (outcome, statement)
+        for node in (ast.walk(tree) if tree else ())
+        for test, holds, statement in _tests(node)
+        for part, outcome in _parts(test, holds)
+    }
+
+
+def _tests(node: ast.AST) -> Iterator[tuple[ast.expr, bool, ast.stmt]]:
+    """The test of a check, its only outcome, and what raises else."""
+    if isinstance(node, ast.Assert):
+        yield node.test, True, node
+    elif isinstance(node, ast.If) and _raises(node.body):
+        yield node.test, False, node.body[-1]
+
+
+def _raises(body: list[ast.stmt]) -> bool:
+    """True where these statements, once begun, end by raising."""
+    *before, last = body
+    plain = (ast.Assign, ast.AnnAssign, ast.Expr)
+    # A generator that yields before it raises may never go on.
+    waits = (ast.Yield, ast.YieldFrom, ast.Await)
+    return (
+        isinstance(last, ast.Raise)
+        and all(isinstance(one, plain) for one in before)
+        and not any(isinstance(node, waits) for one in body for node in ast.walk(one))
+    )
+
+
+def _parts(test: ast.expr, outcome: bool) -> Iterator[tuple[ast.expr, bool]]:
+    """The parts of a test that can have one outcome only, each with it: Python tests them one by one.
+
+    All comparisons of a chain, `0 < x < 1`, have the place of the chain. Where it has to be true, so has
+    each of them; where it has to be false, only the last one that is reached, which no place tells.
+    """
+    if isinstance(test, ast.Compare) and len(test.ops) > 1 and not outcome:
+        return
+    yield test, outcome
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        yield from _parts(test.operand, not outcome)
+    if isinstance(test, ast.BoolOp):
+        # `or` is false where all parts are; `and`, once its last part is reached, where that one is.
+        every = isinstance(test.op, ast.Or) != outcome
+        for part in test.values if every else test.values[-1:]:
+            yield from _parts(part, outcome)
+
+
+def _text(source: str, node: ast.stmt) -> str:
+    """A statement in one line, shortened."""
+    found = " ".join((ast.get_source_segment(source, node) or "").split())
+    return found if len(found) <= 160 else found[:160].rsplit(" ", 1)[0] + " …"
+
+
+# A raise that the program catches is a branch. `try` statements, contexts that swallow, and what the interpreter itself
+# catches are looked for in all frames from the one that raises up to the capture.
+
+
+def _may_swallow(manager: Any) -> bool:
+    """True where an exception may end at a context manager.
+
+    Args:
+        manager: its class, an object of it, or a function of `contextlib.contextmanager`; of anything
+            else, and of what is not written in Python, nothing is known, and the answer is False.
+    """
+    if isinstance(manager, (FunctionType, staticmethod, classmethod)):
+        return any(map(_catches_at_yield, _nodes(inspect.unwrap(manager), ast.Try)))  # type: ignore[arg-type]
+    kind = manager if isinstance(manager, type) else type(manager)
+    leave = inspect.getattr_static(kind, "__exit__", None)
+    return isinstance(leave, FunctionType) and any(map(_gives_true, _nodes(leave, ast.Return)))
+
+
+def _nodes(function: Callable[..., Any], kind: type[ast.AST]) -> Iterator[Any]:
+    """The nodes of a kind in the source of a function; none where it has no source."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return
+    yield from (node for node in ast.walk(tree) if isinstance(node, kind))
+
+
+def _catches_at_yield(statement: ast.Try) -> bool:
+    """True where a `try` around a `yield` has a handler that does not end by raising."""
+    nodes = [node for one in statement.body for node in ast.walk(one)]
+    waits = any(isinstance(node, (ast.Yield, ast.YieldFrom)) for node in nodes)
+    return waits and any(not isinstance(each.body[-1], ast.Raise) for each in statement.handlers)
+
+
+def _gives_true(statement: ast.Return) -> bool:
+    """True where a `return` of an `__exit__` may return a true value."""
+    value = statement.value
+    return value is not None and not (isinstance(value, ast.Constant) and not value.value)
+
+
+def _kind_raised(frame: FrameType, statement: ast.stmt) -> _Kind:
+    """The class of what a `raise` or an `assert` of a frame raises."""
+    if isinstance(statement, ast.Assert):
+        return AssertionError
+    found = statement.exc if isinstance(statement, ast.Raise) else None
+    found = found.func if isinstance(found, ast.Call) else found
+    value = None if found is None else _value(frame, found)
+    return value if isinstance(value, type) and issubclass(value, BaseException) else None
+
+
+def _is_caught(frame: FrameType | None, kind: _Kind) -> bool:
+    """True where an exception raised where a frame is may be caught by it, or by its callers in the capture."""
+    if kind is not None and issubclass(kind, _SIGNALS):
+        return True
+    while frame is not None and frame.f_code.co_filename != _CAPTURE:
+        if not frame.f_code.co_filename.startswith(_BETWEEN):
+            around = _around(frame)
+            # A loop over an object without `__iter__` ends by an `IndexError`.
+            ends = frame.f_code.co_name == "__getitem__" and issubclass(
+                kind or IndexError, IndexError
+            )
+            if around is None or ends:
+                return True
+            for statement, block in around:
+                stops, kind = _meets(statement, block, frame, kind)
+                if stops:
+                    return True
+        frame = frame.f_back
+    return False
+
+
+def _around(frame: FrameType) -> list[tuple[ast.AST, str]] | None:
+    """The statements of its function around the line of a frame, innermost first, each with the block.
+
+    None where the function handles exceptions and has no source.
+    """
+    code = frame.f_code
+    if not getattr(code, "co_exceptiontable", b"") or code.co_name.startswith(("<lambda", "<gen")):
+        return []
+    tree = _tree("".join(linecache.getlines(code.co_filename, frame.f_globals)))
+    found = [] if tree is None else list(_path(tree, frame.f_lineno))[::-1]
+    if not found:
+        return None
+    for at, (node, _) in enumerate(found):
+        if isinstance(node, _SCOPES) and node.name == code.co_name:
+            return found[:at]
+    return found
+
+
+def _path(node: ast.AST, line: int) -> Iterator[tuple[ast.AST, str]]:
+    """From a statement inwards, those around a line, each with the name of the block that the line is in."""
+    for block, value in ast.iter_fields(node):
+        for child in value if isinstance(value, list) else ():
+            lines = _lines(child)
+            if lines is not None and lines[0] <= line <= lines[1]:
+                yield node, block
+                yield from _path(child, line)
+                return
+
+
+def _lines(node: Any) -> tuple[int, int] | None:
+    """The first and last line of a statement, or of a part of one that holds statements."""
+    if isinstance(node, ast.match_case):
+        return node.pattern.lineno, node.body[-1].end_lineno or 0
+    if isinstance(node, (ast.stmt, ast.ExceptHandler)):
+        return node.lineno, node.end_lineno or node.lineno
+    return None
+
+
+def _meets(statement: Any, block: str, frame: FrameType, kind: _Kind) -> tuple[bool, _Kind]:
+    """True where a statement may stop an exception from one of its blocks; else also the class that leaves it."""
+    if isinstance(statement, (ast.With, ast.AsyncWith)):
+        return any(_suppresses(each.context_expr, frame, kind) for each in statement.items), kind
+    if type(statement).__name__ not in _TRIES:
+        return False, kind
+    if block != "finalbody" and _leaves(statement.finalbody):
+        return True, kind
+    handlers = statement.handlers if block == "body" else []
+    taking = [each for each in handlers if _takes([each.type], frame, kind)]
+    for handler in taking:
+        last = handler.body[-1]
+        if not isinstance(last, ast.Raise) or _leaves(handler.body):
+            return True, kind
+        kind = kind if last.exc is None else None
+    return False, kind
+
+
+def _takes(types: Iterable[ast.expr | None], frame: FrameType, kind: _Kind) -> bool:
+    """True where one of the types of a handler, None for all, may fit an exception."""
+    for each in types:
+        value = BaseException if each is None else _value(frame, each)
+        known = value if isinstance(value, tuple) else (value,)
+        if kind is None or not all(isinstance(one, type) for one in known):
+            return True
+        if issubclass(kind, known):
+            return True
+    return False
+
+
+def _suppresses(context: ast.expr, frame: FrameType, kind: _Kind) -> bool:
+    """True where the context of a `with` may swallow an exception."""
+    if not isinstance(context, ast.Call):
+        return _may_swallow(_value(frame, context))
+    function = _value(frame, context.func)
+    name = context.func.attr if isinstance(context.func, ast.Attribute) else ""
+    if function is contextlib.suppress or name == "raises":  # of pytest
+        return _takes(context.args, frame, kind)
+    return _may_swallow(function)
+
+
+def _leaves(body: Iterable[ast.AST], looping: bool = False) -> bool:
+    """True where statements may end by `return`, `break`, `continue` or wait in a `yield`, not by an exception."""
+    for node in body:
+        if isinstance(node, (ast.Return, ast.Yield, ast.YieldFrom)):
+            return True
+        if isinstance(node, (ast.Break, ast.Continue)) and not looping:
+            return True
+        if isinstance(node, (*_SCOPES, ast.Lambda)):
+            continue
+        if _leaves(ast.iter_child_nodes(node), looping or isinstance(node, _LOOPS)):
+            return True
+    return False
+
+
+def _value(frame: FrameType, node: ast.expr) -> Any:
+    """The value of a name, an attribute or a tuple of them in a frame; None where that is not seen."""
+    if isinstance(node, ast.Tuple):
+        return tuple(_value(frame, one) for one in node.elts)
+    if isinstance(node, ast.Attribute):
+        return inspect.getattr_static(_value(frame, node.value), node.attr, None)
+    if not isinstance(node, ast.Name):
+        return None
+    scopes = (frame.f_locals, frame.f_globals, frame.f_builtins)
+    return next((scope[node.id] for scope in scopes if node.id in scope), None)
+
+
+TABLE: dict[str, Callable[..., Any]] = {"_local_scalar_dense.default": _read_value}

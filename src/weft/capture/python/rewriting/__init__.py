@@ -1,1 +1,0 @@
-"""Calls, checks and hooks of the user that are traced in another form."""
