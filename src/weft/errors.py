@@ -9,6 +9,8 @@ means a bug in weft.
 from __future__ import annotations
 
 import reprlib
+import sys
+from typing import TypeGuard
 
 
 class WeftError(Exception):
@@ -79,3 +81,35 @@ def shown(value: object) -> str:
         return reprlib.repr(value)
     except Exception:  # a repr of the user's, or a number of thousands of digits
         return f"a value of type {type(value).__name__}"
+
+
+def wrong(what: str, expected: str, got: object, kind: type[UserError] = UserError) -> UserError:
+    """The error on an argument, or on an entry of a file.
+
+    Args:
+        what: names it: "weft.fit: steps", "machine.yaml: nodes[0]: count".
+        expected: what it must be: "a whole number from 1".
+        got: what was given.
+        kind: of error.
+    """
+    return kind(f"{what} must be {expected}, got {shown(got)}")
+
+
+def check(
+    holds: bool, what: str, expected: str, got: object, kind: type[UserError] = UserError
+) -> None:
+    """Raise what `wrong` returns, unless `holds`."""
+    if not holds:
+        raise wrong(what, expected, got, kind)
+
+
+def is_whole(value: object, least: float = float("-inf")) -> TypeGuard[int]:
+    """True for Python's whole numbers from `least` on; truth values are none."""
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def is_number(value: object, least: float = float("-inf")) -> TypeGuard[float]:
+    """True for Python's finite numbers from `least` on; truth values are none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return max(least, -sys.float_info.max) <= value <= sys.float_info.max

@@ -55,16 +55,19 @@ def test_given_costs_are_read(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ({}, "expected one or more of ops"),
+        ({}, "must have one or more of ops"),
         ({"op": {}}, "no field is named 'op'"),
-        ({"ops": {"aten.mm.default": -1}}, "ops: aten.mm.default is a number"),
-        ({"ops": {"aten.mm.default": True}}, "found True"),
-        ({"ops": {"aten.mm.default": float("nan")}}, "found nan"),
-        ({"stages": {"first": {"forward": 1.0}}}, "expected a stage's number in quotes, or"),
+        ({"ops": {"aten.mm.default": -1}}, "ops: aten.mm.default must be a number from 0, got -1"),
+        ({"ops": {"aten.mm.default": True}}, "got True"),
+        ({"ops": {"aten.mm.default": float("nan")}}, "got nan"),
+        (
+            {"stages": {"first": {"forward": 1.0}}},
+            "stages: a key must be a stage's number in quotes, or",
+        ),
         ({"stages": {"0": {"forwards": 1.0}}}, "no field is named 'forwards'"),
         ({"exchanges": {"broadcast": 1.0}}, "no field is named 'broadcast'"),
-        ({"modules": ["blocks"]}, "expected a mapping"),
-        ([], "expected a mapping"),
+        ({"modules": ["blocks"]}, "must be a mapping from names, got"),
+        ([], "must be a mapping from names, got"),
     ],
 )
 def test_costs_that_make_no_sense_are_refused(content, said):

@@ -58,7 +58,7 @@ def test_what_was_measured_counts_and_does_not_flicker(monkeypatch: pytest.Monke
     monkeypatch.setenv("WEFT_PLAN_COSTS", "usual")
     assert at_hand() is None
     monkeypatch.setenv("WEFT_PLAN_COSTS", "best")
-    with pytest.raises(UserError, match="takes measured or usual, found 'best'"):
+    with pytest.raises(UserError, match="must be measured or usual, got 'best'"):
         at_hand()
 
 

@@ -70,14 +70,14 @@ def test_a_function_cannot_travel() -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({}, "expected its fields by name"),
-        ({"factors": 1}, "field 'factors', found 1"),
+        ({}, "the rule of 'mylib.mm.default': factors must be a text, got nothing"),
+        ({"factors": 1}, "factors must be a text, got 1"),
         ({"factors": "m k"}, "m k"),
-        ({**RULE, "linear": [0]}, r"field 'linear', found \(0,\)"),
-        ({**RULE, "linear": [[-1]]}, "field 'linear'"),
-        ({**RULE, "view": 1}, "field 'view', found 1"),
-        ({**RULE, "reduction": "mode"}, "field 'reduction', found 'mode'"),
-        ({**RULE, "flops": "x"}, "field 'flops'"),
+        ({**RULE, "linear": [0]}, r"linear\[0\] must be a list, got 0"),
+        ({**RULE, "linear": [[-1]]}, r"linear\[0\]\[0\] must be a whole number from 0, got -1"),
+        ({**RULE, "view": 1}, "view must be true or false, got 1"),
+        ({**RULE, "reduction": "mode"}, "reduction must be one of .*, got 'mode'"),
+        ({**RULE, "flops": "x"}, "no field is named 'flops'"),
     ],
 )
 def test_what_is_no_rule_is_refused(content: Any, words: str) -> None:

@@ -129,20 +129,20 @@ def test_another_version_of_weft_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("header", WITHOUT, ids=HEADER)
 def test_a_header_without_a_field_is_refused(tmp_path: Path, header: dict[str, Any]) -> None:
     (missing,) = (name for name, value in header.items() if value is None)
-    with pytest.raises(UserError, match=f"line 2: '{missing}' is .*found None"):
+    with pytest.raises(UserError, match=f"line 2: {missing} must be .*got nothing"):
         StoredStep.load(write(tmp_path / "a.graph", header))
 
 
 @pytest.mark.parametrize(
     ("header", "words"),
     [
-        ("[]", "expected a JSON object"),
+        ("[]", r"line 2 must be a mapping from names, got \[\]"),
         ("{", "line 2: "),
-        ({**HEADER, "device": "tpu"}, "one of cpu, cuda, found 'tpu'"),
-        ({**HEADER, "precision": {"compute": "int8"}}, "'precision': .*int8"),
-        ({**HEADER, "precision": {"speed": 1}}, "'precision' is an object with some of"),
-        ({**HEADER, "modules": ["a", 1]}, "'modules' is a list of texts"),
-        ({**HEADER, "rules": {"my.op": "m"}}, "the rule of 'my.op': expected its fields"),
+        ({**HEADER, "device": "tpu"}, "one of cpu, cuda, got 'tpu'"),
+        ({**HEADER, "precision": {"compute": "int8"}}, "precision: compute must be .*int8"),
+        ({**HEADER, "precision": {"speed": 1}}, "precision: no field is named 'speed'"),
+        ({**HEADER, "modules": ["a", 1]}, r"modules\[1\] must be a text, got 1"),
+        ({**HEADER, "rules": {"my.op": "m"}}, "the rule of 'my.op' must be a mapping from names, got 'm'"),
     ],
 )
 def test_a_bad_header_is_refused(tmp_path: Path, header: Any, words: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, TypeAlias, final
+from typing import Annotated, NamedTuple, Protocol, TypeAlias, final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ from weft.boxing import EXCHANGE_BYTES
 from weft.ir.plan_nodes import CollectiveKind
 from weft.ops import OpCall, flops, traffic
 from weft.ops.call import operand, tensor_spec
+from weft.schema import Number
 from weft.units import NO_BYTES, NO_TIME, Bytes, Flops, Seconds
 
 # Groups of ranks that run the same collective at the same time.
@@ -61,8 +62,8 @@ class Slowdown(NamedTuple):
         exchanges: factor, at least 1, by which its communications take longer while calls run.
     """
 
-    calls: float = 1.0
-    exchanges: float = 1.0
+    calls: Annotated[float, Number(least=1)] = 1.0
+    exchanges: Annotated[float, Number(least=1)] = 1.0
 
 
 NO_SLOWDOWN = Slowdown()

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Annotated, Any, TypeAlias, final
 
-from weft.errors import UserError
-from weft.hardware.fields import amount, mapping, read_yaml
+from weft.errors import UserError, wrong
+from weft.hardware.kinds.device_kinds import read_yaml
 from weft.ir.plan_nodes import COLLECTIVE_KINDS
+from weft.schema import Words, read
 from weft.units import Seconds
 
 # What the seconds of a stage or module are for; "weight" is the part of the backward that makes the
 # gradients of parameters.
 WORK_KINDS = ("forward", "backward", "weight", "update")
 EXCHANGE_KINDS = (*COLLECTIVE_KINDS, "transfer")
-_FIELDS = ("ops", "modules", "stages", "exchanges")
+_Work: TypeAlias = Mapping[Annotated[str, Words(WORK_KINDS)], Seconds]
 
 
 @final
@@ -34,9 +35,9 @@ class GivenCosts:
     """
 
     ops: Mapping[str, Seconds] = field(default_factory=dict)
-    modules: Mapping[str, Mapping[str, Seconds]] = field(default_factory=dict)
-    stages: Mapping[str, Mapping[str, Seconds]] = field(default_factory=dict)
-    exchanges: Mapping[str, Seconds] = field(default_factory=dict)
+    modules: Mapping[str, _Work] = field(default_factory=dict)
+    stages: Mapping[str, _Work] = field(default_factory=dict)
+    exchanges: Mapping[Annotated[str, Words(EXCHANGE_KINDS)], Seconds] = field(default_factory=dict)
     source: str = "given costs"
 
     def of_stage(self, stage: int) -> Mapping[str, Seconds]:
@@ -49,7 +50,7 @@ def read_given_costs(path: str | Path) -> GivenCosts:
 
     Raises:
         UserError: when it cannot be read, or a field is unknown or out of range; the message names
-            file, key, what was expected and what was found.
+            file, key, what was expected and what was given.
     """
     return parse_given_costs(read_yaml(Path(path)), str(path))
 
@@ -60,31 +61,10 @@ def parse_given_costs(content: Any, where: str) -> GivenCosts:
     Raises:
         UserError: when a field is unknown or out of range.
     """
-    fields = mapping(content, where, _FIELDS)
-    if not fields:
-        raise UserError(f"{where}: expected one or more of {', '.join(_FIELDS)}, found none")
-    stages = _by_kind(fields.get("stages", {}), f"{where}: stages")
-    for name in stages:
+    found = read(GivenCosts, content, where)
+    if not content:
+        raise UserError(f"{where} must have one or more of ops, modules, stages, exchanges")
+    for name in found.stages:
         if name != "*" and not (name.isascii() and name.isdigit()):
-            raise UserError(
-                f"{where}: stages: expected a stage's number in quotes, or '*', found {name!r}"
-            )
-    return GivenCosts(
-        _seconds(fields.get("ops", {}), f"{where}: ops"),
-        _by_kind(fields.get("modules", {}), f"{where}: modules"),
-        stages,
-        _seconds(fields.get("exchanges", {}), f"{where}: exchanges", EXCHANGE_KINDS),
-        where,
-    )
-
-
-def _by_kind(content: Any, where: str) -> Mapping[str, Mapping[str, Seconds]]:
-    names = mapping(content, where)
-    return {name: _seconds(names[name], f"{where}: {name}", WORK_KINDS) for name in names}
-
-
-def _seconds(
-    content: Any, where: str, known: Collection[str] | None = None
-) -> Mapping[str, Seconds]:
-    names = mapping(content, where, known)
-    return {name: Seconds(amount(names, name, where)) for name in names}
+            raise wrong(f"{where}: stages: a key", "a stage's number in quotes, or '*'", name)
+    return replace(found, source=where)

@@ -13,14 +13,15 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from weft.errors import UserError
+from weft.errors import check
 from weft.hardware.costs import Costs
-from weft.hardware.fields import mapping, read_yaml, word
 from weft.hardware.here import load_here
+from weft.hardware.kinds.device_kinds import read_yaml
 from weft.hardware.measured import MeasuredCosts
 from weft.hardware.topology import topology
 from weft.hardware.topology_costs import TopologyCosts
 from weft.hardware.usual import Device, links_text, usual_device
+from weft.schema import read
 from weft.units import Bytes
 
 PLAN_COSTS = "WEFT_PLAN_COSTS"
@@ -38,8 +39,7 @@ def takes_measured(environment: Mapping[str, str]) -> bool:
         UserError: the variable holds something else than its values.
     """
     found = environment.get(PLAN_COSTS) or _CHOICES[0]
-    if found not in _CHOICES:
-        raise UserError(f"{PLAN_COSTS} takes {' or '.join(_CHOICES)}, found {found!r}")
+    check(found in _CHOICES, PLAN_COSTS, " or ".join(_CHOICES), found)
     return found == "measured"
 
 
@@ -73,8 +73,8 @@ def catalogue_costs(device_name: str, ranks: int) -> TopologyCosts | None:
 @cache
 def _topologies() -> dict[str, str]:
     """The topology of the catalogue for each name of a device."""
-    names = mapping(read_yaml(_NAMES), str(_NAMES))
-    return {name: word(names, name, str(_NAMES)) for name in names}
+    found: dict[str, str] = read(Mapping[str, str], read_yaml(_NAMES), str(_NAMES))
+    return found
 
 
 def behind_links(costs: Costs | None, links: Device | None) -> Costs | None:

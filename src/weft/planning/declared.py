@@ -2,55 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import fields
-from typing import Any, get_args
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, TypeAlias, final
 
 from weft.errors import RuleError, UserError
 from weft.layout import Reduction
 from weft.ops import runs_whole
 from weft.ops.rule import Rule, declared_rules, has_rule, rule
+from weft.schema import read
 
 _OWN = {each.name: each.default for each in fields(Rule)}
+_Places: TypeAlias = tuple[int, ...]
 
 
-def _is_flag(value: object) -> bool:
-    return isinstance(value, bool)
+@final
+@dataclass(frozen=True)
+class _PlainRule:
+    """The fields of a rule that can be data."""
 
-
-def _are_places(value: object) -> bool:
-    return isinstance(value, tuple) and all(type(each) is int and each >= 0 for each in value)
-
-
-def _are_groups(value: object) -> bool:
-    return isinstance(value, tuple) and all(map(_are_places, value))
-
-
-def _are_words(value: object) -> bool:
-    return isinstance(value, tuple) and all(isinstance(each, str) for each in value)
-
-
-def _are_reductions(value: object) -> bool:
-    return isinstance(value, tuple) and all(each in get_args(Reduction) for each in value)
-
-
-# The fields that can be data, and the check of each.
-_FIELDS: dict[str, Callable[[Any], bool]] = {
-    "factors": lambda value: isinstance(value, str),
-    "linear": _are_groups,
-    "lossy": _is_flag,
-    "added": _are_places,
-    "monotone": _are_groups,
-    "extrema": _are_reductions,
-    "reduction": lambda value: value in get_args(Reduction),
-    "ignored": _are_places,
-    "anyhow": _are_places,
-    "kept": _are_places,
-    "readers": _are_words,
-    "places": _are_places,
-    "view": _is_flag,
-    "shares": _is_flag,
-}
+    factors: str
+    linear: tuple[_Places, ...] = ()
+    lossy: bool = False
+    added: _Places = ()
+    monotone: tuple[_Places, ...] = ()
+    extrema: tuple[Reduction, ...] = ()
+    reduction: Reduction = "sum"
+    ignored: _Places = ()
+    anyhow: _Places = ()
+    kept: _Places = ()
+    readers: tuple[str, ...] = ()
+    places: _Places = ()
+    view: bool = False
+    shares: bool = False
 
 
 def rules_for(ops: frozenset[str]) -> dict[str, dict[str, Any]]:
@@ -83,7 +67,8 @@ def declare(where: str, rules: Mapping[str, Any]) -> None:
     """
     known = declared_rules()
     for op, content in rules.items():
-        options = _options(f"{where}: the rule of {op!r}", content)
+        found = read(_PlainRule, content, f"{where}: the rule of {op!r}")
+        options = {name: getattr(found, name) for name in content}
         if op in known and _plain(op, known[op]) != options:
             raise UserError(
                 f"{where}: it holds the rule {options['factors']!r} of {op}, another one than is declared here; "
@@ -91,24 +76,6 @@ def declare(where: str, rules: Mapping[str, Any]) -> None:
             )
         if op not in known:
             rule(op, **options)
-
-
-def _options(where: str, content: Any) -> dict[str, Any]:
-    if not isinstance(content, dict) or "factors" not in content:
-        raise UserError(
-            f"{where}: expected its fields by name, factors among them, found {content!r}"
-        )
-    options = {name: _tuples(value) for name, value in content.items()}
-    for name, value in options.items():
-        if name not in _FIELDS or not _FIELDS[name](value):
-            raise UserError(
-                f"{where}: cannot read the field {name!r}, found {value!r}; capture the step again"
-            )
-    return options
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def check_rules(where: str, ops: frozenset[str]) -> None:

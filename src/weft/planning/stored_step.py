@@ -13,10 +13,10 @@ import json
 import zlib
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Annotated, Any, NamedTuple, TypeAlias, final
 
 from weft.cached import cached_property
 from weft.compiler.training.loss_scale import SEED
@@ -25,6 +25,7 @@ from weft.ir import parse_graph, verify
 from weft.ir.logical import Call, Input, LogicalGraph
 from weft.layout.placement import DEVICE_NAMES
 from weft.planning.declared import check_rules, declare, rules_for
+from weft.schema import Entries, Words, read
 from weft.strategy.precision import Precision
 from weft.strategy.strategy import Strategy
 from weft.version import __version__
@@ -129,18 +130,17 @@ class StoredStep:
         """
         where = f"the graph file {path}"
         header, text = _parts(where, _read(where, Path(path)))
-        content = _Header(where, header)
-        _check_version(where, content.text("weft"))
+        content = _read_header(where, header)
         step = StoredStep(
             _graph(where, text),
-            content.device(),
-            content.precision(),
-            frozenset(content.names("apart")),
-            frozenset(content.names("recurrent")),
-            content.names("modules"),
-            content.names("optimizers"),
-            content.text("torch"),
-            content.rules(),
+            content.device,
+            content.precision,
+            frozenset(content.apart),
+            frozenset(content.recurrent),
+            content.modules,
+            content.optimizers,
+            content.torch,
+            content.rules,
         )
         declare(where, step.rules)
         check_rules(where, _ops(step.graph))
@@ -196,14 +196,6 @@ def _parts(where: str, content: bytes) -> tuple[str, str]:
     return header, text
 
 
-def _check_version(where: str, found: str) -> None:
-    if found != __version__:
-        raise UserError(
-            f"{where} was written by weft {found}, this is weft {__version__}; capture the step again, or plan it with "
-            "that version"
-        )
-
-
 def _graph(where: str, text: str) -> LogicalGraph:
     try:
         graph = verify(parse_graph(text))
@@ -217,60 +209,37 @@ def _graph(where: str, text: str) -> LogicalGraph:
         ) from None
 
 
+_Text: TypeAlias = Annotated[str, Entries(0)]
+
+
 @final
+@dataclass(frozen=True)
 class _Header:
-    """The fields of a header, each with its check."""
+    """The second line of a file."""
 
-    def __init__(self, where: str, text: str) -> None:
-        self._where = f"{where}, line 2"
-        try:
-            self._content = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{self._where}: {error}; capture the step again") from None
-        if not isinstance(self._content, dict):
-            raise UserError(f"{self._where}: expected a JSON object; capture the step again")
+    weft: str
+    torch: _Text
+    device: Annotated[str, Words(DEVICE_NAMES)]
+    precision: Precision
+    apart: tuple[str, ...]
+    recurrent: tuple[str, ...]
+    modules: tuple[_Text, ...]
+    optimizers: tuple[str, ...]
+    rules: Mapping[str, Any]
 
-    def _refused(self, name: str, expected: str) -> UserError:
-        found = self._content.get(name)
-        return UserError(
-            f"{self._where}: {name!r} is {expected}, found {found!r}; capture the step again"
-        )
 
-    def text(self, name: str) -> str:
-        found = self._content.get(name)
-        if not isinstance(found, str):
-            raise self._refused(name, "a text")
-        return found
-
-    def names(self, name: str) -> tuple[str, ...]:
-        found = self._content.get(name)
-        if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
-            raise self._refused(name, "a list of texts")
-        return tuple(found)
-
-    def rules(self) -> dict[str, Any]:
-        found = self._content.get("rules")
-        if not isinstance(found, dict):
-            raise self._refused("rules", "an object")
-        return found
-
-    def device(self) -> str:
-        found = self.text("device")
-        if found not in DEVICE_NAMES:
-            raise self._refused("device", f"one of {', '.join(DEVICE_NAMES)}")
-        return found
-
-    def precision(self) -> Precision:
-        found = self._content.get("precision")
-        known = {each.name for each in fields(Precision)}
-        if not isinstance(found, dict) or not set(found) <= known:
-            raise self._refused("precision", f"an object with some of {', '.join(sorted(known))}")
-        try:
-            return Precision(**found)
-        except (UserError, TypeError) as error:
-            raise UserError(
-                f"{self._where}: 'precision': {error}; capture the step again"
-            ) from None
+def _read_header(where: str, text: str) -> _Header:
+    where = f"{where}, line 2"
+    try:
+        content = json.loads(text)
+        found = content.get("weft") if isinstance(content, dict) else None
+        if isinstance(found, str) and found != __version__:
+            raise UserError(f"{where}: written by weft {found}, this is weft {__version__}")
+        return read(_Header, content, where)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: {error}; capture the step again") from None
+    except UserError as error:
+        raise UserError(f"{error}; capture the step again") from None
 
 
 _EMBEDDING = "aten.embedding.default"

@@ -8,8 +8,7 @@ import yaml
 from tools.figures import PAGE, page
 from weft.errors import UserError
 from weft.hardware import device_kind, device_kinds, read_device_kind
-from weft.hardware.fields import read_yaml
-from weft.hardware.kinds.device_kinds import DEVICES, OP_CLASSES, parse_device_kind
+from weft.hardware.kinds.device_kinds import DEVICES, OP_CLASSES, parse_device_kind, read_yaml
 from weft.plain_yaml import LARGEST
 
 
@@ -57,23 +56,31 @@ def test_dtypes_without_a_peak_compute_as_float32() -> None:
     ("key", "value", "message"),
     [
         ("speed", 3, "no field is named 'speed'"),
-        ("traffic_gb_per_second", 0, "traffic_gb_per_second is a number above 1e-09; found 0"),
-        ("traffic_gb_per_second", float("nan"), "traffic_gb_per_second is a number"),
-        ("memory_gib", True, "memory_gib is a number above 0; found True"),
-        ("memory_gib", 1e40, "memory_gib is a number above 0 and at most 1e\\+30; found 1e\\+40"),
-        ("start_microseconds", -1, "start_microseconds is a number from 0; found -1"),
-        ("device_type", "tpu", "device_type is one of cpu, cuda; found 'tpu'"),
-        ("name", 3, "name is a text; found 3"),
-        ("peaks_tflops", {"float16": 3}, "peaks_tflops: float32 is a number"),
+        (
+            "traffic_gb_per_second",
+            0,
+            "traffic_gb_per_second must be a number above 1e-09 and at most .*, got 0",
+        ),
+        ("traffic_gb_per_second", float("nan"), "traffic_gb_per_second must be a number"),
+        ("memory_gib", True, "memory_gib must be a number above 0, got True"),
+        (
+            "memory_gib",
+            1e40,
+            "memory_gib must be a number above 0 and at most 1e\\+30, got 1e\\+40",
+        ),
+        ("start_microseconds", -1, "start_microseconds must be a number from 0 to 1e.09, got -1"),
+        ("device_type", "tpu", "device_type must be one of cpu, cuda, got 'tpu'"),
+        ("name", 3, "name must be a text, got 3"),
+        ("peaks_tflops", {"float16": 3}, "peaks_tflops: float32 must be"),
         ("peaks_tflops", {"float32": 3, "float99": 1}, "no field is named 'float99'"),
-        ("efficiency", {"product": {}}, "expected the class attention, found product"),
+        ("efficiency", {"product": {}}, "efficiency: attention must be given, got product"),
         (
             "slowdown",
             0.5,
-            "slowdown is the factor by which calls take longer .* from 1 to 100; found 0.5",
+            "slowdown must be a number from 1 to 100, got 0.5",
         ),
-        ("tiles", [[1, 2]], "a tile is \\[rows, columns, share\\]"),
-        ("tiles", [[1, 2, 1.5]], "share is a number above 0 and at most 1; found 1.5"),
+        ("tiles", [[1, 2]], r"tiles\[0\] must be \[rows, columns, share\]"),
+        ("tiles", [[1, 2, 1.5]], "share must be a number above 0 and at most 1, got 1.5"),
     ],
 )
 def test_a_wrong_field_is_named(content: dict, key: str, value: object, message: str) -> None:
@@ -83,7 +90,7 @@ def test_a_wrong_field_is_named(content: dict, key: str, value: object, message:
 
 def test_shares_are_at_most_one(content: dict) -> None:
     content["efficiency"]["product"] = {"compute": 1.1}
-    with pytest.raises(UserError, match="efficiency: product: compute is a number .* found 1.1"):
+    with pytest.raises(UserError, match="efficiency: product: compute must be a number .* got 1.1"):
         parse_device_kind(content, "mine.yaml")
 
 
@@ -115,5 +122,5 @@ def test_files_that_are_no_description(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="more than"):
         read_device_kind(tmp_path / "large.yaml")
     (tmp_path / "list.yaml").write_text("[1]")
-    with pytest.raises(UserError, match="expected a mapping from names, found \\[1\\]"):
+    with pytest.raises(UserError, match="must be a mapping from names, got \\[1\\]"):
         read_device_kind(tmp_path / "list.yaml")

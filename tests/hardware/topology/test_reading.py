@@ -10,9 +10,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hardware.machines import contents
 from weft.errors import UserError
-from weft.hardware.topology import parse_topology, topology, topology_text
+from weft.hardware.topology import parse_topology, topology
 
 QUICK = settings(max_examples=30, deadline=None, derandomize=True)
 GOOD = {
@@ -68,54 +67,62 @@ WIRE = ("links", "wire")
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("weft_topology",), 2, "expected weft_topology: 1, the version of the format; found 2"),
-        (("weft_topology",), True, "the version of the format; found True"),
-        ((*WIRE, "gb_per_second"), 1e-300, "gb_per_second is a number above 1e-09"),
+        (("weft_topology",), 2, "weft_topology must be 1, got 2"),
+        (("weft_topology",), True, "weft_topology must be 1, got True"),
+        ((*WIRE, "gb_per_second"), 1e-300, "gb_per_second must be a number above 1e-09"),
         (("nods",), [], "no field is named 'nods'; did you mean 'nodes'?"),
-        (("name",), 3, "name is a text; found 3"),
-        (("nodes",), [], "nodes: expected at least one"),
-        (("nodes",), {}, r"nodes: expected a list, found \{\}"),
+        (("name",), 3, "name must be a text, got 3"),
+        (("nodes",), [], "nodes must have 1 to 1024 entries, got 0"),
+        (("nodes",), {}, r"nodes must be a list, got \{\}"),
         ((*NODE, "devices", "kind"), "h200", "no device kind is named 'h200'"),
-        ((*NODE, "devices", "count"), 0, "count is a whole number from 1"),
-        ((*NODE, "count"), 2.5, "count is a whole number from 1 to 1048576; found 2.5"),
+        ((*NODE, "devices", "count"), 0, "count must be a whole number from 1"),
+        ((*NODE, "count"), 2.5, "count must be a whole number from 1 to 1048576, got 2.5"),
         ((*NODE, "ports"), None, "device0 reaches no port, and there are other nodes"),
         (
             (*NODE, "ports", 0, "link"),
             "wirre",
             "no link kind is named 'wirre'; did you mean 'wire'?",
         ),
-        ((*NODE, "ports", 0, "count"), 3, "count is a whole number from 1 to 2; found 3"),
-        ((*NODE, "ports", 0, "at"), ["device9"], "a port is at named vertices, or several"),
+        (
+            (*NODE, "ports", 0, "count"),
+            3,
+            "count must be a whole number from 1 to 2, got 3",
+        ),
+        (
+            (*NODE, "ports", 0, "at"),
+            ["device9"],
+            "give the vertices that a port is at, or a count, not both",
+        ),
         ((*NODE, "links", 0, "between"), ["device0", "devise1"], "did you mean 'device1'?"),
-        ((*NODE, "links", 0, "between"), ["device0"], "between names two devices or switches"),
+        ((*NODE, "links", 0, "between"), ["device0"], "between must have 2 entries, got 1"),
         ((*NODE, "links", 0, "between"), ["s", "s"], "a link from 's' to itself"),
-        ((*NODE, "links", 0, "width"), 0, "width is a number above 0"),
-        ((*NODE, "links", 0, "one_way"), "yes", "one_way is true or false; found 'yes'"),
-        ((*NODE, "switches", 0, "name"), "device1", "found 'device1' twice"),
-        ((*NODE, "switches", 0, "joins"), [["s"]], r"joins: no device or switch is named \['s'\]"),
-        ((*WIRE, "gb_per_second"), 0, "gb_per_second is a number above 1e-09"),
-        ((*WIRE, "gb_per_second"), -1, "gb_per_second is a number above 1e-09"),
-        ((*WIRE, "gb_per_second"), float("nan"), "found nan"),
-        ((*WIRE, "gb_per_second"), float("inf"), "found inf"),
-        ((*WIRE, "gb_per_second"), "fast", "found 'fast'"),
-        ((*WIRE, "gb_per_second"), True, "found True"),
-        ((*WIRE, "latency_microseconds"), -1, "latency_microseconds is a number from 0"),
-        ((*WIRE, "protocols"), {}, "expected 1 to 16, found 0"),
+        ((*NODE, "links", 0, "width"), 0, "width must be a number above 0"),
+        ((*NODE, "links", 0, "one_way"), "yes", "one_way must be true or false, got 'yes'"),
+        ((*NODE, "switches", 0, "name"), "device1", "got 'device1' twice"),
+        ((*NODE, "switches", 0, "joins"), [["s"]], r"joins\[0\] must be a text, got \['s'\]"),
+        ((*WIRE, "gb_per_second"), 0, "gb_per_second must be a number above 1e-09"),
+        ((*WIRE, "gb_per_second"), -1, "gb_per_second must be a number above 1e-09"),
+        ((*WIRE, "gb_per_second"), float("nan"), "got nan"),
+        ((*WIRE, "gb_per_second"), float("inf"), "got inf"),
+        ((*WIRE, "gb_per_second"), "fast", "got 'fast'"),
+        ((*WIRE, "gb_per_second"), True, "got True"),
+        ((*WIRE, "latency_microseconds"), -1, "latency_microseconds must be a number from 0"),
+        ((*WIRE, "protocols"), {}, "protocols must have 1 to 16 entries, got 0"),
         (
             (*WIRE, "protocols"),
             {"a": {"share": 1.5}},
-            "share is a number above 1e-06 and at most 1",
+            "share must be a number above 1e-06 and at most 1",
         ),
-        ((*WIRE, "protocols"), {"mine": {}}, r"protocol in common, found wire \(mine\), nvlink3"),
+        ((*WIRE, "protocols"), {"mine": {}}, r"protocol in common, got wire \(mine\), nvlink3"),
         (("network",), [], "2 nodes need at least one level"),
         (("network",), [{"name": "leaf", "nodes": 1}], "the top level joins 1 of 2 nodes"),
-        (("network", 0, "oversubscription"), 0, "oversubscription is a number above 0"),
+        (("network", 0, "oversubscription"), 0, "oversubscription must be a number above 0"),
         (
             ("network",),
             [{"name": "a", "uplink_gb_per_second": 1, "oversubscription": 2}],
             "or oversubscription, not both",
         ),
-        (("devices",), 0, "devices is a whole number from 1"),
+        (("devices",), 0, "devices must be a whole number from 1"),
     ],
 )
 def test_bad_fields(path, value, message):
@@ -171,17 +178,8 @@ def test_a_whole_machine_as_one_graph():
     found = parse_topology({**GOOD, "nodes": [node], "network": []}, "file")
     assert [found.node(device) for device in range(4)] == [0, 0, 1, 1]
     devices[3]["node"] = 5
-    with pytest.raises(UserError, match="nodes are numbered 0, 1, … in the order of the devices"):
+    with pytest.raises(UserError, match="node must be 0, 1, … in the order of the devices"):
         parse_topology({**GOOD, "nodes": [node], "network": []}, "file")
-
-
-@QUICK
-@given(contents())
-def test_text_reads_back(content):
-    found = parse_topology(content, "file")
-    again = parse_topology(yaml.safe_load(topology_text(found)), "text")
-    assert again == found
-    assert hash(again) == hash(found)
 
 
 SCALARS = st.one_of(

@@ -10,23 +10,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, final
+from typing import Annotated, Any, NamedTuple, final
 
 from weft.errors import UserError
-from weft.hardware.fields import SLOWEST, amount, mapping, number, read_yaml, sequence, word
+from weft.plain_yaml import read_plain_yaml
+from weft.schema import Key, Number, Words, check_known, keys_of, read
 from weft.units import Bytes, Seconds
 
 DEVICES = Path(__file__).parent.parent / "catalogue" / "devices"
-_KEYS = (
-    *("name", "device_type", "peaks_tflops", "traffic_gb_per_second", "memory_gib"),
-    *("start_microseconds", "act_microseconds", "reserve_mib", "units", "tiles"),
-    *("slowdown", "host_gb_per_second", "efficiency", "sources"),
-)
-_PEAKS = ("float64", "float32", "tf32", "bfloat16", "float16", "float8", "float4", "int8")
-# 10^9 bytes a second to the host where a file does not say it: 80 % of PCIe 3.0 x16.
-HOST = 12.5
-MOST_SLOWDOWN = 100.0
-_SHARES = ("compute", "traffic", "of_dtype", "depth")
+# GB a second that any link or memory is above; times that follow from less are no numbers.
+SLOWEST = 1e-9
+_Dtype = Annotated[
+    str,
+    Words(("float64", "float32", "tf32", "bfloat16", "float16", "float8", "float4", "int8")),
+]
+_Share = Annotated[float, Number(above=0, most=1)]
+Rate = Annotated[float, Number(above=SLOWEST, most=1e12, unit=1e9)]
+Microseconds = Annotated[Seconds, Number(most=1e9, unit=1e-6)]
 
 
 def device_kinds() -> tuple[str, ...]:
@@ -55,79 +55,31 @@ def read_device_kind(path: Path) -> DeviceKind:
     return parse_device_kind(read_yaml(path), str(path))
 
 
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML file, as plain data.
+
+    Raises:
+        UserError: when there is none, when it is no YAML, or larger than any.
+    """
+    return read_plain_yaml(path, "a description of hardware", numbers=True)
+
+
 def parse_device_kind(content: Any, where: str) -> DeviceKind:
     """A kind from the content of a file; `where` is named in errors.
 
     Raises:
         UserError: when a field is missing, unknown or out of range.
     """
-    fields = mapping(content, where, _KEYS)
-    mapping(fields.get("sources", {}), f"{where}: sources", _KEYS)
-    peaks = mapping(fields.get("peaks_tflops"), f"{where}: peaks_tflops", _PEAKS)
-    at = f"{where}: peaks_tflops"
-    flops = {dtype: 1e12 * number(peaks, dtype, at) for dtype in ("float32", *peaks)}
-    return DeviceKind(
-        name=word(fields, "name", where),
-        device_type=word(fields, "device_type", where, ("cpu", "cuda")),
-        peaks=flops,
-        traffic=1e9 * number(fields, "traffic_gb_per_second", where, above=SLOWEST),
-        memory=Bytes(round(2**30 * number(fields, "memory_gib", where))),
-        start=Seconds(1e-6 * amount(fields, "start_microseconds", where)),
-        act=Seconds(1e-6 * amount(fields, "act_microseconds", where)),
-        reserve=Bytes(round(2**20 * amount(fields, "reserve_mib", where))),
-        efficiency=_efficiencies(fields.get("efficiency"), f"{where}: efficiency"),
-        units=round(number(fields, "units", where, 1, above=0.5)),
-        tiles=_tiles(fields.get("tiles", []), f"{where}: tiles"),
-        slowdown=_slowdown(fields, where),
-        host=1e9 * number(fields, "host_gb_per_second", where, HOST, above=SLOWEST),
-    )
-
-
-def _slowdown(fields: Mapping[str, Any], where: str) -> float:
-    found = number(fields, "slowdown", where, 1.0)
-    if not 1.0 <= found <= MOST_SLOWDOWN:
-        raise UserError(
-            f"{where}: slowdown is the factor by which calls take longer beside a communication, from 1 to "
-            f"{MOST_SLOWDOWN:g}; found {found:g}"
-        )
+    found = read(DeviceKind, content, where)
+    check_known(found.sources, keys_of(DeviceKind), f"{where}: sources", "field")
+    for name, part, needed in (
+        ("peaks_tflops", found.peaks, ("float32",)),
+        ("efficiency", found.efficiency, OP_CLASSES),
+    ):
+        for each in needed:
+            if each not in part:
+                raise UserError(f"{where}: {name}: {each} must be given, got {', '.join(part)}")
     return found
-
-
-def _efficiencies(content: Any, where: str) -> Mapping[str, Efficiency]:
-    classes = mapping(content, where, OP_CLASSES)
-    missing = [name for name in OP_CLASSES if name not in classes]
-    if missing:
-        raise UserError(f"{where}: expected the class {missing[0]}, found {', '.join(classes)}")
-    return {name: _efficiency(classes[name], f"{where}: {name}") for name in OP_CLASSES}
-
-
-def _efficiency(content: Any, where: str) -> Efficiency:
-    fields = mapping(content, where, _SHARES)
-    at = f"{where}: of_dtype"
-    of_dtype = mapping(fields.get("of_dtype", {}), at, _PEAKS)
-    return Efficiency(
-        number(fields, "compute", where, 1.0, most=1.0),
-        number(fields, "traffic", where, 1.0, most=1.0),
-        {dtype: number(of_dtype, dtype, at, most=1.0) for dtype in of_dtype},
-        amount(fields, "depth", where, 0.0),
-    )
-
-
-def _tiles(content: Any, where: str) -> tuple[Tile, ...]:
-    return tuple(_tile(one, where) for one in sequence(content, where))
-
-
-def _tile(content: Any, where: str) -> Tile:
-    """A tile, written `[rows, columns, share]`."""
-    parts = sequence(content, where)
-    if len(parts) != 3:
-        raise UserError(f"{where}: a tile is [rows, columns, share]; found {parts}")
-    fields = dict(zip(("rows", "columns", "share"), parts, strict=True))
-    return Tile(
-        round(number(fields, "rows", where, above=0.5)),
-        round(number(fields, "columns", where, above=0.5)),
-        number(fields, "share", where, most=1.0),
-    )
 
 
 # Classes of ops that reach shares of their own of a device's peaks.
@@ -140,13 +92,13 @@ OP_CLASSES = (
     "elementwise",
     "update",
 )
+_OpClass = Annotated[str, Words(OP_CLASSES)]
 # Those that run on the matrix units; all others compute on the vector units, whose peak is that of float32.
 ON_MATRIX_UNITS = frozenset(("product", "attention", "convolution"))
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class Tile:
+class Tile(NamedTuple):
     """The part of a matrix product's result that one unit of the device makes at a time.
 
     Attributes:
@@ -154,9 +106,9 @@ class Tile:
         share: of its peak that a unit reaches with it, above 0 and at most 1.
     """
 
-    rows: int
-    columns: int
-    share: float = 1.0
+    rows: Annotated[int, Number(least=1)]
+    columns: Annotated[int, Number(least=1)]
+    share: _Share = 1.0
 
 
 @final
@@ -171,9 +123,9 @@ class Efficiency:
         depth: length of a contraction at which a product reaches half of its share; 0 for none.
     """
 
-    compute: float = 1.0
-    traffic: float = 1.0
-    of_dtype: Mapping[str, float] = field(default_factory=dict)
+    compute: _Share = 1.0
+    traffic: _Share = 1.0
+    of_dtype: Mapping[_Dtype, _Share] = field(default_factory=dict)
     depth: float = 0.0
 
     def share(self, dtype: str) -> float:
@@ -199,22 +151,27 @@ class DeviceKind:
         units: parts of the device that make tiles at the same time (streaming multiprocessors).
         tiles: those that matrix products may be made of; the quickest counts. None: any shape is as good.
         slowdown: factor by which calls take longer while a communication runs beside them.
-        host: bytes a second that it sends to its host's memory, or gets from there.
+        host: bytes a second that it sends to its host's memory, or gets from there; where a file does not say it, 80 %
+            of PCIe 3.0 x16.
+        sources: of the figures, by their keys in the file.
     """
 
     name: str
-    device_type: str
-    peaks: Mapping[str, float]
-    traffic: float
-    memory: Bytes
-    start: Seconds
-    act: Seconds
-    reserve: Bytes
-    efficiency: Mapping[str, Efficiency]
-    units: int = 1
+    device_type: Annotated[str, Words(("cpu", "cuda"))]
+    peaks: Annotated[
+        Mapping[_Dtype, Annotated[float, Number(above=0, unit=1e12)]], Key("peaks_tflops")
+    ]
+    traffic: Annotated[Rate, Key("traffic_gb_per_second")]
+    memory: Annotated[Bytes, Number(above=0, unit=2**30), Key("memory_gib")]
+    start: Annotated[Microseconds, Key("start_microseconds")]
+    act: Annotated[Microseconds, Key("act_microseconds")]
+    reserve: Annotated[Bytes, Number(unit=2**20), Key("reserve_mib")]
+    efficiency: Mapping[_OpClass, Efficiency]
+    units: Annotated[int, Number(least=1)] = 1
     tiles: tuple[Tile, ...] = ()
-    slowdown: float = 1.0
-    host: float = 12.5e9
+    slowdown: Annotated[float, Number(least=1, most=100)] = 1.0
+    host: Annotated[Rate, Key("host_gb_per_second")] = 12.5e9
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def has_peak(self, dtype: str) -> bool:
         """False where a dtype computes as float32 does, for want of a figure."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
-from typing import Any, NamedTuple, final
+from typing import Annotated, NamedTuple, TypeAlias, final
 
-from weft.errors import UNREADABLE, UserError
+from weft.errors import UNREADABLE, UserError, wrong
 from weft.hardware.costs import NO_SLOWDOWN, Cost, Slowdown
+from weft.schema import Entries, Number, read
 from weft.units import NO_TIME, Bytes, Seconds
 
 # The facts by which files are chosen, beside those of the machine.
@@ -40,6 +40,9 @@ class SizedSample(NamedTuple):
     spread: float = 0.0
 
 
+Sizes: TypeAlias = Annotated[tuple[SizedSample, ...], Entries(1)]
+
+
 @final
 class Roofline(NamedTuple):
     """A rank's device as general calls show it, for calls that were not measured.
@@ -50,8 +53,8 @@ class Roofline(NamedTuple):
         start: seconds that any call takes.
     """
 
-    flops: float
-    traffic: float
+    flops: Annotated[float, Number(above=0)]
+    traffic: Annotated[float, Number(above=0)]
     start: Seconds
 
 
@@ -78,8 +81,8 @@ class Measurements:
 
     machine: Mapping[str, str | int]
     calls: Mapping[str, Sample] = field(default_factory=dict)
-    updates: Mapping[str, tuple[SizedSample, ...]] = field(default_factory=dict)
-    exchanges: Mapping[str, tuple[SizedSample, ...]] = field(default_factory=dict)
+    updates: Mapping[str, Sizes] = field(default_factory=dict)
+    exchanges: Mapping[str, Sizes] = field(default_factory=dict)
     act: Seconds = NO_TIME
     exchange: Seconds = NO_TIME
     step: Seconds = NO_TIME
@@ -233,73 +236,18 @@ def from_json(text: str, where: str) -> Measurements:
     """
     try:
         content = json.loads(text)
-        if content["weft measured costs"] != FORMAT:
-            raise UserError(
-                f"{where}: measured costs of version {content['weft measured costs']!r}, expected {FORMAT}; "
-                "run `weft measure` again"
-            )
-        return Measurements(
-            {str(key): _fact(each) for key, each in content["machine"].items()},
-            {str(name): Sample(*_figures(each, 3)) for name, each in content["calls"].items()},
-            {str(name): _points(each) for name, each in content["updates"].items()},
-            {str(name): _points(each) for name, each in content["exchanges"].items()},
-            act=_seconds(content["act"]),
-            exchange=_seconds(content["exchange"]),
-            step=_seconds(content["step"]),
-            slowdown=Slowdown(*(max(1.0, each) for each in _figures(content["slowdown"], 2))),
-            drift=_figures([content["drift"]], 1)[0],
-            memory=None if content["memory"] is None else _bytes(content["memory"]),
-            roofline=None if content["roofline"] is None else _read_roofline(content["roofline"]),
-        )
+        version = content.pop("weft measured costs")
+        if version != FORMAT:
+            raise wrong(f"{where}: the version of measured costs", str(FORMAT), version)
+        found = read(Measurements, content, where)
+        sizes = {**found.updates, **found.exchanges}
+        for name, points in sizes.items():
+            if len({each.bytes for each in points}) < len(points):
+                raise wrong(f"{where}: {name}", "each size once", points)
+    except UserError as error:
+        raise UserError(f"{error}; run `weft measure` again") from None
     except UNREADABLE as error:
         raise UserError(
             f"{where}: no file of measured costs ({type(error).__name__}: {error}); run `weft measure` again"
         ) from None
-
-
-def _fact(found: Any) -> str | int:
-    if isinstance(found, bool) or not isinstance(found, str | int):
-        raise ValueError(f"expected a text or a whole number, found {found!r}")
     return found
-
-
-def _read_roofline(found: Any) -> Roofline:
-    flops, traffic, start = _figures(found, 3)
-    if not (flops and traffic):
-        raise ValueError(f"expected rates above 0, found {found!r}")
-    return Roofline(flops, traffic, Seconds(start))
-
-
-def _seconds(found: Any) -> Seconds:
-    return Seconds(_figures([found], 1)[0])
-
-
-def _bytes(found: Any) -> Bytes:
-    return Bytes(int(_figures([found], 1)[0]))
-
-
-def _points(found: Any) -> tuple[SizedSample, ...]:
-    if not found:
-        raise ValueError("expected a size at least, found none")
-    figures = (_figures(each, 3) for each in found)
-    points = [
-        SizedSample(Bytes(int(size)), Seconds(took), spread) for size, took, spread in figures
-    ]
-    if len({each.bytes for each in points}) < len(points):
-        raise ValueError(f"expected each size once, found {found!r}")
-    return tuple(sorted(points))
-
-
-def _figures(found: Any, count: int) -> list[Any]:
-    """So many finite numbers, none below 0, each of which a float can hold."""
-    if len(found) != count:
-        raise ValueError(f"expected {count} figures, found {found!r}")
-    for each in found:
-        if (
-            isinstance(each, bool)
-            or not isinstance(each, int | float)
-            or not isfinite(each)
-            or each < 0
-        ):
-            raise ValueError(f"expected a number that is not below 0, found {each!r}")
-    return list(found)

@@ -4,4 +4,3 @@ from weft.hardware.topology.machine import Topology as Topology
 from weft.hardware.topology.reading import parse_topology as parse_topology
 from weft.hardware.topology.reading import topologies as topologies
 from weft.hardware.topology.reading import topology as topology
-from weft.hardware.topology.reading import topology_text as topology_text

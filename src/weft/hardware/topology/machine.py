@@ -6,11 +6,16 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import final
+from typing import Annotated, TypeAlias, final
 
 from weft.cached import cached_property
-from weft.hardware.kinds.device_kinds import DeviceKind, device_kind
-from weft.units import Seconds
+from weft.hardware.kinds.device_kinds import DeviceKind, Microseconds, Rate, device_kind
+from weft.schema import Entries, Key, Number
+from weft.units import NO_TIME
+
+Count: TypeAlias = Annotated[int, Number(least=1, most=1 << 20)]
+# How many links lie side by side, or how many times as much one carries as another.
+Width: TypeAlias = Annotated[float, Number(above=0, most=1e6)]
 
 
 @final
@@ -42,10 +47,10 @@ class NetworkLevel:
     """
 
     name: str
-    nodes: int
-    latency: Seconds
-    uplink: float | None = None
-    oversubscription: float = 1.0
+    nodes: Count
+    latency: Annotated[Microseconds, Key("latency_microseconds")] = NO_TIME
+    uplink: Annotated[Rate | None, Key("uplink_gb_per_second")] = None
+    oversubscription: Width = 1.0
 
 
 @final
@@ -134,9 +139,9 @@ class LinkProtocol:
         share: of the link's rate that messages reach, above 0 and at most 1.
     """
 
-    base: Seconds
-    hop: Seconds
-    share: float
+    base: Annotated[Microseconds, Key("base_microseconds")] = NO_TIME
+    hop: Annotated[Microseconds, Key("hop_microseconds")] = NO_TIME
+    share: Annotated[float, Number(above=1e-6, most=1)] = 1.0
 
 
 @final
@@ -148,7 +153,8 @@ class LinkKind:
         name: such as "nvlink3".
         rate: bytes a second each way, of one link.
         latency: seconds that the wire takes, or the switch behind it, beside a protocol's `hop`.
-        protocols: by name, or `ANY`; the quickest that all links of a communication have counts.
+        protocols: by name, or `ANY`; the quickest that all links of a communication have counts. Where none is named,
+            one that reaches the whole rate at once; no library has more than 16.
         in_flight: messages to different peers that a device sends at a time.
         own: bytes a second at which a collective's kernel puts a device's own part of the result in place,
             where that is not hidden behind the link; None where it is.
@@ -157,11 +163,13 @@ class LinkKind:
     """
 
     name: str
-    rate: float
-    latency: Seconds
-    protocols: Mapping[str, LinkProtocol] = field(hash=False)
-    in_flight: int = 1
-    own: float | None = None
+    rate: Annotated[Rate, Key("gb_per_second")]
+    latency: Annotated[Microseconds, Key("latency_microseconds")] = NO_TIME
+    protocols: Annotated[Mapping[str, LinkProtocol], Entries(1, 16)] = field(
+        hash=False, default_factory=lambda: {ANY: LinkProtocol()}
+    )
+    in_flight: Count = 1
+    own: Annotated[Rate | None, Key("own_gb_per_second")] = None
     in_switch: LinkProtocol | None = None
 
     def protocol(self, name: str) -> LinkProtocol:

@@ -1,53 +1,112 @@
-"""A topology from the content of a file, checked whole: what leaves here is legal."""
+"""A topology from the content of a file, checked whole: the result is legal."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from itertools import pairwise
-from math import ceil, inf, nextafter
+from math import ceil
 from pathlib import Path
-from typing import Any, final
+from typing import Annotated, Any, Literal, final
 
-import yaml
-
-from weft.errors import UserError
-from weft.hardware.fields import (
-    SLOWEST,
-    mapping,
-    meant,
-    number,
-    read_yaml,
-    sequence,
-    shown,
-    whole,
-    word,
-)
+from weft.errors import UserError, wrong
+from weft.hardware.kinds.device_kinds import device_kind, read_yaml
 from weft.hardware.topology.machine import (
+    Count,
     LinkKind,
-    LinkProtocol,
     NetworkLevel,
     NodeGroup,
     NodeKind,
     NodeLink,
     NodePort,
     Topology,
+    Width,
     common_protocols,
 )
-from weft.hardware.topology.reading_nodes import (
-    link_kinds,
-    microseconds,
-    parse_link_kind,
-    parse_node,
-)
+from weft.schema import Entries, Number, Words, check_known, read
 
-# The version of the format that is read and written.
-VERSION = 1
-_KEYS = ("weft_topology", "name", "source", "links", "nodes", "network", "devices")
-_LEVEL = ("name", "nodes", "latency_microseconds", "uplink_gb_per_second", "oversubscription")
-_MOST_DEVICES = 1 << 20
-_MOST_GROUPS = 1024
-_MOST_LEVELS = 16
+LINKS = Path(__file__).parents[1] / "catalogue" / "links.yaml"
+TOPOLOGIES = Path(__file__).parents[1] / "catalogue" / "topologies"
+_SIZED = re.compile(r"(?P<name>.+)x(?P<devices>\d{1,100})", re.ASCII)
+# Devices, switches or ports of a node.
+_MOST = 4096
+_SOME = Entries(0, _MOST)
+
+
+# Entries of files, as users write them.
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Devices:
+    """`count` equal devices; a name is for a single one, a node's number for a file of a whole machine."""
+
+    kind: str
+    count: Annotated[int, Number(least=1, most=_MOST)] = 1
+    name: str | None = None
+    node: int = 0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Switch:
+    """A switch, and the devices or switches that links join to it."""
+
+    name: str
+    link: str | None = None
+    width: Width = 1.0
+    joins: Annotated[tuple[str, ...], _SOME] | Literal["devices"] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """A link between two devices or switches."""
+
+    between: Annotated[tuple[str, ...], Entries(2, 2)]
+    link: str
+    width: Width = 1.0
+    one_way: bool = False
+    shared: str = ""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Ports:
+    """A port at vertices, or `count` of them, each at an equal part of the devices."""
+
+    link: str
+    width: Width = 1.0
+    count: Count | None = None
+    at: Annotated[tuple[str, ...], Entries(1, _MOST)] | None = None
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _Nodes:
+    """`count` equal nodes."""
+
+    devices: _Devices | Annotated[tuple[_Devices, ...], Entries(1, _MOST)]
+    count: Count = 1
+    switches: Annotated[tuple[_Switch, ...], _SOME] = ()
+    links: tuple[_Link, ...] = ()
+    ports: Annotated[tuple[_Ports, ...], _SOME] = ()
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A whole file; `weft_topology` is the version of the format."""
+
+    weft_topology: Literal[1]
+    name: str
+    nodes: Annotated[tuple[_Nodes, ...], Entries(1, 1024)]
+    links: Mapping[str, Any] = field(default_factory=dict)
+    network: Annotated[tuple[Mapping[str, Any], ...], Entries(0, 16)] = ()
+    devices: Count | None = None
+    source: Any = None
 
 
 def parse_topology(
@@ -56,7 +115,7 @@ def parse_topology(
     """A topology from the content of a file.
 
     Args:
-        content: what the file holds, as plain data.
+        content: of the file, as plain data.
         where: named in errors.
         devices: how many are wanted; the file's nodes become more, or fewer.
         calibrated: False takes the links of the catalogue with their published figures alone.
@@ -65,51 +124,28 @@ def parse_topology(
         UserError: when a field is missing, unknown or out of range, a link leads nowhere, or devices do not reach one
             another.
     """
-    fields = mapping(content, where, _KEYS)
-    version = fields.get("weft_topology")
-    if version != VERSION or isinstance(version, bool):
-        other = shown(version)
-        raise UserError(
-            f"{where}: expected weft_topology: {VERSION}, the version of the format; found {other}"
-        )
-    kinds = _links(fields.get("links", {}), f"{where}: links", calibrated)
-    entries = sequence(fields.get("nodes"), f"{where}: nodes", _MOST_GROUPS)
-    groups = tuple(_group(one, f"{where}: nodes[{i}]", kinds) for i, one in enumerate(entries))
-    if not groups:
-        raise UserError(f"{where}: nodes: expected at least one")
-    wanted = devices if devices is not None else fields.get("devices")
+    file = read(_File, content, where)
+    kinds = dict(link_kinds(calibrated))
+    for name, fields in file.links.items():
+        kinds[name] = parse_link_kind(name, fields, f"{where}: links: {name}", calibrated)
+    groups = [
+        NodeGroup(_node(nodes, f"{where}: nodes[{place}]", kinds), nodes.count)
+        for place, nodes in enumerate(file.nodes)
+    ]
+    wanted = file.devices if devices is None else read(Count, devices, f"{where}: devices")
     groups, used = _sized(groups, wanted, where)
-    units = sum(group.count for group in groups)
-    network = sequence(fields.get("network", []), f"{where}: network", _MOST_LEVELS)
-    levels = _levels(network, f"{where}: network", units)
-    found = Topology(word(fields, "name", where), groups, levels, used)
+    levels = _levels(file.network, f"{where}: network", sum(group.count for group in groups))
+    found = Topology(file.name, tuple(groups), levels, used)
     check_reach(found, where)
     return found
 
 
-def _links(content: Any, where: str, calibrated: bool) -> Mapping[str, LinkKind]:
-    own = mapping(content, where)
-    found = dict(link_kinds(calibrated))
-    for name, fields in own.items():
-        found[name] = parse_link_kind(name, fields, f"{where}: {name}", calibrated)
-    return found
-
-
-def _group(content: Any, where: str, kinds: Mapping[str, LinkKind]) -> NodeGroup:
-    fields = mapping(content, where)
-    return NodeGroup(parse_node(fields, where, kinds), whole(fields, "count", where, 1))
-
-
-def _sized(
-    groups: tuple[NodeGroup, ...], wanted: Any, where: str
-) -> tuple[tuple[NodeGroup, ...], int]:
+def _sized(groups: list[NodeGroup], wanted: int | None, where: str) -> tuple[list[NodeGroup], int]:
     """As many nodes as the devices that are wanted need, and how many devices are used."""
     total = sum(len(group.kind) * group.count for group in groups)
-    if wanted is None:
-        wanted = total
-    used = whole({"devices": wanted}, "devices", where, most=_MOST_DEVICES)
+    used = total if wanted is None else wanted
     if used > total and len(groups) == 1:
-        return (NodeGroup(groups[0].kind, ceil(used / len(groups[0].kind))),), used
+        return [NodeGroup(groups[0].kind, ceil(used / len(groups[0].kind)))], used
     if used > total:
         raise UserError(
             f"{where}: there are {total} devices in nodes of {len(groups)} kinds, and {used} are asked for; "
@@ -122,15 +158,23 @@ def _sized(
         if count > 0:
             found.append(NodeGroup(group.kind, count))
         left -= count * len(group.kind)
-    return tuple(found), used
+    return found, used
 
 
-def _levels(entries: list[Any], where: str, units: int) -> tuple[NetworkLevel, ...]:
-    found = [_level(one, f"{where}[{i}]", units) for i, one in enumerate(entries)]
+def _levels(
+    entries: Sequence[Mapping[str, Any]], where: str, units: int
+) -> tuple[NetworkLevel, ...]:
+    found: list[NetworkLevel] = []
+    for place, entry in enumerate(entries):
+        found.append(read(NetworkLevel, {"nodes": units, **entry}, f"{where}[{place}]"))
+        if {"uplink_gb_per_second", "oversubscription"} <= entry.keys():
+            raise UserError(
+                f"{where}[{place}]: give uplink_gb_per_second or oversubscription, not both"
+            )
     if units == 1:
         return ()
     if not found:
-        raise UserError(f"{where}: {units} nodes need at least one level; found none")
+        raise UserError(f"{where}: {units} nodes need at least one level, got none")
     for place, (below, level) in enumerate(pairwise(found), start=1):
         if level.nodes % below.nodes and level.nodes < units:
             raise UserError(
@@ -145,18 +189,119 @@ def _levels(entries: list[Any], where: str, units: int) -> tuple[NetworkLevel, .
     return tuple(found[: needed + 1])
 
 
-def _level(content: Any, where: str, units: int) -> NetworkLevel:
-    fields = mapping(content, where, _LEVEL)
-    uplink = "uplink_gb_per_second"
-    if uplink in fields and "oversubscription" in fields:
-        raise UserError(f"{where}: give {uplink} or oversubscription, not both")
-    return NetworkLevel(
-        word(fields, "name", where),
-        whole(fields, "nodes", where, units),
-        microseconds(fields, "latency_microseconds", where),
-        1e9 * number(fields, uplink, where, above=SLOWEST, most=1e12) if uplink in fields else None,
-        number(fields, "oversubscription", where, 1.0, most=1e6),
+def _node(nodes: _Nodes, where: str, kinds: Mapping[str, LinkKind]) -> NodeKind:
+    """A kind of node; `kinds` are the links that it may name."""
+    devices = list(_devices(nodes.devices, f"{where}: devices"))
+    vertices = [name for name, _, _ in devices]
+    graph = _Graph([*vertices, *(each.name for each in nodes.switches)], kinds, where)
+    links: list[NodeLink] = []
+    for place, switch in enumerate(nodes.switches):
+        joined = vertices if switch.joins == "devices" else switch.joins
+        at = f"{where}: switches[{place}]"
+        links += [graph.link((name, switch.name), switch, f"{at}: joins", at) for name in joined]
+    for place, link in enumerate(nodes.links):
+        at = f"{where}: links[{place}]"
+        made = graph.link(link.between, link, f"{at}: between", at)
+        links.append(replace(made, one_way=link.one_way, shared=link.shared))
+    ports: list[NodePort] = []
+    for place, port in enumerate(nodes.ports):
+        ports += graph.ports(port, len(devices), f"{where}: ports[{place}]")
+    return NodeKind(
+        tuple(kind for _, kind, _ in devices),
+        tuple(graph.places),
+        tuple(links),
+        tuple(ports),
+        tuple(node for _, _, node in devices),
     )
+
+
+def _devices(content: _Devices | Sequence[_Devices], where: str) -> list[tuple[str, str, int]]:
+    """Name, kind and node of each device."""
+    found: list[tuple[str, str, int]] = []
+    for place, each in enumerate([content] if isinstance(content, _Devices) else content):
+        at = where if isinstance(content, _Devices) else f"{where}[{place}]"
+        try:
+            device_kind(each.kind)
+        except UserError as error:
+            raise UserError(f"{at}: {error}") from error
+        if each.name and each.count > 1:
+            raise UserError(f"{at}: a name is for one device, got count {each.count}")
+        for _ in range(each.count):
+            found.append((each.name or f"device{len(found)}", each.kind, each.node))
+        if len(found) > _MOST:
+            raise UserError(f"{where}: a node has at most {_MOST} devices")
+    nodes = [node for _, _, node in found]
+    if nodes != sorted(nodes) or set(nodes) != set(range(nodes[-1] + 1)):
+        raise wrong(f"{where}: node", "0, 1, … in the order of the devices", nodes)
+    return found
+
+
+@final
+class _Graph:
+    """The devices and switches of a node, by name, and the kinds of links that may join them."""
+
+    def __init__(self, vertices: list[str], kinds: Mapping[str, LinkKind], where: str) -> None:
+        self.places = {name: place for place, name in enumerate(vertices)}
+        self._kinds = kinds
+        if len(self.places) < len(vertices):
+            twice = next(name for name in vertices if vertices.count(name) > 1)
+            raise UserError(f"{where}: name devices and switches apart, got {twice!r} twice")
+
+    def link(self, ends: Sequence[str], entry: _Link | _Switch, named: str, where: str) -> NodeLink:
+        """The link of an entry between two vertices, which are `named` there."""
+        source, target = self._places(ends, named)
+        if source == target:
+            raise UserError(f"{where}: a link from {ends[0]!r} to itself")
+        return NodeLink(source, target, self._kind(entry.link, where), entry.width)
+
+    def ports(self, entry: _Ports, devices: int, where: str) -> list[NodePort]:
+        """The ports of an entry."""
+        kind = self._kind(entry.link, where)
+        if entry.at is not None:
+            if entry.count is not None:
+                raise UserError(
+                    f"{where}: give the vertices that a port is at, or a count, not both"
+                )
+            return [NodePort(kind, entry.width, self._places(entry.at, f"{where}: at"))]
+        count = 1 if entry.count is None else entry.count
+        count = read(Annotated[int, Number(least=1, most=devices)], count, f"{where}: count")
+        bounds = [place * devices // count for place in range(count + 1)]
+        return [NodePort(kind, entry.width, tuple(range(a, b))) for a, b in pairwise(bounds)]
+
+    def _places(self, names: Sequence[str], where: str) -> tuple[int, ...]:
+        check_known(names, self.places, where, "device or switch")
+        return tuple(self.places[name] for name in names)
+
+    def _kind(self, link: str | None, where: str) -> LinkKind:
+        name = read(str, link, f"{where}: link")
+        check_known([name], self._kinds, where, "link kind")
+        return self._kinds[name]
+
+
+@cache
+def link_kinds(calibrated: bool = True) -> Mapping[str, LinkKind]:
+    """The catalogue's kinds by name; with `calibrated=False`, from their published figures alone."""
+    return {
+        name: parse_link_kind(name, fields, f"{LINKS}: {name}", calibrated)
+        for name, fields in read_yaml(LINKS).items()
+    }
+
+
+def parse_link_kind(name: str, content: Any, where: str, calibrated: bool = True) -> LinkKind:
+    """A kind from the content of a file; `where` is named in errors.
+
+    Raises:
+        UserError: when a field is missing, unknown or out of range.
+    """
+    fields = dict(read(Mapping[str, Any], content, where))
+    fitted = read(_Fitted, fields.pop("calibrated", {}), f"{where}: calibrated")
+    given = {**fields, **(fitted if calibrated else {}), "name": name}
+    given.pop("source", None)
+    return read(LinkKind, given, where)
+
+
+# Of a kind of link, what is fitted to measurements.
+_Fitted = Mapping[Annotated[str, Words(("protocols", "own_gb_per_second", "source"))], Any]
 
 
 def check_reach(topology: Topology, where: str) -> None:
@@ -180,7 +325,7 @@ def check_reach(topology: Topology, where: str) -> None:
     kinds = topology.link_kinds
     if not common_protocols(kinds):
         names = ", ".join(f"{kind.name} ({', '.join(kind.protocols)})" for kind in kinds)
-        raise UserError(f"{where}: give the links a protocol in common, found {names}")
+        raise UserError(f"{where}: give the links a protocol in common, got {names}")
 
 
 def _check_device(kind: NodeKind, device: int, there: _Reach, where: str) -> None:
@@ -228,10 +373,6 @@ def _directed(kind: NodeKind) -> Iterator[tuple[int, int]]:
             yield link.target, link.source
 
 
-TOPOLOGIES = Path(__file__).parents[1] / "catalogue" / "topologies"
-_SIZED = re.compile(r"(?P<name>.+)x(?P<devices>\d{1,100})", re.ASCII)
-
-
 def topologies() -> tuple[str, ...]:
     """The names of the catalogue's topologies, in order."""
     return tuple(sorted(path.stem for path in TOPOLOGIES.glob("*.yaml")))
@@ -251,10 +392,10 @@ def topology(what: str | Path | Topology, calibrated: bool = True) -> Topology:
     if isinstance(what, Topology):
         return what
     if not isinstance(what, str | Path):
-        raise UserError(
-            "a topology is a name of the catalogue, such as 'h100x8', the path of a .yaml file or a Topology, "
-            f"found {what!r}"
+        expected = (
+            "a name of the catalogue, such as 'h100x8', the path of a .yaml file or a Topology"
         )
+        raise wrong("a topology", expected, what)
     if isinstance(what, Path) or what.endswith((".yaml", ".yml")):
         return parse_topology(read_yaml(Path(what)), str(what), None, calibrated)
     names = topologies()
@@ -262,93 +403,6 @@ def topology(what: str | Path | Topology, calibrated: bool = True) -> Topology:
     name, devices = what, None
     if what not in names and sized is not None:
         name, devices = sized["name"], int(sized["devices"])
-    if name not in names:
-        raise UserError(f"no topology is named {name!r}{meant(name, names)}")
+    check_known([name], names, "topology", "topology")
     path = TOPOLOGIES / f"{name}.yaml"
     return parse_topology(read_yaml(path), what, devices, calibrated)
-
-
-def topology_text(topology: Topology) -> str:
-    """A topology as YAML."""
-    content = {
-        "weft_topology": VERSION,
-        "name": topology.name,
-        "devices": topology.devices,
-        "links": {kind.name: _kind(kind) for kind in topology.link_kinds},
-        "nodes": [{"count": group.count, **_node(group.kind)} for group in topology.groups],
-        "network": [_level_fields(level) for level in topology.levels],
-    }
-    return yaml.safe_dump(content, sort_keys=False, default_flow_style=None, width=120)
-
-
-def _kind(kind: LinkKind) -> dict[str, Any]:
-    own: dict[str, Any] = {} if kind.own is None else {"own_gb_per_second": _over(kind.own, 1e9)}
-    if kind.in_switch is not None:
-        own["in_switch"] = _protocol(kind.in_switch)
-    return {
-        "gb_per_second": _over(kind.rate, 1e9),
-        "latency_microseconds": _over(kind.latency, 1e-6),
-        "in_flight": kind.in_flight,
-        "protocols": {name: _protocol(one) for name, one in kind.protocols.items()},
-        **own,
-    }
-
-
-def _protocol(protocol: LinkProtocol) -> dict[str, float]:
-    return {
-        "base_microseconds": _over(protocol.base, 1e-6),
-        "hop_microseconds": _over(protocol.hop, 1e-6),
-        "share": protocol.share,
-    }
-
-
-def _node(kind: NodeKind) -> dict[str, Any]:
-    devices = zip(kind.vertices, kind.kinds, kind.nodes, strict=False)
-    return {
-        "devices": [{"name": name, "kind": one, "node": node} for name, one, node in devices],
-        "switches": [{"name": name} for name in kind.vertices[len(kind) :]],
-        "links": [_link(link, kind) for link in kind.links],
-        "ports": [_port(port, kind) for port in kind.ports],
-    }
-
-
-def _link(link: NodeLink, kind: NodeKind) -> dict[str, Any]:
-    return {
-        "between": [kind.vertices[link.source], kind.vertices[link.target]],
-        "link": link.link.name,
-        "width": link.width,
-        **({"one_way": True} if link.one_way else {}),
-        **({"shared": link.shared} if link.shared else {}),
-    }
-
-
-def _port(port: NodePort, kind: NodeKind) -> dict[str, Any]:
-    return {
-        "link": port.link.name,
-        "width": port.width,
-        "at": [kind.vertices[place] for place in port.at],
-    }
-
-
-def _level_fields(level: NetworkLevel) -> dict[str, Any]:
-    found: dict[str, Any] = {
-        "name": level.name,
-        "nodes": level.nodes,
-        "latency_microseconds": _over(level.latency, 1e-6),
-    }
-    if level.uplink is not None:
-        found["uplink_gb_per_second"] = _over(level.uplink, 1e9)
-    else:
-        found["oversubscription"] = level.oversubscription
-    return found
-
-
-def _over(value: float, unit: float) -> float:
-    """The number of units that reads back as just this value."""
-    down = up = value / unit
-    for _ in range(4):
-        for found in (down, up):
-            if unit * found == value:
-                return found
-        down, up = nextafter(down, -inf), nextafter(up, inf)
-    return value / unit
