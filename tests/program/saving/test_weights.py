@@ -17,7 +17,7 @@ from on_ranks import passed
 from program.saving.nets import Case, assert_same, batch_of, compiled, loss_fn
 from single_device import is_first
 from weft.errors import UserError
-from weft.program.live import first_values
+from weft.program.live import 
 from weft.program.saving import files
 
 
@@ -59,7 +59,7 @@ def test_a_checkpoint_s_model(case: Case, tmp_path: Path, monkeypatch: pytest.Mo
         saved = program.full_state_dict()
     filled: list[str] = []
     monkeypatch.setattr(
-        first_values, "_filled", lambda module, *_: filled.append(type(module).__name__)
+        , "_filled", lambda module, *_: filled.append(type(module).__name__)
     )
     with begun(case, tmp_path / "saved", meta()) as program:
         assert program.steps == 0
