@@ -17,7 +17,7 @@ from on_ranks import passed
 from program.saving.nets import Case, assert_same, batch_of, compiled, loss_fn
 from single_device import is_first
 from weft.errors import UserError
-from weft.program.live import 
+from weft.program.live import live
 from weft.program.saving import files
 
 
@@ -58,9 +58,7 @@ def test_a_checkpoint_s_model(case: Case, tmp_path: Path, monkeypatch: pytest.Mo
         program.save(tmp_path / "saved")
         saved = program.full_state_dict()
     filled: list[str] = []
-    monkeypatch.setattr(
-        , "_filled", lambda module, *_: filled.append(type(module).__name__)
-    )
+    monkeypatch.setattr(live, "_written", lambda module, *_: filled.append(type(module).__name__))
     with begun(case, tmp_path / "saved", meta()) as program:
         assert program.steps == 0
         assert_same(program.full_state_dict(), saved)
