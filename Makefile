@@ -58,10 +58,10 @@ real-sizes: $(READY)
 
 accuracy: $(READY)
 	mkdir -p $(ACCURACY)
-	$(BIN)/python -m benchmarks.accuracy --cache $(ACCURACY)/profiles.json --json $(ACCURACY)/published.json --published $(wildcard $(PUBLISHED)/*.csv.gz)
+	$(BIN)/python -m benchmarks.accuracy --sample 12 --json $(ACCURACY)/published.json --published $(wildcard $(PUBLISHED)/*.csv.gz)
 	$(BIN)/python -m benchmarks.accuracy_collectives --json $(ACCURACY)/collectives.json $(wildcard $(PUBLISHED)/*allreduce.csv.gz)
 	$(BIN)/python -m benchmarks.accuracy_here --json $(ACCURACY)/here.json
-	$(BIN)/python -m benchmarks.plan_scale
+	$(BIN)/python -m benchmarks.planning
 
 search-bench: $(READY)
 	mkdir -p $(SEARCH)

@@ -3,9 +3,8 @@
     python -m benchmarks --quick                     one work of each kind, fewer rounds
     python -m benchmarks --only gpt/zero3 lstm       these works, or pairs of work and strategy
 
-Every pair of work and strategy is measured by a process of its own, one at a time, and so are the
-single topics (overhead, compile time, memory over many steps), which write files of their own. Ends
-with 1 when one of them failed; its row says why.
+Every pair of work and strategy is measured by a process of its own, one at a time. Ends with 1 when
+one of them failed; its row says why.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from typing import Any
 from benchmarks.isa import trust_vector_instructions
 from benchmarks.malloc import MALLOCS
 from benchmarks.measure import OUT, machine
+from benchmarks.page import show
 from benchmarks.pairs import PAIRS, QUICK, RANKS, Pair
-from benchmarks.report import show
 from tools.scores.stamp import stamp_now
 
 SOURCES = ("src/weft", "benchmarks")
@@ -37,17 +36,6 @@ REFERENCES = OUT / "references.json"
 LIMIT = 900
 # Rounds of a pair, whatever they take; and when it is clear that all will take too long.
 LEAST, FEWER = 6, 3
-# Seconds that a topic takes, about.
-TOPIC = 45.0
-
-# Programs that look at one thing each; those of a list run with `--quick` too.
-QUICK_TOPICS = (("-m", "benchmarks.overhead", "--rounds", "5"),)
-TOPICS = (
-    *QUICK_TOPICS,
-    ("-m", "benchmarks.eager_overhead"),
-    ("-m", "benchmarks.memory_flat"),
-    ("-m", "benchmarks.compile_time", "--repeats", "1"),
-)
 
 
 def options() -> argparse.Namespace:
@@ -158,28 +146,23 @@ def main() -> int:
         return 0
     REFERENCES.unlink(missing_ok=True)
     trust_vector_instructions()
-    topics = () if o.only or o.tiny else QUICK_TOPICS if o.quick else TOPICS
     there = json.loads(RESULTS.read_text()) if o.add and RESULTS.exists() else {}
     old, loads = there.get("rows", []), there.get("loads", {})
     # What is added to older rows makes them no younger.
     made = there.get("made") or str(stamp_now("make bench", SOURCES))
-    clock = Clock(sum(pair.seconds for pair in pairs) + TOPIC * len(topics), o.minutes)
+    clock = Clock(sum(pair.seconds for pair in pairs), o.minutes)
     found: dict[str, Measured] = {}
-    failures: dict[str, str] = {}
 
     def written() -> dict[str, Any]:
         rows = merged(old, [row for each in found.values() for row in each.rows])
         told = {**loads, **{name: each.loads for name, each in found.items()}}
-        return write(rows, told, o.malloc, clock.minutes, failures, made)
+        return write(rows, told, o.malloc, clock.minutes, made)
 
     for pair in pairs:
         least = FEWER if clock.late else LEAST
         clock.next(pair.name, pair.seconds)
         found[pair.name] = measure(pair, o, least)
         written()
-    for topic in topics:
-        clock.next(topic[1], TOPIC)
-        failures |= {topic[1]: ended} if (ended := run(topic)) else {}
     disturbed = [] if o.tiny else [pair for pair in pairs if found[pair.name].disturbed]
     for pair in disturbed:
         if clock.late:
@@ -189,7 +172,7 @@ def main() -> int:
         found[pair.name] = min(found[pair.name], again, key=lambda each: each.disturbed)
     show(written())
     well = bool(pairs) and all(each.well for each in found.values())
-    return int(not well or bool(failures))
+    return int(not well)
 
 
 def write(
@@ -197,7 +180,6 @@ def write(
     loads: Mapping[str, Sequence[Mapping[str, Any]]],
     malloc: str,
     minutes: float,
-    failures: Mapping[str, str],
     made: str,
 ) -> dict[str, Any]:
     """`results.json`, after each pair: nothing is lost when somebody stops the rest."""
@@ -210,7 +192,6 @@ def write(
         "made": made,
         "rows": rows,
         "loads": loads,
-        "failed_topics": failures,
     }
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps(result, indent=1))

@@ -15,7 +15,6 @@ import json
 import multiprocessing
 import os
 import tempfile
-import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -33,7 +32,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
 
 import weft
-from benchmarks.measure import machine
+from benchmarks.measure import interleave, machine
 from benchmarks.works.transformers import GPT
 
 SIDE, CUT, CLASSES = 72, 64, 10
@@ -100,23 +99,15 @@ def main() -> None:
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     with tempfile.TemporaryDirectory() as folder:
         sides, ends = _sides(o, Path(folder), size)
-        took: dict[str, list[float]] = {name: [] for name in sides}
-        for turn in range(o.rounds + 1):
-            names = list(sides) if turn % 2 else list(sides)[::-1]
-            for name in names:
-                begin = time.perf_counter()
-                for _ in range(o.steps):
-                    sides[name]()
-                took[name].append((time.perf_counter() - begin) / o.steps)
+        took = interleave(sides, o.rounds, o.steps)
         for end in ends:
             end()
     if rank == 0:
         _tell(took, o)
 
 
-def _tell(took: dict[str, list[float]], o: argparse.Namespace) -> None:
-    """Medians behind the first round, which warms up, and ratios of the same round."""
-    kept = {name: each[1:] for name, each in took.items()}
+def _tell(kept: dict[str, list[float]], o: argparse.Namespace) -> None:
+    """Medians, and ratios of the same round."""
     loaded = kept["weft, loaded"]
     for name, each in kept.items():
         ratio = median(other / own for other, own in zip(each, loaded, strict=True))

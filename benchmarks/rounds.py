@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.crew import Crew, SystemFailure
-from benchmarks.intervals import interval
 from benchmarks.load import Load, Watch
-from benchmarks.rows import Found, ratios
+from benchmarks.rows import Found, interval, ratios
 from benchmarks.systems.table import Entry
 
 # A turn lasts at least so many seconds.

@@ -23,6 +23,8 @@ os.environ.setdefault("WEFT_PLAN_COSTS", "usual")
 
 UPDATE = "--update-golden"
 THOROUGH = "--thorough"
+# By this the numbers of `sampled.txt` are multiplied: of the cases of each of its tests the first and some others run.
+SPARSE = 2
 PROCESSES = "--processes"
 
 
@@ -43,7 +45,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Those marked `thorough`, and of the cases of each test of a module in `sampled.txt` all but every n-th."""
+    """Those marked `thorough`, and of the cases of each test of a module in `sampled.txt` all but every n-th,
+    times `SPARSE`.
+    """
     found, numbers, sampled = set[pytest.Item](), Counter[tuple[object, ...]](), _sampled()
     for item in items:
         if item.get_closest_marker("thorough"):
@@ -52,7 +56,7 @@ def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
             cases: Any = getattr(item, "callspec", None)
             form = cases and cases.params.get("processes")
             test = (item.path, getattr(item, "originalname", item.name), form)
-            if numbers[test] % sampled[item.path]:
+            if numbers[test] % (SPARSE * sampled[item.path]):
                 found.add(item)
             numbers[test] += 1
     return found

@@ -93,7 +93,12 @@ class Step:
 
     def _accumulated(self, name: str, reduction: str) -> Tensor:
         parts = torch.stack([self.value(name, m) for m in range(self.graph.micro_batches)])
-        functions = {"sum": torch.sum, "max": torch.amax, "min": torch.amin, "prod": torch.prod}
+        functions: dict[str, Any] = {
+            "sum": torch.sum,
+            "max": torch.amax,
+            "min": torch.amin,
+            "prod": torch.prod,
+        }
         functions |= {"or": torch.any, "and": torch.all}
         return functions[reduction](parts, 0)
 

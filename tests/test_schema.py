@@ -10,7 +10,7 @@ import pytest
 
 from weft.errors import UserError
 from weft.schema import Entries, Key, Number, Words, read
-from weft.units import Bytes, Seconds
+from weft.units import NO_BYTES, Bytes, Seconds
 
 
 class Pair(NamedTuple):
@@ -28,7 +28,7 @@ class Inner:
 class Outer:
     version: Literal[1]
     wait: Annotated[Seconds, Number(unit=1e-6), Key("wait_microseconds")]
-    size: Annotated[Bytes, Number(unit=2**20), Key("size_mib")] = Bytes(0)
+    size: Annotated[Bytes, Number(unit=2**20), Key("size_mib")] = NO_BYTES
     inner: Mapping[str, Inner] = field(default_factory=dict)
     either: Inner | Annotated[tuple[Inner, ...], Entries(1, 2)] | None = None
     pairs: tuple[Pair, ...] = ()

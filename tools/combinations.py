@@ -6,12 +6,11 @@ python -m tools.combinations gpt         those whose name holds all the words
 
 from __future__ import annotations
 
-import copy
 import itertools
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +21,7 @@ from torch import nn
 import weft
 from examples import gpt_model
 from examples.models import images, resnet
+from tools.model_cases import Case, Trained, Training, cast, distance, flat, loss_distance
 from tools.scores.stamp import Stamp, stamp_now
 
 PAGE = Path(__file__).parents[1] / "docs" / "combinations.md"
@@ -35,18 +35,11 @@ RATE, EPS = 1e-2, 1e-3
 # The least that a difference is relative to.
 FLOOR = 1e-2
 COMMAND = "python -m tools.combinations"
-SOURCES = ("src/weft", "tools/combinations.py", "examples/gpt_model.py", "examples/models")
+SOURCES = (
+    *("src/weft", "tools/combinations.py", "tools/model_cases.py", "examples/gpt_model.py"),
+    "examples/models",
+)
 S, B = weft.split, weft.broadcast
-
-
-@dataclass(frozen=True)
-class Work:
-    """A model that trains: how it is made, its loss, a batch from a seed, and what tensor parallelism splits."""
-
-    build: Callable[[], nn.Module]
-    loss: Callable[[Any, Any], torch.Tensor]
-    batch: Callable[..., Any]
-    layouts: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -59,14 +52,14 @@ class Mesh:
     stages: int = 1
 
 
-def _tokens(seed: int) -> dict[str, torch.Tensor]:
+def _tokens(size: int, seed: int) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(16, (SIZE, 7), generator=generator)
+    tokens = torch.randint(16, (size, 7), generator=generator)
     return {"x": tokens[:, :-1].contiguous(), "y": tokens[:, 1:].contiguous()}
 
 
 WORKS = {
-    "gpt": Work(
+    "gpt": Case(
         partial(gpt_model.GPT, layers=2, width=8, heads=2, length=6, vocabulary=16),
         gpt_model.loss_fn,
         _tokens,
@@ -77,10 +70,10 @@ WORKS = {
             "blocks.*.down.weight": S(1),
         },
     ),
-    "resnet": Work(
+    "resnet": Case(
         partial(resnet.ResNet, (1, 1), 5, 4),
         images.loss,
-        partial(images.batch, SIZE, side=32, classes=5),
+        partial(images.batch, side=32, classes=5),
         resnet.LAYOUTS,
     ),
 }
@@ -151,38 +144,32 @@ def compared(
     """
     work, precision = combination.work, combination.precision
     expected_losses, expected = _plainly(work, precision)
-    loss = max(abs(a - b) / abs(b) for a, b in zip(losses, expected_losses, strict=True))
+    loss = loss_distance(losses, expected_losses)
     if precision is None:
-        return max(loss, *(_distance(state[name], tensor) for name, tensor in expected.items()))
+        return max(loss, *(distance(state[name], x, FLOOR) for name, x in expected.items()))
     _, exact = _plainly(work, precision, rounded=False)
-    names = [name for name, _ in _model(work, precision).named_parameters()]
-    found, rounded, whole = (_flat([x[name] for name in names]) for x in (state, expected, exact))
+    names = [name for name, _ in _training(work, precision).model.named_parameters()]
+    found, rounded, whole = (flat(names, x) for x in (state, expected, exact))
     return max(loss / BF16_LOSS, float((found - rounded).norm() / (whole - rounded).norm()))
 
 
-def train(combination: Combination) -> tuple[list[float], dict[str, torch.Tensor]]:
+def train(combination: Combination) -> Trained:
     """Losses and last state with weft, in a world of four ranks that is already there."""
-    work = WORKS[combination.work]
-    model = _model(combination.work, combination.precision)
-    program = weft.compile(
-        model,
-        work.loss,
-        _optimizer(model),
-        _batches(combination.work, combination.precision)[0],
-        placement=weft.placement("cpu", MESHES[combination.mesh].grid),
-        strategy=combination.strategy(),
-    )
-    batches = _batches(combination.work, combination.precision)
-    losses = [program.step(batch).item() for batch in batches]
-    state = program.full_state_dict()
-    program.close()
-    return losses, state
+    training = _training(combination.work, combination.precision)
+    return training.by_weft(MESHES[combination.mesh].grid, combination.strategy())
 
 
 @cache
-def _plainly(
-    work: str, precision: str | None, rounded: bool = True
-) -> tuple[list[float], dict[str, torch.Tensor]]:
+def _training(work: str, precision: str | None) -> Training:
+    case, dtype = WORKS[work], torch.float32 if precision else torch.float64
+    torch.manual_seed(0)
+    batches = [cast(case.batch(SIZE, seed), dtype) for seed in range(STEPS)]
+    torch.manual_seed(0)
+    return Training(case.build().to(dtype), case.loss, batches, _optimizer)
+
+
+@cache
+def _plainly(work: str, precision: str | None, rounded: bool = True) -> Trained:
     """Plain PyTorch on one device, gradients accumulated over the micro-batches.
 
     Args:
@@ -190,37 +177,8 @@ def _plainly(
         precision: of the ops that autocast rounds.
         rounded: False leaves them in float32.
     """
-    model, loss_fn = _model(work, precision), WORKS[work].loss
-    optimizer, losses = _optimizer(model), []
-    for batch in _batches(work, precision):
-        total = 0.0
-        for number in range(MICRO_BATCHES):
-            part = {key: value.chunk(MICRO_BATCHES)[number] for key, value in batch.items()}
-            with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16" and rounded):
-                loss = loss_fn(model, part) / MICRO_BATCHES
-            loss.backward()
-            total += loss.item()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(total)
-    return losses, model.state_dict()
-
-
-def _dtype(precision: str | None) -> torch.dtype:
-    return torch.float32 if precision else torch.float64
-
-
-def _model(work: str, precision: str | None) -> nn.Module:
-    torch.manual_seed(0)
-    return copy.deepcopy(WORKS[work].build()).to(_dtype(precision))
-
-
-def _batches(work: str, precision: str | None) -> list[Any]:
-    def cast(value: torch.Tensor) -> torch.Tensor:
-        return value.to(_dtype(precision)) if value.is_floating_point() else value
-
-    batches = (WORKS[work].batch(seed=seed) for seed in range(STEPS))
-    return [{key: cast(value) for key, value in batch.items()} for batch in batches]
+    autocast = precision == "bf16" and rounded
+    return replace(_training(work, precision), autocast=autocast).plainly(MICRO_BATCHES)
 
 
 def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
@@ -228,15 +186,6 @@ def _optimizer(model: nn.Module) -> torch.optim.Optimizer:
     if next(model.parameters()).dtype == torch.float32:
         return torch.optim.SGD(model.parameters(), lr=RATE, momentum=0.9)
     return torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.1, eps=EPS)
-
-
-def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    return torch.cat([tensor.detach().flatten() for tensor in tensors])
-
-
-def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
-    scale = expected.abs().max().clamp(min=FLOOR).item() if expected.is_floating_point() else 1.0
-    return float((found - expected).abs().max()) / scale
 
 
 def main(words: Sequence[str]) -> int:

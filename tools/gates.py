@@ -69,6 +69,7 @@ GATES = (
     Gate("site", (PYTHON, "-m", "mkdocs", "build", "--strict")),
     Gate("pages", (PYTHON, "-m", "tools.pages")),
     Gate("words", (PYTHON, "-m", "tools.words")),
+    Gate("house", (PYTHON, "-m", "tools.house")),
     Gate("leaves", (PYTHON, "-m", "tools.leaves")),
     Gate("mirror", (PYTHON, "-m", "tools.mirror")),
     Gate("scores", (PYTHON, "-m", "tools.scores")),

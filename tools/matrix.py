@@ -19,9 +19,10 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import final
 
 from tools.scores.stamp import Stamp, stamp_now
@@ -82,6 +83,11 @@ class Cell:
     def name(self) -> str:
         return f"{self.torch or 'none'} ({self.wanted})"
 
+    @property
+    def folder(self) -> str:
+        """The name of its virtual environment."""
+        return f"{self.python}-{self.torch or 'without'}"
+
 
 def interpreters(versions: Sequence[str] = PYTHONS) -> Iterator[tuple[str, str]]:
     """The versions of Python that are there, each with the program that starts it; says which are missing."""
@@ -106,7 +112,7 @@ def interpreter(version: str) -> str:
 
 def cpu_versions(program: str) -> list[str]:
     """The versions of torch for CPUs that pip finds for a Python, the oldest first."""
-    told = _said([program, "-m", "pip", "index", "versions", "torch"], INSTALL)
+    told = said([program, "-m", "pip", "index", "versions", "torch"], INSTALL, check=False)
     mark = r"\+cpu" if sys.platform.startswith("linux") else ""
     found = set(re.findall(rf"(\d+\.\d+\.\d+){mark}(?=[,)\s]|$)", told))
     return sorted(found, key=_numbers)
@@ -130,24 +136,26 @@ def constraints(text: str, torch: str) -> str:
     return re.sub(r"^torch==.*$", other, text, flags=re.MULTILINE)
 
 
+def environment(cell: Cell, folder: Path) -> tuple[Path, list[str]]:
+    """The Python of a new virtual environment for a pair, and what has pip install there by constraints.txt."""
+    said([cell.program, "-m", "venv", "--clear", str(folder)], INSTALL)
+    python, pins = folder / "bin" / "python", folder / "constraints.txt"
+    pins.write_text(constraints((ROOT / "constraints.txt").read_text(), cell.torch))
+    return python, [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(pins)]
+
+
 def installed(cell: Cell) -> Path:
     """The Python of a virtual environment with what a pair needs.
 
     Raises:
         RuntimeError: when pip cannot install it.
     """
-    folder = VENVS / f"{cell.python}-{cell.torch or 'without'}"
-    python = folder / "bin" / "python"
+    folder = VENVS / cell.folder
     if (folder / "ready").exists():
-        return python
-    subprocess.run([cell.program, "-m", "venv", "--clear", folder], check=True, timeout=INSTALL)
-    pins = folder / "constraints.txt"
-    pins.write_text(constraints((ROOT / "constraints.txt").read_text(), cell.torch))
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(pins)]
-    if cell.torch:
-        _said([*pip, f"torch=={_pinned(cell.torch)}", "--editable", ".[test]"], INSTALL, check=True)
-    else:
-        _said([*pip, *BARE], INSTALL, check=True)
+        return folder / "bin" / "python"
+    python, pip = environment(cell, folder)
+    torch = [f"torch=={_pinned(cell.torch)}", "--editable", ".[test]"]
+    said([*pip, *(torch if cell.torch else BARE)], INSTALL)
     (folder / "ready").touch()
     return python
 
@@ -160,7 +168,9 @@ def tested(cell: Cell, only: Sequence[str]) -> str:
         only = only or [f"tests/{folder}" for folder in FREE]
         command += ["-p", "tools.without_torch", "-m", "not slow"]
     every = [] if only else ["--thorough"]
-    ended = _said([*command, *every, *only], TESTS).splitlines() or ["pytest said nothing"]
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+    ended = said([*command, *every, *only], TESTS, check=False, variables=own).splitlines()
+    ended = ended or ["pytest said nothing"]
     failed = [line.split(" - ")[0] for line in ended if line.startswith(("FAILED", "ERROR"))]
     return "; ".join([re.sub(r" in [\d.]+s.*", "", ended[-1]).strip("= "), *failed[:5]])
 
@@ -173,22 +183,38 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, version.split(".")))
 
 
-def _said(command: Sequence[str], seconds: float, *, check: bool = False) -> str:
-    """What a program says, at the root of the tree; with `check` a failure raises `RuntimeError` with its end."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"}
+def said(
+    command: Sequence[str],
+    seconds: float,
+    folder: Path = ROOT,
+    check: bool = True,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> str:
+    """The output of a program, in a folder, without the paths of Python and the variables of weft that stand here.
+
+    Raises:
+        RuntimeError: when it fails, with its end; not without `check`.
+    """
+    own = {name: x for name, x in os.environ.items() if not name.startswith(("PYTHON", "WEFT_"))}
     ended = subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds
+        command,
+        cwd=folder,
+        env={**own, **variables},
+        capture_output=True,
+        text=True,
+        timeout=seconds,
     )
     if check and ended.returncode:
-        raise RuntimeError(f"{' '.join(command)}: {ended.stderr[-600:]}")
+        told = f"{ended.stdout}{ended.stderr}".strip()
+        raise RuntimeError(f"{' '.join(command)}: {told[-600:]}")
     return ended.stdout
 
 
-def page(rows: dict[tuple[str, str], str], stamp: Stamp) -> str:
-    """The text of docs/matrix.md."""
+def page(rows: dict[tuple[str, str], str], stamp: Stamp, head: str = HEAD) -> str:
+    """The text of docs/matrix.md, or of a page with another head."""
     lines = (f"| {python} | {torch} | {told} |" for (python, torch), told in sorted(rows.items()))
     bare = ", ".join(f"`tests/{folder}`" for folder in FREE)
-    return HEAD.format(stamp=stamp, bare=bare) + "\n".join(lines) + "\n"
+    return head.format(stamp=stamp, bare=bare) + "\n".join(lines) + "\n"
 
 
 def rows_of(text: str) -> dict[tuple[str, str], str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -135,9 +135,9 @@ class Comparison:
 
     def _moved_away(self, parts: int) -> float:
         moved = [{key: _moved(value) for key, value in batch.items()} for batch in self.batches]
-        training = Training(self.model, self.loss, moved, EPS[torch.float64])
+        training = Training(self.model, self.loss, moved)
         state, expected = training.plainly(parts)[1], self._plainly(parts)[1]
-        return max(_distance(state[name], expected[name]) for name in state)
+        return max(distance(state[name], expected[name]) for name in state)
 
     def _parts(self, strategy: weft.Strategy) -> int:
         """Into how many batches plain PyTorch has to cut: BatchNorm takes each micro-batch's own statistics."""
@@ -149,9 +149,10 @@ class Comparison:
     ) -> Training:
         """What is trained, in a dtype: the same weights and batches, cast."""
         if dtype == torch.float64:
-            return Training(self.model, self.loss, self.batches, eps)
-        batches = [{key: _cast(value, dtype) for key, value in x.items()} for x in self.batches]
-        return Training(copy.deepcopy(self.model).to(dtype), self._loss, batches, eps)
+            return Training(self.model, self.loss, self.batches, partial(adamw, eps=eps))
+        batches = [cast(batch, dtype) for batch in self.batches]
+        model = copy.deepcopy(self.model).to(dtype)
+        return Training(model, self._loss, batches, partial(adamw, eps=eps))
 
     def _rounded(self, parts: int, eps: float) -> list[Trained]:
         """Plain float32 trainings from weights that are rounded otherwise: gradients near zero may change sign."""
@@ -171,11 +172,12 @@ class Comparison:
 
     def difference(self, grid: Any, strategy: weft.Strategy) -> Difference:
         """Train with weft on as many ranks in this process as the grid has."""
-        losses, state = _run(lambda: self.compile(grid, strategy), self.batches, grid)
+        with weft.local_world(torch.tensor(grid).numel()):
+            losses, state = self.training().by_weft(grid, strategy)
         expected_losses, expected = self._plainly(self._parts(strategy))
-        worst = max(expected, key=lambda name: _distance(state[name], expected[name]))
-        loss = _loss_distance(losses, expected_losses)
-        return Difference(loss, _distance(state[worst], expected[worst]), worst)
+        worst = max(expected, key=lambda name: distance(state[name], expected[name]))
+        loss = loss_distance(losses, expected_losses)
+        return Difference(loss, distance(state[worst], expected[worst]), worst)
 
     def single(self, grid: Any, strategy: weft.Strategy) -> float:
         """Train in float32 with torch's default eps.
@@ -188,37 +190,46 @@ class Comparison:
         """
         parts, eps = self._parts(strategy), EPS[torch.float32]
         training = self.training(torch.float32, eps)
-        losses, state = _run(lambda: training.compile(grid, strategy), training.batches, grid)
+        with weft.local_world(torch.tensor(grid).numel()):
+            losses, state = training.by_weft(grid, strategy)
         expected_losses, expected = self._plainly(parts, torch.float32, eps)
         exact_losses, exact = self._plainly(parts, torch.float64, eps)
         rounded = [(expected_losses, expected), *self._shaken(parts, eps)]
-        found, plain, double = (_flat(expected, x) for x in (state, expected, exact))
-        far = max(float((_flat(expected, x) - double).norm()) for _, x in rounded)
-        unit = max(LOSS_UNIT, *(_loss_distance(x, exact_losses) for x, _ in rounded))
+        found, plain, double = (flat(expected, x) for x in (state, expected, exact))
+        far = max(float((flat(expected, x) - double).norm()) for _, x in rounded)
+        unit = max(LOSS_UNIT, *(loss_distance(x, exact_losses) for x, _ in rounded))
         moved = float((found - plain).norm()) / far
-        return max(moved, _loss_distance(losses, expected_losses) / unit)
+        return max(moved, loss_distance(losses, expected_losses) / unit)
 
 
 @dataclass(frozen=True)
 class Training:
-    """A model that trains `STEPS` steps: its own copy each time."""
+    """A model that trains a step with each batch: its own copy each time.
+
+    Attributes:
+        model, loss, batches: what is trained.
+        optimizer: of a model.
+        autocast: plain PyTorch computes in bfloat16 as `torch.autocast` says.
+    """
 
     model: nn.Module
     loss: Loss
     batches: Sequence[Any]
-    eps: float
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw
+    autocast: bool = False
 
     def plainly(self, parts: int) -> Trained:
         """Losses and last state with plain PyTorch; gradients accumulate over `parts` equal parts of a batch."""
         model = copy.deepcopy(self.model)
-        optimizer = adamw(model, self.eps)
+        optimizer = self.optimizer(model)
         losses = []
         for batch in self.batches:
             optimizer.zero_grad()
             total = 0.0
             for number in range(parts):
                 part = {key: value.chunk(parts)[number] for key, value in batch.items()}
-                loss = self.loss(model, part) / parts
+                with torch.autocast("cpu", torch.bfloat16, enabled=self.autocast):
+                    loss = self.loss(model, part) / parts
                 loss.backward()
                 total += loss.item()
             optimizer.step()
@@ -231,32 +242,32 @@ class Training:
         return weft.compile(
             model,
             self.loss,
-            adamw(model, self.eps),
+            self.optimizer(model),
             self.batches[0],
             placement=weft.placement("cpu", grid),
             strategy=strategy,
         )
 
-
-def _run(make: Callable[[], weft.Program], batches: Sequence[Any], grid: Any) -> Trained:
-    """Losses and last state of a program on as many ranks in this process as the grid has."""
-    with weft.local_world(torch.tensor(grid).numel()):
-        program = make()
-        losses = [program.step(batch).item() for batch in batches]
+    def by_weft(self, grid: Any, strategy: weft.Strategy) -> Trained:
+        """Losses and last state with weft, in a world that is already there."""
+        program = self.compile(grid, strategy)
+        losses = [program.step(batch).item() for batch in self.batches]
         state = program.full_state_dict()
         program.close()
-    return losses, state
+        return losses, state
 
 
-def _cast(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return value.to(dtype) if value.is_floating_point() else value
+def cast(batch: Mapping[str, torch.Tensor], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """A batch whose floating-point tensors have a dtype."""
+    return {key: x.to(dtype) if x.is_floating_point() else x for key, x in batch.items()}
 
 
-def _loss_distance(found: Sequence[float], expected: Sequence[float]) -> float:
+def loss_distance(found: Sequence[float], expected: Sequence[float]) -> float:
+    """The largest relative difference of losses."""
     return max(abs(a - b) / abs(b) for a, b in zip(found, expected, strict=True))
 
 
-def _flat(names: Iterable[str], state: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def flat(names: Iterable[str], state: Mapping[str, torch.Tensor]) -> torch.Tensor:
     """All floating-point tensors of a state as one vector of float64, in the order of `names`."""
     tensors = (state[name].detach() for name in names)
     return torch.cat([x.flatten().double() for x in tensors if x.is_floating_point()])
@@ -275,9 +286,9 @@ def _shake(model: nn.Module, seed: int) -> None:
             weight.mul_(1 + unit * (2 * torch.randint(2, weight.shape, generator=draw) - 1))
 
 
-def _distance(found: torch.Tensor, expected: torch.Tensor) -> float:
-    """Relative to the largest element, or to `FLOOR`."""
-    scale = expected.abs().max().clamp(min=FLOOR).item() if expected.is_floating_point() else 1.0
+def distance(found: torch.Tensor, expected: torch.Tensor, floor: float = FLOOR) -> float:
+    """The largest difference, relative to the largest element, or to `floor` where that is more."""
+    scale = expected.abs().max().clamp(min=floor).item() if expected.is_floating_point() else 1.0
     return float((found - expected).abs().max()) / scale
 
 

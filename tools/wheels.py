@@ -12,26 +12,26 @@ it needs, and what needs no torch must run.
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import subprocess
 import sys
 import tarfile
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
-from tools.matrix import PYTHONS, Cell, cells, constraints, rows_of
-from tools.scores.stamp import Stamp, stamp_now
+from tools.matrix import INSTALL, PYTHONS, Cell, cells, environment, page, rows_of, said
+from tools.scores.stamp import stamp_now
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "wheels.md"
 VENVS = ROOT / "runs" / "wheels"
 COMMAND = "make wheels"
 SOURCES = ("src/weft", "tools/outside.py")
-# Seconds that installing, and all else, may take.
-INSTALL, RUN = 900, 300
+# Seconds that all but installing may take.
+RUN = 300
+OWN = {"PYTHONPATH": str(ROOT / "src")}
 HEAD = """# The wheel
 
 After this page you know in which fresh environments the wheel of weft has run, outside of the repository.
@@ -51,18 +51,18 @@ says which tests have run where.
 def built(folder: Path) -> tuple[Path, Path]:
     """Build the source archive of the tree, and the wheel from it, in a folder."""
     build = (sys.executable, "-m", "hatchling", "build", "-d", str(folder), "-t")
-    said([*build, "sdist"], ROOT)
+    said([*build, "sdist"], RUN, variables=OWN)
     (archive,) = folder.glob("*.tar.gz")
     with tarfile.open(archive) as opened:
         opened.extractall(folder / "source", filter="data")
-    said([*build, "wheel"], folder / "source" / archive.name.removesuffix(".tar.gz"))
+    said([*build, "wheel"], RUN, folder / "source" / archive.name.removesuffix(".tar.gz"))
     (wheel,) = folder.glob("*.whl")
     return archive, wheel
 
 
 def faults(archive: Path, wheel: Path) -> Iterator[str]:
     """A sentence for each file that git has of the package and one of both lacks, or that is too much."""
-    tracked = said(["git", "ls-files", "src/weft"], ROOT).split()
+    tracked = said(["git", "ls-files", "src/weft"], RUN).split()
     wanted = {name.removeprefix("src/") for name in tracked}
     with zipfile.ZipFile(wheel) as opened:
         names = set(opened.namelist())
@@ -86,16 +86,12 @@ def installed(cell: Cell, wheel: Path) -> Path:
     Raises:
         RuntimeError: when pip cannot install it.
     """
-    folder = VENVS / f"{cell.python}-{cell.torch or 'without'}"
-    said([cell.program, "-m", "venv", "--clear", str(folder)], ROOT, INSTALL)
-    python, pins = folder / "bin" / "python", folder / "constraints.txt"
-    pins.write_text(constraints((ROOT / "constraints.txt").read_text(), cell.torch))
-    pip = [str(python), "-m", "pip", "install", "--quiet", "--constraint", str(pins)]
+    python, pip = environment(cell, VENVS / cell.folder)
     if cell.torch:
-        said([*pip, str(wheel)], ROOT, INSTALL)
+        said([*pip, str(wheel)], INSTALL)
     else:
-        said([*pip, *needed_but_torch(wheel)], ROOT, INSTALL)
-        said([*pip, "--no-deps", str(wheel)], ROOT, INSTALL)
+        said([*pip, *needed_but_torch(wheel)], INSTALL)
+        said([*pip, "--no-deps", str(wheel)], INSTALL)
     return python
 
 
@@ -117,7 +113,7 @@ def write_graph(path: Path) -> None:
         "job = weft.Job(model, lambda net, x: net(x).square().mean(), optimizer, torch.ones(32, 16))",
         "job.stored().save(sys.argv[1])",
     )
-    said([sys.executable, "-c", "\n".join(lines), str(path)], ROOT)
+    said([sys.executable, "-c", "\n".join(lines), str(path)], RUN, variables=OWN)
 
 
 def used(python: Path, graph: Path | None = None) -> str:
@@ -132,32 +128,8 @@ def used(python: Path, graph: Path | None = None) -> str:
     """
     with tempfile.TemporaryDirectory() as empty:
         command = [str(python), str(ROOT / "tools" / "outside.py"), str(ROOT / "README.md")]
-        lines = said([*command, *([] if graph is None else [str(graph)])], Path(empty))
+        lines = said([*command, *([] if graph is None else [str(graph)])], RUN, Path(empty))
     return ", ".join(lines.splitlines())
-
-
-def said(command: Sequence[str], folder: Path, seconds: float = RUN) -> str:
-    """What a program says, in a folder, without the paths and variables of this one.
-
-    Raises:
-        RuntimeError: when it fails, with its end.
-    """
-    own = {name: x for name, x in os.environ.items() if not name.startswith(("PYTHON", "WEFT_"))}
-    if folder == ROOT and command[0] == sys.executable:
-        own["PYTHONPATH"] = str(ROOT / "src")
-    ended = subprocess.run(
-        command, cwd=folder, env=own, capture_output=True, text=True, timeout=seconds
-    )
-    if ended.returncode:
-        told = f"{ended.stdout}{ended.stderr}".strip()
-        raise RuntimeError(f"{' '.join(command)}: {told[-600:]}")
-    return ended.stdout
-
-
-def page(rows: dict[tuple[str, str], str], stamp: Stamp) -> str:
-    """The text of docs/wheels.md."""
-    lines = (f"| {python} | {torch} | {told} |" for (python, torch), told in sorted(rows.items()))
-    return HEAD.format(stamp=stamp) + "\n".join(lines) + "\n"
 
 
 def seen(cell: Cell, wheel: Path, graph: Path) -> str:
@@ -188,7 +160,7 @@ def main() -> int:
             told = seen(cell, wheel, graph)
             print(f"Python {cell.python}, torch {cell.name}: {told}", flush=True)
             rows[cell.python, cell.name] = re.sub(r"\s+", " ", told).replace("|", "\\|")
-    PAGE.write_text(page(rows, stamp_now(COMMAND, SOURCES)))
+    PAGE.write_text(page(rows, stamp_now(COMMAND, SOURCES), HEAD))
     return int(bool(wrong) or any(told.startswith("failed") for told in rows.values()))
 
 

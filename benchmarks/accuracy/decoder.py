@@ -31,8 +31,7 @@ class Form:
         llama: RMSNorm, rotation and SwiGLU without biases; else LayerNorm, learned positions and GELU with them.
         fused: attention is one kernel; else products with a softmax between them.
         tied: the last layer has the weights of the embedding.
-        wide_loss: logits are cast to float32 for the loss.
-        dropout: what dropout of attention and of each part's result moves: a mask is made, applied, kept.
+        dropout: of attention and of each part's result.
         masked: only some tokens are predicted, as by BERT (arXiv 1810.04805); else each one's next.
         predicted: tokens of a sequence of which logits are computed; 0 for all.
         experts: of every second layer, as in GShard (arXiv 2006.16668); 0 for none.
@@ -48,7 +47,6 @@ class Form:
     fused: bool = False
     tied: bool = True
     dropout: bool = False
-    wide_loss: bool = False
     masked: bool = False
     predicted: int = 0
     experts: int = 0
@@ -59,16 +57,9 @@ class Form:
         return 2 if self.experts else 1
 
 
-class Dropped(nn.Module):
-    """A dropout's traffic without its random numbers, which would be weft's own, not those of the systems here."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.masked_fill(x > 1e4, 0.0)
-
-
 def dropped(form: Form) -> nn.Module:
-    """What stands where the form has dropout."""
-    return Dropped() if form.dropout else nn.Identity()
+    """Dropout where the form has it."""
+    return nn.Dropout(0.1) if form.dropout else nn.Identity()
 
 
 class Core(nn.Module):
@@ -175,7 +166,7 @@ class Decoder(nn.Module):
 
     def __init__(self, form: Form, blocks: int) -> None:
         super().__init__()
-        self.size, self.wide_loss = form.width // form.heads, form.wide_loss
+        self.size = form.width // form.heads
         self.predicted = form.predicted or form.length
         self.token = nn.Embedding(form.vocabulary, form.width)
         self.position = None if form.llama else nn.Embedding(form.length, form.width)
@@ -196,7 +187,7 @@ class Decoder(nn.Module):
         if self.predicted < out.shape[1]:
             out = out[:, : self.predicted]
         logits = self.head(self.norm(out))
-        return logits.float() if self.wide_loss else logits
+        return logits.float()
 
 
 def token_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:

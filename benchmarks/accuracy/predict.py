@@ -1,111 +1,166 @@
-"""A row's step: the profile of its layers priced on its device, composed along its schedule."""
+"""A row's step as `weft.simulate` finds it, planned as a user would: its model, a strategy, a machine of the catalogue.
+
+A decoder is planned with two small numbers of blocks and of micro-batches, and its seconds and bytes are extended along
+lines to as many as the row has. Nothing is fitted to a source.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
 
-from benchmarks.accuracy.decoder import Form
-from benchmarks.accuracy.links import collective_seconds, ranks, transfer_seconds
-from benchmarks.accuracy.machine import Machine
-from benchmarks.accuracy.memory import elements, sharing, told_recompute
-from benchmarks.accuracy.pipeline import StageTimes, steady_seconds
-from benchmarks.accuracy.profile import Profile
-from benchmarks.accuracy.profiles import Profiles
+import torch
+
+import weft
+from benchmarks.accuracy.decoder import Decoder, Form, token_loss
+from benchmarks.accuracy.residual import Residual, ResidualNet, class_loss
 from benchmarks.accuracy.row import Row
-from benchmarks.accuracy.setting import setting_of
-from benchmarks.accuracy.stages import stage_times
-from weft.hardware import update_seconds
-from weft.units import ITEM_SIZE, Bytes
+from weft.planning.stored_step import StoredStep
 
-# Per parameter with a float32 master: gradient read; master, first and second moment read and written; value written.
-_UPDATED = 2 + 3 * 8 + 2
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+# Parts of the model that are computed again.
+AGAIN = {"none": (), "selective": ("blocks.*.attention.core",), "full": ("blocks.*",)}
+S, B = weft.split(0), weft.broadcast
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """Seconds of a step, and what they are made of: they do not add up where work overlaps.
+    """A row's step.
 
     Attributes:
         seconds: of the step.
-        loop: of all micro-batches.
-        gradients: of exchanges between data-parallel ranks.
-        update: of the optimizer.
+        memory: bytes that the fullest rank takes, with what its device reserves.
+        reserve: those that its device reserves.
+        capacity: bytes that the device has.
     """
 
     seconds: float
-    loop: float
-    gradients: float
-    update: float
+    memory: float
+    reserve: float
+    capacity: float
+
+    @property
+    def fits(self) -> bool:
+        return self.memory <= self.capacity
 
 
-def predict(row: Row, machine: Machine, profiles: Profiles) -> Predicted:
-    """Seconds of a row's step."""
-    row = told_recompute(row, machine, profiles)
-    profile = profiles[setting_of(row, machine.system)]
-    return composed(row, machine, profile, _loop(row, machine, stage_times(row, machine, profile)))
+def predict(row: Row) -> Predicted:
+    """A row's step; where its form of recomputation is not told, with the least that fits the device."""
+    for form in ("none", "selective"):
+        if row.recompute in ("", form):
+            found = _extended(replace(row, recompute=form))
+            if row.recompute or found.fits:
+                return found
+    return _extended(replace(row, recompute="full"))
 
 
-def composed(row: Row, machine: Machine, profile: Profile, loop: float) -> Predicted:
-    """The step around the seconds of its micro-batches: exchanges between data-parallel ranks, update."""
-    once = sum(machine.price(work) * count for work, count in profile.layer["once"].works.items())
-    update = once * sum(row.stages) / row.pipeline
-    if row.frozen:
-        return Predicted(loop + machine.system.constant, loop, 0.0, 0.0)
-    held = elements(row, profile)
-    gradients, each = _gradients(row, machine, held)
-    update += _update(machine, held / (sharing(row) if row.zero else 1))
-    # The backward of the last micro-batch hides what comes once, two thirds of it.
-    window = loop if each else 2 / 3 * loop / row.micro_batches
-    hidden = min(machine.system.overlapped * gradients, window)
-    seconds = loop + gradients - hidden + update + machine.system.constant
-    return Predicted(seconds, loop, gradients, update)
+def _extended(row: Row) -> Predicted:
+    """A step from smaller ones: blocks and micro-batches are added along lines."""
+    if isinstance(row.form, Residual):
+        return _simulated(row, 1)
+    stages = row.pipeline * row.chunks
+    blocks = _sizes(row.layers, stages if stages > 1 else 2)
+    micros = _sizes(row.micro_batches, 2 * stages)
+    found = {
+        (few, micro): _simulated(replace(row, micro_batches=micro), few)
+        for few in blocks
+        for micro in micros
+    }
+
+    def along(name: str) -> float:
+        by_blocks = [
+            _line(row.micro_batches, micros, [getattr(found[few, m], name) for m in micros])
+            for few in blocks
+        ]
+        return _line(row.layers, blocks, by_blocks)
+
+    first = found[blocks[0], micros[0]]
+    return replace(first, seconds=along("seconds"), memory=along("memory"))
 
 
-def _update(machine: Machine, updated: float) -> float:
-    moved = Bytes(round(updated * (_UPDATED + machine.system.passes)))
-    return update_seconds(machine.kind, moved)
+def _sizes(count: int, few: int) -> tuple[int, ...]:
+    """Sizes whose results are extended to `count`: some and twice as many, or as many as there are."""
+    return (count,) if count <= 2 * few else (few, 2 * few)
 
 
-def _gradients(row: Row, machine: Machine, held: float) -> tuple[float, bool]:
-    """Seconds of the exchanges between data-parallel ranks, and whether there are some in every micro-batch."""
-    system, shards = machine.system, sharing(row)
-    group = ranks(shards, row.tensor, row.pipeline, "data")
-    size = held * system.gradient_bytes
-    value = held * ITEM_SIZE[row.dtype]
-    each = row.micro_batches if system.exchange_each or row.zero == 3 else 1
-
-    # Parameters travel in as many pieces as the gradients do.
-    count = max(1, round(size / system.bucket)) if system.bucket else 1
-
-    def exchange(kind: str, moved: float, among: tuple[int, ...]) -> float:
-        seconds = count * collective_seconds(machine.links, kind, moved / count, among)
-        return seconds / system.reached
-
-    if not row.zero:
-        return each * exchange("all_reduce", size, group), each > 1
-    gathers = 2 * row.micro_batches if row.zero == 3 else 1
-    seconds = each * exchange("reduce_scatter", size, group)
-    seconds += gathers * exchange("all_gather", value, group)
-    if row.replicas > 1:
-        step = row.tensor * shards
-        others = tuple(range(0, step * row.replicas, step))
-        seconds += each * exchange("all_reduce", size / shards, others)
-    return seconds, each > 1 or row.zero == 3
+def _line(at: int, places: Sequence[int], values: Sequence[float]) -> float:
+    """The value at a place, on the line through one or two others."""
+    first, last = places[0], places[-1]
+    if first == last:
+        return values[0]
+    return values[0] + (at - first) / (last - first) * (values[-1] - values[0])
 
 
-def _loop(row: Row, machine: Machine, stages: Sequence[StageTimes]) -> float:
-    """Seconds of all micro-batches."""
-    if len(stages) == 1:
-        return row.micro_batches * (stages[0].forward + stages[0].backward)
-    assert isinstance(row.form, Form)
-    tokens = row.sequences * row.form.length / row.context
-    size = tokens * row.form.width * ITEM_SIZE[row.dtype]
-    if row.sequence_parallel:
-        size /= row.tensor
-    step = row.data * row.context * row.tensor
-    places = [n % row.pipeline * step for n in range(len(stages))]
-    hops = [transfer_seconds(machine.links, size, here, there) for here, there in pairwise(places)]
+def _simulated(row: Row, blocks: int) -> Predicted:
+    """The step of a model of so many blocks."""
+    strategy = strategy_of(row)
+    sequences = row.sequences * row.micro_batches * row.data
+    step = _stored(row.form, blocks, sequences, row.dtype)
+    found = weft.simulate(
+        step,
+        strategy,
+        f"{row.topology}x{row.devices}",
+        grid=(row.pipeline, row.data, row.tensor),
+    )
+    assert found.memory is not None  # plans say it
+    assert found.memory.capacity is not None  # of devices of the catalogue
+    memory, capacity = found.memory.total, found.memory.capacity
+    return Predicted(found.step_seconds, memory, found.memory.reserve, capacity)
 
-    return steady_seconds(stages, row.micro_batches, hops, row.schedule, row.pipeline)
+
+@lru_cache(maxsize=8)
+def _stored(form: Form | Residual, blocks: int, sequences: int, dtype: str) -> StoredStep:
+    """The captured step, on the meta device."""
+    with torch.device("meta"):
+        model: torch.nn.Module
+        if isinstance(form, Residual):
+            model, loss = ResidualNet(form), class_loss
+            x = torch.empty(sequences, 3, form.side, form.side, dtype=DTYPES[dtype])
+            y = torch.empty(sequences, dtype=torch.int64)
+        else:
+            model, loss = Decoder(form, blocks), token_loss
+            x = y = torch.empty(sequences, form.length, dtype=torch.int64)
+        model = model.to(DTYPES[dtype])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+    job = weft.Job(model, loss, optimizer, {"x": x, "y": y})
+    return job.stored(strategy=weft.Strategy(**_masters(dtype)))
+
+
+def _masters(dtype: str) -> dict[str, Any]:
+    return {"precision": None if dtype == "float32" else weft.Precision(masters=True)}
+
+
+def strategy_of(row: Row) -> weft.Strategy:
+    """The strategy of a row, on a grid of pipeline x data x tensor."""
+    stages = row.pipeline * row.chunks
+    given: dict[str, Any] = {
+        "stages": stages if stages > 1 else (),
+        "micro_batches": row.micro_batches,
+        "schedule": row.schedule if stages > 1 else None,
+        "zero": weft.Zero(row.zero, axis=1) if row.zero and row.data > 1 else None,  # type: ignore[arg-type]
+        "recompute": AGAIN[row.recompute],
+        **_masters(row.dtype),
+    }
+    form = row.form
+    if isinstance(form, Residual):
+        given["recompute"] = ("body.*",) if row.recompute == "full" else ()
+    if row.tensor == 1 or not isinstance(form, Form):
+        return weft.Strategy(batch={"*": (B, S, B)}, parameters={"*": B}, **given)
+    columns = ["blocks.*.attention.qkv", "blocks.*.feed.up"]
+    columns += ["blocks.*.feed.gate"] if form.llama else []
+    columns += [] if form.tied else ["head"]
+    rows = ["blocks.*.attention.proj", "blocks.*.feed.down"]
+    laid = weft.hybrid_parallel(columns, rows, 1 if row.sequence_parallel else None)
+    return weft.Strategy(
+        batch=_below(laid.batch),
+        parameters={**_below(laid.parameters), "token.weight": (B, B, S)},
+        activations=_below(laid.activations),
+        **given,
+    )
+
+
+def _below(laid: Mapping[str, Any]) -> dict[str, Any]:
+    """Layouts on the grid of a stage, below the axis of stages."""
+    return {name: (B, *sbps) for name, sbps in laid.items()}

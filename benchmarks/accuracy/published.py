@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,23 +11,40 @@ from typing import Any
 import yaml
 
 from benchmarks.accuracy.decoder import Form
-from benchmarks.accuracy.row import Row, Told, even
+from benchmarks.accuracy.row import Row, Told
 from benchmarks.accuracy.sizes import form_of
-from benchmarks.accuracy.system import System, system
 
 SOURCES = Path(__file__).parent / "sources.yaml"
-# Schedules for which the nearest of weft's stands: ZB-1p's, or plain 1F1B where chunks are not told.
+# Schedules that weft has not.
 _OTHERS = ("ZB-2p", "ZB-V", "V-", "1F1B-I")
 _NONE = ("", "1", "1.0")
-# How rows of arXiv 2411.05288 share the vocabulary's work.
-_VOCABULARIES = {
-    "Redis": "balanced",
-    "Vocab-1": "spread",
-    "Vocab-2": "spread",
-    "Interlaced": "spread",
-}
 _ALLOCATED = ("allocated", "memory plan")
 _MEMORY = {"GiB": 2**30, "GB": 1e9}
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """Facts of a framework that its rows do not tell.
+
+    Attributes:
+        fused: attention is one kernel.
+        dropout: its models have it.
+        predicted: share of the tokens of which logits are computed, where a model predicts masked ones only.
+        zero, recompute, sequence_parallel: those that are taken where a row tells none.
+    """
+
+    fused: bool = False
+    dropout: bool = False
+    predicted: float = 1.0
+    zero: int = 0
+    recompute: str = ""
+    sequence_parallel: bool = False
+
+    def of(self, form: Form) -> Form:
+        """A model as the framework trains it."""
+        some = form.masked and self.predicted < 1
+        predicted = max(1, round(self.predicted * form.length)) if some else 0
+        return replace(form, fused=self.fused, dropout=self.dropout, predicted=predicted)
 
 
 @cache
@@ -50,30 +67,28 @@ def published(name: str, number: int, told: Told) -> Row:
         ValueError: when a figure that a prediction needs is not told, or its kind of model is not known here.
     """
     out_of_memory = _out_of_memory(told["status"])
-    device = _looked_up("devices", told["hardware"])
-    if told["ep"] not in _NONE:
-        raise ValueError(f"expert parallel: ep = {told['ep']}")
-    where = f"{name}: {told['hardware']} {told['interconnect']}"
+    topology = _looked_up("topologies", f"{name}: {told['hardware']} {told['interconnect']}")
+    _refuse_what_weft_has_not(told)
     ranks = _ranks(told)
     form = form_of(told, ranks.tensor)
     sequences, micro_batches = _batches(told, ranks)
+    key = _looked_up("frameworks", f"{name}: {told['framework']}; {told['hardware']}")
+    usual = Conventions(**_sources()["conventions"].get(key, {}))
     layers = 1
     if isinstance(form, Form):
-        layers = int(told["layers"]) // form.layers_of_block
-    elif ranks.tensor * ranks.pipeline * ranks.context > 1:
+        layers, form = int(told["layers"]) // form.layers_of_block, usual.of(form)
+    elif ranks.tensor * ranks.pipeline > 1:
         raise ValueError("a convolutional model in parts")
-    conventions = _looked_up("frameworks", f"{name}: {told['framework']}; {told['hardware']}")
-    usual = system(conventions)
     chunks = _chunks(told["vpp"], int(told["layers"] or 1), ranks.pipeline)
-    node = min(int(told["gpus_per_node"] or 8), ranks.count)
+    if ranks.pipeline * chunks > layers:
+        raise ValueError(f"{layers} layers in {ranks.pipeline * chunks} stages")
     seconds = _seconds(told, sequences * micro_batches * ranks.data)
     return Row(
         file=name,
         group=told["group"],
         id=told["row_id"],
-        system=conventions,
         form=form,
-        stages=_stages(layers, ranks.pipeline * chunks),
+        layers=layers,
         data=ranks.data,
         tensor=ranks.tensor,
         pipeline=ranks.pipeline,
@@ -81,35 +96,42 @@ def published(name: str, number: int, told: Told) -> Row:
         zero=_zero(told) if told["zero_stage"] or "FSDP" in told["sharding"] else usual.zero,
         sequences=sequences,
         micro_batches=micro_batches,
-        recompute=_recompute(told["recompute"]),
-        sequence_parallel=ranks.tensor > 1 and _split_norms(told["seq_parallel"], usual),
+        recompute=_recompute(told["recompute"]) or usual.recompute,
+        sequence_parallel=ranks.tensor > 1
+        and (told["seq_parallel"] == "1" or (not told["seq_parallel"] and usual.sequence_parallel)),
         dtype=_dtype(told["precision"]),
-        device=device,
-        node=node,
-        network=_looked_up("networks", where),
+        topology=topology,
         schedule=_schedule(told["pp_schedule"], chunks),
         seconds=seconds if not out_of_memory else None,
         memory=_memory(told) if not out_of_memory else None,
         out_of_memory=out_of_memory,
-        own_schedule=not told["pp_schedule"].startswith(_OTHERS),
-        context=ranks.context,
-        replicas=_replicas(told, ranks.data, node),
-        narrow=_narrow(told["precision"]),
-        vocabulary=_VOCABULARIES.get(told.get("vocab_method", ""), "ends"),
-        compiled={"0": False, "1": True}.get(told.get("compile", "")),
         allocated=any(text in told["mem_kind"] for text in _ALLOCATED),
-        frozen=told.get("task") == "lora",
     )
+
+
+def _refuse_what_weft_has_not(told: Told) -> None:
+    """Leave rows out that the product cannot plan, with the reason."""
+    precision = told["precision"].lower()
+    reasons = {
+        f"expert parallel: ep = {told['ep']}": told["ep"] not in _NONE,
+        f"split sequences: cp = {told['cp']}": told["cp"] not in _NONE,
+        f"precision {told['precision']}": any(x in precision for x in ("fp4", "fp8", "float8")),
+        f"schedule {told['pp_schedule']}": told["pp_schedule"].startswith(_OTHERS),
+        "adapters": told.get("task") == "lora",
+        "the vocabulary's work is moved between stages": bool(told.get("vocab_method")),
+        "parameters split inside nodes only": "in node" in told["zero_stage"]
+        or "HSDP" in told["sharding"],
+    }
+    if (reason := next((text for text, holds in reasons.items() if holds), None)) is not None:
+        raise ValueError(reason)
 
 
 @dataclass(frozen=True)
 class _Ranks:
     """The ranks of a row along each axis."""
 
-    count: int
     data: int
     tensor: int
-    context: int
     pipeline: int
 
 
@@ -117,8 +139,8 @@ def _ranks(told: Told) -> _Ranks:
     """The ranks of a row; the axis of data, or their number, follows from the others where it is not told."""
     if not told["tp"] and not told["pp"] and not told["dp"] and told["n_gpus"] != "1":
         raise ValueError("how ranks share the work is not told")
-    tensor, pipeline, context = (int(float(told[key] or 1)) for key in ("tp", "pp", "cp"))
-    others = tensor * pipeline * context
+    tensor, pipeline = (int(float(told[key] or 1)) for key in ("tp", "pp"))
+    others = tensor * pipeline
     told_data = int(told["dp"] or 0)
     count = int(told["n_gpus"] or told_data * others)
     if not count:
@@ -127,8 +149,8 @@ def _ranks(told: Told) -> _Ranks:
     if not told["dp"] and (not told["tp"] or not told["pp"]) and count > 1:
         raise ValueError("how ranks share the work is not told")
     if data * others != count:
-        raise ValueError(f"dp × tp × pp × cp = {data * others} of {count} devices")
-    return _Ranks(count, data, tensor, context, pipeline)
+        raise ValueError(f"dp × tp × pp = {data * others} of {count} devices")
+    return _Ranks(data, tensor, pipeline)
 
 
 def _batches(told: Told, ranks: _Ranks) -> tuple[int, int]:
@@ -149,10 +171,6 @@ def _batches(told: Told, ranks: _Ranks) -> tuple[int, int]:
     if not found:
         raise ValueError(f"{batch} sequences a step are none for each of {ranks.data} ranks")
     return int(each), found
-
-
-def _split_norms(text: str, usual: System) -> bool:
-    return text == "1" or (not text and usual.sequence_parallel)
 
 
 def _seconds(told: Told, sequences: int) -> float | None:
@@ -186,22 +204,6 @@ def _chunks(text: str, layers: int, pipeline: int) -> int:
     return int(float(number)) if pipeline > 1 else 1
 
 
-def _stages(layers: int, stages: int) -> tuple[int, ...]:
-    """Even stages; where two layers are missing for that, the first and the last have one less (arXiv 2401.10241)."""
-    if stages > layers:
-        raise ValueError(f"{layers} layers in {stages} stages")
-    if stages > 2 and layers % stages == stages - 2:
-        each = (layers + 2) // stages
-        return (each - 1, *(each,) * (stages - 2), each - 1)
-    return even(layers, stages)
-
-
-def _replicas(told: Told, data: int, node: int) -> int:
-    """Groups that hold all parameters each: nodes, where they are split within a node only."""
-    inside = "in node" in told["zero_stage"] or "HSDP" in told["sharding"]
-    return max(1, data // node) if inside else 1
-
-
 def _zero(told: Told) -> int:
     text = told["zero_stage"] + told["sharding"]
     if "FSDP" in text or text.startswith("FULL_SHARD"):
@@ -220,15 +222,7 @@ def _recompute(text: str) -> str:
 def _dtype(text: str) -> str:
     if text == "fp32":
         return "float32"
-    return "bfloat16" if "bf16" in text.lower() or _narrow(text) else "float16"
-
-
-def _narrow(text: str) -> str:
-    """The dtype of the operands of layers' products, where it is a narrower one."""
-    lower = text.lower()
-    if "fp4" in lower:
-        return "float4"
-    return "float8" if "fp8" in lower or "float8" in lower else ""
+    return "bfloat16" if "bf16" in text.lower() else "float16"
 
 
 def _schedule(text: str, chunks: int) -> str:

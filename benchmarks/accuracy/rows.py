@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.accuracy.decoder import Form
 from benchmarks.accuracy.published import published
-from benchmarks.accuracy.row import Row, Told, even
+from benchmarks.accuracy.row import Row, Told
 
 
 class UnknownColumns(ValueError):
@@ -27,8 +27,6 @@ def read_rows(path: Path) -> Iterator[Row | str]:
         reader = csv.DictReader(file)
         columns = frozenset(reader.fieldnames or ())
         read = next((read for known, read in _FORMS if known <= columns), None)
-        if frozenset(("T_F_ms",)) <= columns or "forward_ms" in columns:
-            return  # times to be given, see `given.py`
         if read is None:
             raise UnknownColumns(f"all: unknown columns {sorted(columns)}")
         name = path.name.split(".")[0]
@@ -55,9 +53,10 @@ def _vtrain(name: str, number: int, told: Told) -> Row:
         file=name,
         group=f"{same} on {gpus}",
         id=str(number),
-        system=name if name.startswith("vtrain_") else "vtrain_multi",
-        form=Form(width, heads, heads, 4 * width, 51200, int(told["sequence length"])),
-        stages=even(layers, stages),
+        form=Form(
+            width, heads, heads, 4 * width, 51200, int(told["sequence length"]), dropout=True
+        ),
+        layers=layers,
         data=data,
         tensor=int(told["tensor parallelism"]),
         pipeline=stages,
@@ -68,9 +67,7 @@ def _vtrain(name: str, number: int, told: Told) -> Row:
         recompute="full",
         sequence_parallel=False,
         dtype="float16",
-        device="a100-sxm-80gb",
-        node=8,
-        network=name if name.startswith("vtrain_") else "vtrain_multi",
+        topology="a100-80gb",
         schedule="1f1b",
         seconds=float(told["iteration time (ms)"]) / 1e3,
         memory=None,
@@ -79,20 +76,18 @@ def _vtrain(name: str, number: int, told: Told) -> Row:
 
 def _sailor(name: str, number: int, told: Told) -> Row:
     """OPT-350M (arXiv 2205.01068, table 1): its units are the embedding, 24 layers and the last layer."""
-    units = [int(text) for text in told["layers_per_stage"].split()]
-    units[0] -= 1
-    units[-1] -= 1
-    stages, data, tensor = (int(told[key]) for key in ("pp", "dp", "tp"))
-    sequences = int(told["micro_batch"])
     if told["model"] != "OPT-350M":
         raise ValueError(f"model {told['model']!r}")
+    if "GH" not in told["gpus_per_stage"]:
+        raise ValueError(f"devices {told['gpus_per_stage']!r}")
+    stages, data, tensor = (int(told[key]) for key in ("pp", "dp", "tp"))
+    sequences = int(told["micro_batch"])
     return Row(
         file=name,
         group=f"{told['model']} on {stages * data * tensor}",
         id=told["source_file"],
-        system="sailor",
-        form=Form(1024, 16, 16, 4096, 50304, 2048),
-        stages=tuple(units),
+        form=Form(1024, 16, 16, 4096, 50304, 2048, dropout=True),
+        layers=24,
         data=data,
         tensor=tensor,
         pipeline=stages,
@@ -103,9 +98,7 @@ def _sailor(name: str, number: int, told: Told) -> Row:
         recompute="none",
         sequence_parallel=False,
         dtype="float16",
-        device="gh200-96gb",
-        node=4,
-        network="alps",
+        topology="gh200",
         schedule="1f1b",
         seconds=float(told["step_time_s"]),
         memory=float(told["max_mem_bytes"]),

@@ -20,7 +20,7 @@ from typing import final
 
 import weft
 from benchmarks.measure import machine
-from benchmarks.search.models import stored
+from benchmarks.models import stored
 from benchmarks.search.workloads.table import WORKLOADS
 from weft.compiler.kept import KeptResults
 from weft.errors import UserError

@@ -8,13 +8,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from functools import partial
-from time import perf_counter
 
 import weft
+from benchmarks.models import GPT_8, GPT_24, HALF, LLAMA_8B, Decoder, gpt, llama, mlp, stored
 from benchmarks.search.hands import GPT_SHAPE, LLAMA_SHAPE, Shape, best_by_hand
-from benchmarks.search.models import GPT_8, GPT_24, HALF, Decoder, gpt, llama_8b, mlp, stored
-from benchmarks.search.trial import Finding, Trial, seconds_text
-from weft.errors import UserError
+from benchmarks.search.trial import Finding, Searched, Trial, searched, seconds_text
 from weft.planning.machine import machine_of
 from weft.planning.stored_step import StoredStep
 
@@ -30,7 +28,7 @@ MODELS = {
         1,
         512,
     ),
-    "llama-8b on h100x64": (lambda: llama_8b(256), "h100x64", LLAMA_SHAPE, 32, 256),
+    "llama-8b on h100x64": (lambda: llama(LLAMA_8B, 256), "h100x64", LLAMA_SHAPE, 32, 256),
 }
 SMALL = Decoder(4, 256, 4, 256, 1024)
 # Of second searches.
@@ -60,26 +58,20 @@ def _never_worse(name: str, seconds: float) -> Sequence[Finding]:
     step = stored(make(), HALF if not name.startswith("mlp") else None)
     machine = machine_of(topology)
     whole = Shape(shape.columns, shape.rows, blocks, samples)
-    found = weft.search(step, topology, seconds=seconds)
+    made = searched(step, topology, seconds=seconds)
+    if isinstance(made, str):
+        return [Finding(name, "never worse", f"no strategy: {made}", False)]
+    found = made.result
     hands, said = best_by_hand(step, topology, machine.devices, whole, HANDS)
-    best = next(each for each in found.tried if each.outcome == "best")
     if not hands:
         return [Finding(name, "never worse", "no hand strategy fits", None, "; ".join(said[:4]))]
     first = hands[0]
-    told = (
-        f"{best.name} {seconds_text(found.seconds)}; the best of {len(hands)} by hand: {first.name} "
-        f"{seconds_text(first.seconds)}"
-    )
+    told = f"{made}; the best of {len(hands)} by hand: {first.name} {seconds_text(first.seconds)}"
     figures = {"found": found.seconds, "hands": {each.name: each.seconds for each in hands}}
     held = found.seconds <= first.seconds * (1 + 1e-9)
-    why = f"{len(said)} by hand do not fit, or cannot be planned" if held else _missed(found)
+    why = f"{len(said)} by hand do not fit, or cannot be planned" if held else made.left
     target = "<= the best of data parallel, ZeRO, Megatron grids, pipelines"
     return [Finding(f"{name}, {seconds:g} s", target, told, held, why, figures)]
-
-
-def _missed(found: weft.SearchResult) -> str:
-    left = ", ".join(f"{count} {why}" for why, count in found.skipped.items() if count)
-    return f"{len(found.tried)} planned; {left}"
 
 
 def _budget(_: float) -> Sequence[Finding]:
@@ -87,11 +79,10 @@ def _budget(_: float) -> Sequence[Finding]:
     step = stored(gpt(GPT_8, 64))
     lines = []
     for asked in (2.0, 5.0, 15.0):
-        begin = perf_counter()
-        found = weft.search(step, "h100x8", seconds=asked)
-        took = perf_counter() - begin
-        told = f"{took:.2f} s, {len(found.tried)} planned"
-        held = took <= 1.05 * asked
+        made = searched(step, "h100x8", seconds=asked)
+        assert not isinstance(made, str), made
+        told = f"{made.took:.2f} s, {len(made.result.tried)} planned"
+        held = made.took <= 1.05 * asked
         why = "" if held else "the last plan, or what comes before the first"
         lines.append(
             Finding(f"budget of {asked:g} s, GPT of 8 layers", "within 5 %", told, held, why)
@@ -108,15 +99,13 @@ def _limit(seconds: float) -> Sequence[Finding]:
     for part in (1.0, 0.6, 0.3, 0.15):
         limit = int(part * plain.total)
         what = f"memory limit of {limit / 1e9:.2f} GB, {part:.0%} of data parallel"
-        try:
-            found = weft.search(step, "h100x8", seconds=seconds, memory_limit=limit)
-        except UserError as error:
-            lines.append(Finding(what, "never exceeded", f"refused: {str(error)[:160]}", None))
+        made = searched(step, "h100x8", seconds=seconds, memory_limit=limit)
+        if isinstance(made, str):
+            lines.append(Finding(what, "never exceeded", f"refused: {made}", None))
             continue
-        held = found.simulation.memory
+        held = made.result.simulation.memory
         assert held is not None
-        best = next(each for each in found.tried if each.outcome == "best")
-        told = f"{held.total / 1e9:.2f} GB: {best.name} {seconds_text(found.seconds)}"
+        told = f"{held.total / 1e9:.2f} GB: {made}"
         lines.append(Finding(what, "never exceeded", told, held.total <= limit))
     return lines
 
@@ -124,14 +113,14 @@ def _limit(seconds: float) -> Sequence[Finding]:
 def _second(seconds: float) -> Sequence[Finding]:
     """One thing pinned: from what the first search found, in a tenth of its time, and anew in all of it."""
     step, topology = stored(gpt(GPT_8, 64)), "h100x8"
-    begin = perf_counter()
-    first = weft.search(step, topology, seconds=seconds)
-    took = perf_counter() - begin
+    first = searched(step, topology, seconds=seconds)
+    assert isinstance(first, Searched), first
+    took = first.took
     lines = []
     for pin, fixed in PINS.items():
-        begin = perf_counter()
-        second = weft.search(step, topology, seconds=0.1 * took, fixed=fixed, start=first)
-        again = perf_counter() - begin
+        made = searched(step, topology, seconds=0.1 * took, fixed=fixed, start=first.result)
+        assert isinstance(made, Searched), made
+        second, again = made.result, made.took
         anew = weft.search(step, topology, seconds=seconds, fixed=fixed)
         told = (
             f"{again / took:.1%}: {took:.1f} s, then {again:.2f} s: {seconds_text(second.seconds)}; "

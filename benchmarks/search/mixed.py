@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from time import perf_counter
 
 import weft
-from benchmarks.search.models import OPT_350M, gpt, stored
-from benchmarks.search.trial import Finding, Trial, seconds_text
-from weft.errors import UserError
+from benchmarks.models import OPT_350M, gpt, stored
+from benchmarks.search.trial import Finding, Searched, Trial, searched, seconds_text
 
 WHOLE = Path(__file__).with_name("mixed.yaml")
 ALONE = ("a100-40gbx128", "v100x384")
@@ -27,39 +25,27 @@ def trials() -> list[Trial]:
 
 def _tried(seconds: float) -> Sequence[Finding]:
     step = stored(gpt(OPT_350M, SEQUENCES), NARROW)
-    alone = {each: _searched(step, each, max(seconds, MOST)) for each in ALONE}
-    begin = perf_counter()
-    whole = _searched(step, str(WHOLE), MOST)
-    took = perf_counter() - begin
+    longer = max(seconds, MOST)
+    alone = {each: searched(step, each, seconds=longer, fixed=NARROW) for each in ALONE}
+    made = searched(step, str(WHOLE), seconds=MOST, fixed=NARROW)
     what = "OPT 350M on 128 A100 and 384 V100"
-    reached = {name: each for name, each in alone.items() if not isinstance(each, str)}
+    reached = {
+        name: each.result.seconds for name, each in alone.items() if isinstance(each, Searched)
+    }
     beside = "; ".join(
-        f"{name}: {each if isinstance(each, str) else seconds_text(each.seconds)}"
+        f"{name}: {seconds_text(reached[name]) if name in reached else each}"
         for name, each in alone.items()
     )
     target = "<= 10 s (Sailor 10.8 s), quicker than either kind alone"
-    if isinstance(whole, str):
-        return [Finding(what, target, f"no strategy in {took:.1f} s: {whole}", False, beside)]
-    best = next(each for each in whole.tried if each.outcome == "best")
-    quickest = min((each.seconds for each in reached.values()), default=float("inf"))
-    held = took <= 1.05 * MOST and whole.seconds < quickest
-    told = f"{took:.1f} s: {best.name} {seconds_text(whole.seconds)}; {beside}"
+    if isinstance(made, str):
+        return [Finding(what, target, f"no strategy: {made}", False, beside)]
+    whole = made.result
+    held = made.took <= 1.05 * MOST and whole.seconds < min(reached.values(), default=float("inf"))
     figures = {
-        "search_seconds": took,
+        "search_seconds": made.took,
         "found": whole.seconds,
-        "alone": {name: each.seconds for name, each in reached.items()},
+        "alone": reached,
         "planned": len(whole.tried),
     }
-    why = "" if held else f"{len(whole.tried)} planned; " + _left(whole)
+    told, why = f"{made.took:.1f} s: {made}; {beside}", "" if held else made.left
     return [Finding(what, target, told, held, why, figures)]
-
-
-def _left(found: weft.SearchResult) -> str:
-    return ", ".join(f"{count} {why}" for why, count in found.skipped.items() if count)
-
-
-def _searched(step: object, topology: str, seconds: float) -> weft.SearchResult | str:
-    try:
-        return weft.search(step, topology, seconds=seconds, fixed=NARROW)  # type: ignore[arg-type]
-    except UserError as error:
-        return str(error)[:160]

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from time import perf_counter
 from typing import final
 
 import weft
+from benchmarks.models import HALF, LLAMA_8B, Decoder, gpt, llama, mlp, stored, wide_resnet
 from benchmarks.search.hands import GPT_SHAPE, LLAMA_SHAPE, Hand, simulated
-from benchmarks.search.models import HALF, Decoder, gpt, llama_8b, mlp, stored, wide_resnet
-from benchmarks.search.trial import Finding, Trial, seconds_text
-from weft.errors import UserError
+from benchmarks.search.trial import Finding, Trial, searched, seconds_text
 
 S, B = weft.split(0), weft.broadcast
 FP16 = weft.Strategy(precision="fp16")
@@ -139,7 +137,7 @@ CASES: dict[str, Published] = {
     ),
     "autoparallel llama-8b": Published(
         "autoparallel, Llama 3 8B on 64 H100, 128 sequences",
-        *(partial(llama_8b, 128), "h100x64"),
+        *(partial(llama, LLAMA_8B, 128), "h100x64"),
         {
             "FSDP": replace(_llama(64, 1, 3), recompute=("model.layers.*",)),
             "FSDP 8 x TP 8": replace(_llama(8, 8, 3), recompute=("model.layers.*",)),
@@ -162,18 +160,12 @@ def _tried(case: Published, seconds: float) -> Sequence[Finding]:
         for each in tried
         if each not in fits
     ]
-    begin = perf_counter()
-    try:
-        found = weft.search(
-            step, case.topology, seconds=seconds, fixed=case.base, memory_limit=case.limit
-        )
-    except UserError as error:
-        told = f"no strategy: {str(error)[:200]}"
+    made = searched(step, case.topology, seconds=seconds, fixed=case.base, memory_limit=case.limit)
+    if isinstance(made, str):
+        told = f"no strategy: {made}"
         return [Finding(case.what, "found, or beaten", told, False, "; ".join(others))]
-    took = perf_counter() - begin
-    best = next(each for each in found.tried if each.outcome == "best")
+    found, told = made.result, str(made)
     fits.sort(key=lambda each: each.seconds)
-    told = f"{best.name} {seconds_text(found.seconds)}"
     if not fits:
         told += "; none of the published plans fits"
         return [Finding(case.what, "found, or beaten", told, None, "; ".join(others))]
@@ -183,7 +175,7 @@ def _tried(case: Published, seconds: float) -> Sequence[Finding]:
     figures = {
         "ratio": ratio,
         "found": found.seconds,
-        "search_seconds": took,
+        "search_seconds": made.took,
         "published": {each.name: each.seconds for each in fits},
     }
     return [

@@ -8,10 +8,9 @@ from functools import partial
 from typing import NamedTuple, final
 
 import weft
+from benchmarks.models import GPT_8, HALF, Decoder, gpt, mlp, stored
 from benchmarks.search.hands import GPT_SHAPE, Hand, Shape, by_hand, simulated
-from benchmarks.search.models import GPT_8, HALF, Decoder, gpt, mlp, stored
-from benchmarks.search.trial import Finding, Trial, seconds_text
-from weft.errors import UserError
+from benchmarks.search.trial import Finding, Trial, searched, seconds_text
 from weft.planning.machine import machine_of
 from weft.planning.stored_step import StoredStep
 
@@ -70,13 +69,11 @@ def _one(
     what = f"{name}, {limit / 1e9:.2f} GB, {seconds:g} s"
     target = "<= the best by hand that fits"
     said = f"by hand {hand.name} {seconds_text(hand.seconds)}"
-    try:
-        found = weft.search(step, topology, seconds=seconds, memory_limit=limit)
-    except UserError as error:
-        return Finding(what, target, f"nothing; {said}", False, str(error)[:160])
-    best = next(each for each in found.tried if each.outcome == "best")
-    ratio = hand.seconds / found.seconds
-    told = f"{ratio:.3f} times as fast: {best.name} {seconds_text(found.seconds)}; {said}"
+    made = searched(step, topology, seconds=seconds, memory_limit=limit)
+    if isinstance(made, str):
+        return Finding(what, target, f"nothing; {said}", False, made)
+    ratio = hand.seconds / made.result.seconds
+    told = f"{ratio:.3f} times as fast: {made}; {said}"
     return Finding(what, target, told, ratio >= 1 - 1e-9, "", {"ratio": ratio})
 
 

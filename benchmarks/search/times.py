@@ -9,9 +9,8 @@ from time import perf_counter
 from typing import final
 
 import weft
-from benchmarks.search.models import GPT_24, GPT_96, HALF, gpt, llama_8b, stored
-from benchmarks.search.trial import Finding, Trial, seconds_text
-from weft.errors import UserError
+from benchmarks.models import GPT_24, GPT_96, HALF, LLAMA_8B, gpt, llama, stored
+from benchmarks.search.trial import Finding, Trial, searched, seconds_text
 
 
 @final
@@ -56,7 +55,7 @@ TIMED = (
     Timed(
         name="llama-8b",
         what="Llama 3 8B on 64 H100",
-        job=partial(llama_8b, 256),
+        job=partial(llama, LLAMA_8B, 256),
         topology="h100x64",
         most=5.0,
         beside="autoparallel 46.8 s",
@@ -82,15 +81,10 @@ def _tried(timed: Timed, _: float) -> Sequence[Finding]:
     step = stored(timed.job(), HALF)
     captured = perf_counter() - begin
     target = f"<= {timed.most:g} s" + (f", additive gap <= {timed.gap:.0%}" if timed.gap else "")
-    begin = perf_counter()
-    try:
-        found = weft.search(step, timed.topology, seconds=timed.most, fixed=HALF)
-    except UserError as error:
-        took = perf_counter() - begin
-        said = f"no strategy in {took:.2f} s: {str(error)[:200]}"
-        return [Finding(timed.what, target, said, False, timed.beside)]
-    took = perf_counter() - begin
-    best = next(each for each in found.tried if each.outcome == "best")
+    made = searched(step, timed.topology, seconds=timed.most, fixed=HALF)
+    if isinstance(made, str):
+        return [Finding(timed.what, target, f"no strategy: {made}", False, timed.beside)]
+    found, took = made.result, made.took
     left = sum(found.skipped.values())
     figures = {
         "search_seconds": took,
@@ -102,7 +96,7 @@ def _tried(timed: Timed, _: float) -> Sequence[Finding]:
         "skipped": dict(found.skipped),
         "nodes": len(step.graph.nodes),
     }
-    told = f"{took:.2f} s: {best.name} {seconds_text(found.seconds)}, gap {found.gap:.1%}, {len(found.tried)} planned"
+    told = f"{took:.2f} s: {made}, gap {found.gap:.1%}, {len(found.tried)} planned"
     additive = None if found.additive is None else found.additive.gap
     told += "" if additive is None else f", {additive:.2%} on the additive part"
     near = timed.gap is None or (additive is not None and additive <= timed.gap)

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, TypeAlias, final
+
+import weft
+from weft.errors import UserError
+from weft.planning.stored_step import StoredStep
 
 
 @final
@@ -57,3 +62,36 @@ class Trial:
 def seconds_text(seconds: float) -> str:
     """Milliseconds, or seconds from one second on."""
     return f"{seconds:.3f} s" if seconds >= 1 else f"{1e3 * seconds:.2f} ms"
+
+
+@final
+@dataclass(frozen=True)
+class Searched:
+    """A search that found something, and how long it took.
+
+    Attributes:
+        result: of `weft.search`.
+        took: seconds of the clock.
+    """
+
+    result: weft.SearchResult
+    took: float
+
+    def __str__(self) -> str:
+        best = next(each for each in self.result.tried if each.outcome == "best")
+        return f"{best.name} {seconds_text(self.result.seconds)}"
+
+    @property
+    def left(self) -> str:
+        """How many points were planned, and how many were not, by the reason."""
+        skipped = (f"{count} {why}" for why, count in self.result.skipped.items() if count)
+        return f"{len(self.result.tried)} planned; {', '.join(skipped)}"
+
+
+def searched(step: StoredStep, topology: str, **options: Any) -> Searched | str:
+    """A search, timed; or why it found nothing."""
+    begin = perf_counter()
+    try:
+        return Searched(weft.search(step, topology, **options), perf_counter() - begin)
+    except UserError as error:
+        return str(error)[:200]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 import networkx as nx
 import pytest
@@ -12,11 +13,11 @@ from weft.actors.deadlock import Edge, max_cycle_ratio
 
 
 def by_listing(edges):
-    graph = nx.MultiDiGraph()
+    graph: Any = nx.MultiDiGraph()
     for edge in edges:
         graph.add_edge(edge.source, edge.target, edge=edge)
     found = [0.0]
-    simple = nx.DiGraph(graph)
+    simple: Any = nx.DiGraph(graph)
     for nodes in nx.simple_cycles(simple):
         choices = [
             [data["edge"] for data in graph[a][b].values()]

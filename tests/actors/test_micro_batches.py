@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -290,7 +291,7 @@ def run_randomly(plan, steps, seed):
     """Run with messages and ends of acts in random order; checks credits, and returns what each act computed."""
     chance = random.Random(seed)
     every, acts, ended = machines(plan), Acts(plan), []
-    mail = {(a, b): [] for a in (*every, "begin") for b in every}
+    mail: Any = {(a, b): [] for a in (*every, "begin") for b in every}
     for queue in every:
         mail["begin", queue] = [Begin(step) for step in range(steps)]
     while any(mail.values()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
+from typing import Any
 
 import networkx as nx
 import pytest
@@ -19,7 +20,7 @@ from weft.ir.plan import Collective, Communicate, Compute, Fetch, RankPlan, Regi
 
 def is_live(plan):
     """A marked graph is live iff it has no cycle of edges without a token (Commoner et al., 1971)."""
-    graph = nx.DiGraph()
+    graph: Any = nx.DiGraph()
     for register in plan.registers:
         for consumer in register.consumers:
             if not register.full:
@@ -51,10 +52,11 @@ def run_randomly(plan, steps, seed):
     """
     chance = random.Random(seed)
     every = machines(plan)
-    mail = {(source, target): deque() for source in (*every, "begin") for target in every}
+    mail: Any = {(source, target): deque() for source in (*every, "begin") for target in every}
     for queue in every:
         mail["begin", queue].extend(Begin(step) for step in range(steps))
-    log, ended = [], Counter()
+    log: Any = []
+    ended: Any = Counter()
     while any(mail.values()):
         source, target = chance.choice(sorted(key for key, letters in mail.items() if letters))
         event = mail[source, target].popleft()
@@ -75,7 +77,8 @@ def run_randomly(plan, steps, seed):
 
 def check_log(plan, log):
     """Versions are read after they are made, no register exceeds its credits, communicators keep their order."""
-    started, finished = Counter(), Counter()
+    started: Any = Counter()
+    finished: Any = Counter()
     for event, id, step in log:
         if event == "start":
             assert started[id] == step

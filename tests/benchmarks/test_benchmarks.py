@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks import topics
+from benchmarks import planning
 from benchmarks.measure import compare, interleave
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +21,7 @@ def run(folder: Path, *command: str) -> None:
     result = subprocess.run(
         [sys.executable, *command],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -29,38 +30,28 @@ def run(folder: Path, *command: str) -> None:
     assert result.returncode == 0, result.stdout
 
 
-def result(folder: Path, name: str) -> dict[str, object]:
+def result(folder: Path, name: str) -> dict[str, Any]:
     found = json.loads((folder / f"runs/bench/{name}.json").read_text())
     assert found["machine"]["cores"] == os.cpu_count()
-    assert topics.lines({name: found})  # the page has rows of it
     return dict(found)
 
 
 @pytest.mark.slow
-def test_memory_is_flat(tmp_path: Path) -> None:
-    run(tmp_path, "-m", "benchmarks.memory_flat", "--steps", "20", "--samples", "2")
-    found = result(tmp_path, "memory_flat")
-    assert {
-        found[name]["live_tensor_growth"] for name in ("data parallel", "zero 3", "pipeline")
-    } == {0}
+def test_planning(tmp_path: Path) -> None:
+    run(tmp_path, "-m", "benchmarks.planning", "--cases", "gpt/8x4", "--gpt-layers", "8")
+    found = result(tmp_path, "planning")["cases"]["gpt/8x4"]
+    assert (found["ranks"], found["planned"]) == (32, 8)
+    assert next(iter(found["seconds"])) == "capturing"
 
 
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_compile_time(tmp_path: Path) -> None:
-    run(
-        tmp_path,
-        "-m",
-        "benchmarks.compile_time",
-        "--layers",
-        "1",
-        "2",
-        "--repeats",
-        "1",
-        "--no-kernels",
-    )
-    found = result(tmp_path, "compile_time")
-    assert set(found["data_parallel"]["planning_seconds"]) == {"1", "2"}
+def test_every_case_of_planning_has_a_strategy_for_its_ranks() -> None:
+    for name, case in planning.cases(8, 16).items():
+        strategy = case.strategy(case.placement)
+        if isinstance(strategy.stages, int):
+            assert case.grid[0] % max(1, strategy.stages) == 0, name
+        else:
+            ranks = [rank for stage in strategy.stages for rank in stage.placement.ranks]
+            assert sorted(ranks or case.placement.ranks) == list(case.placement.ranks), name
 
 
 @pytest.mark.thorough
@@ -72,14 +63,6 @@ def test_eager_overhead(tmp_path: Path) -> None:
     assert found["forward"]["weft_us_per_op"] == pytest.approx(
         found["forward"]["weft_seconds"] / 30 * 1e6
     )
-
-
-@pytest.mark.slow
-@pytest.mark.thorough
-def test_overhead(tmp_path: Path) -> None:
-    run(tmp_path, "-m", "benchmarks.overhead", "--rounds", "1", "--cases", "mlp width 64")
-    found = result(tmp_path, "overhead")["mlp width 64"]
-    assert found["overhead"] == pytest.approx(1 / found["speed_relative_to_peer"] - 1)
 
 
 def test_rounds_alternate_and_the_first_does_not_count() -> None:

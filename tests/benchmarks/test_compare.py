@@ -17,12 +17,11 @@ import pytest
 import torch
 
 from benchmarks.crew import SystemFailure, Turn
-from benchmarks.intervals import interval
 from benchmarks.load import Load
 from benchmarks.memory import peak_bytes, peak_resident_bytes
 from benchmarks.references import check
 from benchmarks.rounds import Rounds, Side, over, settled, take_turns, worth_the_time
-from benchmarks.rows import Found, rows
+from benchmarks.rows import Found, interval, rows
 from benchmarks.systems import limits, plain
 from benchmarks.systems.system import Job
 from benchmarks.systems.table import SYSTEMS, Entry

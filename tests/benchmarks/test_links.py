@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ def can_make_links() -> None:
 
 
 def test_a_link_is_limited_and_removed(can_make_links: None) -> None:
-    seen = []
+    seen: list[Any] = []
 
     def use() -> None:
         with links.slow_links(2, "200mbit") as made:

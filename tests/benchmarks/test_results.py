@@ -12,9 +12,8 @@ from torch._inductor import config
 from benchmarks import isa
 from benchmarks.__main__ import Clock, merged
 from benchmarks.load import Load
-from benchmarks.page import BEGIN, END, page, raw
+from benchmarks.page import BEGIN, COLUMNS, END, cells, judged, page, raw
 from benchmarks.pairs import AUTO, BEATEN, BEATEN_HERE, BEATEN_SLOWLY, GLOO, PAIRS, QUICK
-from benchmarks.report import COLUMNS, cells, judged
 from benchmarks.systems.table import SYSTEMS
 from benchmarks.targets import Verdict, target_of, verdicts
 
@@ -229,14 +228,6 @@ def test_the_page_gets_new_results_between_its_marks() -> None:
     line = f"| gpt | data_parallel | weft | 1000 (900–1100) | 6 | {cell} | 1.2 | 1024 |  | 1e-07 |"
     assert line in text
     assert "failed: a b \\| c" in text
-    grown = {"live_tensor_growth": 3, "resident_growth_bytes": 0}
-    told = page(f"{BEGIN}{END}", {**result, "topics": {"memory_flat": {"steps": 9, "x": grown}}})
-    row_of_topic = (
-        "no tensors, resident memory 4,096 KiB | +3 tensors, resident memory +0 KiB | missed"
-    )
-    assert (
-        f"| `python -m benchmarks.memory_flat` | growth over 9 steps, x | {row_of_topic} |" in told
-    )
     with pytest.raises(ValueError, match="must hold"):
         page("no marks", result)
     assert json.loads(raw(result)) == result

@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tools import words as names
 from tools.gates import BIN, GATES, RUN, Gate
@@ -35,13 +36,15 @@ RELATIVE = '"""Bad."""\n\nfrom . import units\n\n__all__ = ["units"]\n'
 
 
 @pytest.fixture
-def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def tree(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """The configuration of the project around the packages of weft and beside it, all of them empty."""
     tools = (
         f"tools/{name}.py"
         for name in (
-            *("cached_properties", "code_names", "gates", "leaves", "mirror", "pages", "readme"),
-            *("site_pages", "words"),
+            *("cached_properties", "code_names", "gates", "house", "leaves", "mirror", "pages"),
+            *("readme", "site_pages", "words"),
         )
     )
     for name in ("pyproject.toml", *tools):
@@ -55,8 +58,11 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         write(tmp_path / name, '"""Empty."""\n')
     for package in ("", *(path.parent.name for path in (ROOT / "src/weft").glob("*/__init__.py"))):
         write(tmp_path / "src/weft" / package / "__init__.py", '"""Empty."""\n')
-    for module in (ROOT / "src/weft").glob("[!_]*.py"):
-        write(tmp_path / f"src/weft/{module.name}", '"""Empty."""\n')
+    alone = [module.name for module in (ROOT / "src/weft").glob("[!_]*.py")]
+    for name in alone:
+        write(tmp_path / "src/weft" / name, '"""Empty."""\n')
+    limits = {"lines": 1000, "once": 0.0, "one_line": 0, "small": alone, "twice": {}}
+    write(tmp_path / "tools/house.yaml", yaml.safe_dump(limits))
     write(tmp_path / "README.md", "```python\nassert True\n```\n")
     write(tmp_path / "docs/glossary.md", GLOSSARY)
     for page in RUN[1:]:
@@ -65,6 +71,8 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write(tmp_path / "mkdocs.yml", (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[0] + "\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "src"))  # not the weft that is installed
     monkeypatch.setenv("COLUMNS", "200")
+    # The types of the standard library are read once for all trees.
+    monkeypatch.setenv("MYPY_CACHE_DIR", str(tmp_path_factory.getbasetemp() / "mypy"))
     return tmp_path
 
 
@@ -172,6 +180,11 @@ def test_layers_fires_on_what_the_runtime_takes_of_capture(tree: Path) -> None:
     write(tree / "src/weft/capture/tracing.py", '"""Empty."""\n')
     write(tree / "src/weft/runtime/bad.py", '"""Bad."""\n\nimport weft.capture.tracing\n')
     assert_fires(GATE["layers"], tree, "takes from capture", "BROKEN")
+
+
+def test_house_fires_on_a_small_module(tree: Path) -> None:
+    write(tree / "src/weft/ir/bad.py", '"""Bad."""\n')
+    assert_fires(GATE["house"], tree, "src/weft/ir/bad.py has 1 lines, and 0 modules import it")
 
 
 def test_layers_fires_on_folders_that_import_each_other(tree: Path) -> None:

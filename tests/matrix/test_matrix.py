@@ -18,7 +18,7 @@ Available versions: 2.15.0, 2.13.0+cpu, 2.13.0, 2.11.0+cpu, 2.11.0, 2.9.1+cpu
 
 
 def test_only_torch_for_cpus_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(matrix, "_said", lambda *_, **__: TOLD)
+    monkeypatch.setattr(matrix, "said", lambda *_, **__: TOLD)
     monkeypatch.setattr(sys, "platform", "linux")
     assert cpu_versions("python3") == ["2.9.1", "2.11.0", "2.13.0"]
     text = (ROOT / "constraints.txt").read_text()

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from tools.opinfo.__main__ import check_all
 from tools.opinfo.check import Effort, OpReport, check_op, shortened
 from tools.opinfo.report import page, splits, totals
 from tools.opinfo.samples import full_name, opinfos
-from tools.opinfo.workers import check_all
 from tools.scores.samples import rows_of
 from tools.scores.stamp import stamp_now
 from weft.ops import rule

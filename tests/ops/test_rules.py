@@ -36,7 +36,7 @@ def test_declared_signatures_are_right(family: Family, parts: int) -> None:
 @by_family
 def test_local_calls_can_be_split_again(family: Family) -> None:
     """A grid of two axes applies the rules to the result of localizing."""
-    wrong = []
+    wrong: list[str] = []
     for sample in family():
         whole, tensors, _ = describe(sample)
         for signature in signatures(whole, 2)[1:]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tools.random_programs.__main__ import Judge
 from tools.random_programs.blocks import BLOCKS
 from tools.random_programs.cases import BASES, Case, draw
 from tools.random_programs.changes import CHANGES
@@ -15,7 +16,6 @@ from tools.random_programs.judge import Verdict, judge
 from tools.random_programs.rounding import Rounded
 from tools.random_programs.shrink import shrink
 from tools.random_programs.text import case_text, namespace
-from tools.random_programs.workers import Worker
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 
@@ -94,14 +94,14 @@ def test_verdicts() -> None:
 
 @pytest.mark.thorough
 def test_a_case_that_hangs_ends() -> None:
-    worker = Worker(limit=3.0)
+    judges = Judge(limit=3.0)
     try:
-        hung = worker.judge(f"{SCRIPT}\nFACTOR = lambda x: time.sleep(60)", "<hangs>")
+        hung = judges(f"{SCRIPT}\nFACTOR = lambda x: time.sleep(60)", "<hangs>")
         assert hung.kind == "hang"
-        died = worker.judge(f"{SCRIPT}\nFACTOR = lambda x: __import__('os')._exit(3)", "<dies>")
+        died = judges(f"{SCRIPT}\nFACTOR = lambda x: __import__('os')._exit(3)", "<dies>")
         assert "exit code 3" in died.why
     finally:
-        worker.stop()
+        judges.stop()
 
 
 def test_roundings_are_of_sums_alone() -> None:

@@ -73,7 +73,7 @@ def test_the_cheapest_layouts_are_among_the_first_that_are_tried() -> None:
 
 def test_no_strategy_by_hand_is_quicker() -> None:
     """Of a decoder with few samples, cut in stages too."""
-    found = weft.search(decoder(), "h100x2", moves=20)
+    found = weft.search(decoder(), "h100x2", moves=12)
     for strategy in (
         weft.data_parallel(),
         Strategy(batch={"*": weft.split(0)}, parameters={"*": weft.broadcast}, zero=weft.Zero(3)),
@@ -91,7 +91,7 @@ def test_floors_of_a_decoder_are_below_its_steps(topology: str) -> None:
     """Of points of all kinds, drawn: stages, tensor parallelism, split sequences, shards, recompute."""
     found = begun(decoder(4), topology)
     space = space_of(found.facts, every_rank=False)
-    for point in random.Random(0).sample(list(space), 8):
+    for point in random.Random(0).sample(list(space), 5):
         strategy = point.strategy(found.facts.linears, Strategy(), found.facts.blocks)
         answer = found.evaluator.of(strategy)
         assert isinstance(answer, Measures), f"{point}: {answer}"
@@ -211,10 +211,10 @@ def test_a_batch_norm_is_never_cut_into_micro_batches_unasked() -> None:
     model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))
     batch = {"x": torch.zeros(8, 6), "y": torch.zeros(8, dtype=torch.int64)}
     step = weft.Job(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), batch).stored()
-    found = weft.search(step, "h100x2", moves=100)
+    found = weft.search(step, "h100x2", moves=30)
     assert {each.strategy.micro_batches for each in found.tried} == {1}
     assert any("BatchNorm" in each for each in found.not_searched)
-    asked = weft.search(step, "h100x2", moves=100, fixed=Strategy(micro_batches=2))
+    asked = weft.search(step, "h100x2", moves=30, fixed=Strategy(micro_batches=2))
     assert {each.strategy.micro_batches for each in asked.tried} == {2}
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tools.matrix import Cell, rows_of
+from tools.matrix import Cell, page, rows_of
 from tools.scores.stamp import stamp_now
-from tools.wheels import ROOT, built, faults, needed_but_torch, page, used
+from tools.wheels import HEAD, ROOT, built, faults, needed_but_torch, used
 
 pytest.importorskip("hatchling", reason="there is no hatchling: pip install -e '.[test]'")
 
@@ -60,5 +60,5 @@ def test_what_is_needed_but_torch(files: tuple[Path, Path]) -> None:
 
 def test_rows_survive_a_page() -> None:
     rows = {("3.10", Cell("3.10", "", "", "oldest").name): "weft 1.0", ("3.11", "x"): "failed: y"}
-    assert rows_of(page(rows, stamp_now("make wheels", ["tools/wheels.py"]))) == rows
+    assert rows_of(page(rows, stamp_now("make wheels", ["tools/wheels.py"]), HEAD)) == rows
     assert (ROOT / "docs" / "wheels.md").is_file()

@@ -7,18 +7,23 @@ import json
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tools.opinfo import eager, eager_report
 from tools.opinfo.check import Effort, OpReport, check_op, shortened
 from tools.opinfo.report import COMMAND, SOURCES, summary, write_page
 from tools.opinfo.samples import full_name, opinfos
-from tools.opinfo.workers import check_all
 from tools.scores.stamp import stamp_now
+from tools.workers import Lost, Worker
+
+Report = TypeVar("Report", OpReport, eager.EagerReport)
 
 PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
+LIMIT = 120.0  # seconds that one op may take
 
 
 def main() -> int:
@@ -37,6 +42,46 @@ def main() -> int:
     failed = _eager(options) if options.eager else _compiled(options)
     print(f"{time.perf_counter() - began:.0f} s")
     return int(failed)
+
+
+def check_all(
+    infos: Sequence[Any],
+    check: Callable[[Any], Report],
+    lost: Callable[[str, str], Report],
+    jobs: int,
+) -> Iterator[Report]:
+    """The reports of all ops, in the order in which they are done, each in a process that may end.
+
+    Args:
+        infos: OpInfos.
+        check: makes the report of one.
+        lost: makes that of an op that ended its process, of its name and what happened.
+        jobs: how many processes.
+    """
+
+    def checked(number: int) -> Report:
+        began = time.perf_counter()
+        report = check(infos[number])
+        report.seconds = time.perf_counter() - began
+        return report
+
+    waiting = list(range(len(infos)))[::-1]
+    workers: list[Worker[int, Report]] = []
+    for _ in range(min(jobs, len(infos))):
+        workers.append(Worker(checked, LIMIT))
+        workers[-1].ask(waiting.pop())
+    while busy := [worker for worker in workers if worker.asked is not None]:
+        ready = wait([worker.connection for worker in busy], timeout=1.0)
+        for worker in busy:
+            number = worker.asked
+            if number is None or not (worker.connection in ready or worker.late):
+                continue
+            found = worker.answer()
+            yield lost(full_name(infos[number]), found.why) if isinstance(found, Lost) else found
+            if waiting:
+                worker.ask(waiting.pop())
+            else:
+                worker.stop()
 
 
 def _given(**options: Any) -> dict[str, Any]:

@@ -13,12 +13,11 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 import weft
 from tools.opinfo.check import UNINITIALIZED, reason_of
 from tools.opinfo.layouts import local_tensors, placement_of
-from tools.opinfo.reference import Backward
+from tools.opinfo.reference import Backward, values_and_gradients
 from tools.opinfo.samples import Case, cases, full_name
 from tools.oracles.rules import close
 from weft.errors import InternalError, RankFailure, WeftError
@@ -154,7 +153,7 @@ def _known(case: Case) -> tuple[list[Tensor], dict[str, Any], dict[str, Any]]:
         # Some samples seed the generator themselves, always alike.
         with patch("torch.manual_seed", lambda given, number=number: seed(given + number)):
             torch.manual_seed(0)
-            found.append(_results(case, [x.clone() for x in case.tensors], backward))
+            found.append(values_and_gradients(case, [x.clone() for x in case.tensors], backward))
         backward.given = backward.seeds
     return backward.seeds, found[0], found[1]
 
@@ -198,7 +197,7 @@ def _run(
     try:
         host = case.name in _HOST
         tensors = [x if host and number else lay(x) for number, x in enumerate(case.tensors)]
-        found = _results(case, tensors, Backward(given=[lay(x) for x in seeds]))
+        found = values_and_gradients(case, tensors, Backward(given=[lay(x) for x in seeds]))
         found = {
             name: x.full() if isinstance(x, weft.GlobalTensor) else x for name, x in found.items()
         }
@@ -219,25 +218,6 @@ def _verdict(
         if problem:
             return "wrong", f"{name} {problem}"
     return "right", ""
-
-
-def _results(case: Case, tensors: Sequence[Tensor], backward: Backward) -> dict[str, Any]:
-    """The results of a sample, numbers among them, and the gradients of its inputs, by name."""
-    with torch.enable_grad():
-        leaves = [
-            x.detach().requires_grad_() if wanted else x
-            for x, wanted in zip(tensors, case.wanted, strict=True)
-        ]
-        # Clones, because some ops write their inputs, which leaves forbid.
-        made = pytree.tree_leaves(case.run([x.clone() for x in leaves]))
-        found = {f"result {i}": x for i, x in enumerate(made)}
-        sources = [x for x in made if isinstance(x, Tensor) and x.requires_grad]
-        targets = {i: x for i, x in enumerate(leaves) if x.requires_grad}
-        if sources and targets:
-            seeds = list(backward.of(sources))
-            grads = torch.autograd.grad(sources, list(targets.values()), seeds, allow_unused=True)
-            found |= {f"gradient {i}": x for i, x in zip(targets, grads, strict=True)}
-    return {name: x.detach() if isinstance(x, Tensor) else x for name, x in found.items()}
 
 
 def _difference(known: Any, found: Any, tolerance: float | None) -> str:

@@ -11,13 +11,49 @@ from collections.abc import Iterator, Sequence
 from itertools import count, islice
 from pathlib import Path
 
+import torch
+
 from tools.random_programs.cases import Case, draw
-from tools.random_programs.judge import Verdict, cause
+from tools.random_programs.judge import Verdict, cause, judge
+from tools.random_programs.large import act_large
 from tools.random_programs.shrink import shrink
-from tools.random_programs.text import case_text
-from tools.random_programs.workers import Worker
+from tools.random_programs.text import case_text, namespace
+from tools.workers import Lost, Worker
 
 BAD = ("wrong", "internal", "hang", "invalid")
+LIMIT = 300.0  # seconds that one case may take; ranks that wait for each other end sooner
+EACH = 200  # cases after which a process is started anew
+
+
+class Judge:
+    """Judges scripts in a process of its own, one at a time.
+
+    Args:
+        large: as if all tensors were large.
+        limit: seconds that one script may take.
+    """
+
+    def __init__(self, large: bool = False, limit: float = LIMIT) -> None:
+        self._large = large
+        self._worker: Worker[tuple[str, str], Verdict] = Worker(self._judged, limit, EACH)
+
+    def _judged(self, script: tuple[str, str]) -> Verdict:
+        torch.set_num_threads(1)
+        if self._large:
+            act_large()
+        return judge(namespace(*script))
+
+    def __call__(self, text: str, name: str) -> Verdict:
+        """The verdict on a script."""
+        self._worker.ask((text, name))
+        found = self._worker.answer()
+        if isinstance(found, Lost):
+            return Verdict("hang" if found.hung else "internal", found.why)
+        return found
+
+    def stop(self) -> None:
+        """End the process."""
+        self._worker.stop()
 
 
 def main() -> int:
@@ -50,7 +86,7 @@ def _having(words: Sequence[str], first: int) -> Iterator[int]:
 
 
 def _run(seeds: list[int], options: argparse.Namespace) -> int:
-    worker, began = Worker(large=options.large), time.monotonic()
+    judges, began = Judge(options.large), time.monotonic()
     found: dict[int, Verdict] = {}
 
     def judged(case: Case) -> Verdict:
@@ -58,7 +94,7 @@ def _run(seeds: list[int], options: argparse.Namespace) -> int:
             text = case_text(case)
         except Exception as error:
             return Verdict("invalid", f"{type(error).__name__}: {error}")
-        return worker.judge(text, f"<program {case.seed}>")
+        return judges(text, f"<program {case.seed}>")
 
     for seed in seeds:
         start = time.monotonic()
@@ -73,7 +109,7 @@ def _run(seeds: list[int], options: argparse.Namespace) -> int:
             print(case_text(case))
         if options.json:
             _append(options.json, seed, found[seed], time.monotonic() - start)
-    worker.stop()
+    judges.stop()
     print(_summary(found))
     print(f"{time.monotonic() - began:.0f} s")
     return int(any(verdict.kind in BAD for verdict in found.values()))

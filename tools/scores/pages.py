@@ -64,6 +64,6 @@ PAGES = (
         (samples.programs,),
         COMMITS_OF_AN_HOUR,
     ),
-    Page("accuracy.md", ("make accuracy",), (samples.accuracy,)),
+    Page("accuracy.md", ("make accuracy",), ()),
     Page("search.md", ("make search-bench",), (samples.search,)),
 )

@@ -153,15 +153,13 @@ def _near(one: str, other: str, part: float) -> bool:
 
 def programs(text: str, draw: random.Random) -> Iterator[Found]:
     """Programs from the seeds that docs/random_programs.md names: none is wrong, hangs or ends in an internal error."""
-    cases, main, texts, workers = _modules(
-        "tools.random_programs", "cases", "__main__", "text", "workers"
-    )
+    cases, main, texts = _modules("tools.random_programs", "cases", "__main__", "text")
     seeds = [int(seed) for seed in re.findall(r"seeds? (?:from )?(\d+)", text)]
     while True:
         seed = draw.choice(seeds) + draw.randrange(90)
-        worker = workers.Worker()
-        verdict = worker.judge(texts.case_text(cases.draw(seed)), f"<program {seed}>")
-        worker.stop()
+        judges = main.Judge()
+        verdict = judges(texts.case_text(cases.draw(seed)), f"<program {seed}>")
+        judges.stop()
         bad = verdict.kind in main.BAD
         yield f"program {seed}", f"{verdict.kind}: {verdict.why[:200]}" if bad else ""
 
@@ -198,14 +196,6 @@ def _slower(rows: Sequence[dict[str, Any]], page: float) -> str:
         return f"losses differ by {own['losses_agree']:.0e} of the way they went"
     ratio = eager["seconds"] / own["seconds"]
     return "" if ratio >= SPEED * page else f"{ratio:.2f}× eager, not {page:.2f}×"
-
-
-def accuracy(text: str, draw: random.Random) -> Iterator[Found]:
-    """Plans of which passes keep parts take what plans made anew take, on moves of another seed."""
-    seed = draw.randrange(10**6)
-    options = ("--only", "RNNLM", "--devices", "4", "--moves", "4", "--seed", str(seed))
-    told = _run("benchmarks.search.delta_time", *options)
-    yield f"kept results, seed {seed}", "" if "as fast" in told else told[-300:]
 
 
 def search(text: str, draw: random.Random) -> Iterator[Found]:

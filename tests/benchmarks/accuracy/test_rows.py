@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import gzip
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from benchmarks.accuracy.__main__ import told_rows
 from benchmarks.accuracy.decoder import Form
-from benchmarks.accuracy.left_out import LeftOut
 from benchmarks.accuracy.residual import Residual
 from benchmarks.accuracy.row import Row
 from benchmarks.accuracy.rows import read_rows
@@ -78,20 +78,19 @@ def test_vtrain_rows(tmp_path: Path) -> None:
     (row,) = read_rows(path)
     assert not isinstance(row, str)
     assert (row.data, row.tensor, row.pipeline, row.micro_batches) == (16, 2, 2, 8)
-    assert row.stages == (15, 15)
+    assert (row.layers, row.devices, row.topology) == (30, 64, "a100-80gb")
     assert row.seconds == pytest.approx(4.0782)
 
 
 def test_rows_of_the_common_columns(tmp_path: Path) -> None:
     (row,) = read_rows(written(tmp_path, "papers_megatron.csv"))
     assert not isinstance(row, str)
-    # Two layers are missing for even stages: the first and the last have one less.
-    assert row.stages == (1, 2, 2, 1)
     assert isinstance(row.form, Form)
+    assert (row.form.dropout, row.form.fused) == (True, False)
     assert row.form.vocabulary == 1024
     assert (row.micro_batches, row.zero, row.dtype, row.recompute) == (8, 1, "bfloat16", "full")
     assert row.memory == 1.5 * 2**30
-    assert row.device == "a100-sxm-80gb"
+    assert row.topology == "a100-80gb"
 
 
 @pytest.mark.parametrize(
@@ -103,9 +102,17 @@ def test_rows_of_the_common_columns(tmp_path: Path) -> None:
         ("arch", "cnn C64 W2", "a convolutional model in parts"),
         ("status", "projected", "status 'projected'"),
         ("status", "not reported (OOM likely)", "status 'not reported (OOM likely)'"),
-        ("dp", "3", "dp × tp × pp × cp = 24 of 16 devices"),
+        ("dp", "3", "dp × tp × pp = 24 of 16 devices"),
         ("ep", "2", "expert parallel: ep = 2"),
-        ("hardware", "TPU v4", "nothing in devices of sources.yaml fits 'TPU v4'"),
+        ("cp", "2", "split sequences: cp = 2"),
+        ("precision", "NVFP4", "precision NVFP4"),
+        ("sharding", "HSDP", "parameters split inside nodes only"),
+        ("pp_schedule", "ZB-2p", "schedule ZB-2p"),
+        (
+            "hardware",
+            "TPU v4",
+            "nothing in topologies of sources.yaml fits 'papers_megatron: TPU v4",
+        ),
         ("layers", "", "layers is not told"),
         ("layers", "3", "3 layers in 4 stages"),
     ],
@@ -127,7 +134,6 @@ def read(folder: Path, **changes: str) -> Row:
 def test_figures_that_follow_from_others(tmp_path: Path) -> None:
     assert read(tmp_path, dp="").data == 2
     assert read(tmp_path, n_gpus="").data == 2
-    assert read(tmp_path, dp="", cp="2").data == 1
     assert read(tmp_path, grad_acc="").micro_batches == 8
     assert read(tmp_path, micro_batch="").sequences == 2
     # With a pipeline and neither told, a micro-batch is one sequence.
@@ -144,42 +150,24 @@ def test_heads_that_are_not_told_have_the_usual_size(tmp_path: Path) -> None:
 
 
 def test_precision_recompute_and_chunks(tmp_path: Path) -> None:
-    narrow = read(tmp_path, precision="MXFP8", recompute="per recipe")
-    assert (narrow.dtype, narrow.narrow, narrow.recompute) == ("bfloat16", "float8", "")
-    assert read(tmp_path, precision="NVFP4").narrow == "float4"
+    half = read(tmp_path, precision="fp16", recompute="per recipe")
+    assert (half.dtype, half.recompute) == ("float16", "")
     told = read(tmp_path, layers="8", vpp="2")
-    assert (told.chunks, told.stages, told.schedule) == (2, (1,) * 8, "interleaved")
+    assert (told.chunks, told.layers, told.schedule) == (2, 8, "interleaved")
     assert read(tmp_path, layers="16", vpp="layers per chunk 2").chunks == 2
-
-
-def test_parameters_split_inside_nodes_only_have_replicas(tmp_path: Path) -> None:
-    inside = {"zero_stage": "3 (in node)", "sharding": "HSDP"}
-    row = read(tmp_path, dp="16", tp="1", pp="1", **inside)
-    assert (row.zero, row.replicas) == (3, 2)
-    assert read(tmp_path, dp="16", tp="1", pp="1", zero_stage="3").replicas == 1
+    assert read(tmp_path, pp_schedule="ZB-1p").schedule == "zero_bubble"
 
 
 def test_convolutional_models_and_mixtures(tmp_path: Path) -> None:
     alone = {"dp": "16", "tp": "1", "pp": "1"}
     wide = read(tmp_path, arch="cnn", group="intra_WideResNet50-C320-W2", **alone)
     assert wide.form == Residual(channels=320, widening=2, classes=1024)
-    assert wide.stages == (1,)
     plain = read(tmp_path, arch="cnn", model="ResNet50 v1.5", layers="", **alone)
     assert plain.form == Residual()
     mixed = read(tmp_path, arch="gpt-moe", experts="8", layers="8")
     assert isinstance(mixed.form, Form)
     assert mixed.form.experts == 8
-    assert mixed.stages == (1, 1, 1, 1)  # blocks of two layers
-
-
-def test_schedules_that_weft_has_not_are_told_apart(tmp_path: Path) -> None:
-    (other,) = read_rows(written(tmp_path, "papers_megatron.csv", pp_schedule="ZB-2p"))
-    (own,) = read_rows(written(tmp_path, "papers_megatron.csv", pp_schedule="ZB-1p"))
-    assert not isinstance(other, str)
-    assert not isinstance(own, str)
-    assert (other.schedule, own.schedule) == ("zero_bubble", "zero_bubble")
-    assert own.own_schedule
-    assert not other.own_schedule
+    assert mixed.layers == 4  # blocks of two layers
 
 
 def test_rows_out_of_memory_have_no_time(tmp_path: Path) -> None:
@@ -190,16 +178,16 @@ def test_rows_out_of_memory_have_no_time(tmp_path: Path) -> None:
 
 
 def test_rows_that_are_left_out_are_counted_by_reason(tmp_path: Path) -> None:
-    told = written(tmp_path, "papers_megatron.csv", cp="2", dp="")
+    told = written(tmp_path, "papers_megatron.csv", dp="")
     other = tmp_path / "other.csv"
     other.write_text("a,b\n1,2\n")
-    left_out = LeftOut()
+    left_out: Counter[tuple[str, str]] = Counter()
     paths = [told, written(tmp_path, "papers_other.csv", status="hang"), other]
-    assert [row.context for row in told_rows(paths, left_out)] == [2]
-    assert left_out.plain() == [
-        {"file": "papers_other", "reason": "status 'hang'", "rows": 1},
-        {"file": "other", "reason": "all: unknown columns ['a', 'b']", "rows": 1},
-    ]
+    assert [row.data for row in told_rows(paths, left_out)] == [2]
+    assert left_out == {
+        ("papers_other", "status 'hang'"): 1,
+        ("other", "all: unknown columns ['a', 'b']"): 1,
+    }
 
 
 def test_unknown_columns_are_an_error(tmp_path: Path) -> None:

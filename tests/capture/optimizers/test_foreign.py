@@ -199,7 +199,7 @@ def test_parameters_of_one_shape_with_other_attributes_are_tried_apart() -> None
 
 
 def test_containers_are_copied_and_attributes_given() -> None:
-    given = {"table": [[1], deque([2])], "names": {"a"}, "by": {"x": [3]}}
+    given: dict[str, Any] = {"table": [[1], deque([2])], "names": {"a"}, "by": {"x": [3]}}
     found = owned(given)
     assert found == given
     assert found["table"][0] is not given["table"][0]

@@ -125,7 +125,7 @@ def test_other_hints_are_kept() -> None:
 def test_a_batch_that_was_weighed_is_not_weighed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     like = compiled(step(16), TENSORS)
     assert like.cut == BatchCut()
-    assert like.cut
+    assert like.cut is not None
     assert like.cut.weighed
     monkeypatch.setattr(pipeline, "best_cut", None)
     assert compiled(step(12), TENSORS, like).cut == BatchCut()

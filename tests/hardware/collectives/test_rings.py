@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +25,7 @@ def test_rings_pass_every_member_once(data, content):
     routes = NodeRoutes(kind)
     flows = ring_flows(routes, members)
     for side in (0, 1):
-        shares = Counter()
+        shares: Any = Counter()
         for pair, share in flows.items():
             shares[pair[side]] += share
         assert dict(shares) == pytest.approx(dict.fromkeys(members, 1.0))
@@ -37,10 +38,10 @@ def test_rings_pass_every_member_once(data, content):
 def test_packed_rings_share_no_link(data, content):
     kind = parse_topology(content, "random").groups[0].kind
     members = tuple(sorted(data.draw(st.sets(st.integers(0, len(kind) - 1), min_size=1))))
-    widths = Counter()
+    widths: Any = Counter()
     for link in kind.links:
         widths[frozenset((link.source, link.target))] += int(link.width)
-    used = Counter()
+    used: Any = Counter()
     for ring in packed_rings(NodeRoutes(kind), members):
         assert sorted(ring) == list(members)
         turns = zip(ring, (*ring[1:], ring[0]), strict=True)

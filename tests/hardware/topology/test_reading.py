@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,7 +15,7 @@ from weft.errors import UserError
 from weft.hardware.topology import parse_topology, topology
 
 QUICK = settings(max_examples=30, deadline=None, derandomize=True)
-GOOD = {
+GOOD: dict[str, Any] = {
     "weft_topology": 1,
     "name": "two nodes",
     "links": {"wire": {"gb_per_second": 10, "latency_microseconds": 1}},
@@ -50,7 +51,7 @@ def test_the_file_on_the_page():
 
 def changed(path, value):
     content = deepcopy(GOOD)
-    place = content
+    place: Any = content
     for key in path[:-1]:
         place = place[key]
     if value is None:
@@ -131,7 +132,11 @@ def test_bad_fields(path, value, message):
 
 
 def test_groups_of_groups():
-    levels = [{"name": "a", "nodes": 2}, {"name": "b", "nodes": 3}, {"name": "c"}]
+    levels: list[dict[str, Any]] = [
+        {"name": "a", "nodes": 2},
+        {"name": "b", "nodes": 3},
+        {"name": "c"},
+    ]
     content = {**changed(("nodes", 0, "count"), 8), "network": levels}
     with pytest.raises(UserError, match="groups of 3 nodes are not made of whole groups of 2"):
         parse_topology(content, "file")

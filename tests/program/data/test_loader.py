@@ -158,6 +158,7 @@ def test_places_that_cannot_be() -> None:
     for name, value in (("epoch", None), ("step", -2), ("step", "x")):
         with pytest.raises(UserError, match=f"the state has {name}="):
             loader.load_state_dict({**state, name: value})
+    none: Any
     for none in (None, [], "state"):
         with pytest.raises(UserError, match="takes what state_dict gave"):
             loader.load_state_dict(none)  # type: ignore[arg-type]

@@ -45,7 +45,8 @@ def plainly(steps: int, accumulate: int = 1) -> list[float]:
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
-    batches, losses = weft.Loader(Drawn(), SIZE, shuffle=True), []
+    batches = weft.Loader(Drawn(), SIZE, shuffle=True)
+    losses: list[Any] = []
     while len(losses) < steps:
         for number, batch in enumerate(batches, 1):
             loss = loss_fn(model, batch)

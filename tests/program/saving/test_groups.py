@@ -41,7 +41,7 @@ def grouped(*order: str, kind: Any = torch.optim.AdamW) -> Callable[[Any], torch
 
     def make(model: nn.Module) -> torch.optim.Optimizer:
         every = model.named_parameters()
-        named = {each: [] for each in order}
+        named: Any = {each: [] for each in order}
         for name, parameter in every:
             named[name.partition(".")[2]].append(parameter)
         decay = {"weight": 0.5, "bias": 0.0}

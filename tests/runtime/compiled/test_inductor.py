@@ -9,6 +9,7 @@ import stat
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -79,7 +80,7 @@ def cut_of(parts: PartCutter, outputs):
 
 
 def test_ops_of_weft_stay_between_parts(monkeypatch):
-    seen = []
+    seen: list[Any] = []
     cut = cut_of(cutter(monkeypatch, seen), ("b", "g"))
     assert [node.op for node in cut.nodes] == ["part.0", "weft.after", "part.1"]
     kernel = build_kernel(CALLS, ("b", "g"), CPU, cut=cut)

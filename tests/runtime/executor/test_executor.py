@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -342,7 +343,8 @@ def test_a_batch_without_a_leaf_is_refused_and_does_no_harm():
 
 def test_tensors_are_released_with_their_last_reader(monkeypatch):
     """While the last actor runs, what only earlier actors read is gone already; after the step, all is."""
-    alive, seen = [], []
+    alive: list[Any] = []
+    seen: list[Any] = []
     original = torch.ops.aten.add.Tensor
 
     def look():

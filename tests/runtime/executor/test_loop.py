@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -219,7 +221,7 @@ def test_a_pipeline_of_two_ranks_equals_one_device(credits, backward_first):
     with local_world(2, timeout=10) as world:
         every = pipeline(world, plans, variables, optimizer)
         for batch in batches:
-            feeds = ({"x": batch}, {})
+            feeds: Any = ({"x": batch}, {})
             results = world.run(lambda rank, feeds=feeds: every[rank].step(feeds[rank]))
             found.append(results[1]["loss"])
         for executor in every:
@@ -233,7 +235,8 @@ def test_a_pipeline_of_two_ranks_equals_one_device(credits, backward_first):
 def test_credits_bound_what_is_in_flight(monkeypatch):
     """Rank 0 may be ahead of its backward by as many micro-batches as `part` has copies."""
     for credits in (1, 2, M):
-        ahead, log = 0, []
+        ahead = 0
+        log: list[Any] = []
 
         def note(x, kind, log=log):
             log.append(kind)
@@ -258,7 +261,7 @@ def test_credits_bound_what_is_in_flight(monkeypatch):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.0)
         with local_world(2, timeout=10) as world:
             every = pipeline(world, plans, variables, optimizer)
-            feeds = ({"x": numbers(M, ROWS, WIDTH)}, {})
+            feeds: Any = ({"x": numbers(M, ROWS, WIDTH)}, {})
             world.run(lambda rank, every=every, feeds=feeds: every[rank].step(feeds[rank]))
             for executor in every:
                 executor.close()

@@ -40,7 +40,7 @@ def test_the_users_settings_win():
 def test_nothing_is_given_back_where_it_is_not_weft_s(monkeypatch, platform, variable):
     for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
         monkeypatch.delenv(name)
-    called = []
+    called: list[int] = []
     library = SimpleNamespace(malloc_trim=called.append)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     monkeypatch.setattr(sys, "platform", "linux")

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import traceback
+from typing import Any
 
 import pytest
 import torch
@@ -48,7 +49,8 @@ def test_the_error_of_the_rank_that_failed_is_raised():
 @pytest.mark.thorough  # a few bytecodes lie outside of what catches an interrupt
 def test_an_interrupt_does_not_leave_ranks_behind():
     """Ctrl-C while the first rank has ended, and waits for the other one."""
-    main, ended = threading.main_thread().ident, []
+    main = threading.main_thread().ident
+    ended: list[Any] = []
 
     def work(rank):
         if rank == 1:

@@ -136,7 +136,8 @@ def test_ranks_of_a_class_have_the_same_local_shapes(case: str) -> None:
 def test_one_rank_of_each_class_is_localized(
     case: str, classes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    localize_all, asked = pipeline.localize_all, []  # type: ignore[attr-defined]
+    localize_all = pipeline.localize_all  # type: ignore[attr-defined]
+    asked: list[Any] = []
 
     def counted(graph: Any, ranks: Sequence[int], *arguments: Any) -> Any:
         asked.extend(ranks)
