@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from weft.compiler.context import Context, Stages
+from weft.compiler.context import Context, Options, Stages
 from weft.compiler.hints import Hints
-from weft.compiler.options import Options
 from weft.layout import SBP, Placement, placement
 
 ONE = placement("cpu", [0])

@@ -8,9 +8,8 @@ from typing import Any, final
 
 from weft.boxing import steps
 from weft.boxing.box_steps import step_node
-from weft.compiler.halos import graph_halos
 from weft.compiler.local.localize import localized_call
-from weft.compiler.signatures import axis_signatures
+from weft.compiler.signatures import axis_signatures, graph_halos
 from weft.ir.logical import Box, Call, LogicalGraph, Value
 from weft.ir.plan import Collective, Communicator, Exchange, LocalCall, LocalNode, Transfer
 from weft.layout import Split

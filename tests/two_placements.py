@@ -7,10 +7,9 @@ from collections import Counter
 import torch
 from torch import Tensor
 
-from weft.compiler.local.communicators import communicators
-from weft.compiler.local.localize import localize
+from weft.compiler.local.localize import communicators, localize
 from weft.compiler.schedule.bucket import bucket
-from weft.compiler.schedule.credits import credit
+from weft.compiler.schedule.copies import credit
 from weft.compiler.schedule.segment import segment
 from weft.compiler.signatures import check_signatures
 from weft.ir import LogicalGraph, verify

@@ -22,7 +22,7 @@ import weft
 from benchmarks.measure import machine
 from benchmarks.models import stored
 from benchmarks.search.workloads.table import WORKLOADS
-from weft.compiler.kept import KeptResults
+from weft.compiler.context import KeptResults
 from weft.errors import UserError
 from weft.planning.machine import Machine, machine_of, placement_on
 from weft.planning.plans import plan_stored, priced_step

@@ -8,24 +8,20 @@ from typing import Literal, TypeAlias
 
 from contexts import NOTHING, hinted
 from weft.compiler.assignment import Assignment
-from weft.compiler.context import Context
+from weft.compiler.context import Context, Options
 from weft.compiler.hints import Hints
 from weft.compiler.layouts.box import box, deduce, describe
-from weft.compiler.local.communicators import communicators
-from weft.compiler.local.localize import localize
-from weft.compiler.options import Options
+from weft.compiler.local.localize import communicators, localize
 from weft.compiler.passes import ProgramPass
-from weft.compiler.plans.replays import replays
+from weft.compiler.plans.specialize import replays
 from weft.compiler.schedule.actor_graph import Web, with_copies
 from weft.compiler.schedule.bucket import Bucket, Schedule, bucket
-from weft.compiler.schedule.copies import of_preset
-from weft.compiler.schedule.credits import credit
+from weft.compiler.schedule.copies import credit, of_preset
 from weft.compiler.schedule.gathers.gathers_first import prefetch
 from weft.compiler.schedule.presets import Preset, early_actors, with_priorities
 from weft.compiler.schedule.segment import segment
 from weft.compiler.stages.choose import assign_stages, choose_stages
-from weft.compiler.training.shards import choose_shards
-from weft.compiler.training.zero import shard_variables
+from weft.compiler.training.shards import choose_shards, shard_variables
 from weft.hardware import usual_device
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input

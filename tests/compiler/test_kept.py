@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from weft.compiler.kept import KeptResults, Noted, reads_the_same
+from weft.compiler.context import KeptResults, Noted, reads_the_same
 
 
 @dataclass(frozen=True)

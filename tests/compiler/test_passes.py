@@ -40,7 +40,7 @@ from compiler.pass_parts import (
 )
 from contexts import NOTHING, asked, hinted
 from weft.compiler import pipeline
-from weft.compiler.context import Context, Stages
+from weft.compiler.context import Context, Options, Stages
 from weft.compiler.experts.dispatch import dispatch_rows
 from weft.compiler.experts.unsorted import unsorted
 from weft.compiler.families.class_loss import fuse_class_losses
@@ -52,25 +52,21 @@ from weft.compiler.graph.joined_products import join_products
 from weft.compiler.graph.products_first import products_first
 from weft.compiler.graph.rewriting import undo_views
 from weft.compiler.graph.shares import store_in_shares
-from weft.compiler.local.aliases import copy_escaping_views
-from weft.compiler.local.offload import offload
+from weft.compiler.local.offload import copy_escaping_views, offload
 from weft.compiler.local.overlap import overlap
 from weft.compiler.microbatch.split import split_time
 from weft.compiler.microbatch.time_first import time_first
-from weft.compiler.options import Options
 from weft.compiler.passes import GraphPass
-from weft.compiler.plans.repeats import outline
-from weft.compiler.plans.specialize import Target, specialize
+from weft.compiler.plans.specialize import Target, outline, specialize
 from weft.compiler.schedule import schedule
-from weft.compiler.schedule.credits import credit
+from weft.compiler.schedule.copies import credit
 from weft.compiler.schedule.gathers.gathers_first import gathers_first
 from weft.compiler.schedule.schedule import split_backward
 from weft.compiler.stages import lay_out as stage_layouts
 from weft.compiler.stages.cut import copy_sources, cut_stages
 from weft.compiler.stages.lay_out import lay_out
 from weft.compiler.training.activations import lay_activations
-from weft.compiler.training.clip import clip_norm, unscale
-from weft.compiler.training.loss_scale import scale_loss
+from weft.compiler.training.gradients import clip_norm, scale_loss, unscale
 from weft.compiler.training.precision import lay_exchanges, lay_sums
 from weft.compiler.training.recompute import recompute
 from weft.ir import LocalProgram, LogicalGraph, parse_graph, parse_local, verify, verify_local

@@ -27,7 +27,7 @@ from models import (
 )
 from weft.capture import capture
 from weft.compiler import pipeline
-from weft.compiler.options import options_of
+from weft.compiler.context import options_of
 from weft.compiler.passes import Decision
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.schedule import schedule

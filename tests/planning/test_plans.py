@@ -26,7 +26,7 @@ from models import (
     token_batch,
     token_loss,
 )
-from weft.compiler.kept import KeptResults
+from weft.compiler.context import KeptResults
 from weft.errors import StrategyError
 from weft.hardware import usual_device
 from weft.layout import Placement

@@ -12,7 +12,7 @@ from torch import nn
 
 import weft
 from models import GPT, MLP, classification_loss, token_batch, token_loss, vector_batch
-from weft.compiler.local.communicators import families
+from weft.compiler.local.localize import families
 from weft.errors import UserError
 from weft.hardware import usual_device
 from weft.hardware.durations import exchange_text

@@ -13,7 +13,7 @@ from torch import nn
 
 import weft
 from models import ResNet, classification_loss
-from weft.compiler.halos import graph_halos
+from weft.compiler.signatures import graph_halos
 from weft.ir.logical import Call
 from weft.ir.plan import Communicate, Transfer
 from weft.layout import Split, region_size

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 import weft
 from models import GPT, token_batch, token_loss
 from single_device import adamw
-from weft.compiler.schedule.scheduled import in_flight
+from weft.compiler.schedule.schedule import in_flight
 from weft.errors import StrategyError
 from weft.strategy.parts import SCHEDULES
 

@@ -14,8 +14,8 @@ from torch import nn
 import weft
 from models import GPT, MLP, ResNet, classification_loss, image_batch, token_loss, vector_batch
 from weft.capture import capture
+from weft.compiler.context import Options
 from weft.compiler.hints import Hints
-from weft.compiler.options import Options
 from weft.compiler.pipeline import compile_graph
 from weft.errors import StrategyError
 from weft.units import bytes_text

@@ -9,7 +9,7 @@ import weft
 from models import GPT, token_batch, token_loss
 from single_device import assert_same_training, compiled, plain_training
 from weft.compiler import pipeline
-from weft.compiler.schedule.overlap_worth import BatchCut
+from weft.compiler.local.overlap import BatchCut
 from weft.ir.plan import Collective, Communicate
 
 COLUMNS, ROWS = ("blocks.*.qkv", "blocks.*.up"), ("blocks.*.proj", "blocks.*.down")

@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 import weft
 from models import GPT, token_batch, token_loss
 from single_device import adamw
-from weft.compiler.plans.replays import replays
+from weft.compiler.plans.specialize import replays
 from weft.hardware import usual_device
 from weft.ir.plan import Communicate, RankPlan
 from weft.program.planning import build

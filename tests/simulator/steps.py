@@ -9,8 +9,8 @@ import torch
 import weft
 from models import GPT, token_batch, token_loss
 from weft.capture import capture
+from weft.compiler.context import options_of
 from weft.compiler.memory.walk import memory
-from weft.compiler.options import options_of
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.stages.stages import stage_placements
 from weft.compiler.strategy_hints import strategy_hints

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import weft
-from weft.compiler.options import Options, options_of
+from weft.compiler.context import Options, options_of
 from weft.errors import StrategyError, UserError
 
 FULL = weft.Strategy(

@@ -28,8 +28,7 @@ from weft.compiler.families.class_loss import fuse_class_losses
 from weft.compiler.families.table import expand
 from weft.compiler.hints import Hints
 from weft.compiler.layouts.box import box, deduce
-from weft.compiler.local.communicators import communicators
-from weft.compiler.local.localize import localize
+from weft.compiler.local.localize import communicators, localize
 from weft.compiler.signatures import check_signatures
 from weft.errors import BatchError, CaptureError, LayoutError, RuleError
 from weft.ir import verify

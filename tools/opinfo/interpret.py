@@ -13,7 +13,7 @@ from weft.errors import InternalError
 from weft.ir.logical import Arg, Ref
 from weft.ir.plan import Collective, Communicator, LocalCall, LocalProgram, Transfer
 from weft.ops.call import Token
-from weft.ops.dtypes import dtype_name
+from weft.ops.cost import dtype_name
 from weft.runtime.channels.channel import reduce_in_order
 from weft.runtime.kernels.local_ops import LOCAL_OPS
 from weft.runtime.random import uniform

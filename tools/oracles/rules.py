@@ -27,7 +27,7 @@ from tools.oracles.recurrent import lstm, lstm_backward
 from weft.errors import WeftError
 from weft.layout import SBP, Broadcast, Partial, Split, shard_range
 from weft.ops.call import OpCall, Operand, Signature, TensorSpec
-from weft.ops.dtypes import dtype_name
+from weft.ops.cost import dtype_name
 from weft.ops.localize import localize
 from weft.ops.signatures import signatures
 from weft.runtime.channels.channel import reduce_in_order

@@ -8,8 +8,8 @@ from typing import Any
 from weft.compiler.context import Context
 from weft.compiler.families import joined_loss
 from weft.compiler.local import offload
+from weft.compiler.local import overlap as overlap_worth
 from weft.compiler.memory import act as memory_exchange
-from weft.compiler.schedule import overlap_worth
 from weft.runtime.kernels import loss_ops as class_ops
 
 BYTES = 48

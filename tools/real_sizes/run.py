@@ -17,7 +17,7 @@ from tools.real_sizes.measure import Planned, planned
 from tools.real_sizes.rows import FAMILIES, Row
 from tools.real_sizes.textbook import Figures, Grid
 from weft.capture import Captured, capture
-from weft.compiler.options import options_of
+from weft.compiler.context import options_of
 from weft.compiler.pipeline import compile_graph
 from weft.compiler.stages.stages import stage_placements
 from weft.compiler.strategy_hints import strategy_hints

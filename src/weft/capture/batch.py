@@ -11,7 +11,7 @@ import torch
 from weft.cached import cached_property
 from weft.capture.tree import Static, Tree, flatten, unflatten
 from weft.errors import BatchError
-from weft.ops.dtypes import dtype_name
+from weft.ops.cost import dtype_name
 
 # A leaf of a batch as one of the whole batch, where a process has only a part.
 Whole: TypeAlias = Callable[[Any], Any]

@@ -2,19 +2,186 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import final
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, TypeAlias, TypeVar, cast, final, get_args
 
 from weft.cached import cached_property
 from weft.compiler.hints import GridHints
-from weft.compiler.kept import KeptResults
-from weft.compiler.options import Options
+from weft.hardware import CostModel
 from weft.hardware.costs import Costs
 from weft.hardware.planning_costs import bucket_bytes, costs_or_usual
 from weft.ir.logical import LogicalGraph
-from weft.layout import Layout, Placement, broadcast_layout
+from weft.layout import SBP, Layout, Placement, broadcast_layout
+from weft.strategy.parts import Schedule, Stage, Zero
+from weft.strategy.precision import Precision, precision_of
+from weft.strategy.sharding import ZeroRules, zero_rules
+from weft.strategy.strategy import Strategy
+from weft.strategy.text import LAYOUTS, sbps_of
 from weft.units import Bytes
+
+# Results of pure passes that are kept: who plans nearly the same step again and again makes only what differs anew.
+#
+# A result is used again when the pass is given what it was given before, compared by content: graphs and programs that
+# other kept passes gave are the same objects, which compare equal at once. So a plan made with kept results is the plan
+# made without, whatever changed.
+
+
+Made = TypeVar("Made")
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class KeptResults:
+    """The last results of passes, of each at most so many; with `most` 0 nothing is kept.
+
+    Attributes:
+        most: results of a pass.
+        results: for the name of a pass, what it was given and what it made, the latest first.
+        lasting: what deductions remember, by grid and cost model (`weft.compiler.layouts.options`).
+    """
+
+    most: int = 0
+    results: dict[str, list[tuple[Any, Any]]] = field(default_factory=dict)
+    lasting: dict[object, Any] = field(default_factory=dict)
+
+    def of(self, name: str, given: tuple[object, ...], make: Callable[[], Made]) -> Made:
+        """The result of `make`, which depends on nothing but `given`."""
+        if not self.most:
+            return make()
+        return self.first(name, lambda before: bool(before == given), lambda: (given, make()))
+
+    def first(
+        self, name: str, same: Callable[[Any], bool], make: Callable[[], tuple[Any, Made]]
+    ) -> Made:
+        """The latest result whose key is the `same`, else what `make` makes, with its key."""
+        known = self.results.setdefault(name, [])
+        found = next((number for number, (key, _) in enumerate(known) if same(key)), None)
+        known.insert(0, make() if found is None else known.pop(found))
+        del known[self.most :]
+        return cast(Made, known[0][1])
+
+
+@final
+class Noted:
+    """An object that notes what is read of it, and of those of its attributes that are of a class `within`."""
+
+    def __init__(
+        self,
+        of: object,
+        within: type,
+        path: tuple[str, ...] = (),
+        seen: dict[tuple[str, ...], object] | None = None,
+    ) -> None:
+        self._of, self._within, self._path = of, within, path
+        self._seen: dict[tuple[str, ...], object] = {} if seen is None else seen
+
+    @property
+    def noted(self) -> Mapping[tuple[str, ...], object]:
+        """All that has been read, by the names on the way to it."""
+        return self._seen
+
+    def __getattr__(self, name: str) -> Any:
+        value, path = getattr(self._of, name), (*self._path, name)
+        if isinstance(value, self._within):
+            return Noted(value, self._within, path, self._seen)
+        self._seen[path] = value
+        return value
+
+
+def reads_the_same(noted: Mapping[tuple[str, ...], object], of: object) -> bool:
+    """True where another object has, for all that was noted, what was read then."""
+    return all(_equal(_read(of, path), value) for path, value in noted.items())
+
+
+def _read(of: Any, path: tuple[str, ...]) -> Any:
+    for name in path:
+        of = getattr(of, name)
+    return of
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Equal in all fields, those among them that are left out when they are compared."""
+    if one is other:
+        return True
+    return bool(one == other) and getattr(one, "calls", None) == getattr(other, "calls", None)
+
+
+Metric: TypeAlias = Literal["grad_norm"]
+METRICS: tuple[Metric, ...] = get_args(Metric)
+
+
+@final
+@dataclass(frozen=True)
+class Options:
+    """The options of the passes.
+
+    Attributes:
+        cost_model: what work and communication cost.
+        bucket_bytes: size up to which small collectives are joined; None takes what the costs say
+            (`weft.hardware.planning_costs.bucket_bytes`).
+        stages: parts of the model in order, or into how many it is cut; () for one.
+        micro_batches: number of parts of the batch in time.
+        schedule: a named preset of credits and priorities; None for the computed one.
+        in_flight: for each stage, the most micro-batches between its forward and the end of its backward; None
+            for those of the schedule.
+        zero: how states, gradients and parameters are sharded, all alike or by patterns of parameters.
+        recompute: patterns of modules whose forward runs again in the backward.
+        offload: patterns of modules whose results wait in host memory for the backward.
+        precision: of work, exchanges and sums; None leaves the model's own.
+        clip_norm: largest global norm of the gradients.
+        memory_limit: bytes on each rank.
+        activations: patterns of modules, and the SBPs of what they return, one for all axes or for each.
+        modules: paths of all modules of the model: patterns may also name one that has no op.
+        costs: seconds of what the ranks compute and exchange, the same on all of them; None takes the
+            usual figures of the device type.
+        metrics: names of what is measured in each step beside what the loss function returns
+            ("grad_norm").
+        expert_capacity: rows that a rank may send to the experts of another, in even shares; None
+            for all that there can be.
+        most_classes: of ranks that are not alike, where all of them are planned; what has more is refused. None
+            refuses nothing.
+        own_kernels: whether kernels of weft's own, and products that it joins, may stand for torch's ops.
+    """
+
+    cost_model: CostModel = field(default_factory=CostModel)
+    bucket_bytes: Bytes | None = None
+    stages: tuple[Stage, ...] | int = ()
+    micro_batches: int = 1
+    schedule: Schedule | None = None
+    in_flight: tuple[int, ...] | None = None
+    zero: Zero | ZeroRules | None = None
+    recompute: tuple[str, ...] = ()
+    offload: tuple[str, ...] = ()
+    precision: Precision | None = None
+    clip_norm: float | None = None
+    metrics: tuple[Metric, ...] = ()
+    memory_limit: Bytes | None = None
+    activations: tuple[tuple[str, tuple[SBP, ...]], ...] = ()
+    modules: tuple[str, ...] = ()
+    costs: Costs | None = None
+    expert_capacity: float | None = None
+    most_classes: int | None = None
+    own_kernels: bool = True
+
+
+def options_of(strategy: Strategy) -> Options:
+    """The options that the passes need from a strategy; the rest as it is for all."""
+    names = (
+        each.name for each in fields(strategy) if each.name not in (*LAYOUTS, "signatures", "grid")
+    )
+    laid = tuple((pattern, sbps_of(sbp)) for pattern, sbp in strategy.activations.items())
+    told = {name: getattr(strategy, name) for name in names}
+    return Options(
+        **{**told, "precision": precision_of(strategy.precision), "zero": _zero(strategy)},
+        activations=laid,
+    )
+
+
+def _zero(strategy: Strategy) -> Zero | ZeroRules | None:
+    """Patterns as pairs: in another order they are something else."""
+    zero = strategy.zero
+    return zero if zero is None or isinstance(zero, Zero) else zero_rules(zero)
 
 
 @final

@@ -97,7 +97,7 @@ def enough_elements(
         shape: of the whole tensor.
         sbps: one for each axis of the grid; None is no split.
         grid: number of ranks along each axis.
-        thin: where it does not matter: see `weft.compiler.layouts.thin`.
+        thin: where it does not matter: see `weft.compiler.layouts.options`.
     """
     pieces: dict[int, int] = {}
     for sbp, parts in zip(sbps, grid, strict=True):

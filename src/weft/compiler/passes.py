@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias, cast, final
 
-from weft.compiler.context import Context
-from weft.compiler.kept import Noted, reads_the_same
-from weft.compiler.options import Options
+from weft.compiler.context import Context, Noted, Options, reads_the_same
 from weft.ir import LocalProgram, LogicalGraph, verify, verify_local
 
 GraphPass: TypeAlias = Callable[[LogicalGraph, Context], LogicalGraph]

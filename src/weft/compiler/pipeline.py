@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import final
 
 from weft.cached import cached_property
-from weft.compiler.context import Context, Stages
+from weft.compiler.context import Context, KeptResults, Options, Stages
 from weft.compiler.experts.dispatch import dispatch_rows
 from weft.compiler.experts.mixtures import note_mixtures
 from weft.compiler.experts.unsorted import unsorted
@@ -25,33 +25,25 @@ from weft.compiler.graph.products_first import products_first
 from weft.compiler.graph.rewriting import undo_views
 from weft.compiler.graph.shares import store_in_shares
 from weft.compiler.hints import GridHints, Hints
-from weft.compiler.kept import KeptResults
-from weft.compiler.local.aliases import copy_escaping_views
-from weft.compiler.local.communicators import communicators, families
-from weft.compiler.local.localize import localize, localize_all
-from weft.compiler.local.offload import offload
-from weft.compiler.local.overlap import overlap
+from weft.compiler.local.localize import communicators, families, localize, localize_all
+from weft.compiler.local.offload import copy_escaping_views, offload
+from weft.compiler.local.overlap import BatchCut, best_cut, may_cut, overlap
 from weft.compiler.memory.limit import check_limit
 from weft.compiler.memory.walk import Peak, memory
 from weft.compiler.microbatch.facts import on_cut_leaves
 from weft.compiler.microbatch.split import split_time
 from weft.compiler.microbatch.time_first import time_first
-from weft.compiler.options import Options
 from weft.compiler.passes import Decision, GraphPass, ProgramPass, run_on_graph, run_on_programs
 from weft.compiler.schedule.fold.classes import rank_classes
-from weft.compiler.schedule.overlap_worth import BatchCut, best_cut, may_cut
-from weft.compiler.schedule.schedule import plan_ranks
-from weft.compiler.schedule.scheduled import Scheduled
+from weft.compiler.schedule.schedule import Scheduled, plan_ranks
 from weft.compiler.signatures import check_signatures
 from weft.compiler.stages.choose import assign_stages, choose_stages
 from weft.compiler.stages.lay_out import Deduced, lay_out
 from weft.compiler.training.activations import lay_activations
-from weft.compiler.training.clip import clip_norm, unscale
-from weft.compiler.training.loss_scale import scale_loss
+from weft.compiler.training.gradients import clip_norm, scale_loss, unscale
 from weft.compiler.training.precision import lay_exchanges, lay_sums
 from weft.compiler.training.recompute import recompute
-from weft.compiler.training.shards import choose_shards
-from weft.compiler.training.zero import shard_variables
+from weft.compiler.training.shards import choose_shards, shard_variables
 from weft.errors import UserError
 from weft.hardware.durations import Durations
 from weft.ir import LogicalGraph, Plan

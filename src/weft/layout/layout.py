@@ -15,8 +15,7 @@ from typing import TypeAlias, final
 from weft.cached import cached_property
 from weft.errors import LayoutError
 from weft.layout.placement import Placement
-from weft.layout.reduction import check_reduction
-from weft.layout.sbp import SBP, Broadcast, Partial, Split
+from weft.layout.sbp import SBP, Broadcast, Partial, Split, check_reduction
 
 Region: TypeAlias = tuple[tuple[int, int], ...]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import Literal, TypeAlias, final, get_args
 
 from weft.errors import LayoutError
-from weft.layout.reduction import REDUCTIONS, Reduction
 
 
 @final
@@ -80,3 +79,75 @@ def parse_sbp(text: str) -> SBP:
     if match["reduction"] is not None:
         return partial(match["reduction"])
     return broadcast
+
+
+Reduction: TypeAlias = Literal["sum", "max", "min", "prod", "and", "or", "xor"]
+REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
+
+# Reducing equal values gives the value: what is Broadcast is Partial of these as it stands.
+IDEMPOTENT: frozenset[Reduction] = frozenset(("max", "min", "and", "or"))
+# Of integers bit by bit, of booleans logically.
+BITWISE: frozenset[Reduction] = frozenset(("and", "or", "xor"))
+# Need an order of the values.
+_ORDERED: frozenset[Reduction] = frozenset(("max", "min"))
+
+
+def check_reduction(reduction: Reduction, dtype: str) -> None:
+    """Check that values of `dtype` can be reduced so.
+
+    Every dtype takes "sum" and "prod" (of booleans: or, and) but float8, all but the complex ones "max" and
+    "min", booleans and integers "and", "or" and "xor".
+
+    Raises:
+        LayoutError: naming the reductions that `dtype` takes.
+    """
+    allowed = reductions_of(dtype)
+    if reduction not in allowed:
+        raise LayoutError(
+            f"P({reduction}) of {dtype} has no meaning: {dtype} takes {', '.join(allowed) or 'none'}"
+        )
+
+
+def reductions_of(dtype: str) -> tuple[Reduction, ...]:
+    """The reductions that values of `dtype` take; none of float8, which torch does not compute with."""
+    if dtype.startswith("float8"):
+        return ()
+    whole = dtype == "bool" or "int" in dtype
+    return tuple(
+        reduction
+        for reduction in REDUCTIONS
+        if (whole or reduction not in BITWISE)
+        and not (dtype.startswith("complex") and reduction in _ORDERED)
+    )
+
+
+def neutral(reduction: Reduction, dtype: str) -> float:
+    """The value `e` of `dtype` for which reducing any `x` with `e` gives `x`.
+
+    Raises:
+        LayoutError: when `dtype` does not take the reduction.
+    """
+    check_reduction(reduction, dtype)
+    lowest, highest = _ends(dtype)
+    match reduction:
+        case "sum" | "or" | "xor":
+            return False if dtype == "bool" else 0
+        case "prod":
+            return True if dtype == "bool" else 1
+        case "max":
+            return lowest
+        case "min":
+            return highest
+        case "and":
+            return highest if dtype == "bool" or dtype.startswith("uint") else -1
+
+
+def _ends(dtype: str) -> tuple[float, float]:
+    """The lowest and the highest value of a dtype."""
+    if dtype == "bool":
+        return False, True
+    if dtype.startswith("uint"):
+        return 0, 2 ** int(dtype[4:]) - 1
+    if dtype.startswith("int"):
+        return -(2 ** (int(dtype[3:]) - 1)), 2 ** (int(dtype[3:]) - 1) - 1
+    return -float("inf"), float("inf")

@@ -8,10 +8,10 @@ from itertools import chain
 from typing import Any
 
 from weft.layout import SBP, Broadcast, Partial, Reduction, Split
-from weft.layout.reduction import BITWISE, reductions_of
+from weft.layout.sbp import BITWISE, reductions_of
 from weft.ops.arguments import operand_indices, slots
 from weft.ops.call import OpCall, Signature, TensorSpec
-from weft.ops.dtypes import keeps
+from weft.ops.cost import keeps
 from weft.ops.factors import factor_sizes
 from weft.ops.rule import KNOWN_CALLS, Groups, Rule, rule_of
 

@@ -1,7 +1,7 @@
 """Differences of two strategies for a step on a machine, and what each costs or saves by itself.
 
 Strategies are planned one after the other, each with little of it different, so that passes keep what they made
-(`weft.compiler.kept`); answers are those of plans made anew, to the bit.
+(`weft.compiler.context`); answers are those of plans made anew, to the bit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, final
 
 import yaml
 
-from weft.compiler.kept import KeptResults
+from weft.compiler.context import KeptResults
 from weft.errors import UserError
 from weft.hardware.topology import Topology
 from weft.planning.machine import machine_of, placement_on

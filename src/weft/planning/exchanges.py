@@ -9,9 +9,9 @@ from typing import Literal, TypeAlias, final
 
 from weft.boxing import EXCHANGES, BoxingStep, steps
 from weft.boxing.halo import Halo
-from weft.compiler.halos import graph_halos
 from weft.compiler.local.localize import node_phases
 from weft.compiler.pipeline import Compiled
+from weft.compiler.signatures import graph_halos
 from weft.compiler.training.gradients import passed_to_gradients
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, Update, Value
 from weft.traces.events import stars

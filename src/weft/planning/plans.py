@@ -8,10 +8,9 @@ from types import MappingProxyType
 from typing import final
 
 from weft.cached import cached_property
-from weft.compiler.kept import KeptResults
+from weft.compiler.context import KeptResults, options_of
 from weft.compiler.memory.order import moments_of
 from weft.compiler.memory.walk import Peak, memory
-from weft.compiler.options import options_of
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.plans.specialize import with_joined_sums
 from weft.compiler.stages.stages import stage_placements

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol, final, runtime_checkable
 
 from weft.cached import cached_property
-from weft.compiler.kept import KeptResults
+from weft.compiler.context import KeptResults
 from weft.compiler.pipeline import Compiled
 from weft.errors import UserError
 from weft.hardware.costs import Costs

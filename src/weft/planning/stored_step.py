@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias, final
 
 from weft.cached import cached_property
-from weft.compiler.training.loss_scale import SEED
+from weft.compiler.training.gradients import SEED
 from weft.errors import UNREADABLE, UserError, WeftError
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Call, Input, LogicalGraph

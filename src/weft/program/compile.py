@@ -12,7 +12,7 @@ from torch import nn
 
 from weft.cached import cached_property
 from weft.capture.optimizers.groups import Optimizing
-from weft.compiler.options import METRICS, Metric, options_of
+from weft.compiler.context import METRICS, Metric, options_of
 from weft.errors import StrategyError, UserError, shown
 from weft.layout import Placement
 from weft.planning.progress import progress, uncollected

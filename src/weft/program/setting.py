@@ -9,7 +9,7 @@ from typing import Any, final
 
 from torch import Tensor, nn
 
-from weft.compiler.options import Options
+from weft.compiler.context import Options
 from weft.layout import Placement
 from weft.program.agreement import told
 from weft.program.feeding.feed import RowsOfBatch

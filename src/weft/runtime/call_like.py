@@ -10,7 +10,7 @@ import torch
 
 from weft.errors import UserError, WeftError
 from weft.ops.call import OpCall, Operand, TensorSpec
-from weft.ops.dtypes import dtype_name
+from weft.ops.cost import dtype_name
 from weft.runtime.kernels.generated import local_function
 
 # Elements of an example.

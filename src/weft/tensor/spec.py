@@ -12,7 +12,7 @@ import torch
 from weft.errors import LayoutError
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.ops import TensorSpec
-from weft.ops.dtypes import dtype_name
+from weft.ops.cost import dtype_name
 from weft.tensor.arguments import checked_placement
 from weft.tensor.mesh import Mesh
 

@@ -15,8 +15,8 @@ from mixtures import CHOSEN, Model
 from models import token_loss
 from weft.boxing import steps
 from weft.capture import capture
+from weft.compiler.context import options_of
 from weft.compiler.experts.unsorted import unsorted
-from weft.compiler.options import options_of
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.stages.stages import stage_placements
 from weft.compiler.strategy_hints import strategy_hints

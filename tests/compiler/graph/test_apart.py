@@ -10,8 +10,7 @@ import weft
 from contexts import NOTHING
 from single_device import assert_same_training, compiled, plain_training
 from weft.boxing import steps
-from weft.compiler.graph.apart import keep_apart
-from weft.compiler.graph.merged_dims import Merged, merged_by
+from weft.compiler.graph.apart import Merged, keep_apart, merged_by
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Box, Call, LogicalGraph
 

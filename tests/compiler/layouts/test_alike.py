@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from weft.compiler import pipeline
+from weft.compiler.context import Options
 from weft.compiler.hints import Hints
 from weft.compiler.layouts.alike import match
-from weft.compiler.options import Options
+from weft.compiler.local.overlap import BatchCut
 from weft.compiler.pipeline import Compiled, compile_graph
-from weft.compiler.schedule.overlap_worth import BatchCut
 from weft.compiler.stages import lay_out as stage_layouts
 from weft.ir import LogicalGraph, parse_graph
 from weft.ir.logical import Call

@@ -6,8 +6,7 @@ import pytest
 
 from weft.compiler.hints import Hints
 from weft.compiler.layouts.box import box, deduce
-from weft.compiler.local.communicators import communicators
-from weft.compiler.local.localize import localize, localize_all
+from weft.compiler.local.localize import communicators, localize, localize_all
 from weft.compiler.signatures import check_signatures
 from weft.errors import InternalError
 from weft.ir import LogicalGraph, parse_graph

@@ -23,8 +23,7 @@ from weft.compiler.layouts import descent as deduce_descent
 from weft.compiler.layouts.box import deduce
 from weft.compiler.layouts.boxing_costs import BoxingCosts
 from weft.compiler.layouts.intent import uses
-from weft.compiler.layouts.known import Known, LayoutChoice
-from weft.compiler.layouts.options import WorkOptions
+from weft.compiler.layouts.options import Known, LayoutChoice, WorkOptions
 from weft.compiler.layouts.options import start as first_choice
 from weft.compiler.layouts.problem import OpChoice, build
 from weft.compiler.layouts.solver import Solution, minimize

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.compiler.local.communicators import communicators, families
+from weft.compiler.local.localize import communicators, families
 from weft.ir import parse_graph
 
 GRAPH = """graph "boxes"

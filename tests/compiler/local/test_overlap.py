@@ -6,13 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from weft.compiler.context import Options
 from weft.compiler.hints import Hints
 from weft.compiler.layouts.box import box, deduce
-from weft.compiler.local.communicators import communicators
-from weft.compiler.local.localize import localize
-from weft.compiler.local.overlap import batch_leaves, in_parts
-from weft.compiler.options import Options
-from weft.compiler.schedule.overlap_worth import BatchCut, best_cut, may_cut
+from weft.compiler.local.localize import communicators, localize
+from weft.compiler.local.overlap import BatchCut, batch_leaves, best_cut, in_parts, may_cut
 from weft.hardware import Device, usual_device
 from weft.hardware.durations import Durations
 from weft.hardware.planning_costs import bucket_bytes

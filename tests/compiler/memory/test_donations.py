@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from build import linked, ref
-from weft.compiler.schedule.credits import donate
+from weft.compiler.schedule.copies import donate
 from weft.ir.plan import (
     Collective,
     Communicate,

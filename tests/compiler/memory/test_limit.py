@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from weft.compiler.context import Options
 from weft.compiler.memory.limit import check_limit
 from weft.compiler.memory.walk import Held, Peak
-from weft.compiler.options import Options
 from weft.errors import StrategyError
 from weft.ir import parse_graph, parse_local
 from weft.ir.alias import Memory

@@ -9,7 +9,7 @@ from weft.boxing import overlaps
 from weft.compiler.memory.act import exchange_bytes
 from weft.compiler.memory.order import Moment
 from weft.compiler.memory.walk import levels, memory
-from weft.compiler.schedule.credits import donate
+from weft.compiler.schedule.copies import donate
 from weft.ir.alias import Memory, overwritable
 from weft.ir.nodes import UpdateBytes
 from weft.ir.plan import (
@@ -28,7 +28,7 @@ from weft.ir.plan import (
     RegisterKind,
     Transfer,
 )
-from weft.ops.kernel_memory.parts import FEW
+from weft.ops.kernel_memory.layers import FEW
 
 KB = 256  # float32 elements in a KiB
 

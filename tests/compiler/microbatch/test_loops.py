@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.compiler.microbatch.prepare import cut_leaves, joined
+from weft.compiler.microbatch.facts import cut_leaves, joined
 from weft.ir.logical import Varying
 from weft.ir.parsers.graph_parser import parse_graph
 from weft.ops import OpCall

@@ -26,7 +26,7 @@ from models import (
     vector_batch,
 )
 from weft.capture import capture
-from weft.compiler.microbatch.prepare import cut_leaves
+from weft.compiler.microbatch.facts import cut_leaves
 from weft.compiler.microbatch.split import split_time
 from weft.errors import StrategyError
 from weft.ir import parse_graph, verify

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import build
 from build import ref
-from weft.compiler.plans.repeats import outline, repeats
+from weft.compiler.plans.specialize import outline, repeats
 from weft.ir.plan import Compute, LocalUpdate, RankPlan
 from weft.runtime.compiled.parts import part_of
 

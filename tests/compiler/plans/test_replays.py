@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from build import ref
-from weft.compiler.plans.replays import FEWEST_LAUNCHES, replays, segment_launches
+from weft.compiler.plans.specialize import FEWEST_LAUNCHES, replays, segment_launches
 from weft.hardware import usual_device
 from weft.ir.plan import (
     Compute,

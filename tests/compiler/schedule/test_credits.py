@@ -10,7 +10,7 @@ from build import value
 from local_programs import all_reduce, call, program, training_step, update
 from weft.compiler.schedule.actor_graph import prove_live
 from weft.compiler.schedule.bucket import bucket
-from weft.compiler.schedule.credits import credit
+from weft.compiler.schedule.copies import credit
 from weft.compiler.schedule.segment import segment
 from weft.errors import InternalError
 from weft.ir.plan import Communicate, Communicator, Compute, RankPlan, Register

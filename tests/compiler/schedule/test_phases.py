@@ -7,7 +7,7 @@ from dataclasses import replace
 from build import value
 from local_programs import all_reduce, call, program, update
 from weft.compiler.schedule.bucket import bucket
-from weft.compiler.schedule.credits import credit
+from weft.compiler.schedule.copies import credit
 from weft.compiler.schedule.schedule import split_backward
 from weft.compiler.schedule.segment import segment
 from weft.ir.nodes import Phase, PhaseKind

@@ -14,11 +14,10 @@ from torch import nn
 import weft
 from models import GPT, Batch, ResNet, classification_loss, image_batch, token_batch, token_loss
 from weft.capture import capture
-from weft.compiler.context import Context, Stages
+from weft.compiler.context import Context, Options, Stages
 from weft.compiler.hints import Hints
 from weft.compiler.layouts.box import deduce
 from weft.compiler.local.localize import node_phases
-from weft.compiler.options import Options
 from weft.compiler.stages.choose import assign_stages, choose_stages
 from weft.compiler.stages.cut import copy_sources, cut_stages
 from weft.compiler.stages.lay_out import lay_out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contexts import asked
-from weft.compiler.training.clip import clip_norm
+from weft.compiler.training.gradients import clip_norm
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Call, Update
 

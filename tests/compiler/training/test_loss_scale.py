@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from contexts import NOTHING
-from weft.compiler.training.clip import unscale
-from weft.compiler.training.loss_scale import SCALE, TRACKER, scale_loss
+from weft.compiler.training.gradients import SCALE, TRACKER, scale_loss, unscale
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Call, Update
 

@@ -8,13 +8,11 @@ import pytest
 
 from build import ref
 from contexts import hinted
-from weft.compiler.context import Context, Stages
+from weft.compiler.context import Context, Options, Stages
 from weft.compiler.hints import Hints
-from weft.compiler.options import Options
 from weft.compiler.pipeline import compile_graph
 from weft.compiler.training.gathers import block_of
-from weft.compiler.training.shards import choose_shards
-from weft.compiler.training.zero import shard_variables
+from weft.compiler.training.shards import choose_shards, shard_variables
 from weft.errors import StrategyError
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Box, Call, Input, LogicalGraph

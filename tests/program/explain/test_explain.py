@@ -16,7 +16,7 @@ import torch
 import weft
 from models import GPT, GPT_COLUMNS, GPT_ROWS, token_batch, token_loss
 from weft.boxing import EXCHANGES, steps
-from weft.compiler.halos import graph_halos
+from weft.compiler.signatures import graph_halos
 from weft.errors import UserError
 from weft.ir.logical import Box, LogicalGraph
 from weft.planning.exchanges import exchanges

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 import weft
 from models import GPT, ResNet, classification_loss, image_batch, token_batch, token_loss
 from on_ranks import passed
-from weft.compiler.training import clip
+from weft.compiler.training import gradients as clip
 from weft.errors import BatchError, VerificationError
 from weft.program.verification.compare import Rounding, compare
 from weft.runtime.executor import optimizer as updates

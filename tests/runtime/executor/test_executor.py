@@ -13,7 +13,7 @@ import torch
 
 from build import ref
 from two_stage_plans import call, value
-from weft.compiler.schedule.credits import donate
+from weft.compiler.schedule.copies import donate
 from weft.errors import BatchError, RankFailure
 from weft.ir.plan import (
     Collective,

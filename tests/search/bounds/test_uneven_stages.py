@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from search.jobs import begun, decoder, dense, step_of
-from weft.compiler.options import Options
+from weft.compiler.context import Options
 from weft.compiler.stages.balance import even_stages
 from weft.ir.logical import Call
 from weft.search.bounds.shared_work import uneven_stages, unevenness_of

@@ -11,7 +11,7 @@ import torch
 
 import weft
 from simulator.steps import captured_gpt, compiled_gpt, planned_gpt
-from weft.compiler.options import options_of
+from weft.compiler.context import options_of
 from weft.compiler.pipeline import compile_graph
 from weft.compiler.stages.stages import stage_placements
 from weft.compiler.strategy_hints import strategy_hints

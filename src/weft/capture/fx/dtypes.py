@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_map
 
 from weft.capture.fx.locations import location_of
 from weft.capture.fx.refusals import refuse_op
-from weft.ops.dtypes import dtype_name
+from weft.ops.cost import dtype_name
 
 # Operands, by their places, that have one dtype.
 _ALIKE: dict[str, tuple[int, ...]] = {

@@ -33,7 +33,7 @@ from weft.capture.optimizers.groups import Optimizers
 from weft.capture.optimizers.trials import StepObserver, TrialCopies
 from weft.errors import CaptureError
 from weft.ir.nodes import MASTER, NO_UPDATE_BYTES, UpdateBytes
-from weft.ops.dtypes import dtype_name
+from weft.ops.cost import dtype_name
 
 _AGAIN = "close the program, weft.release(model, optimizer), and compile again"
 

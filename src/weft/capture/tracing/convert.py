@@ -31,7 +31,7 @@ from weft.ir.logical import (
 from weft.ir.nodes import HINT, MASTER
 from weft.layout import parse_sbp
 from weft.ops.call import Token
-from weft.ops.dtypes import dtype_name
+from weft.ops.cost import dtype_name
 
 aten = torch.ops.aten
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import final
 
 from weft.compiler.context import Context
-from weft.compiler.experts.expert_biases import bias_gradients
+from weft.compiler.experts.mixtures import bias_gradients
 from weft.compiler.experts.sorted_rows import (
     ALIKE,
     INDEX,

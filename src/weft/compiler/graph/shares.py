@@ -19,8 +19,7 @@ from math import prod
 from typing import Any, TypeAlias, final
 
 from weft.compiler.context import Context, Stages
-from weft.compiler.graph.joined.dims import JoinedDim, joined_dim
-from weft.compiler.graph.joined.ends import CAT, SLICE, in_blocks
+from weft.compiler.graph.joined.dims import CAT, SLICE, JoinedDim, in_blocks, joined_dim
 from weft.compiler.hints import Hints
 from weft.ir.logical import Arg, Call, Input, LogicalGraph, Node, Output, Phase, Ref, Update, Value
 from weft.ir.nodes import renamed

@@ -20,7 +20,7 @@ from weft.compiler.assignment import Assignment
 from weft.compiler.hints import Hints, check_hints
 from weft.compiler.layouts.descent import descend, settle
 from weft.compiler.layouts.intent import as_whole, storage
-from weft.compiler.layouts.known import Known, LayoutChoice
+from weft.compiler.layouts.options import Known, LayoutChoice
 from weft.compiler.layouts.problem import Problem, build
 from weft.hardware import CostModel
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, Ref, Update, Value

@@ -11,8 +11,14 @@ import numpy as np
 from weft.cached import cached_property
 from weft.compiler.layouts.boxing_costs import Table, idle_bytes, reductions
 from weft.compiler.layouts.intent import Intent, charges, forbidden
-from weft.compiler.layouts.known import Known, LayoutChoice, ReadCosts
-from weft.compiler.layouts.options import PerAxis, SignatureOptions, start
+from weft.compiler.layouts.options import (
+    Known,
+    LayoutChoice,
+    PerAxis,
+    ReadCosts,
+    SignatureOptions,
+    start,
+)
 from weft.compiler.layouts.problem import OpChoice, Problem, ReadEdge, Share
 from weft.compiler.layouts.solver import minimize
 from weft.errors import RuleError

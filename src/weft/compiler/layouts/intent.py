@@ -8,7 +8,7 @@ it; and where the user left it free, deduction charges what departs from whole p
 
 Parameters that are stored in shards are deduced as if they were not, then stored so.
 
-Where a parameter lies in shards along an axis, it is whole where it is used (`weft.compiler.training.zero`).
+Where a parameter lies in shards along an axis, it is whole where it is used (`weft.compiler.training.shards`).
 So deduction runs twice: first as if the parameters were whole, with hints that say so; everything
 then keeps its layout along that axis, but for the parameters, what is made of them before they are
 whole, and the gradients on their way to the updates. The plan is thereby that of whole parameters
@@ -219,7 +219,7 @@ def storage(graph: LogicalGraph, stored: Mapping[str, int], axis: int) -> Storag
     """The values that may lie otherwise along `axis` than where parameters are whole.
 
     Args:
-        graph: with the takes and hints of `weft.compiler.training.zero`.
+        graph: with the takes and hints of `weft.compiler.training.shards`.
         stored: the axis of the shards, for the key of each parameter that is stored in some.
         axis: one of them.
     """

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, final
 
 from weft.boxing import steps
-from weft.boxing.box_steps import step_node
+from weft.boxing.box_steps import step_groups, step_node
 from weft.boxing.halo import Halo
-from weft.compiler.halos import halos
-from weft.compiler.kept import KeptResults
-from weft.compiler.microbatch.prepare import joined
-from weft.compiler.signatures import axis_signatures
+from weft.compiler.context import KeptResults
+from weft.compiler.microbatch.facts import joined
+from weft.compiler.signatures import axis_signatures, graph_halos, halos, tensor_steps
 from weft.errors import InternalError
 from weft.ir.arguments import applied
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Node, Output, Ref, Update, Value
@@ -386,3 +385,48 @@ def place_of(graph: LogicalGraph, node: Node) -> Placement | None:
         case Update(target=target):
             return graph.values[target.name].laid.placement
     return None
+
+
+def communicators(graph: LogicalGraph) -> tuple[Communicator, ...]:
+    """The communicators that the boxings of a graph need, in the order of their first use.
+
+    The ranks that send stand before those that receive, so that between two stages without common
+    ranks forward and backward have communicators of their own and do not wait for each other.
+    """
+    every = dict.fromkeys(ranks for groups in _groups_at_once(graph) for ranks in groups)
+    return tuple([Communicator(number, ranks) for number, ranks in enumerate(every)])
+
+
+def families(
+    graph: LogicalGraph, communicators: Sequence[Communicator]
+) -> Mapping[int, tuple[int, ...]]:
+    """For each communicator, by id, those that run the same exchange at the same time, itself among them.
+
+    They are the groups of one step of boxing, which share the links between the ranks. A communicator with which
+    several steps have different company is given the largest.
+
+    Args:
+        graph: with layouts on all values.
+        communicators: of all its boxings.
+    """
+    ids = {each.ranks: each.id for each in communicators}
+    found: dict[int, tuple[int, ...]] = {}
+    for groups in _groups_at_once(graph):
+        family = tuple([ids[ranks] for ranks in groups])
+        for id in family:
+            if len(found.get(id, ())) < len(family):
+                found[id] = family
+    return found
+
+
+def _groups_at_once(graph: LogicalGraph) -> Iterator[Sequence[tuple[int, ...]]]:
+    """The groups of each step of boxing, and of each exchange of border rows; of steps on the same groups once."""
+    seen = set()
+    for step, _, _ in tensor_steps(graph):
+        where = step.source.placement, step.target.placement, step.axis
+        groups = () if where in seen else step_groups(step)
+        if groups:
+            seen.add(where)
+            yield groups
+    for halo, _ in graph_halos(graph):
+        yield halo.groups

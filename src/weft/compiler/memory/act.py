@@ -10,14 +10,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 from typing import TypeAlias, TypeGuard, final
 
 from weft.boxing.overlaps import slices_of
 from weft.cached import cached_property
-from weft.compiler.memory.kinds import ActMemory, Taken
 from weft.compiler.memory.strides import merges
 from weft.compiler.plans.specialize import join_sums
 from weft.ir.alias import KINDS, Kind, overwritten, value_bytes, view_bases, with_overwrites
@@ -39,7 +38,7 @@ from weft.layout import Region
 from weft.ops import OpCall
 from weft.ops.arguments import normal_dim
 from weft.ops.kernel_memory import LAYING, TAKING, beside, padding, slice_copies
-from weft.ops.kernel_memory.parts import FEW
+from weft.ops.kernel_memory.layers import FEW
 from weft.units import ITEM_SIZE, NO_BYTES, Bytes
 
 KindOf: TypeAlias = Callable[[str], Kind]
@@ -393,3 +392,42 @@ def _copied(value: LocalValue, region: Region) -> Bytes:
     if not cut or math.prod(lengths[: cut[-1]]) <= 1:
         return Bytes(0)
     return Bytes(math.prod(lengths) * ITEM_SIZE[value.dtype])
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A storage that nobody but the act holds: the names under which it reads it, kind and bytes."""
+
+    names: frozenset[str]
+    kind: Kind
+    bytes: Bytes
+
+
+# The most that an act takes beside what it reads and keeps, by kind, given what it may free on the
+# way.
+Extra: TypeAlias = Callable[[Collection[Taken]], Counter[Kind]]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ActMemory:
+    """The effect of an act on memory.
+
+    Attributes:
+        extra: what it takes beside what it reads and `kept`.
+        live: the values that it has made when it takes most, with their bytes, given what it may
+            free.
+        fresh: the storages that it leaves: kind and bytes, by the name that they were made for.
+        bases: for each register that it fills: a name in `fresh`, or what it reads and looks at.
+        kept: those in `fresh` that are there from its first act of a step: what adds up over
+            micro-batches.
+        under: of those in `fresh` that may be copies or views, what they would look at: it stays as long as they do.
+    """
+
+    extra: Extra = lambda taken: Counter()
+    live: Callable[[Collection[Taken]], Mapping[str, Bytes]] = lambda taken: {}
+    fresh: Mapping[str, tuple[Kind, Bytes]] = field(default_factory=dict)
+    bases: Mapping[str, str] = field(default_factory=dict)
+    kept: frozenset[str] = frozenset()
+    under: Mapping[str, str] = field(default_factory=dict)

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import final
 
+from weft.compiler.context import Options
 from weft.compiler.memory.walk import Held, Peak
-from weft.compiler.options import Options
 from weft.errors import StrategyError
 from weft.ir import LocalProgram, LogicalGraph
 from weft.ir.alias import Memory

@@ -13,11 +13,9 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple, final
 
-from weft.compiler.memory.act import act_memory, gradient_sources
-from weft.compiler.memory.kinds import Taken
-from weft.compiler.memory.order import Moment, moments
+from weft.compiler.memory.act import Taken, act_memory, gradient_sources
+from weft.compiler.memory.order import ActVersions, Left, Moment, moments, versions_of
 from weft.compiler.memory.strides import out_of_order
-from weft.compiler.memory.versions import ActVersions, Left, versions_of
 from weft.ir.alias import KINDS, Kind, Memory, value_bytes
 from weft.ir.plan import Collective, Communicate, RankPlan
 from weft.units import NO_BYTES, Bytes

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from math import inf, prod
 from typing import TypeAlias, final
 
-from weft.compiler.microbatch.prepare import joined
+from weft.compiler.microbatch.facts import joined
 from weft.errors import InternalError
 from weft.ir.arguments import applied
 from weft.ir.logical import Call, Value

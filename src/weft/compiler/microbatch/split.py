@@ -17,7 +17,7 @@ from typing import TypeAlias
 from weft.compiler.context import Context
 from weft.compiler.families.family import SampleStatistics
 from weft.compiler.families.table import sample_statistics
-from weft.compiler.microbatch.facts import Facts, facts, own_buffers
+from weft.compiler.microbatch.facts import Facts, facts, own_buffers, prepared
 from weft.compiler.microbatch.forms import (
     Form,
     Own,
@@ -31,7 +31,6 @@ from weft.compiler.microbatch.forms import (
     reshaped,
     ways,
 )
-from weft.compiler.microbatch.prepare import prepared
 from weft.compiler.microbatch.values import SELECT, Values
 from weft.errors import StrategyError
 from weft.ir.logical import (

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import final
 
-from weft.compiler.microbatch.facts import Facts
+from weft.compiler.microbatch.facts import Facts, sum_of_leaf
 from weft.compiler.microbatch.forms import Form, Own, Source, Strided, even_signatures, micro_call
-from weft.compiler.microbatch.prepare import sum_of_leaf
 from weft.errors import StrategyError
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
 from weft.ir.nodes import FORWARD, Phase, Varying

@@ -8,15 +8,30 @@ Shapes, registers and actors stay, and so do estimates of time and memory, which
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
+from weft.hardware import Device
+from weft.hardware.durations import Durations
 from weft.ir.legal.plans import verify_plan
-from weft.ir.nodes import refs
-from weft.ir.plan import Actor, Compute, LocalCall, LocalUpdate, RankPlan
-from weft.ops.rules.layers.batch_norm import FEW_POSITIONS, MANY_POSITIONS
+from weft.ir.nodes import Arg, Ref, refs
+from weft.ir.plan import (
+    Actor,
+    Compute,
+    GraphMode,
+    LocalCall,
+    LocalProgram,
+    LocalUpdate,
+    RankPlan,
+    Replays,
+)
+from weft.ops import shares_memory
+from weft.ops.call import map_argument
+from weft.ops.rules.layers.normalization import FEW_POSITIONS, MANY_POSITIONS
+from weft.ops.weft_ops import WEFT_OPS
+from weft.units import Seconds
 
 SUMMED_PRODUCT = "weft.accumulate_mm"
 # BLAS adds to sums of these; integers have other kernels, and of the short floats it would add rounded sums.
@@ -199,3 +214,193 @@ ONEDNN = (
     KernelVariant("aten.mm.default", "weft.large_mm", _is_wide),
     KernelVariant("aten.addmm.default", "weft.large_addmm", _is_wide),
 )
+
+
+# Find repeated layers in the segments of a rank, and mark where they begin.
+#
+# Parts that do the same in the same order, such as the layers of a transformer, share one compiled
+# kernel: compile time grows with the number of distinct layers.
+
+
+# Repeats with fewer calls are taken together until they have as many: what a kernel costs by itself
+# is about that of a few small ops, and nothing is fused across its border.
+FEWEST = 24
+# How many later places with an equal call are tried as the beginning of a second copy.
+TRIED = 48
+
+
+def outline(plan: RankPlan, fewest: int = FEWEST) -> RankPlan:
+    """The plan with the places in its segments where parts begin that may each be compiled as one kernel."""
+    segments = [actor for actor in plan.actors if isinstance(actor, Compute)]
+    calls = [node for one in segments for node in one.nodes if isinstance(node, LocalCall)]
+    # Calls are known by identity: equal ones stand in many places.
+    begins = {id(calls[place]) for place in repeats(calls, fewest)}
+    actors = tuple(
+        replace(actor, parts=_places(actor, begins)) if isinstance(actor, Compute) else actor
+        for actor in plan.actors
+    )
+    return replace(plan, actors=actors)
+
+
+def _places(segment: Compute, begins: Collection[int]) -> tuple[int, ...]:
+    """The places of nodes with these ids; a segment begins a part anyway."""
+    places = range(1, len(segment.nodes))
+    return tuple(place for place in places if id(segment.nodes[place]) in begins)
+
+
+def repeats(calls: Sequence[LocalCall], fewest: int = FEWEST) -> list[int]:
+    """The places before which to cut, so that equal stretches of calls become equal parts.
+
+    Args:
+        calls: all local calls of a rank, in the order in which they run.
+        fewest: the calls of a part, at least, where repeats are long enough.
+
+    Returns:
+        Increasing places inside of the list, where a repeat begins or ends.
+    """
+    numbers: dict[Hashable, int] = {}
+    marks = [numbers.setdefault(_mark(call), len(numbers)) for call in calls]
+    later: defaultdict[int, list[int]] = defaultdict(list)
+    for place, mark in enumerate(marks):
+        later[mark].append(place)
+    cuts: list[int] = []
+    place = 0
+    while place < len(marks):
+        period, copies = _repeat(marks, place, later[marks[place]])
+        if period * copies < 2 * fewest:
+            place += 1
+            continue
+        together = min(copies, -(-fewest // period))
+        end = place + period * copies
+        cuts += [*range(place, end, period * together), end]
+        place = end
+    return [cut for cut in dict.fromkeys(cuts) if 0 < cut < len(calls)]
+
+
+def _repeat(marks: Sequence[int], place: int, equal: Sequence[int]) -> tuple[int, int]:
+    """The (period, copies) of the longest stretch from `place` on that repeats; (1, 1) without one.
+
+    Args:
+        marks: of all calls.
+        place: where it begins.
+        equal: all places of the mark at `place`, increasing.
+    """
+    best = (1, 1)
+    tried = [other - place for other in equal if other > place][:TRIED]
+    for period in tried:
+        if best[1] > 1 and (period % best[0] == 0 or 2 * period > len(marks) - place):
+            continue
+        copies = 1 + _matching(marks, place, period) // period
+        if copies > 1 and period * copies > best[0] * best[1]:
+            best = (period, copies)
+    return best
+
+
+def _matching(marks: Sequence[int], place: int, period: int) -> int:
+    """The number of marks from `place` on that equal the ones `period` later."""
+    end = place
+    while end + period < len(marks) and marks[end] == marks[end + period]:
+        end += 1
+    return end - place
+
+
+def _mark(call: LocalCall) -> Hashable:
+    """The facts that two calls have in common whatever they read: op, constants, shapes and dtypes of results."""
+    made = tuple(value and (value.shape, value.dtype) for value in call.outputs)
+    return (call.op, _nameless(call.args), _nameless(call.kwargs), made)
+
+
+def _nameless(arg: Arg) -> Hashable:
+    return _typed(map_argument(lambda leaf: Ref if isinstance(leaf, Ref) else leaf, arg))
+
+
+def _typed(arg: object) -> Hashable:
+    """An argument that equals no other of another type: 1, 1.0 and True differ."""
+    return tuple(map(_typed, arg)) if isinstance(arg, tuple) else (type(arg), arg)
+
+
+# The segments that are captured as CUDA graphs, decided from the plan alone.
+#
+# A graph puts all calls of a segment on the device with one launch. It pays where the host needs
+# longer to launch a step than the device to run it (docs/decisions/cuda-graphs.md).
+
+
+# A segment of fewer launches gains nothing: replaying is a launch, and so is copying what goes in.
+FEWEST_LAUNCHES = 4
+# No kernel takes less of the device.
+SHORTEST = Seconds(2e-6)
+
+
+def replays(
+    plan: RankPlan,
+    program: LocalProgram,
+    device: Device,
+    mode: GraphMode,
+    obstacle: Callable[[str], str | None],
+) -> tuple[RankPlan, Replays]:
+    """Decide for a rank.
+
+    Args:
+        plan: of the rank.
+        program: that it was made from.
+        device: estimates, with the seconds of a launch as `start`.
+        mode: what the user wants.
+        obstacle: says of an op why it cannot be captured; None when it can.
+
+    Returns:
+        The plan with marks on what is replayed, its updates never, and how that was found.
+    """
+    segments = [actor for actor in plan.actors if isinstance(actor, Compute)]
+    launches = {each.id: segment_launches(each) * each.acts for each in segments}
+    seconds = Durations(replace(device, start=SHORTEST), ()).of(program, list(map(_bare, segments)))
+    busy = Seconds(sum(one * each.acts for one, each in zip(seconds, segments, strict=True)))
+    host = Seconds(device.start * sum(launches.values()))
+    reasons: dict[int, str] = {}
+    for each in segments:
+        why = _off(mode, host, busy) or _obstacle(each, obstacle)
+        if why is None and launches[each.id] < FEWEST_LAUNCHES * each.acts:
+            why = "few launches"
+        if why is not None:
+            reasons[each.id] = why
+    chosen = frozenset(each.id for each in segments if each.id not in reasons)
+    saved = sum(launches[each.id] - each.acts for each in segments if each.id in chosen)
+    total = sum(launches.values())
+    marked = [
+        replace(actor, replayed=True)
+        if isinstance(actor, Compute) and actor.id in chosen
+        else actor
+        for actor in plan.actors
+    ]
+    found = Replays(reasons, total, saved, Seconds(host), Seconds(busy))
+    return replace(plan, actors=tuple(marked)), found
+
+
+def segment_launches(segment: Compute) -> int:
+    """The number of launches by the host for the calls of one act: views are none; updates are left out."""
+    return sum(_kernels(node) for node in segment.nodes if isinstance(node, LocalCall))
+
+
+def _kernels(node: LocalCall | LocalUpdate) -> int:
+    if isinstance(node, LocalUpdate):
+        return 1
+    own = WEFT_OPS.get(node.op)
+    return int(not shares_memory(node.op)) if own is None else own.launches
+
+
+def _bare(segment: Compute) -> Compute:
+    """Without what takes no time of the device."""
+    return replace(segment, nodes=tuple(node for node in segment.nodes if _kernels(node)))
+
+
+def _off(mode: GraphMode, host: Seconds, device: Seconds) -> str | None:
+    if mode == "never":
+        return "switched off"
+    return "the device takes longer than the host" if mode == "auto" and device > host else None
+
+
+def _obstacle(segment: Compute, obstacle: Callable[[str], str | None]) -> str | None:
+    for node in segment.nodes:
+        why = None if isinstance(node, LocalUpdate) else obstacle(node.op)
+        if why is not None:
+            return why
+    return None

@@ -13,17 +13,16 @@ Calls of the loop on which nothing in another stage depends before its end have 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import final
 
 from weft.cached import cached_property
 from weft.compiler.context import Context
-from weft.compiler.memory.order import moments_of
+from weft.compiler.memory.order import Moment, moments_of
 from weft.compiler.memory.walk import memory
 from weft.compiler.schedule.actor_graph import Slot, Web, prove_live, with_copies
 from weft.compiler.schedule.bucket import bucket
-from weft.compiler.schedule.copies import enough, fewest, of_preset
-from weft.compiler.schedule.credits import credit
+from weft.compiler.schedule.copies import credit, enough, fewest, of_preset
 from weft.compiler.schedule.fold.classes import like
 from weft.compiler.schedule.gathers.gathers_first import gathers_first, prefetch
 from weft.compiler.schedule.presets import (
@@ -33,15 +32,23 @@ from weft.compiler.schedule.presets import (
     preset,
     with_priorities,
 )
-from weft.compiler.schedule.scheduled import Scheduled
 from weft.compiler.schedule.segment import segment
 from weft.hardware.durations import Durations
 from weft.ir.legal.plans import COPY_RULES, verify_communicators, verify_plan
 from weft.ir.legal.tables import verify_local
 from weft.ir.nodes import Phase
-from weft.ir.plan import Collective, Communicator, LocalCall, LocalNode, LocalProgram, RankPlan
-from weft.simulator.timing.one_step import SimulatedStep, simulate_step
-from weft.units import Bytes
+from weft.ir.plan import (
+    COMPUTE,
+    Collective,
+    Communicator,
+    Compute,
+    LocalCall,
+    LocalNode,
+    LocalProgram,
+    RankPlan,
+)
+from weft.simulator.timing.one_step import SimulatedStep, Timed, simulate_step
+from weft.units import Bytes, Seconds
 
 # Splitting the backward must shorten the step to this part of it to be worth more segments.
 WORTH = 0.98
@@ -275,3 +282,93 @@ def _may_wait(program: LocalProgram, node: LocalNode) -> bool:
 def _for_weights(node: LocalNode) -> LocalNode:
     phase = Phase(node.phase.stage, "weight")
     return node.changed(phase=phase) if isinstance(node, LocalCall) else replace(node, phase=phase)
+
+
+@final
+@dataclass(frozen=True)
+class Scheduled:
+    """The decisions about time.
+
+    Attributes:
+        name: of the preset, or "computed".
+        plans: of the ranks that were planned: of each class of equal ranks the first, and those
+            that were asked for.
+        seconds: how long acts of the first of each class take; nothing where nothing had to be decided.
+        classes: for each rank of the program, the first of those that are like it (`schedule/fold/`).
+    """
+
+    name: str
+    plans: tuple[RankPlan, ...]
+    seconds: Mapping[int, Sequence[Seconds]] = field(default_factory=dict)
+    classes: Mapping[int, int] = field(default_factory=dict)
+
+    @cached_property
+    def simulation(self) -> SimulatedStep | None:
+        """A step in the orders of the plans, of the first of each class, when it is first asked for.
+
+        None where nothing had to be decided.
+
+        Raises:
+            InternalError: the plans would hang; the message names the acts that wait for each other.
+        """
+        if not self.seconds:
+            return None
+        first = [plan for plan in self.plans if self.classes[plan.rank] == plan.rank]
+        return simulate_step(first, self.seconds, fixed=True)
+
+    def prove_live(self) -> None:
+        """Prove that the plans cannot hang.
+
+        Raises:
+            InternalError: they would.
+        """
+        _ = self.simulation
+
+    def timeline(self, rank: int) -> tuple[Timed, ...]:
+        """The acts of a rank, as simulated; none without a simulation."""
+        if self.simulation is None:
+            return ()
+        return self.simulation.timelines[self.classes[rank]]
+
+    def moments(self, rank: int) -> tuple[Moment, ...] | None:
+        """The moments at which the acts of a rank begin and end, in the order of time; None without a simulation."""
+        return None if self.simulation is None else tuple(moments_of(self.timeline(rank)))
+
+
+def busy(scheduled: Scheduled, rank: int) -> dict[Phase, Seconds]:
+    """Seconds of a step that a rank's compute queue works for each phase, as simulated."""
+    found: dict[Phase, Seconds] = {}
+    if scheduled.simulation is not None:
+        first = scheduled.classes[rank]
+        plan = next(plan for plan in scheduled.plans if plan.rank == first)
+        for act in scheduled.timeline(rank):
+            actor = plan.actors[act.actor]
+            if isinstance(actor, Compute) and actor.queue == COMPUTE:
+                before = found.get(actor.phase, 0.0)
+                found[actor.phase] = Seconds(before + act.end - act.start)
+    return found
+
+
+def bubble(scheduled: Scheduled, rank: int) -> float:
+    """The part of the step's time in which a rank's compute queue has nothing to do, as simulated."""
+    simulation = scheduled.simulation
+    if simulation is None or not simulation.makespan:
+        return 0.0
+    return 1 - sum(busy(scheduled, rank).values()) / simulation.makespan
+
+
+def in_flight(plan: RankPlan, stage: int) -> int:
+    """The number of micro-batches that a stage can keep between forward and backward on a rank."""
+    actors = plan.actors
+    found = (
+        register.credits
+        for register in plan.registers
+        for maker in (actors[register.producer],)
+        if isinstance(maker, Compute) and maker.phase.stage == stage and register.rate > 1
+        if maker.phase.kind == "forward"
+        if any(
+            isinstance(reader, Compute) and reader.phase.kind != "forward"
+            for reader in (actors[id] for id in register.consumers)
+        )
+    )
+    return max(found, default=1)

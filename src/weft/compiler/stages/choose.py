@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from weft.compiler.context import Context, Stages
-from weft.compiler.options import Options
+from weft.compiler.context import Context, Options, Stages
 from weft.compiler.stages.balance import even_stages
 from weft.compiler.stages.stages import (
     check_homes,

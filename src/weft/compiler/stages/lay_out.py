@@ -12,16 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import final
 
 from weft.compiler.assignment import Assignment
-from weft.compiler.context import Context, Stages
+from weft.compiler.context import Context, KeptResults, Stages
 from weft.compiler.families.class_loss import fuse_class_losses
 from weft.compiler.families.table import expand
 from weft.compiler.hints import GridHints, Hints
-from weft.compiler.kept import KeptResults
 from weft.compiler.layouts.alike import Solved
 from weft.compiler.layouts.box import box, deduce
-from weft.compiler.layouts.known import Known
-from weft.compiler.stages.cut import StageGraph, copy_sources, cut_stages
-from weft.compiler.stages.join import LaidOut, join_stages
+from weft.compiler.layouts.options import Known
+from weft.compiler.stages.cut import LaidOut, StageGraph, copy_sources, cut_stages, join_stages
 from weft.errors import StrategyError
 from weft.hardware import CostModel
 from weft.ir import verify

@@ -37,7 +37,7 @@ from weft.ir.nodes import renamed
 from weft.layout import Partial
 from weft.ops import shares_memory
 from weft.ops.call import Token
-from weft.ops.dtypes import holds
+from weft.ops.cost import holds
 from weft.strategy.precision import Precision, dtype_of
 
 _FLOATS = ("float16", "bfloat16", "float32")  # float64 stays: whoever has it means it

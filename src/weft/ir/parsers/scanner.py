@@ -15,7 +15,7 @@ from weft.errors import UserError
 from weft.ir.nodes import FORWARD, NO_UPDATE_BYTES, Phase, PhaseKind, Ref, UpdateBytes, Varying
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.layout.placement import placement as build_placement
-from weft.layout.reduction import REDUCTIONS
+from weft.layout.sbp import REDUCTIONS
 from weft.ops.call import TensorSpec, Token, tensor_spec
 
 # Levels of lists in each other, at most; arguments of ops have few.

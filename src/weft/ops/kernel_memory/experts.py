@@ -8,7 +8,7 @@ from __future__ import annotations
 from weft.ops.arguments import argument, slot_specs
 from weft.ops.call import OpCall
 from weft.ops.cost import tensor_bytes
-from weft.ops.kernel_memory.parts import FEW, INT, Formula, count, item, made, result
+from weft.ops.kernel_memory.layers import FEW, INT, Formula, count, item, made, result
 from weft.ops.rules.own.experts import rows_of_expert
 
 

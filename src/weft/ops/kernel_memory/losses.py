@@ -8,7 +8,7 @@ from typing import Any
 from weft.ops.arguments import argument, slot_specs
 from weft.ops.call import OpCall, TensorSpec
 from weft.ops.cost import tensor_bytes
-from weft.ops.kernel_memory.parts import FEW, INT, Formula, count, few, item, result
+from weft.ops.kernel_memory.layers import FEW, INT, Formula, count, few, item, result
 from weft.ops.weft_ops import CPU_CHUNK, DEVICE_CHUNK, ELEMENTS_AT_A_TIME
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from weft.ops.arguments import slot_specs
 from weft.ops.call import OpCall, TensorSpec
-from weft.ops.kernel_memory.parts import FEW, INT, Formula, count, item, result
+from weft.ops.kernel_memory.layers import FEW, INT, Formula, count, item, result
 from weft.ops.windows import Frame
 
 

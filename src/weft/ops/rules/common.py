@@ -6,7 +6,7 @@ from typing import Any
 
 from weft.ops.arguments import slot_specs
 from weft.ops.call import OpCall, TensorSpec
-from weft.ops.dtypes import is_integer
+from weft.ops.cost import is_integer
 from weft.ops.factors import WHOLE, Dims, Factors
 from weft.ops.rule import Groups
 

@@ -14,8 +14,8 @@ from typing import TypeAlias, final
 from rich.table import Table
 
 from weft.boxing import EXCHANGES, steps
-from weft.compiler.halos import graph_halos
 from weft.compiler.pipeline import Compiled
+from weft.compiler.signatures import graph_halos
 from weft.compiler.stages.lay_out import Deduced
 from weft.errors import UserError
 from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Node, Update, Value

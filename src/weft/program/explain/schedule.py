@@ -12,8 +12,8 @@ from weft.boxing import steps
 from weft.compiler.context import Stages
 from weft.compiler.families.table import with_statistics
 from weft.compiler.local.localize import node_phases
-from weft.compiler.microbatch.prepare import cut_leaves
-from weft.compiler.schedule.scheduled import Scheduled, bubble, busy, in_flight
+from weft.compiler.microbatch.facts import cut_leaves
+from weft.compiler.schedule.schedule import Scheduled, bubble, busy, in_flight
 from weft.compiler.stages.balance import call_cost
 from weft.hardware import CostModel
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Output, runs_in_loop

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import Literal
 
-from weft.compiler.microbatch.prepare import cut_leaves
-from weft.compiler.options import Options
+from weft.compiler.context import Options
+from weft.compiler.microbatch.facts import cut_leaves
 from weft.compiler.pipeline import Compiled
-from weft.compiler.schedule.scheduled import bubble, busy
+from weft.compiler.schedule.schedule import bubble, busy
 from weft.compiler.stages.lay_out import Deduced
 from weft.hardware.durations import Durations
 from weft.hardware.planning_costs import costs_or_usual, costs_text

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import register_pytree_node
 
 from weft.errors import UserError
-from weft.ops.dtypes import dtype_name
+from weft.ops.cost import dtype_name
 from weft.program.agreement import told
 from weft.tensor import GlobalTensor
 

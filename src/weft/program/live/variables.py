@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
-from weft.compiler.training.loss_scale import FIRST_VALUES
+from weft.compiler.training.gradients import FIRST_VALUES
 from weft.errors import UserError, shown
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input

@@ -12,14 +12,12 @@ from torch import Tensor, nn
 from weft.capture import Captured, capture
 from weft.capture.optimizers.groups import Optimizers
 from weft.capture.watch import Entry
+from weft.compiler.context import Options
 from weft.compiler.hints import Hints
 from weft.compiler.memory.order import moments
 from weft.compiler.memory.turns import turns
-from weft.compiler.options import Options
 from weft.compiler.pipeline import Compiled, compile_graph
-from weft.compiler.plans.repeats import outline
-from weft.compiler.plans.replays import replays
-from weft.compiler.plans.specialize import Target, specialize
+from weft.compiler.plans.specialize import Target, outline, replays, specialize
 from weft.compiler.strategy_hints import batch_hints, with_leaves
 from weft.errors import LayoutError
 from weft.hardware import usual_device

@@ -15,11 +15,11 @@ from weft.capture import Captured
 from weft.capture.batch import BatchSpec, describe_batch
 from weft.capture.numbers.changing import number_now
 from weft.capture.optimizers.groups import Optimizers
-from weft.compiler.options import Metric, Options, options_of
+from weft.compiler.context import Metric, Options, options_of
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.stages.stages import stage_placements
 from weft.compiler.strategy_hints import split_parameters, strategy_hints, with_leaves
-from weft.compiler.training.clip import METRIC
+from weft.compiler.training.gradients import METRIC
 from weft.errors import BatchError, UserError
 from weft.ir.logical import Input
 from weft.ir.nodes import VARIABLE_ROLES

@@ -26,7 +26,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from weft.errors import DamagedCheckpoint, UserError
-from weft.ops.dtypes import dtype_name
+from weft.ops.cost import dtype_name
 from weft.program.saving.files import SUFFIX, Extent, Reading, check_extents, to_disk, write_file
 from weft.program.saving.manifest import (
     Manifest,

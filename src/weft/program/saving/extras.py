@@ -16,7 +16,7 @@ from torch import Tensor
 
 from weft.errors import DamagedCheckpoint, UserError
 from weft.layout.layout import Region
-from weft.ops.dtypes import dtype_name
+from weft.ops.cost import dtype_name
 from weft.program.agreement import told
 from weft.program.saving.files import SUFFIX, Reading, checksum, plain_values, slices
 from weft.program.saving.manifest import DTYPES, Manifest, Stored

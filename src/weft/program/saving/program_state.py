@@ -15,14 +15,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from weft.compiler.training.loss_scale import FIRST_VALUES
+from weft.compiler.training.gradients import FIRST_VALUES
 from weft.errors import UserError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Value
 from weft.ir.nodes import MASTER
 from weft.layout import Shares, broadcast_layout
 from weft.layout.layout import Region
-from weft.ops.dtypes import dtype_name
+from weft.ops.cost import dtype_name
 from weft.program.agreement import told
 from weft.program.live.holds import named_variables
 from weft.program.live.laid import parts_of

@@ -13,7 +13,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from weft.errors import UNREADABLE, DamagedCheckpoint, UserError
 from weft.layout import Partial
-from weft.ops.dtypes import dtype_name
+from weft.ops.cost import dtype_name
 from weft.program.saving.manifest import DTYPES
 from weft.tensor import GlobalTensor
 

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from weft.capture.optimizers.groups import Optimizers
 from weft.compiler.pipeline import Compiled
-from weft.compiler.training.clip import METRIC
+from weft.compiler.training.gradients import METRIC
 from weft.errors import UserError
 from weft.ir import LogicalGraph
 from weft.ir.logical import ROLES, Input, Ref, Update, Value

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from weft.capture.optimizers.counted import counted_now, put_counters
 from weft.capture.tree import flatten, unflatten
-from weft.compiler.training.loss_scale import FIRST_VALUES, SCALE
+from weft.compiler.training.gradients import FIRST_VALUES, SCALE
 from weft.errors import BatchError
 from weft.ir.logical import Input, Update
 from weft.ir.nodes import MASTER

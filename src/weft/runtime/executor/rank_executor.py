@@ -16,7 +16,7 @@ from weft.actors import Act, actor_text, when_text
 from weft.errors import BatchError, NoAnswer, RankFailure, UserError
 from weft.ir.alias import KINDS, Kind, Memory
 from weft.ir.plan import Communicate, Compute, Feed, Hold, LocalCall, RankPlan
-from weft.ops.dtypes import dtype_name
+from weft.ops.cost import dtype_name
 from weft.runtime.compiled.parts import Distinct
 from weft.runtime.devices.launch_record import LaunchRecorder
 from weft.runtime.devices.replay import Replayer

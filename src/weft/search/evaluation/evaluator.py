@@ -8,7 +8,7 @@ from math import inf
 from time import monotonic
 from typing import final
 
-from weft.compiler.kept import KeptResults
+from weft.compiler.context import KeptResults
 from weft.compiler.pipeline import Compiled
 from weft.compiler.stages.lay_out import Deduced
 from weft.errors import InternalError, UserError

@@ -12,7 +12,7 @@ from random import Random
 from typing import Any, Protocol, final
 
 from weft.cached import cached_property
-from weft.compiler.schedule.scheduled import in_flight
+from weft.compiler.schedule.schedule import in_flight
 from weft.compiler.stages.stages import stage_placements
 from weft.ir.logical import Input, LogicalGraph
 from weft.search.moves.layouts import LayoutMoves, places_of

@@ -13,8 +13,8 @@ from heapq import nsmallest
 from typing import final
 
 from weft.boxing import EXCHANGES, axis_bytes, steps
-from weft.compiler.halos import halo_cost
 from weft.compiler.layouts.options import all_have_elements
+from weft.compiler.signatures import halo_cost
 from weft.hardware import CostModel
 from weft.layout import Broadcast, Layout, Placement
 from weft.ops import OpCall, Signature, TensorSpec, flops, item, localize, signatures, traffic

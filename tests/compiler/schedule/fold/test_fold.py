@@ -15,7 +15,7 @@ import weft
 from models import GPT, MLP, classification_loss, token_batch, token_loss, vector_batch
 from weft.capture import Captured, capture
 from weft.compiler import pipeline
-from weft.compiler.options import options_of
+from weft.compiler.context import options_of
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.schedule.fold.classes import like
 from weft.compiler.stages.stages import stage_placements

@@ -20,10 +20,9 @@ from models import GPT, MLP, classification_loss, token_batch, token_loss, vecto
 from rank_by_rank import classes_rank_by_rank
 from weft.capture import capture
 from weft.compiler import pipeline
-from weft.compiler.context import Context
+from weft.compiler.context import Context, Options, options_of
 from weft.compiler.hints import Hints
-from weft.compiler.local.communicators import communicators
-from weft.compiler.options import Options, options_of
+from weft.compiler.local.localize import communicators
 from weft.compiler.passes import run_on_graph
 from weft.compiler.pipeline import TRANSFORM, Compiled, compile_graph, lay
 from weft.compiler.schedule.fold.classes import rank_classes

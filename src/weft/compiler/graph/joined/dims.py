@@ -7,16 +7,19 @@ stands, as their rules tell.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
+from math import prod
 from typing import final
 
-from weft.compiler.graph.joined.ends import Piece, parted, pieces_of, takes_one
 from weft.compiler.hints import is_hint
 from weft.ir.logical import VARIABLE_ROLES, Call, Input, LogicalGraph, Node, Update
+from weft.layout import Shares
 from weft.ops.any_order import rows_of
-from weft.ops.call import OpCall
+from weft.ops.arguments import argument, normal_dim, slot_specs
+from weft.ops.call import Argument, OpCall, operand
+from weft.ops.rule import aten
 
 
 @final
@@ -169,3 +172,197 @@ class _PartsWalk(_DimWalk):
         (dim,) = (*here.values(), *made.values())
         self.taken = takes_one(node.first, dim, bool(made))
         return self.taken
+
+
+# Calls that cut a dimension into parts, or join it from parts: where, and the same within blocks of it.
+#
+# Each does in blocks what it does to the whole: its operands are viewed with the blocks apart, an op runs
+# on these, and what it makes is viewed as it was.
+
+
+SLICE, SPLIT = "aten.slice.Tensor", "aten.split_with_sizes.default"
+CAT, PAD = "aten.cat.default", "aten.constant_pad_nd.default"
+SLICE_BACKWARD, TRANSPOSE = "aten.slice_backward.default", "aten.transpose.int"
+GLU, GLU_BACKWARD = "aten.glu.default", "aten.glu_backward.default"
+VIEWS = frozenset(aten("view _unsafe_view reshape"))
+_SPLITS = frozenset(aten("split.Tensor split_with_sizes chunk"))
+# Where ops that take indices of a dimension one by one, or make it of them, say which dimension.
+_TAKES = {"aten.unbind.int": 1, "aten.select.int": 1}
+_MAKES = {"aten.stack.default": 1, "aten.select_backward.default": 2}
+
+_Shape = tuple[int, ...]
+# Where a part of a dimension begins and ends.
+Piece = tuple[int, int]
+
+
+@final
+@dataclass(frozen=True)
+class InBlocks:
+    """The calls that run in place of one.
+
+    Attributes:
+        op, args: on operands with the blocks apart.
+        operands, results: their shapes then.
+    """
+
+    op: str
+    args: tuple[Argument, ...]
+    operands: tuple[_Shape, ...]
+    results: tuple[_Shape, ...]
+
+
+def pieces_of(call: OpCall, dim: int, joins: bool) -> tuple[Piece, ...]:
+    """The pieces that a call cuts out of dimension `dim` of its operand, or puts into that of its result.
+
+    Nothing where it does neither.
+    """
+    if call.op in (GLU, GLU_BACKWARD):
+        return _of_glu(call, dim, joins)
+    if joins:
+        return _joined(call, dim)
+    spec = call.operands[0]
+    if call.op in _SPLITS and normal_dim(argument(call, 2, "dim", 0), len(spec.shape)) == dim:
+        return _in_a_row(result.shape[dim] for result in call.results if result)
+    if call.op == SLICE and argument(call, 4, "step", 1) == 1:
+        same = normal_dim(argument(call, 1, "dim", 0), len(spec.shape)) == dim
+        return (_range(call, spec.shape[dim], 2),) if same else ()
+    return ()
+
+
+def parted(call: OpCall, dim: int, joins: bool) -> int | None:
+    """The dimension of the parts where a view cuts `dim` of its operand, or joins that of its result.
+
+    A view of [..., 3·n, ...] as [..., 3, n, ...], in which sizes may be merged or cut further, has the
+    parts one behind the other in the dimension of size 3.
+    """
+    result = call.results[0]
+    if call.op not in VIEWS or result is None:
+        return None
+    one, other = call.operands[0].shape, result.shape
+    whole, pieces = (other, one) if joins else (one, other)
+    before = prod(whole[:dim])
+    for number, size in enumerate(pieces):
+        if prod(pieces[:number]) == before and size > 1:
+            return number if size < whole[dim] and whole[dim] % size == 0 else None
+    return None
+
+
+def takes_one(call: OpCall, dim: int, joins: bool) -> bool:
+    """True where a call takes indices of dimension `dim` of its operand, or makes that of its result, one by one."""
+    known = _MAKES if joins else _TAKES
+    if call.op not in known:
+        return bool(pieces_of(call, dim, joins))
+    result = call.results[0]
+    rank = len(result.shape) if joins and result else len(call.operands[0].shape)
+    return normal_dim(argument(call, known[call.op], "dim", 0), rank) == dim
+
+
+def in_blocks(call: OpCall, shares: Shares) -> InBlocks:
+    """The calls that do within each block the work of a call on the whole dimension.
+
+    Args:
+        call: one of those for which there are pieces, or `parted` says where the parts are.
+        shares: with the dimension's number in what is cut, or in what is made.
+    """
+    if call.op in VIEWS:
+        return _turned(call, shares)
+    op, args = _op(call, shares)
+    operands = tuple(_blocks(spec.shape, shares) for spec in call.operands)
+    results = tuple(_blocks(spec.shape, shares) for spec in call.results if spec)
+    return InBlocks(op, args, operands, results)
+
+
+def _op(call: OpCall, shares: Shares) -> tuple[str, tuple[Argument, ...]]:
+    dim, blocks = shares.dim + 1, shares.blocks
+    x, result = operand(0), call.results[0]
+    assert result is not None  # they make tensors
+    if call.op == SLICE:
+        begin, end = _range(call, shares.size, 2)
+        return SLICE, (x, dim, begin // blocks, end // blocks, 1)
+    if call.op in _SPLITS:
+        sizes = tuple(result.shape[shares.dim] // blocks for result in call.results if result)
+        return SPLIT, (x, sizes, dim)
+    if call.op == CAT:
+        return CAT, (call.args[0], dim)
+    if call.op in (GLU, GLU_BACKWARD):
+        return call.op, (*call.args[: len(call.operands)], dim)
+    if call.op == SLICE_BACKWARD:
+        begin, end = _range(call, shares.size, 3)
+        shape = _blocks(result.shape, shares)
+        return SLICE_BACKWARD, (x, shape, dim, begin // blocks, end // blocks, 1)
+    before, after = _pads(call, len(result.shape))[shares.dim]
+    behind = (0, 0) * (len(result.shape) - dim)
+    return PAD, (x, (*behind, before // blocks, after // blocks), *call.args[2:])
+
+
+def _turned(call: OpCall, shares: Shares) -> InBlocks:
+    """[..., blocks, parts, each, ...] -> [..., parts, blocks, each, ...], or back."""
+    result = call.results[0]
+    assert result is not None  # a view
+    joins = result.shape[shares.dim : shares.dim + 1] == (shares.size,)
+    whole = result.shape if joins else call.operands[0].shape
+    parts, blocks, dim = len(shares.parts), shares.blocks, shares.dim
+    each = shares.parts[0] // blocks
+
+    def shape(*sizes: int) -> _Shape:
+        return (*whole[:dim], *sizes, each, *whole[dim + 1 :])
+
+    there, back = shape(blocks, parts), shape(parts, blocks)
+    before, after = (back, there) if joins else (there, back)
+    return InBlocks(TRANSPOSE, (operand(0), dim, dim + 1), (before,), (after,))
+
+
+def _joined(call: OpCall, dim: int) -> tuple[Piece, ...]:
+    result = call.results[0]
+    if result is None:
+        return ()
+    rank = len(result.shape)
+    if call.op == CAT and normal_dim(argument(call, 1, "dim", 0), rank) == dim:
+        specs = slot_specs(call)
+        same = all(len(spec.shape) == rank for spec in specs)  # empty tensors of one dimension
+        return _in_a_row(spec.shape[dim] for spec in specs) if same else ()
+    if call.op == SLICE_BACKWARD and argument(call, 5, "step", 1) == 1:
+        same = normal_dim(argument(call, 2, "dim"), rank) == dim
+        return (_range(call, result.shape[dim], 3),) if same else ()
+    if call.op == PAD:
+        pads = _pads(call, rank)
+        before, after = pads.pop(dim)
+        alone = not any(any(pair) for pair in pads.values())
+        if alone and before >= 0 and after >= 0:
+            return ((before, result.shape[dim] - after),)
+    return ()
+
+
+def _in_a_row(sizes: Iterable[int]) -> tuple[Piece, ...]:
+    return tuple(pairwise((0, *accumulate(sizes))))
+
+
+def _of_glu(call: OpCall, dim: int, joins: bool) -> tuple[Piece, ...]:
+    """A gated linear unit cuts in the middle; what it makes is a part."""
+    backward = call.op == GLU_BACKWARD
+    spec = call.operands[-1]
+    same = normal_dim(argument(call, 1 + backward, "dim", -1), len(spec.shape)) == dim
+    half = spec.shape[dim] // 2
+    return ((0, half), (half, 2 * half)) if same and (backward or not joins) else ()
+
+
+def _range(call: OpCall, size: int, first: int) -> tuple[int, int]:
+    """The begin and the end of a slice, which the arguments from number `first` on say."""
+    start = argument(call, first, "start", None)
+    end = argument(call, first + 1, "end", None)
+    begin, stop, _ = slice(start, end).indices(size)
+    return begin, max(begin, stop)
+
+
+def _pads(call: OpCall, rank: int) -> dict[int, tuple[int, int]]:
+    """Elements before and after each dimension."""
+    given = argument(call, 1, "pad")
+    pairs: Iterator[tuple[int, int]] = zip(given[::2], given[1::2], strict=True)
+    found = dict.fromkeys(range(rank), (0, 0))
+    return found | {rank - 1 - number: pair for number, pair in enumerate(pairs)}
+
+
+def _blocks(shape: _Shape, shares: Shares) -> _Shape:
+    """The shape of the whole dimension, or of a part of it, with the blocks apart."""
+    dim, blocks = shares.dim, shares.blocks
+    return (*shape[:dim], blocks, shape[dim] // blocks, *shape[dim + 1 :])

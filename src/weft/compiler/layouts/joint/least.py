@@ -19,8 +19,7 @@ from weft.compiler.layouts.boxing_costs import BoxingCosts, Table
 from weft.compiler.layouts.descent import form_of, joined
 from weft.compiler.layouts.intent import forbidden
 from weft.compiler.layouts.joint.options import JointOptions, JointSignatures, SBPs
-from weft.compiler.layouts.known import ReadCosts
-from weft.compiler.layouts.options import PerAxis
+from weft.compiler.layouts.options import PerAxis, ReadCosts
 from weft.compiler.layouts.problem import Given, Problem, ReadEdge, Share, build
 from weft.compiler.layouts.solver import Solution, minimize, total
 from weft.hardware import CostModel

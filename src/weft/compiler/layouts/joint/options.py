@@ -10,11 +10,11 @@ from typing import TypeAlias, final
 import numpy as np
 
 from weft.compiler.families.table import legal_signatures, reduction_cost
-from weft.compiler.halos import halo_cost
 from weft.compiler.hints import Thin, enough_elements
 from weft.compiler.layouts.boxing_costs import Table
 from weft.compiler.layouts.options import PerAxis, all_have_elements
 from weft.compiler.layouts.problem import Given, OpChoice, Problem, Share
+from weft.compiler.signatures import halo_cost
 from weft.hardware import CostModel
 from weft.layout import SBP, Partial
 from weft.ops import OpCall, Signature, TensorSpec, flops, item, localize, traffic

@@ -31,7 +31,6 @@ import numpy as np
 
 from weft.boxing.box_steps import step_groups
 from weft.boxing.transfer import EXCHANGES
-from weft.compiler.halos import TensorStep, tensor_steps
 from weft.compiler.schedule.fold.features import (
     Colours,
     Numbers,
@@ -40,6 +39,7 @@ from weft.compiler.schedule.fold.features import (
     by_steps,
     by_windows,
 )
+from weft.compiler.signatures import TensorStep, tensor_steps
 from weft.errors import InternalError
 from weft.ir.legal.plans import verify_plan
 from weft.ir.logical import LogicalGraph

@@ -19,8 +19,7 @@ from weft.boxing import BoxingStep
 from weft.boxing.box_steps import step_node
 from weft.boxing.overlaps import regions_of
 from weft.boxing.routes import Routes, distinct, numbered_layouts, routes
-from weft.compiler.halos import TensorStep, graph_halos
-from weft.compiler.signatures import axis_signatures
+from weft.compiler.signatures import TensorStep, axis_signatures, graph_halos
 from weft.ir.logical import Call, LogicalGraph
 from weft.ir.plan import Collective, LocalCall
 from weft.layout import Broadcast, Layout, Split

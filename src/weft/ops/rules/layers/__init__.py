@@ -1,7 +1,6 @@
 """Rules of what layers of neural networks run."""
 
 from weft.ops.rules.layers import attention as attention
-from weft.ops.rules.layers import batch_norm as batch_norm
 from weft.ops.rules.layers import convolution as convolution
 from weft.ops.rules.layers import image as image
 from weft.ops.rules.layers import loss as loss
