@@ -244,7 +244,7 @@ def page(cells: Mapping[Combination, str], stamp: Stamp) -> str:
 
 HEAD = f"""# Combinations
 
-After this page you know which parallelisms are combined in the tests, and how far the results are from one device's.
+Which parallelisms are combined in the tests, and how far the results are from one device's.
 
 {{stamp}}
 

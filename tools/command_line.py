@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[1] / "docs/reference/command_line.md"
 SECONDS = 60
 _HEAD = """# The command `weft`
 
-After this page you can use every command of `weft` with its arguments and options.
+Every command of `weft` with its arguments and options.
 
 Written by `python -m tools.command_line` from the command's own help.
 
@@ -32,6 +32,7 @@ def page() -> str:
     command = [sys.executable, "-m", "typer", "weft.cli.main", "utils", "docs", "--name", "weft"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
     body = html.unescape(result.stdout.strip()).partition("\n")[2].strip()
+    body = body.replace("* `--help`: Show this message and exit.\n", "")
     firsts = dict(re.findall(r"^## `weft (\w+)`\n\n(.+)$", body, re.MULTILINE))
 
     def listed(match: re.Match[str]) -> str:

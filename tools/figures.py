@@ -1,4 +1,4 @@
-"""Write the figures of the hardware catalogue with their sources to docs/catalogue.md: `python -m tools.figures`.
+"""Write the figures of the hardware catalogue to docs/catalogue.md: `python -m tools.figures`.
 
 What is fitted to measurements (`efficiency`, `calibrated`) stands in the files alone, and in docs/accuracy.md.
 """
@@ -9,26 +9,32 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from weft.hardware.kinds.device_kinds import DEVICES, device_kinds, read_yaml
-from weft.hardware.topology.reading import LINKS, TOPOLOGIES, topologies
+from weft.hardware.fields import read_yaml
+from weft.hardware.kinds.device_kinds import DEVICES, device_kinds
+from weft.hardware.topology.reading import topologies
+from weft.hardware.topology.reading_nodes import LINKS
 
 PAGE = Path(__file__).parents[1] / "docs" / "catalogue.md"
 HEAD = """# Catalogue of hardware
 
-After this page you can name a device or a machine in a command, and see where each of its figures is from.
+The devices, links and machines that commands know by name, with their figures.
 
-Written by `python -m tools.figures` from `src/weft/hardware/catalogue/`. Peaks are those of dense matrices, in 10^12
-operations a second; rates are 10^9 bytes a second, of links each way; memory is in GiB. A source that says *assumed* or
-*not looked up* is a guess, or a figure whose source was named from memory; others were found there, or as quoted from
-there.
-What is fitted to measurements stands in [accuracy](accuracy.md).
+Written by `python -m tools.figures` from `src/weft/hardware/catalogue/`, where each figure has its source. Peaks are
+those of dense matrices, in 10^12 operations a second; rates are 10^9 bytes a second, of links each way; memory is in
+GiB. `~` marks a figure that is assumed or was not looked up, in part or as a whole. Shares of tiles, and figures that
+are fitted to measurements ([accuracy](accuracy.md)), stand in the files alone.
 """
-# Of a device kind, in the order of the page.
-FIGURES = (
-    *("peaks_tflops", "traffic_gb_per_second", "memory_gib", "units", "slowdown"),
-    "host_gb_per_second",
-    *("start_microseconds", "act_microseconds", "tiles"),
-)
+# Of a device kind, in the order of the page, each with the head of its column.
+FIGURES = {
+    "peaks_tflops": "peaks",
+    "traffic_gb_per_second": "memory rate",
+    "memory_gib": "memory",
+    "units": "units",
+    "slowdown": "slowdown beside communication",
+    "host_gb_per_second": "host rate",
+    "start_microseconds": "start of a call, µs",
+    "act_microseconds": "act, µs",
+}
 
 
 def page() -> str:
@@ -37,34 +43,40 @@ def page() -> str:
 
 
 def _devices() -> Iterator[str]:
-    yield "## Device kinds\n"
+    yield f"## Device kinds\n\n{_row('kind', *FIGURES.values())}\n|{'---|' * (len(FIGURES) + 1)}"
     for name in device_kinds():
         content = read_yaml(DEVICES / f"{name}.yaml")
-        yield f"### {name}\n\n| figure | value | source |\n|---|---|---|"
-        for key in FIGURES:
-            if key in content or key in content["sources"]:
-                yield _row(key, _value(content.get(key, 1)), content["sources"][key])
-        yield ""
+        yield _row(name, *(_figure(content, key) for key in FIGURES))
+    yield ""
+
+
+def _figure(content: dict[str, Any], key: str) -> str:
+    source = content["sources"].get(key)
+    if source is None:
+        return ""
+    return _guess(source) + _value(content.get(key, 1))
+
+
+def _guess(source: str) -> str:
+    """The mark of a figure that is a guess."""
+    return "~" if "assumed" in source or "not looked up" in source else ""
 
 
 def _links() -> Iterator[str]:
-    yield "## Links\n\n| kind | rate | source |\n|---|---|---|"
+    yield "## Links\n\n| kind | rate |\n|---|---|"
     for name, content in read_yaml(LINKS).items():
-        yield _row(name, _value(content["gb_per_second"]), content["source"])
+        yield _row(name, f"{content['gb_per_second']:g}")
     yield ""
 
 
 def _topologies() -> Iterator[str]:
-    yield "## Topologies\n\n| name | source |\n|---|---|"
-    for name in topologies():
-        yield _row(name, read_yaml(TOPOLOGIES / f"{name}.yaml")["source"])
+    names = ", ".join(f"`{name}`" for name in topologies())
+    yield f"## Topologies\n\n{names}. Latencies of their switches are assumed."
 
 
 def _value(content: Any) -> str:
     if isinstance(content, dict):
         return ", ".join(f"{key} {value:g}" for key, value in content.items())
-    if isinstance(content, list):
-        return ", ".join(f"{rows}×{columns}: {share:g}" for rows, columns, share in content)
     return f"{content:g}"
 
 

@@ -47,7 +47,10 @@ RUN = (
     "docs/loop.md",
     "docs/report.md",
     "docs/errors.md",
+    "docs/planning.md",
     "docs/search.md",
+    "docs/strategies.md",
+    "docs/live_model.md",
     "docs/traces.md",
     "docs/tutorial/two_ranks.md",
     "docs/tutorial/pipeline.md",
@@ -58,6 +61,7 @@ RUN = (
     "docs/how_to/own_op.md",
     "docs/how_to/slow_links.md",
     "docs/reference/strategy_files.md",
+    "docs/reference/tensors.md",
 )
 GATES = (
     # It takes as long as all others together, and so begins first.

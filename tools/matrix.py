@@ -43,7 +43,7 @@ BARE = (
 )
 HEAD = """# Versions
 
-After this page you know on which Pythons and torches the tests have run.
+The Pythons and torches on which the tests have run.
 
 {stamp}
 

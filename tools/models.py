@@ -53,7 +53,7 @@ AS_DATA = "as data"
 LEFT_OUT = "–"
 HEAD = f"""# Models
 
-After this page you know which whole models equal plain PyTorch, under which strategies.
+Whole models that equal plain PyTorch, and under which strategies.
 
 {{stamp}}
 

@@ -33,14 +33,13 @@ MODULES = frozenset(
 _PATH = re.compile(r"torch(\.\w+)+")
 HEAD = """# Private names of torch
 
-After this page you know what weft uses of torch that torch does not promise, and for what.
+The names that weft uses of torch although torch does not promise them, and for what.
 
-Written by `python -m tools.torch_private`, which also says which of them do not do any more what they are used for. A
-test holds each of them, and that weft uses no others. `torch.utils._pytree` and `torch.utils._python_dispatch` are
-private by name; other libraries build on them, too. A name that begins with a dot is a member of some object.
+Written by `python -m tools.torch_private`, which also says which of them no longer do what weft needs. A test checks
+each of them, and that weft uses no others. A name that begins with a dot is a member of some object.
 
-| name | for | in `src/weft` |
-|---|---|---|
+| for | names |
+|---|---|
 """
 
 
@@ -153,12 +152,10 @@ def fault_of(name: str) -> str:
 
 def page() -> str:
     """The text of the page."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for use in own_uses():
-        found[use.name].append(f"`{use.module}`")
-    rows = (
-        f"| `{name}` | {PROBES[name].reason} | {', '.join(found[name])} |" for name in sorted(found)
-    )
+    names: dict[str, list[str]] = defaultdict(list)
+    for name in sorted({use.name for use in own_uses()}):
+        names[PROBES[name].reason].append(f"`{name}`")
+    rows = (f"| {reason} | {' '.join(names[reason])} |" for reason in sorted(names))
     return HEAD + "\n".join(rows) + "\n"
 
 

@@ -34,7 +34,7 @@ RUN = 300
 OWN = {"PYTHONPATH": str(ROOT / "src")}
 HEAD = """# The wheel
 
-After this page you know in which fresh environments the wheel of weft has run, outside of the repository.
+The fresh environments in which the wheel of weft has run, outside of the repository.
 
 {stamp}
 

@@ -84,17 +84,24 @@ def test_a_link_leads_to_its_place_on_the_site(link: str, here: str, target: str
     assert site_target(link, here, ROOT) == target
 
 
-def test_pages_begin_with_what_one_can_do_after_them() -> None:
-    others = [
-        page.relative_to(DOCS)
-        for page in sorted(DOCS.rglob("*.md"))
-        if not re.search(r"^(After this page you |From here you )", _first_lines(page), re.M)
-    ]
-    assert others == []
+def test_pages_begin_with_a_summary() -> None:
+    """After the title, a paragraph whose first sentence says what the page holds, in at most 40 words."""
+    without = [page.relative_to(DOCS) for page in sorted(DOCS.rglob("*.md")) if not _summary(page)]
+    assert without == []
 
 
-def _first_lines(page: Path) -> str:
-    return "\n".join(page.read_text().splitlines()[:4])
+def _summary(page: Path) -> bool:
+    title, empty, *rest = page.read_text().splitlines()
+    first, end, _ = " ".join("\n".join(rest).partition("\n\n")[0].splitlines()).partition(". ")
+    said = (first + end).removesuffix(" ")
+    return (
+        title.startswith("# ")
+        and empty == ""
+        and said[:1].isupper()
+        and said.endswith(".")
+        and len(said.split()) <= 40
+        and not said.startswith(("After this page", "From here"))
+    )
 
 
 def test_the_list_of_pages_has_every_page() -> None:

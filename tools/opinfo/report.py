@@ -18,7 +18,7 @@ COMMAND = "python -m tools.opinfo"
 SOURCES = ("src/weft", "tools/opinfo", "tools/oracles")
 HEAD = """# Ops
 
-After this page you can look up whether weft runs an op, and along which dimensions it splits it.
+Whether weft runs an op, and along which dimensions the op can be split.
 
 Which ops weft runs, and what it splits of them, checked against PyTorch's OpInfo database (`op_db`, float32).
 

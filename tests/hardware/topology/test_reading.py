@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -40,13 +38,6 @@ def test_what_it_says():
     with pytest.raises(IndexError):
         found.node(4)
     assert [kind.name for kind in found.link_kinds] == ["wire", "nvlink3"]
-
-
-def test_the_file_on_the_page():
-    page = (Path(__file__).parents[3] / "docs/design/hardware.md").read_text()
-    found = parse_topology(yaml.safe_load(page.split("```yaml")[1].split("```")[0]), "page")
-    assert len(found) == 4 * 8 + 2 * 2
-    assert len(found.levels) == 2
 
 
 def changed(path, value):
