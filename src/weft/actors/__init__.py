@@ -23,4 +23,3 @@ from weft.actors.rank_driver import Executor as Executor
 from weft.actors.rank_driver import Post as Post
 from weft.actors.rank_driver import RankDriver as RankDriver
 from weft.actors.rank_driver import machines as machines
-from weft.actors.rank_driver import queues_of as queues_of

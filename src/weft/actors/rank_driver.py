@@ -26,11 +26,6 @@ from weft.ir.legal.plans import verify_plan
 from weft.ir.plan import COMPUTE, HOST, RankPlan
 
 
-def queues_of(plan: RankPlan) -> tuple[str, ...]:
-    """The queues that have an actor which acts, in the order of the plan."""
-    return tuple(plan.on_queue)
-
-
 def machines(plan: RankPlan) -> dict[str, QueueMachine]:
     """One machine for each queue; those of communicators, and those with an order in the plan, keep that of the plan.
 
@@ -41,7 +36,7 @@ def machines(plan: RankPlan) -> dict[str, QueueMachine]:
     ordered = {order.queue for order in plan.orders}
     return {
         queue: QueueMachine(plan, queue, queue in ordered or queue not in (COMPUTE, HOST))
-        for queue in queues_of(plan)
+        for queue in plan.on_queue
     }
 
 
@@ -116,7 +111,6 @@ class RankDriver:
 # those that drive it, all of them with the machines of `machine.py`:
 #
 # driven by                            clock    an act ends
-# simulate.py                          virtual  when its estimated seconds are over
 # runtime/executor/queues.py           real     when its work is done, on the thread of the queue
 # runtime/executor/device_executor.py  none     when it is launched: an event of its stream stands for its real end
 
@@ -125,7 +119,7 @@ Time = TypeVar("Time", covariant=True)
 
 
 class Clock(Protocol[Time]):
-    """Says what time it is: in virtual seconds (float), or in real nanoseconds (int)."""
+    """Says what time it is, such as in nanoseconds (int)."""
 
     def __call__(self) -> Time: ...
 

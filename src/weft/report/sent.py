@@ -13,10 +13,10 @@ import numpy.typing as npt
 from weft.boxing import BoxingStep
 from weft.boxing.box_steps import step_groups
 from weft.boxing.halo import Halo
-from weft.boxing.routes import all_ranks, numbered_layouts, routes
 from weft.compiler.pipeline import Compiled
 from weft.layout import overlap, region_size
 from weft.planning.exchanges import Exchanged, exchanges
+from weft.simulator.steps.transfers import whole_pieces
 from weft.units import ITEM_SIZE
 
 # Rows and columns of the matrix; of more ranks, as many as needed share one.
@@ -135,12 +135,8 @@ class _RankSpread:
 
     def _transfer(self, step: BoxingStep, each: Exchanged) -> Iterator[_Pairs]:
         """The pieces of each rank that sends."""
-        ranks = all_ranks(step.source.placement, step.target.placement)
-        found = routes(*numbered_layouts(step.source, step.target), each.shape)
-        for number in range(len(step.source.placement.ranks)):
-            for peer, region in found.sends(number):
-                size = region_size(region) * ITEM_SIZE[each.dtype]
-                yield self._places[ranks[number]], self._places[ranks[peer]], size
+        for source, target, size in whole_pieces(step, each.shape, each.dtype):
+            yield self._places[source], self._places[target], size
 
     def _border(self, halo: Halo) -> Iterator[_Pairs]:
         """The border rows that each rank reads of each other one of its group."""

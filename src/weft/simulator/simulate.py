@@ -47,7 +47,8 @@ def simulate(step: PlannedStep, costs: Costs, given: GivenCosts | None = None) -
         UserError: when a cost is given for what is not in the plans.
         InternalError: when a step gets stuck.
     """
-    return simulation_of(step, costs_of(step, costs, given), costs)
+    acts = costs_of(step, costs, given)
+    return simulation_of(step, acts, costs, steady_steps(step, acts, costs))
 
 
 def costs_of(step: PlannedStep, costs: Costs, given: GivenCosts | None = None) -> ActCosts:
@@ -60,20 +61,16 @@ def costs_of(step: PlannedStep, costs: Costs, given: GivenCosts | None = None) -
     return acts if given is None else with_given(acts, given, step.plans, lines_of(step.graph))
 
 
-def steady_steps(step: PlannedStep, acts: ActCosts, costs: Costs) -> SteadySteps:
-    """Simulate steps until they take equally long, and no more: for who asks only how long."""
-    return _steady(step, acts, {plan.rank: costs.capacity(plan.rank) for plan in step.plans})
+def simulation_of(step: PlannedStep, acts: ActCosts, costs: Costs, ran: SteadySteps) -> Simulation:
+    """All that is known of a step.
 
-
-def simulation_of(
-    step: PlannedStep, acts: ActCosts, costs: Costs, known: SteadySteps | None = None
-) -> Simulation:
-    """Simulate steps whose acts cost what is said, instead of what `costs` would say.
-
-    `known` are these very steps, where they have been simulated.
+    Args:
+        step: what ran.
+        acts: what its acts cost, instead of what `costs` would say.
+        costs: of the machine.
+        ran: its `steady_steps`.
     """
     capacities = {plan.rank: costs.capacity(plan.rank) for plan in step.plans}
-    ran = known or _steady(step, acts, capacities)
     lines = lines_of(step.graph)
     ranks = _rank_times(step, ran)
     busiest = max(ranks, key=lambda each: (each.parts.compute, -each.rank)).rank
@@ -159,8 +156,13 @@ class SteadySteps:
         return rank_rows(plans, ranks, lines, self.tasks, self.times, (self.last,))
 
 
-def _steady(step: PlannedStep, acts: ActCosts, capacities: Mapping[int, Capacity]) -> SteadySteps:
-    """Steps until one takes as long as the one before."""
+def steady_steps(step: PlannedStep, acts: ActCosts, costs: Costs) -> SteadySteps:
+    """Simulate steps until one takes as long as the one before, and no more: for who asks only how long.
+
+    Raises:
+        InternalError: when a step gets stuck.
+    """
+    capacities = {plan.rank: costs.capacity(plan.rank) for plan in step.plans}
     seconds = {p.rank: list(map(in_ticks, acts.seconds(p.rank))) for p in step.plans}
     slowdown = {rank: each.slowdown for rank, each in capacities.items()}
     shared = SharedLinks(step.plans, acts)

@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 from weft.ir.logical import Call, Location, LogicalGraph
-from weft.ir.plan import Actor, Communicate, Compute, LocalUpdate
-from weft.traces.rows import Kind, RankTrace
+from weft.ir.plan import COMPUTE, HOST, Actor, Communicate, Compute, LocalUpdate, RankPlan
+from weft.traces.rows import Kind, RankTrace, Slice
 
 Event: TypeAlias = "dict[str, Any]"
 
@@ -191,12 +191,54 @@ def _more(actor: Communicate) -> str:
     return f" +{len(actor.collectives) - 1}" if len(actor.collectives) > 1 else ""
 
 
-def places(actors: Iterable[Actor]) -> dict[int, int]:
-    """For each communicating actor, its place among those of its queue: the same on all ranks."""
-    seen: Counter[str] = Counter()
-    found = {}
-    for actor in actors:
-        if isinstance(actor, Communicate):
-            found[actor.id] = seen[actor.queue]
-            seen[actor.queue] += 1
-    return found
+def rows_of(plan: RankPlan) -> tuple[str, ...]:
+    """The queues of a rank as rows: compute, host, communicators by number."""
+    others = sorted(set(plan.on_queue) - {COMPUTE, HOST}, key=lambda name: (len(name), name))
+    return (COMPUTE, HOST, *others)
+
+
+@final
+class ActSlices:
+    """Makes slices of the acts of a rank, measured or simulated.
+
+    Args:
+        plan: of the rank.
+        lines: the user's line of each value.
+
+    Attributes:
+        names: what actors are called, by id.
+    """
+
+    def __init__(self, plan: RankPlan, lines: Lines) -> None:
+        self._actors = plan.actors
+        self._details = [actor_details(actor, lines) for actor in plan.actors]
+        # The place of an actor in its queue: of a communication the same on all ranks.
+        self._place = {a.id: n for own in plan.on_queue.values() for n, a in enumerate(own)}
+        self.names = [actor_name(actor, lines) for actor in plan.actors]
+
+    def of(
+        self,
+        act: tuple[int, int, int],
+        span: tuple[int, int],
+        number: int,
+        peers: tuple[int, ...],
+    ) -> Slice:
+        """The slice of an act.
+
+        Args:
+            act: (actor, step, micro-batch).
+            span: (begin, end) in nanoseconds.
+            number: of the step, as it is shown.
+            peers: the ranks that it may wait for, if it is a communication.
+        """
+        id, step, micro = act
+        actor, (begin, end) = self._actors[id], span
+        known: Details = {"step": number}
+        if actor.acts > 1:
+            known["micro-batch"] = micro
+        kind = actor_kind(actor)
+        queue, details = actor.queue, {**known, **self._details[id]}
+        meeting = f"{queue} {self._place[id]} {step} {micro}" if kind == "communication" else ""
+        return Slice(
+            queue, self.names[id], kind, begin, end, details, meeting, peers if meeting else ()
+        )

@@ -20,7 +20,7 @@ from weft.hardware.topology_costs import TopologyCosts
 from weft.ir.plan import Communicate
 from weft.planning.simulated import planned_step
 from weft.simulator import PlannedStep, simulate
-from weft.simulator.simulate import simulation_of
+from weft.simulator.simulate import simulation_of, steady_steps
 from weft.simulator.steps.acts import act_costs
 from weft.simulator.timing.sharing import SharedLinks
 from weft.simulator.timing.tasks import tasks_of
@@ -71,9 +71,9 @@ def test_a_step_lasts_longer_where_links_are_shared():
         rank: [[one._replace(cost=one.cost._replace(links=None)) for one in own] for own in each]
         for rank, each in acts.parts.items()
     }
-    alone = simulation_of(planned, replace(acts, parts=unknown), costs)
-    beside = simulation_of(planned, acts, costs)
-    assert beside == simulate(planned, costs)
+    alone = steady_steps(planned, replace(acts, parts=unknown), costs)
+    beside = steady_steps(planned, acts, costs)
+    assert simulation_of(planned, acts, costs, beside) == simulate(planned, costs)
     assert alone.step_seconds < beside.step_seconds < 1.5 * alone.step_seconds
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TypeAlias, final
 
 from weft.actors.dependencies import ActKey, Dependency, dependencies
@@ -12,7 +12,6 @@ from weft.compiler.memory.order import moments_of
 from weft.compiler.memory.walk import levels
 from weft.ir.plan import (
     COMPUTE,
-    HOST,
     Actor,
     Collective,
     Communicate,
@@ -22,7 +21,7 @@ from weft.ir.plan import (
 )
 from weft.runtime.recording import Record, Span
 from weft.simulator.timing.one_step import Timed
-from weft.traces.events import Lines, actor_details, actor_kind, actor_name, places
+from weft.traces.events import ActSlices, Lines, rows_of
 from weft.traces.rows import Arrow, Level, RankTrace, Slice, StepSpan
 from weft.units import Seconds
 
@@ -37,9 +36,8 @@ class Ran:
 
     @cached_property
     def queues(self) -> tuple[str, ...]:
-        """The queues of the rank: compute, host, communicators."""
-        found = {actor.queue for actor in self.plan.actors} - {COMPUTE, HOST}
-        return (COMPUTE, HOST, *sorted(found, key=lambda name: (len(name), name)))
+        """The queues of the rank, as rows."""
+        return rows_of(self.plan)
 
     @cached_property
     def begins(self) -> dict[int, int]:
@@ -105,26 +103,19 @@ def rank_trace(
 
 def _slices(ran: Ran, ranks: dict[str, tuple[int, ...]], lines: Lines) -> Iterator[Slice]:
     """Acts, and what the queues waited for in between."""
-    called = [actor_name(actor, lines) for actor in ran.plan.actors]
-    names: Names = called.__getitem__
-    details = [actor_details(actor, lines) for actor in ran.plan.actors]
-    place = places(ran.plan.actors)
+    making = ActSlices(ran.plan, lines)
+    names: Names = making.names.__getitem__
     for queue, row in ran.rows.items():
         free = 0
         for span in row:
             act, begin, end = span
             actor = ran.actor(span)
             yield from wait(ran, span, max(free, ran.begins[act.step]), names)
-            slice_of = partial(Slice, queue, names(act.actor), actor_kind(actor), begin, end)
-            when: dict[str, str | int] = {"step": ran.numbers[act.step]}
-            if actor.acts > 1:
-                when["micro-batch"] = act.micro
-            known = {**when, **details[act.actor]}
+            peers: tuple[int, ...] = ()
             if isinstance(actor, Communicate):
-                meeting = f"{queue} {place[actor.id]} {act.step} {act.micro}"
-                yield slice_of(known, meeting, _peers(actor, ranks[queue], ran.plan.rank))
-            else:
-                yield slice_of(known)
+                peers = _peers(actor, ranks[queue], ran.plan.rank)
+            which = act.actor, act.step, act.micro
+            yield making.of(which, (begin, end), ran.numbers[act.step], peers)
             free = end
     yield from last_waits(ran)
 

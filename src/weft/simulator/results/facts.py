@@ -8,11 +8,11 @@ from typing import final
 
 import numpy as np
 
-from weft.ir.plan import COMPUTE, HOST, Communicate, LocalUpdate, RankPlan
+from weft.ir.plan import Communicate, LocalUpdate, RankPlan
 from weft.simulator.steps.acts import ActCosts, Part
 from weft.simulator.timing.clock import Times
 from weft.simulator.timing.tasks import Tasks
-from weft.traces.events import Lines, actor_details, actor_kind, actor_name, places, stars
+from weft.traces.events import ActSlices, Lines, rows_of, stars
 from weft.traces.rows import RankTrace, Slice, StepSpan, TimeParts
 from weft.units import Bytes, Seconds
 
@@ -206,47 +206,26 @@ def critical_path(tasks: Tasks, times: Times, step: int) -> list[int]:
     ]
     if not own:
         return []
-    before = _Before(tasks, times)
-    task: int | None = max(own, key=lambda each: (times.ends[each], -each))
+    last: dict[int, int] = {}
+    on_lane: dict[int, list[int]] = {}
+    place = {}
+    for number, task in enumerate(times.order):
+        place[task], lane = number, tasks.lane[task]
+        if lane >= 0:
+            on_lane[task] = [last[lane]] if lane in last else []
+            last[lane] = task
+    at: int | None = max(own, key=lambda each: (times.ends[each], -each))
     found: list[int] = []
-    while task is not None:
-        if tasks.members[task]:
-            if tasks.step_of(task) != step:
+    while at is not None:
+        if tasks.members[at]:
+            if tasks.step_of(at) != step:
                 break
-            found.append(task)
-        task = before.of(task)
-    return found[::-1]
-
-
-@final
-class _Before:
-    """The task that each waited for last."""
-
-    def __init__(self, tasks: Tasks, times: Times) -> None:
-        self._needs, self._times = tasks.needs, times
-        self._place = {task: place for place, task in enumerate(times.order)}
-        self._on_lane: dict[int, int] = {}
-        last: dict[int, int] = {}
-        for task in times.order:
-            lane = tasks.lane[task]
-            if lane >= 0:
-                if lane in last:
-                    self._on_lane[task] = last[lane]
-                last[lane] = task
-
-    def of(self, task: int) -> int | None:
-        """The one whose end let a task begin; None for one that waited for nothing."""
-        begin = self._times.starts[task]
-        others: Sequence[int] = (*self._needs[task], *self._lane_before(task))
-        in_time = [one for one in others if self._times.ends[one] == begin]
+            found.append(at)
+        before = (*tasks.needs[at], *on_lane.get(at, ()))
+        in_time = [one for one in before if times.ends[one] == times.starts[at]]
         # Of those that last no time, what ended last: it may have waited for the others.
-        return max(in_time, key=self._place.__getitem__, default=None)
-
-    def _lane_before(self, task: int) -> tuple[int, ...]:
-        return (self._on_lane[task],) if task in self._on_lane else ()
-
-
-_NANOSECONDS = 1e9
+        at = max(in_time, key=place.__getitem__, default=None)
+    return found[::-1]
 
 
 def rank_rows(
@@ -282,37 +261,16 @@ def _rows(
     lines: Lines,
     times: Times,
 ) -> RankTrace:
-    others = sorted(set(plan.on_queue) - {COMPUTE, HOST}, key=lambda name: (len(name), name))
-    queues = (COMPUTE, HOST, *others)
-    names = [actor_name(actor, lines) for actor in plan.actors]
-    details = [actor_details(actor, lines) for actor in plan.actors]
-    place = places(plan.actors)
+    queues, making = rows_of(plan), ActSlices(plan, lines)
+    peers = {q: tuple(one for one in ranks.get(q, ()) if one != plan.rank) for q in queues}
     slices, spans = list[Slice](), dict[int, tuple[int, int]]()
     for id, step, micro, task in acts:
-        actor = plan.actors[id]
         begin, end = nanoseconds(times.starts[task]), nanoseconds(times.ends[task])
         first, last = spans.get(step, (begin, end))
         spans[step] = min(first, begin), max(last, end)
-        known: dict[str, str | int] = {"step": step}
-        if actor.acts > 1:
-            known["micro-batch"] = micro
-        meets = isinstance(actor, Communicate)
-        meeting = f"{actor.queue} {place[id]} {step} {micro}" if meets else ""
-        peers = tuple(one for one in ranks.get(actor.queue, ()) if one != plan.rank)
-        slices.append(
-            Slice(
-                actor.queue,
-                names[id],
-                actor_kind(actor),
-                begin,
-                end,
-                {**known, **details[id]},
-                meeting,
-                peers if meets else (),
-            )
-        )
-    order = {queue: number for number, queue in enumerate(queues)}
-    slices.sort(key=lambda each: (order[each.queue], each.begin, each.end))
+        queue = plan.actors[id].queue
+        slices.append(making.of((id, step, micro), (begin, end), step, peers[queue]))
+    slices.sort(key=lambda each: (queues.index(each.queue), each.begin, each.end))
     return RankTrace(
         plan.rank,
         tuple((queue, tuple(ranks.get(queue, ()))) for queue in queues),
@@ -323,4 +281,4 @@ def _rows(
 
 def nanoseconds(seconds: Seconds) -> int:
     """Seconds on the clock of a trace."""
-    return round(seconds * _NANOSECONDS)
+    return round(seconds * 1e9)

@@ -9,7 +9,7 @@ where two of them hang on other links.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, TypeAlias, final
+from typing import NamedTuple, final
 
 from weft.boxing import BoxingStep, steps
 from weft.boxing.routes import numbered_layouts, routes
@@ -17,7 +17,7 @@ from weft.boxing.transfer import local_transfer, transfer_ranks
 from weft.cached import cached_property
 from weft.hardware.costs import Cost, Costs
 from weft.hardware.durations import transfer_pieces
-from weft.ir.logical import Box, LogicalGraph
+from weft.ir.logical import Box
 from weft.ir.plan import Communicate, Exchange, Transfer
 from weft.layout import region_size
 from weft.simulator.steps.planned import PlannedStep
@@ -42,7 +42,8 @@ class Transfers:
                         self._at.setdefault((queue, place), []).append((plan.rank, actor))
                         self._place[plan.rank, actor.id] = queue, place
         self._known: dict[tuple[str, int], Cost] = {}
-        self._whole = WholeTransfers(step.graph)
+        self._graph = step.graph
+        self._pieces: dict[_Step, tuple[tuple[int, int, Bytes], ...]] = {}
 
     def cost(self, rank: int, actor: Communicate) -> Cost:
         """The cost of a transfer, the same on all its ranks."""
@@ -71,18 +72,36 @@ class Transfers:
                 yield one, source, target, size
 
     def _every(self, where: tuple[str, int]) -> dict[tuple[int, int], Bytes] | None:
-        """All that is sent at a place of a queue, where the layouts say it."""
+        """All that is sent at a place of a queue, where the layouts say it; None elsewhere."""
         sent = dict[tuple[int, int], Bytes]()
         members, parts = zip(*self._at[where], strict=True)
         for joined in zip(*(one.collectives for one in parts), strict=True):
-            nodes = list(zip(members, joined, strict=True))
             ranks = tuple(self._ranks.get(joined[0].communicator, ()))
-            whole = self._whole.of(nodes, ranks)
-            if whole is None:
+            step = next(
+                (s for s in self._steps.get(ranks, ()) if all(map(s.has, joined, members))), None
+            )
+            if step is None:
                 return None
-            for source, target, size in whole:
+            if step not in self._pieces:
+                self._pieces[step] = tuple(whole_pieces(*step))
+            for source, target, size in self._pieces[step]:
                 sent[source, target] = Bytes(sent.get((source, target), 0) + size)
         return sent
+
+    @cached_property
+    def _steps(self) -> dict[tuple[int, ...], list[_Step]]:
+        """The transfers of all boxings, by the ranks that they bring together."""
+        graph, found = self._graph, dict[tuple[int, ...], list[_Step]]()
+        boxings = dict.fromkeys(
+            (value.layout, node.output.layout, value.shape, value.dtype)
+            for node in graph.of_kind(Box)
+            for value in (graph.values[node.input.name],)
+        )
+        for before, after, shape, dtype in boxings:
+            for step in steps(before, after, shape, ITEM_SIZE[dtype]):
+                if step.kind == "transfer":
+                    found.setdefault(transfer_ranks(step), []).append(_Step(step, shape, dtype))
+        return found
 
     def _alike(self, rank: int, actor: Communicate) -> Iterator[tuple[int, int, int, Bytes]]:
         """The pieces of a rank and of those that it stands for, as if these sent alike."""
@@ -120,73 +139,30 @@ def _most(sent: Mapping[tuple[int, int], Bytes]) -> Bytes:
     return Bytes(max(sides.values(), default=0))
 
 
-# Bytes that go from a rank to a rank.
-WholePieces: TypeAlias = "tuple[tuple[int, int, Bytes], ...]"
-
-
 @final
 class _Step(NamedTuple):
     step: BoxingStep
     shape: tuple[int, ...]
     dtype: str
 
-
-@final
-class WholeTransfers:
-    """The transfers of a graph."""
-
-    def __init__(self, graph: LogicalGraph) -> None:
-        self._graph = graph
-        self._pieces: dict[_Step, WholePieces] = {}
-
-    def of(
-        self, nodes: Sequence[tuple[int, Exchange]], ranks: tuple[int, ...]
-    ) -> WholePieces | None:
-        """All that is sent in a transfer; None where it is no step of a boxing.
-
-        Args:
-            nodes: of some ranks, their parts in it.
-            ranks: of its communicator.
-        """
-        for step in self._steps.get(ranks, ()):
-            if all(_is_part(node, step, rank) for rank, node in nodes):
-                found = self._pieces.get(step)
-                if found is None:
-                    found = self._pieces[step] = tuple(_whole_pieces(step))
-                return found
-        return None
-
-    @cached_property
-    def _steps(self) -> dict[tuple[int, ...], list[_Step]]:
-        """The transfers of all boxings, by the ranks that they bring together."""
-        graph, found = self._graph, dict[tuple[int, ...], list[_Step]]()
-        boxings = dict.fromkeys(
-            (value.layout, node.output.layout, value.shape, value.dtype)
-            for node in graph.of_kind(Box)
-            for value in (graph.values[node.input.name],)
-        )
-        for before, after, shape, dtype in boxings:
-            for step in steps(before, after, shape, ITEM_SIZE[dtype]):
-                if step.kind == "transfer":
-                    found.setdefault(transfer_ranks(step), []).append(_Step(step, shape, dtype))
-        return found
+    def has(self, node: Exchange, rank: int) -> bool:
+        """True where a node is a rank's part in this step."""
+        if not isinstance(node, Transfer):
+            return False
+        value = node.input if node.input is not None else node.output
+        if value is None or value.dtype != self.dtype:
+            return False
+        part = local_transfer(self.step, self.shape, rank)
+        return (part.sends, part.receives) == (node.sends, node.receives)
 
 
-def _is_part(node: Exchange, step: _Step, rank: int) -> bool:
-    if not isinstance(node, Transfer):
-        return False
-    value = node.input if node.input is not None else node.output
-    if value is None or value.dtype != step.dtype:
-        return False
-    part = local_transfer(step.step, step.shape, rank)
-    return (part.sends, part.receives) == (node.sends, node.receives)
-
-
-def _whole_pieces(step: _Step) -> Iterator[tuple[int, int, Bytes]]:
-    before, after = step.step.source, step.step.target
-    ranks, size = transfer_ranks(step.step), ITEM_SIZE[step.dtype]
-    every = routes(*numbered_layouts(before, after), step.shape)
-    for place in range(len(before.placement.ranks)):
+def whole_pieces(
+    step: BoxingStep, shape: tuple[int, ...], dtype: str
+) -> Iterator[tuple[int, int, Bytes]]:
+    """All that a transfer of a whole tensor sends: from, to, bytes."""
+    ranks = transfer_ranks(step)
+    every = routes(*numbered_layouts(step.source, step.target), shape)
+    for place in range(len(step.source.placement.ranks)):
         for peer, region in every.sends(place):
             if peer != place:
-                yield ranks[place], ranks[peer], Bytes(region_size(region) * size)
+                yield ranks[place], ranks[peer], Bytes(region_size(region) * ITEM_SIZE[dtype])

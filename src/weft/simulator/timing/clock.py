@@ -103,6 +103,7 @@ class _Clock:
         self.begun: list[int] = []
         self.order: list[int] = []
         self.speeds: _Speeds | None = None
+        self._lane, self._lasts = tasks.lane, tasks.seconds
         # For each task, those that wait for it, and how many that it waits for have not ended.
         self._follows: list[list[int]] = [[] for _ in tasks.needs]
         for task, own in enumerate(tasks.needs):
@@ -137,7 +138,7 @@ class _Clock:
 
     def _end(self, now: Seconds) -> None:
         """All end that end now."""
-        coming, lacks, follows, lanes = self.coming, self._lacks, self._follows, self.tasks.lane
+        coming, lacks, follows, free = self.coming, self._lacks, self._follows, self._free
         ends, done, speeds = self.ends, self.order.append, self.speeds
         while coming and coming[0][0] == now:
             task = heappop(coming)[1]
@@ -145,18 +146,18 @@ class _Clock:
                 continue
             ends[task] = now
             done(task)
-            lane = lanes[task]
+            lane = self._lane[task]
             if lane >= 0:
                 self._idle[lane] = True
                 self._stirring[lane].add(lane)
             for other in follows[task]:
                 lacks[other] = left = lacks[other] - 1
                 if not left:
-                    self._free(other, now)
+                    free(other, now)
 
     def _free(self, task: int, now: Seconds) -> None:
         """A task waits for no other any more: it may begin, or does."""
-        lane = self.tasks.lane[task]
+        lane = self._lane[task]
         if lane >= 0:
             heappush(self._ready[lane], task)
             self._stirring[lane].add(lane)
@@ -172,7 +173,7 @@ class _Clock:
         lanes.clear()
 
     def _begin(self, task: int, now: Seconds) -> None:
-        end = Seconds(now + self.tasks.seconds[task])
+        end = Seconds(now + self._lasts[task])
         self.starts[task] = now
         self.begun.append(task)
         heappush(self.coming, (end, task))
