@@ -86,18 +86,18 @@ def reads_noted(
     Raises:
         Refusal: when the step does so.
     """
-    reads = _ReadsOfTensors(note, stand_ins, names)
+    values = _ReadsOfTensors(note, stand_ins, names).values
     # No function mode sees what hooks do in a backward.
     gradients = property(
-        reads.gradient("reads", _Grad.__get__),
-        reads.gradient("sets", _Grad.__set__),
-        reads.gradient("sets", _Grad.__delete__),
+        _gradient("reads", _Grad.__get__, names),
+        _gradient("sets", _Grad.__set__, names),
+        _gradient("sets", _Grad.__delete__, names),
     )
     with (
         replaced(
             (torch.optim.Optimizer, "__getattribute__", _without_state),
             (torch.nn.Module, "_apply", lambda _: _check_unmoved),
-            *((Tensor, x, partial(reads.values, x)) for x in (*_MEMORY, *_ADDRESSES, *_NUMBERS)),
+            *((Tensor, x, partial(values, x)) for x in (*_MEMORY, *_ADDRESSES, *_NUMBERS)),
         ),
         patch.object(Tensor, "grad", gradients),
     ):
@@ -131,17 +131,18 @@ class _ReadsOfTensors:
 
         return read
 
-    def gradient(self, verb: str, plain: Callable[..., Any]) -> Callable[..., Any]:
-        own = get_ident()
 
-        def checked(tensor: Tensor, *value: Any) -> Any:
-            if get_ident() == own:
-                name = self.names.get(id(tensor))
-                if name is not None or not (is_fake(tensor) or _from_torch()):
-                    raise Refusal(_GRADIENT.format(verb, name or "a tensor from outside"))
-            return plain(tensor, *value)
+def _gradient(verb: str, plain: Callable[..., Any], names: Mapping[int, str]) -> Any:
+    own = get_ident()
 
-        return checked
+    def checked(tensor: Tensor, *value: Any) -> Any:
+        if get_ident() == own:
+            name = names.get(id(tensor))
+            if name is not None or not (is_fake(tensor) or _from_torch()):
+                raise Refusal(_GRADIENT.format(verb, name or "a tensor from outside"))
+        return plain(tensor, *value)
+
+    return checked
 
 
 def _without_state(plain: Callable[..., Any]) -> Callable[..., Any]:
