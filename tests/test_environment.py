@@ -39,5 +39,5 @@ def test_wrong_values_are_told(read, name, values):
     assert read({})
     assert read({name: ""})
     assert [read({name: value}) for value in values] == [True, False]
-    with pytest.raises(UserError, match=f"{name} takes {' or '.join(values)}, found 'tcp'"):
+    with pytest.raises(UserError, match=f"{name} must be {' or '.join(values)}, got 'tcp'"):
         read({name: "tcp"})

@@ -54,6 +54,11 @@ def _messages() -> Iterator[tuple[str, str]]:
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
+                case ast.Call(func=ast.Name(id="wrong"), args=[_, expected, *_]):
+                    yield (
+                        f"{path.relative_to(SOURCE)}:{node.lineno}",
+                        f"must be {ast.unparse(expected)}",
+                    )
                 case ast.Call(func=ast.Name(id=name), args=[text, *_]) if name in FOR_USERS:
                     own = "…".join(
                         each.value

@@ -32,29 +32,41 @@ def test_the_names_that_completion_offers() -> None:
 
 Given = Callable[[Any], object]
 WRONG: dict[str, tuple[Given, Any, str]] = {
-    "ranks": (lambda x: weft.placement("cpu", x), ["a"], "full grid of ranks .* found 'a'"),
-    "one rank": (lambda x: weft.placement("cpu", x), 2, "full grid of ranks .* found 2"),
-    "no ranks": (lambda x: weft.placement("cpu", x), None, "full grid of ranks .* found None"),
-    "dimension": (weft.split, 1.5, "takes a dimension, .* found 1.5"),
+    "ranks": (lambda x: weft.placement("cpu", x), ["a"], "full grid of ranks .* got 'a'"),
+    "one rank": (lambda x: weft.placement("cpu", x), 2, "full grid of ranks .* got 2"),
+    "no ranks": (lambda x: weft.placement("cpu", x), None, "full grid of ranks .* got None"),
+    "dimension": (weft.split, 1.5, "must be a dimension, .* got 1.5"),
     "columns": (
         weft.tensor_parallel,
         "abc",
-        "columns takes name patterns in a list, .* found 'abc'",
+        "columns must be a list of name patterns such as .* got 'abc'",
     ),
-    "rows": (lambda x: weft.hybrid_parallel(["a"], x), [None], "rows takes name patterns"),
-    "experts": (weft.expert_parallel, 3, "experts takes name patterns"),
-    "whole": (lambda x: weft.context_parallel(whole=x), "a", "whole takes name patterns"),
-    "text": (lambda x: weft.Strategy.from_text(x, "a"), 3, "from_text takes a text, .* found 3"),
-    "world": (lambda x: weft.local_world(x).__enter__(), 1.5, "at least one rank, found 1.5"),
-    "model": (lambda x: _compiled(x), 3, "takes a torch.nn.Module with its loss_fn, .* found 3"),
+    "rows": (
+        lambda x: weft.hybrid_parallel(["a"], x),
+        [None],
+        "rows must be a list of name patterns",
+    ),
+    "experts": (weft.expert_parallel, 3, "experts must be a list of name patterns"),
+    "whole": (
+        lambda x: weft.context_parallel(whole=x),
+        "a",
+        "whole must be a list of name patterns",
+    ),
+    "text": (
+        lambda x: weft.Strategy.from_text(x, "a"),
+        3,
+        "from_text: text must be a text, .* got 3",
+    ),
+    "world": (lambda x: weft.local_world(x).__enter__(), 1.5, "at least one rank, got 1.5"),
+    "model": (lambda x: _compiled(x), 3, "must be a torch.nn.Module with its loss_fn, .* got 3"),
     "optimizer": (
         lambda x: _compiled(torch.nn.Linear(2, 2), optimizer=x),
         [torch.zeros(999)],
-        r"optimizer= takes .* found \[tensor\(.{0,40}\]$",
+        r"optimizer= must be .* got \[tensor\(.{0,40}\]$",
     ),
-    "metrics": (lambda x: _compiled(metrics=x), 3, "metrics= takes a list of names .* found 3"),
-    "shapes": (lambda x: _compiled(shapes=x), 3, "shapes= takes a weft.Buckets, found 3"),
-    "update": (lambda x: _compiled().step(torch.zeros(2, 2), x), "x", "True or False, found 'x'"),
+    "metrics": (lambda x: _compiled(metrics=x), 3, "metrics= must be a list of names .* got 3"),
+    "shapes": (lambda x: _compiled(shapes=x), 3, "shapes= must be a weft.Buckets, got 3"),
+    "update": (lambda x: _compiled().step(torch.zeros(2, 2), x), "x", "True or False, got 'x'"),
 }
 
 

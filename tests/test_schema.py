@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import pytest
 
 from weft.errors import UserError
-from weft.schema import Entries, Key, Number, Words, read
+from weft.schema import Bounds, Key, Length, OneOf, read
 from weft.units import NO_BYTES, Bytes, Seconds
 
 
@@ -21,19 +21,19 @@ class Pair(NamedTuple):
 @dataclass(frozen=True)
 class Inner:
     name: str
-    share: Annotated[float, Number(above=0, most=1)] = 1.0
+    share: Annotated[float, Bounds(above=0, most=1)] = 1.0
 
 
 @dataclass(frozen=True)
 class Outer:
     version: Literal[1]
-    wait: Annotated[Seconds, Number(unit=1e-6), Key("wait_microseconds")]
-    size: Annotated[Bytes, Number(unit=2**20), Key("size_mib")] = NO_BYTES
+    wait: Annotated[Seconds, Bounds(unit=1e-6), Key("wait_microseconds")]
+    size: Annotated[Bytes, Bounds(unit=2**20), Key("size_mib")] = NO_BYTES
     inner: Mapping[str, Inner] = field(default_factory=dict)
-    either: Inner | Annotated[tuple[Inner, ...], Entries(1, 2)] | None = None
+    either: Inner | Annotated[tuple[Inner, ...], Length(1, 2)] | None = None
     pairs: tuple[Pair, ...] = ()
-    kinds: Mapping[Annotated[str, Words(("cpu", "cuda"))], bool] = field(default_factory=dict)
-    order: Annotated[str, Words(("a", "b"))] | Annotated[int, Number(least=3)] = "a"
+    kinds: Mapping[Annotated[str, OneOf(("cpu", "cuda"))], bool] = field(default_factory=dict)
+    order: Annotated[str, OneOf(("a", "b"))] | Annotated[int, Bounds(least=3)] = "a"
     rest: Any = None
 
 

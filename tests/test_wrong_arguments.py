@@ -55,7 +55,7 @@ def _try_all(name: str, make: Callable[[], ApiCall]) -> None:
 @pytest.mark.parametrize("name", ["stages", "micro_batches"])
 def test_absurd_numbers_are_refused_at_once(name: str) -> None:
     for number in (10**9, 10**30):
-        with pytest.raises(UserError, match=rf"{name}= takes a whole number up to 65536"):
+        with pytest.raises(UserError, match=rf"{name}= must be a whole number up to 65536"):
             weft.Strategy(**{name: number})  # type: ignore[arg-type]
 
 

@@ -15,7 +15,7 @@ from weft.errors import WeftError
 from weft.hardware.here import keep_here, kept_here
 from weft.program.measured.general import measured_job, measured_machine
 from weft.runtime.world.distributed import current_world
-from weft.strategy.sharding import zero_rules
+from weft.strategy.parts import zero_rules
 from weft.strategy.text import SBPs, sbps_of
 
 # Strategies that a search runs before it takes one.

@@ -76,14 +76,17 @@ UNREADABLE: tuple[type[Exception], ...] = (
 
 
 def shown(value: object) -> str:
-    """A value in short, for messages; of one that cannot be shown, its type."""
+    """A value in short, for messages; its type, where it has no text of its own, or none that can be made."""
+    kind = f"a value of type {type(value).__name__}"
     try:
-        return reprlib.repr(value)
+        return kind if type(value).__repr__ is object.__repr__ else reprlib.repr(value)
     except Exception:  # a repr of the user's, or a number of thousands of digits
-        return f"a value of type {type(value).__name__}"
+        return kind
 
 
-def wrong(what: str, expected: str, got: object, kind: type[UserError] = UserError) -> UserError:
+def wrong(
+    what: str, expected: str, got: object, kind: type[UserError] = UserError, remedy: str = ""
+) -> UserError:
     """The error on an argument, or on an entry of a file.
 
     Args:
@@ -91,16 +94,28 @@ def wrong(what: str, expected: str, got: object, kind: type[UserError] = UserErr
         expected: what it must be: "a whole number from 1".
         got: what was given.
         kind: of error.
+        remedy: what else would do.
     """
-    return kind(f"{what} must be {expected}, got {shown(got)}")
+    rest = f"; {remedy}" if remedy else ""
+    return kind(f"{what} must be {expected}, got {shown(got)}{rest}")
 
 
 def check(
-    holds: bool, what: str, expected: str, got: object, kind: type[UserError] = UserError
+    where: str, *rows: tuple[bool, str, str, object], kind: type[UserError] = UserError
 ) -> None:
-    """Raise what `wrong` returns, unless `holds`."""
-    if not holds:
-        raise wrong(what, expected, got, kind)
+    """Accept the arguments of a call.
+
+    Args:
+        where: names the call.
+        *rows: of each argument whether it is right, its name, what it must be, and what was given.
+        kind: of error.
+
+    Raises:
+        UserError: of this kind, where one is not right.
+    """
+    for holds, name, expected, got in rows:
+        if not holds:
+            raise wrong(f"{where}: {name}", expected, got, kind)
 
 
 def is_whole(value: object, least: float = float("-inf")) -> TypeGuard[int]:

@@ -20,10 +20,10 @@ all there may be, is none. docs/patterns.md says the same with examples.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from fnmatch import fnmatchcase
 
-from weft.errors import StrategyError
+from weft.errors import StrategyError, wrong
 
 
 def without_wrappers(name: str) -> str:
@@ -94,14 +94,12 @@ def check_named(
 
 
 def name_patterns(where: str, patterns: object) -> tuple[str, ...]:
-    """A list of name patterns as a tuple.
+    """Name patterns, in their order, as a tuple.
 
     Raises:
-        StrategyError: when it is anything else.
+        StrategyError: when they are anything else: a single text would be one for each of its letters.
     """
-    every = tuple(patterns) if isinstance(patterns, list | tuple) else ()
-    if not isinstance(patterns, list | tuple) or not all(isinstance(one, str) for one in every):
-        raise StrategyError(
-            f'{where} takes a list of name patterns such as ["blocks.*"], found {patterns!r}'
-        )
+    every = tuple(patterns) if isinstance(patterns, list | tuple | Set | Iterator) else (None,)
+    if not all(isinstance(one, str) for one in every):
+        raise wrong(where, 'a list of name patterns such as ["blocks.*"]', patterns, StrategyError)
     return every

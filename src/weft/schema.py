@@ -1,22 +1,23 @@
 """Schema: plain data of files read as typed values, each error with the place, what must stand there, and what does.
 
 The annotations of a dataclass say what its file holds: an entry for each field, of the field's type, and no others.
-`Annotated` adds bounds and a unit (`Number`), the texts that may stand there (`Words`), how many entries there may be
-(`Entries`), or another name in the file (`Key`). Neither msgspec nor cattrs says which key of a mapping is wrong and
+`Annotated` adds bounds and a unit (`Bounds`), the texts that may stand there (`OneOf`), how many entries there may be
+(`Length`), or another name in the file (`Key`). Neither msgspec nor cattrs says which key of a mapping is wrong and
 what stands there, or converts units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from types import UnionType
 from typing import (
     Annotated,
     Any,
     Literal,
+    TypeAlias,
     TypeVar,
     Union,
     final,
@@ -35,7 +36,7 @@ _FAR = 1e30
 
 @final
 @dataclass(frozen=True, slots=True)
-class Number:
+class Bounds:
     """The bounds of a number as the file says it, 0 or more where nothing else is said, and its unit.
 
     Attributes:
@@ -65,7 +66,7 @@ class Number:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Words:
+class OneOf:
     """The texts that may stand there, or that the keys of a mapping may be."""
 
     words: tuple[str, ...]
@@ -73,11 +74,11 @@ class Words:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Entries:
-    """How many entries a list or a mapping has; of a text, how many letters, 1 where nothing is said."""
+class Length:
+    """The number of entries of a list or a mapping, or of letters of a text: 1 at least where nothing is said."""
 
     least: int = 0
-    most: int = 1 << 16
+    most: int = 1 << 30
 
 
 @final
@@ -88,15 +89,7 @@ class Key:
     name: str
 
 
-@final
-class _Nothing:
-    """Stands where an entry is missing."""
-
-    def __repr__(self) -> str:
-        return "nothing"
-
-
-_NOTHING = _Nothing()
+_Reader: TypeAlias = Callable[[Any, str], Any]
 
 
 @overload
@@ -118,7 +111,7 @@ def read(kind: object, content: object, where: str) -> Any:
     Raises:
         UserError: an entry is missing, unknown, of another type or out of bounds.
     """
-    return _read(kind, (), _NOTHING if content is None else content, where)
+    return _reader(kind)(content, where)
 
 
 def check_known(names: Collection[str], words: Collection[str], where: str, what: str) -> None:
@@ -142,27 +135,38 @@ def check_known(names: Collection[str], words: Collection[str], where: str, what
         raise UserError(f"{where}: no {what} is named {unknown[0]!r}; {rest}")
 
 
-def _read(kind: Any, notes: tuple[Any, ...], content: Any, where: str) -> Any:
+def _wrong(where: str, expected: str, content: Any) -> UserError:
+    if content is None:
+        return UserError(f"{where} must be {expected}, got nothing")
+    return wrong(where, expected, content)
+
+
+@lru_cache(4096)
+def _reader(kind: Any, notes: tuple[Any, ...] = ()) -> _Reader:
+    """The function that reads values of a type; `notes` are what annotates it further out."""
     kind, own = _bare(kind)
     notes = (*own, *notes)
     origin = get_origin(kind) or kind
     if origin is Any:
-        return None if content is _NOTHING else content
+        return lambda content, where: content
     if origin in (Union, UnionType):
-        if content is _NOTHING and type(None) in get_args(kind):
-            return None
-        options = [each for each in get_args(kind) if each is not type(None)]
-        fitting = [each for each in options if _fits(each, content)]
-        return _read((*fitting, *options)[0], notes, content, where)
+        return _union(get_args(kind), notes)
     if origin is Mapping:
-        return _mapping(get_args(kind), notes, content, where)
+        name, value = get_args(kind)
+        return _mapping(name, value, _note(notes, Length()))
     if is_dataclass(kind):
-        return _fields(kind, content, where)
+        return _dataclass(kind)
     if origin is not Literal and issubclass(origin, tuple):
-        return _sequence(kind, notes, content, where)
-    return _scalar(kind, notes, content, where)
+        return _row(kind) if hasattr(kind, "_fields") else _list(kind, _note(notes, Length()))
+    words = get_args(kind) or _note(notes, OneOf(())).words
+    if words:
+        return _word(words)
+    if kind is str:
+        return _text(_note(notes, Length(1)).least)
+    return _flag if kind is bool else _number(kind, _note(notes, Bounds()))
 
 
+@lru_cache(4096)
 def _bare(kind: Any) -> tuple[Any, tuple[Any, ...]]:
     """A type without its annotations, and these; of a `NewType` the type that it stands for."""
     notes: tuple[Any, ...] = ()
@@ -173,6 +177,22 @@ def _bare(kind: Any) -> tuple[Any, tuple[Any, ...]]:
             kind, *more = get_args(kind)
             notes = (*more, *notes)
     return kind, notes
+
+
+def _note(notes: tuple[Any, ...], default: T) -> T:
+    return next((each for each in notes if isinstance(each, type(default))), default)
+
+
+def _union(options: tuple[Any, ...], notes: tuple[Any, ...]) -> _Reader:
+    readers = [(each, _reader(each, notes)) for each in options if each is not type(None)]
+
+    def found(content: Any, where: str) -> Any:
+        if content is None and type(None) in options:
+            return None
+        fitting = [reader for each, reader in readers if _fits(each, content)]
+        return (*fitting, readers[0][1])[0](content, where)
+
+    return found
 
 
 def _fits(kind: Any, content: Any) -> bool:
@@ -186,89 +206,119 @@ def _fits(kind: Any, content: Any) -> bool:
     return isinstance(content, list if origin is tuple else origin)
 
 
-def _scalar(kind: Any, notes: tuple[Any, ...], content: Any, where: str) -> Any:
-    number = _note(notes, Number())
-    words = get_args(kind) or _note(notes, Words(())).words
-    if words:
-        holds = any(type(content) is type(each) and content == each for each in words)
-        expected = f"one of {', '.join(map(str, words))}" if len(words) > 1 else str(words[0])
-    elif kind is bool:
-        holds, expected = isinstance(content, bool), "true or false"
-    elif kind is str:
-        least = _note(notes, Entries(1)).least
-        holds, expected = isinstance(content, str) and len(content) >= least, "a text"
-    elif kind is int and number.unit == 1:
-        holds = is_whole(content) and number.holds(content)
-        expected = number.text("a whole number", content)
-    else:
-        holds = is_number(content) and number.holds(content)
-        expected = number.text("a number", content)
-    if not holds:
-        raise wrong(where, expected, content)
-    if kind is float:
-        return number.unit * content
-    return round(number.unit * content) if kind is int else content
-
-
-def _note(notes: tuple[Any, ...], default: T) -> T:
-    return next((each for each in notes if isinstance(each, type(default))), default)
-
-
-def _mapping(kinds: tuple[Any, Any], notes: tuple[Any, ...], content: Any, where: str) -> Any:
-    names = _names(content, where)
-    _check_count(_note(notes, Entries()), names, where)
-    words = next((each.words for each in get_args(kinds[0])[1:] if isinstance(each, Words)), None)
-    if words is not None:
-        check_known(names, words, where, "field")
-    return {name: read(kinds[1], each, f"{where}: {name}") for name, each in names.items()}
-
-
-def _names(content: Any, where: str) -> dict[str, Any]:
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise wrong(where, "a mapping from names", content)
+def _flag(content: Any, where: str) -> bool:
+    if not isinstance(content, bool):
+        raise _wrong(where, "true or false", content)
     return content
 
 
-def _check_count(entries: Entries, content: Collection[Any], where: str) -> None:
-    if not entries.least <= len(content) <= entries.most:
-        least = f"{entries.least} to " if entries.least < entries.most else ""
-        raise UserError(f"{where} must have {least}{entries.most} entries, got {len(content)}")
+def _text(least: int) -> _Reader:
+    def found(content: Any, where: str) -> str:
+        if not isinstance(content, str) or len(content) < least:
+            raise _wrong(where, "a text", content)
+        return content
+
+    return found
 
 
-def _sequence(kind: Any, notes: tuple[Any, ...], content: Any, where: str) -> Any:
-    if not isinstance(content, list | tuple):
-        raise wrong(where, "a list", content)
-    if hasattr(kind, "_fields"):
-        hints = _hints(kind)
-        if len(content) != len(hints):
-            raise wrong(where, f"[{', '.join(hints)}]", content)
-        pairs = zip(hints.items(), content, strict=True)
-        return kind(*(read(hint, each, f"{where}: {name}") for (name, hint), each in pairs))
-    _check_count(_note(notes, Entries()), content, where)
-    inner = get_args(kind)[0]
-    return tuple(read(inner, each, f"{where}[{place}]") for place, each in enumerate(content))
+def _word(words: tuple[Any, ...]) -> _Reader:
+    expected = f"{'one of ' if len(words) > 1 else ''}{', '.join(map(str, words))}"
+
+    def found(content: Any, where: str) -> Any:
+        if not any(type(content) is type(each) and content == each for each in words):
+            raise _wrong(where, expected, content)
+        return content
+
+    return found
 
 
-def _fields(kind: Any, content: Any, where: str) -> Any:
-    names = _names(content, where)
+def _number(kind: type, bounds: Bounds) -> _Reader:
+    unit, whole = bounds.unit, kind is int and bounds.unit == 1
+    is_kind, words = (is_whole, "a whole number") if whole else (is_number, "a number")
+
+    def found(content: Any, where: str) -> float:
+        if not is_kind(content) or not bounds.holds(content):
+            raise _wrong(where, bounds.text(words, content), content)
+        value: float = unit * content
+        return value if kind is float else round(value)
+
+    return found
+
+
+def _mapping(name: Any, value: Any, length: Length) -> _Reader:
+    words, reader = _note(_bare(name)[1], OneOf(())).words, _reader(value)
+
+    def found(content: Any, where: str) -> dict[str, Any]:
+        _check_names(content, where)
+        _check_length(length, content, where)
+        if words:
+            check_known(content, words, where, "field")
+        return {key: reader(each, f"{where}: {key}") for key, each in content.items()}
+
+    return found
+
+
+def _check_names(content: Any, where: str) -> None:
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise _wrong(where, "a mapping from names", content)
+
+
+def _check_length(length: Length, content: Collection[Any], where: str) -> None:
+    if not length.least <= len(content) <= length.most:
+        least = f"{length.least} to " if length.least < length.most else ""
+        raise UserError(f"{where} must have {least}{length.most} entries, got {len(content)}")
+
+
+def _list(kind: Any, length: Length) -> _Reader:
+    reader = _reader(get_args(kind)[0])
+
+    def found(content: Any, where: str) -> tuple[Any, ...]:
+        if not isinstance(content, list | tuple):
+            raise _wrong(where, "a list", content)
+        _check_length(length, content, where)
+        return tuple([reader(each, f"{where}[{place}]") for place, each in enumerate(content)])
+
+    return found
+
+
+def _row(kind: Any) -> _Reader:
+    """A named tuple, of a list with one entry for each field."""
+    readers = [(name, _reader(hint)) for name, hint in _hints(kind).items()]
+    expected = f"[{', '.join(name for name, _ in readers)}]"
+
+    def found(content: Any, where: str) -> Any:
+        if not isinstance(content, list | tuple) or len(content) != len(readers):
+            raise _wrong(where, expected, content)
+        pairs = zip(readers, content, strict=True)
+        return kind(*[reader(each, f"{where}: {name}") for (name, reader), each in pairs])
+
+    return found
+
+
+def _dataclass(kind: Any) -> _Reader:
     known = keys_of(kind)
-    check_known(names, known, where, "field")
-    found = {}
-    for key, (name, hint, optional) in known.items():
-        if key in names or not optional:
-            found[name] = read(hint, names.get(key), f"{where}: {key}")
-    return kind(**found)
+    readers = {key: _reader(_hints(kind)[name]) for key, (name, _) in known.items()}
+
+    def found(content: Any, where: str) -> Any:
+        _check_names(content, where)
+        check_known(content, known, where, "field")
+        made = {}
+        for key, (name, optional) in known.items():
+            if key in content or not optional:
+                made[name] = readers[key](content.get(key), f"{where}: {key}")
+        return kind(**made)
+
+    return found
 
 
 @cache
-def keys_of(kind: Any) -> dict[str, tuple[str, Any, bool]]:
-    """Of each field of a dataclass by its key in files: name, type, and whether it may be left out."""
+def keys_of(kind: Any) -> dict[str, tuple[str, bool]]:
+    """Of each field of a dataclass by its key in files: its name, and whether it may be left out."""
     found = {}
     for each in fields(kind):
-        hint = _hints(kind)[each.name]
-        key = _note(getattr(hint, "__metadata__", ()), Key(each.name)).name
+        key = _note(_bare(_hints(kind)[each.name])[1], Key(each.name)).name
         optional = each.default is not MISSING or each.default_factory is not MISSING
-        found[key] = each.name, hint, optional
+        found[key] = each.name, optional
     return found
 
 

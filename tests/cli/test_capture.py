@@ -91,14 +91,14 @@ def test_a_job_may_stand_in_the_module_itself(module: str) -> None:
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        ("{}", "as module:function, such as my_job:job .*found"),
+        ("{}", "as module:function, such as my_job:job .*got"),
         ("{}:", "as module:function"),
         ("{}:a.b", "as module:function"),
         ("none_here:job", "there is no module 'none_here' in "),
         ("none.here:job", "there is no module 'none' in "),
-        ("{}.py:job", r"such as my_job or package.my_job, found .*\.py'; leave .py"),
-        ("jobs/{}:job", "found 'jobs/.*leave .py and folders out"),
-        (".{}:job", "found '\\."),
+        ("{}.py:job", r"such as my_job or package.my_job, got .*\.py'; leave .py"),
+        ("jobs/{}:job", "got 'jobs/.*leave .py and folders out"),
+        (".{}:job", "got '\\."),
         ("sys:path2", "sys has no 'path2'"),
         ("builtins:dict", r"gives an object of type dict, expected weft\.Job\("),
         ("{}:other", r"has no 'other'; expected a function .* weft\.Job\("),

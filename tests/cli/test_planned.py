@@ -112,7 +112,7 @@ def test_help_needs_no_torch(folder: Path) -> None:
     [
         (["none.graph", "--topology", "h100x4"], "there is no graph file none.graph"),
         (["gpt.graph", "--topology", "h10x4"], "no topology is named 'h10'; did you mean 'h100'?"),
-        (["gpt.graph", "--topology", "h100x4", "--grid", "3x"], "--grid takes"),
+        (["gpt.graph", "--topology", "h100x4", "--grid", "3x"], "--grid must be"),
         (["gpt.graph", "--topology", "h100x4", "--grid", "8"], "8 ranks, the topology has 4"),
         (["gpt.graph", "--topology", "h100x4", "--strategy", "none.yaml"], "none.yaml"),
         (["gpt.graph", "--topology", "h100x3", "--strategy", "s.yaml"], "2 stages do not divide 3"),

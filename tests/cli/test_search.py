@@ -185,7 +185,7 @@ def test_what_cannot_be_resumed_is_told(graph: Path) -> None:
 def test_bad_arguments_are_told(graph: Path) -> None:
     done = run("search", graph, "--topology", "h100x2", "--seconds", 0)
     assert done.exit_code == 2
-    assert "seconds takes a number above 0" in done.output
+    assert "seconds must be a number above 0" in done.output
     # Before the search, which would take a minute.
     done = run("search", graph, "--topology", "h100x2", "-o", graph.parent / "no" / "a")
     assert done.exit_code == 2

@@ -1,4 +1,4 @@
-"""Costs: those of the usual device, of topologies, and those that a user gives in a file."""
+"""Costs that a user gives in a file."""
 
 from __future__ import annotations
 
@@ -9,30 +9,7 @@ from hypothesis import strategies as st
 
 from strategies import law
 from weft.errors import UserError
-from weft.hardware import usual_device
 from weft.hardware.given_costs import GivenCosts, parse_given_costs, read_given_costs
-from weft.ops import OpCall
-from weft.ops.call import operand, tensor_spec
-
-SIZE = 1 << 20
-
-
-def product(op: str = "aten.mm.default") -> OpCall:
-    matrix = tensor_spec((512, 512), "float32")
-    return OpCall(op, (operand(0), operand(1)), (), (matrix, matrix), (matrix,))
-
-
-def test_the_usual_device_costs_what_it_did():
-    device = usual_device("cpu")
-    assert device.of_call(3, product()).seconds == device.call(product())
-    assert device.of_call(0, product("aten.none")).seconds == device.without_rule(product())
-    assert device.of_collective(
-        "all_reduce", 4 * SIZE, SIZE, [(0, 1)]
-    ).seconds == device.communication(SIZE)
-    assert device.of_transfer([(0, 1, SIZE)], SIZE).seconds == device.communication(SIZE)
-    assert device.of_update(0, "SGD", SIZE).seconds == device.work(0, SIZE)
-    assert (device.like(7), device.of_act(7)) == (0, 0.0)
-    assert device.capacity(0).memory is None
 
 
 def test_given_costs_are_read(tmp_path):

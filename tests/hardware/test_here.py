@@ -121,7 +121,7 @@ def test_damaged_files_are_named() -> None:
 
 SIZES = (SizedSample(Bytes(8), Seconds(1.0)), SizedSample(Bytes(16), Seconds(2.0), 0.1))
 FULL = Measurements(
-    {"processor": "a", "cores": 2},
+    {"processor": "a", "cores": 2, "torch": ""},
     {"a": Sample(Seconds(1.5)), "b": Sample(Seconds(1e-6), 0.1, Seconds(2.0))},
     {"AdamW": SIZES},
     {"transfer of 2": SIZES},

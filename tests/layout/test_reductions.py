@@ -71,5 +71,5 @@ def test_what_a_dtype_does_not_take_is_refused(dtype: str, reduction: Reduction)
 def test_text_of_every_reduction() -> None:
     for reduction in REDUCTIONS:
         assert parse_sbp(f"P({reduction})") == partial(reduction) == Partial(reduction)
-    with pytest.raises(LayoutError, match="one of sum, max, min, prod, and, or, xor, found 'mean'"):
+    with pytest.raises(LayoutError, match="one of sum, max, min, prod, and, or, xor, got 'mean'"):
         partial("mean")

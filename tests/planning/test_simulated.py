@@ -144,7 +144,7 @@ def test_given_costs_are_taken(tmp_path: Path) -> None:
 
 def test_other_things_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
-    with pytest.raises(UserError, match=r"takes the path of a graph file, a weft\.Job.* found 3"):
+    with pytest.raises(UserError, match=r"must be the path of a graph file, a weft\.Job.* got 3"):
         weft.simulate(3, None, "h100x2")  # type: ignore[arg-type]
     with pytest.raises(UserError, match="was not measured: run `weft measure`"):
         weft.simulate(job())
@@ -187,12 +187,12 @@ def test_ranks_on_other_devices_are_planned_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"strategy": "dp"}, "strategy is a weft.Strategy, .*, found 'dp'"),
-        ({"topology": 7}, "topology is a name such as .*, found 7"),
-        ({"topology": None}, "topology is a name such as .*, found None"),
-        ({"grid": (2.0,)}, r"grid takes the number of ranks along each axis, .*, found \(2.0,\)"),
-        ({"grid": (0,)}, r"grid takes the number of ranks .*, found \(0,\)"),
-        ({"grid": 2}, "grid takes the number of ranks .*, found 2"),
+        ({"strategy": "dp"}, "strategy must be a weft.Strategy, .*, got 'dp'"),
+        ({"topology": 7}, "topology must be a name such as .*, got 7"),
+        ({"topology": None}, "topology must be a name such as .*, got None"),
+        ({"grid": (2.0,)}, r"grid must be the number of ranks along each axis, .*, got \(2.0,\)"),
+        ({"grid": (0,)}, r"grid must be the number of ranks .*, got \(0,\)"),
+        ({"grid": 2}, "grid must be the number of ranks .*, got 2"),
     ],
 )
 def test_arguments_of_another_kind_are_told(given: dict[str, Any], message: str) -> None:

@@ -142,7 +142,10 @@ def test_a_header_without_a_field_is_refused(tmp_path: Path, header: dict[str, A
         ({**HEADER, "precision": {"compute": "int8"}}, "precision: compute must be .*int8"),
         ({**HEADER, "precision": {"speed": 1}}, "precision: no field is named 'speed'"),
         ({**HEADER, "modules": ["a", 1]}, r"modules\[1\] must be a text, got 1"),
-        ({**HEADER, "rules": {"my.op": "m"}}, "the rule of 'my.op' must be a mapping from names, got 'm'"),
+        (
+            {**HEADER, "rules": {"my.op": "m"}},
+            "the rule of 'my.op' must be a mapping from names, got 'm'",
+        ),
     ],
 )
 def test_a_bad_header_is_refused(tmp_path: Path, header: Any, words: str) -> None:

@@ -40,9 +40,9 @@ def compiled(model: nn.Module | None = None, **changes: Any) -> weft.Program:
         ),
         (weft.Strategy(batch={"image": S(0)}), StrategyError, "'image': .* matches nothing"),
         (weft.Strategy(parameters={"head.bias": S(1)}), LayoutError, "head.bias .* no dimension 1"),
-        (weft.Strategy(parameters={"head.weight": (S(0), B)}), StrategyError, "1 axes .* found 2"),
-        (weft.Strategy(batch={"x": weft.partial()}), LayoutError, "split or broadcast, found P"),
-        ("data_parallel", StrategyError, "takes a weft.Strategy"),
+        (weft.Strategy(parameters={"head.weight": (S(0), B)}), StrategyError, "1 axes .* got 2"),
+        (weft.Strategy(batch={"x": weft.partial()}), LayoutError, "split or broadcast, got P"),
+        ("data_parallel", StrategyError, "must be a weft.Strategy"),
     ],
 )
 def test_strategies_that_do_not_fit(strategy: Any, error: type[Exception], message: str) -> None:
@@ -56,7 +56,7 @@ def test_a_placement_larger_than_the_world() -> None:
 
 
 def test_what_is_no_placement() -> None:
-    with pytest.raises(UserError, match=r"placement= takes weft.placement.*found 'cpu'"):
+    with pytest.raises(UserError, match=r"placement= must be weft.placement.*got 'cpu'"):
         compiled(placement="cpu")
 
 
@@ -113,7 +113,7 @@ def test_control_flow_that_depends_on_data() -> None:
     ("text", "message"),
     [
         ("batch: {}", "must begin with weft_strategy"),
-        ("weft_strategy: 1\nbatch:\n  x: S(a)\n", 'an SBP is "S'),
+        ("weft_strategy: 1\nbatch:\n  x: S(a)\n", 'an SBP must be "S'),
         ("weft_strategy: 1\nlayers: {}\n", "unknown entries: layers"),
         ("weft_strategy: 1\nbatch: [", "cannot read"),
     ],

@@ -64,7 +64,7 @@ TABLE: list[tuple[str, list[str]]] = [
         ["int64[4, 8] on rank 0", "int64[4, 16] on rank 1", "padded to the same length"],
     ),
     ("captured_alone", ["rank 1: ", "loss.item()", "values in a tensor"]),
-    ("asked_alone", ["rank 1: ", "metrics= takes names among"]),
+    ("asked_alone", ["rank 1: ", "metrics= must be names among"]),
     ("other_micro_batches", ["strategy.micro_batches is 2 on rank 0, and 4 on rank 1"]),
     ("other_placement", ["placement is cpu [0, 1] on rank 0, and cpu [[0, 1]] on rank 1"]),
     ("other_version", ["torch is '2.11.0' on rank 0, and '2.12.0' on rank 1"]),

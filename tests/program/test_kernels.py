@@ -108,5 +108,5 @@ def test_products_of_a_loop_are_not_joined(monkeypatch):
 
 
 def test_an_unknown_kind_is_told():
-    with pytest.raises(UserError, match='"aten", "torch", "inductor" or "auto", found \'fast\''):
+    with pytest.raises(UserError, match='"aten", "torch", "inductor" or "auto", got \'fast\''):
         weft.compile(*parts()[:1], placement=weft.placement("cpu", [0]), kernels="fast")

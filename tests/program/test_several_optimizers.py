@@ -259,7 +259,9 @@ def test_refused() -> None:
         ):
             compiled(model, [muon, adamw, torch.optim.SGD([shared])], "data")
         for given in ([], [muon, None], "adamw"):
-            with pytest.raises(UserError, match="optimizer= takes a torch.optim.Optimizer, a list"):
+            with pytest.raises(
+                UserError, match="optimizer= must be a torch.optim.Optimizer, a list"
+            ):
                 compiled(model, given, "data")
 
 

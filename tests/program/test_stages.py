@@ -261,7 +261,7 @@ WRONG: dict[str, tuple[weft.Strategy, str]] = {
     ),
     "a tuple for no stage": (
         weft.Strategy(batch={"x": (S(0), B)}, stages=2),
-        r"one SBP for each of the 1 axes of cpu \[0, 1\] or 1 axes of cpu \[2\] expected, found 2",
+        r"one SBP for each of the 1 axes of cpu \[0, 1\] or 1 axes of cpu \[2\] expected, got 2",
     ),
 }
 

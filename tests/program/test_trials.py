@@ -322,7 +322,7 @@ def test_ranks_go_on_after_a_candidate_that_failed_on_one():
 def test_what_is_fixed_is_a_strategy():
     with (
         weft.local_world(1),
-        pytest.raises(StrategyError, match=r"weft.Auto: fixed takes .* found 'a'"),
+        pytest.raises(StrategyError, match=r"weft.Auto: fixed must be .* got 'a'"),
     ):
         weft.compile(
             *parts(), placement=Placement("cpu", (1,), (0,)), strategy=weft.Auto(fixed="a")
@@ -331,7 +331,7 @@ def test_what_is_fixed_is_a_strategy():
 
 @pytest.mark.parametrize("measure", [-1, 1.5, True, "3"])
 def test_a_wrong_number_to_measure_is_refused(measure):
-    with weft.local_world(1), pytest.raises(StrategyError, match="measure takes the number"):
+    with weft.local_world(1), pytest.raises(StrategyError, match="measure must be the number"):
         weft.compile(
             *parts(), placement=Placement("cpu", (1,), (0,)), strategy=weft.Auto(measure=measure)
         )

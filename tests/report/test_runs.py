@@ -132,11 +132,11 @@ def test_a_trace_of_a_program(tmp_path: Path) -> None:
         ("a.html", "<p>hello</p>", "is no report of weft"),
         ("a.html", '<script type="application/json" id="data">[{</script>', "is damaged"),
         ("a.html", '<script type="application/json" id="data">[1]</script>', "is damaged"),
-        ("a.html", '<script type="application/json" id="data">[]</script>', "found none"),
+        ("a.html", '<script type="application/json" id="data">[]</script>', "got none"),
         (
             "a.html",
             '<script type="application/json" id="data">[{"format": 9, "title": "x"}]</script>',
-            "expected format 1, found 9",
+            "expected format 1, got 9",
         ),
         ("run/log.csv", "step,loss\n1,2,3\n", r"log\.csv is no log .*wider than its header"),
         ("run/log.csv", "step,loss\n1,low\n", r"log\.csv is no log of weft\.fit \(ValueError"),

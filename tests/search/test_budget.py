@@ -50,11 +50,11 @@ def test_one_that_is_used_up_allows_nothing_and_is_else_the_same(
 
 @pytest.mark.parametrize("seconds", [0, -1.0, nan, inf, 10**400, True, "60", None])
 def test_seconds_that_are_none_are_told(seconds: object) -> None:
-    with pytest.raises(UserError, match=r"seconds takes a number above 0, such as 60, found"):
+    with pytest.raises(UserError, match=r"seconds must be a number above 0, such as 60, got"):
         Budget.of(seconds, None)
 
 
 @pytest.mark.parametrize("moves", [0, -1, 2.0, True, "3"])
 def test_moves_that_are_none_are_told(moves: object) -> None:
-    with pytest.raises(UserError, match=r"moves takes the number of strategies .*, from 1, found"):
+    with pytest.raises(UserError, match=r"moves must be the number of strategies .*, from 1, got"):
         Budget.of(60, moves)

@@ -81,5 +81,5 @@ def test_a_start_that_is_refused_takes_no_move() -> None:
 
 @pytest.mark.parametrize("argument", ["fixed", "start"])
 def test_what_is_no_strategy_is_told(argument: str) -> None:
-    with pytest.raises(UserError, match=rf"weft\.search: {argument} takes a weft\.Strategy"):
+    with pytest.raises(UserError, match=rf"weft\.search: {argument} must be a weft\.Strategy"):
         weft.search(layers(), "h100x2", moves=1, **{argument: "best.yaml"})  # type: ignore[arg-type]

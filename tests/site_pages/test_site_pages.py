@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +14,9 @@ import yaml
 import weft
 from tools.gates import RUN
 from weft.hardware.given_costs import parse_given_costs
-from weft.hardware.topology import parse_topology
+from weft.hardware.topology import parse_topology, reading
+from weft.hardware.topology.machine import NetworkLevel
+from weft.schema import keys_of
 
 pytest.importorskip("mkdocs", reason="pip install -c constraints.txt -e '.[docs]'")
 from tools.site_pages import definition, site_target
@@ -134,15 +136,16 @@ def test_the_page_of_topology_files_has_every_entry() -> None:
     page = REFERENCE / "topology_files.md"
     (machine,) = (parse_topology(yaml.safe_load(each), page.name) for each in blocks(page, "yaml"))
     assert len(machine) == 32
-    source = "".join(
-        path.read_text() for path in (ROOT / "src/weft/hardware/topology").glob("read*.py")
-    )
     code = " ".join(re.findall(r"`([^`\n]+)`", page.read_text()))
     named = set(re.findall(r"\w+", code))
-    tables = re.findall(
-        r"^_(?:KEYS|LEVEL|DEVICES|SWITCH|LINK|PORT) = \((.*?)\)$", source, re.S | re.M
-    )
-    known = {name for table in tables for name in re.findall(r'"(\w+)"', table)}
+    # Entries of files are dataclasses of the module that reads them.
+    own = [
+        each
+        for each in vars(reading).values()
+        if getattr(each, "__module__", "") == reading.__name__
+    ]
+    read = [each for each in own if isinstance(each, type) and is_dataclass(each)]
+    known = {key for each in (*read, NetworkLevel) for key in keys_of(each)}
     assert len(known) > 15
     assert known <= named
 

@@ -89,7 +89,7 @@ def test_the_format_is_a_number(first: str) -> None:
 
 def test_what_is_no_path_is_told(tmp_path: Path) -> None:
     for path in (None, 3, [tmp_path]):
-        with pytest.raises(StrategyError, match="takes the path of a file"):
+        with pytest.raises(StrategyError, match="must be the path of a file"):
             Strategy.load(path)  # type: ignore[arg-type]
     (tmp_path / "latin").write_bytes("weft_strategy: 3 # é".encode("latin-1"))
     for name in ("none", ".", "latin"):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 import weft
-from weft.strategy.stages import stage_count
-from weft.strategy.strategy import Strategy
+from weft.strategy.strategy import Strategy, stage_count
 
 ONE, TWO = (weft.Stage([name], weft.placement("cpu", [rank])) for rank, name in enumerate("ab"))
 

@@ -108,33 +108,33 @@ def test_the_compiler_is_told_everything() -> None:
 @pytest.mark.parametrize(
     ("fields", "found"),
     [
-        ({"stages": 0}, "stages= takes a number of stages, or a list of weft.Stage"),
-        ({"stages": ["blocks.*"]}, "found \\['blocks.\\*'\\]"),
-        ({"micro_batches": 0}, "micro_batches= takes a whole number from 1, found 0"),
-        ({"micro_batches": True}, "found True"),
-        ({"schedule": "2f2b"}, "takes one of 'gpipe', '1f1b', 'interleaved', 'zero_bubble'"),
-        ({"zero": 3}, r"zero= takes weft.Zero\(level, axis\), None, or a mapping .*, found 3"),
-        ({"zero": {"*": 3}}, r"mapping from patterns .*, found {'\*': 3}"),
-        ({"zero": {1: None}}, "mapping from patterns .*, found {1: None}"),
+        ({"stages": 0}, "stages= must be a number of stages, or a list of weft.Stage"),
+        ({"stages": ["blocks.*"]}, "got \\['blocks.\\*'\\]"),
+        ({"micro_batches": 0}, "micro_batches= must be a whole number from 1, got 0"),
+        ({"micro_batches": True}, "got True"),
+        ({"schedule": "2f2b"}, "must be one of 'gpipe', '1f1b', 'interleaved', 'zero_bubble'"),
+        ({"zero": 3}, r"zero= must be weft.Zero\(level, axis\), None, or a mapping .*, got 3"),
+        ({"zero": {"*": 3}}, r"mapping from patterns .*, got {'\*': 3}"),
+        ({"zero": {1: None}}, "mapping from patterns .*, got {1: None}"),
         (
             {"zero": {"a": weft.Zero(1), "b": weft.Zero(3, axis=1)}},
-            "zero= shards all parameters along one axis, found axes 0, 1 in .*; give each",
+            "zero= shards all parameters along one axis, got axes 0, 1 in .*; give each",
         ),
-        ({"in_flight": 2}, r"in_flight= takes for each stage how many .*\(4, 3, 2, 1\).*found 2"),
-        ({"in_flight": (2, 0)}, r"in_flight= takes .* from 1, .*found \(2, 0\)"),
-        ({"in_flight": ()}, r"in_flight= takes .*found \(\)"),
-        ({"recompute": "blocks.*"}, "recompute= takes a list of name patterns"),
-        ({"offload": [1]}, "offload= takes a list of name patterns"),
+        ({"in_flight": 2}, r"in_flight= must be for each stage how many .*\(4, 3, 2, 1\).*got 2"),
+        ({"in_flight": (2, 0)}, r"in_flight= must be .* from 1, .*got \(2, 0\)"),
+        ({"in_flight": ()}, r"in_flight= must be .*got \(\)"),
+        ({"recompute": "blocks.*"}, "recompute= must be a list of name patterns"),
+        ({"offload": [1]}, "offload= must be a list of name patterns"),
         (
             {"precision": "fp8"},
-            r"precision= takes one of 'bf16', 'fp16', a weft.Precision\(…\), or None, found 'fp8'",
+            r"precision= must be one of 'bf16', 'fp16', a weft.Precision\(…\), or None, got 'fp8'",
         ),
-        ({"precision": "fp32"}, "found 'fp32'"),
-        ({"precision": 16}, "found 16"),
-        ({"clip_norm": 0}, "clip_norm= takes a number above 0"),
-        ({"clip_norm": float("nan")}, "found nan"),
-        ({"expert_capacity": 0}, "expert_capacity= takes a number above 0"),
-        ({"memory_limit": 1.5}, "memory_limit= takes a whole number from 1, found 1.5"),
+        ({"precision": "fp32"}, "got 'fp32'"),
+        ({"precision": 16}, "got 16"),
+        ({"clip_norm": 0}, "clip_norm= must be a number above 0"),
+        ({"clip_norm": float("nan")}, "got nan"),
+        ({"expert_capacity": 0}, "expert_capacity= must be a number above 0"),
+        ({"memory_limit": 1.5}, "memory_limit= must be a whole number from 1, got 1.5"),
     ],
 )
 def test_a_field_says_what_it_takes(fields: dict[str, Any], found: str) -> None:
@@ -143,13 +143,13 @@ def test_a_field_says_what_it_takes(fields: dict[str, Any], found: str) -> None:
 
 
 def test_stages_and_zero_say_what_they_take() -> None:
-    with pytest.raises(StrategyError, match="takes a list of name patterns"):
+    with pytest.raises(StrategyError, match="must be a list of name patterns"):
         weft.Stage("embed.*", placement=weft.placement("cpu", [0]))
-    with pytest.raises(StrategyError, match=r"takes a weft.placement, found \[0, 1\]"):
+    with pytest.raises(StrategyError, match=r"must be a weft.placement, got \[0, 1\]"):
         weft.Stage(["embed"], placement=[0, 1])  # type: ignore[arg-type]
-    with pytest.raises(StrategyError, match="takes 1, 2 or 3, found 4"):
+    with pytest.raises(StrategyError, match="must be 1, 2 or 3, got 4"):
         weft.Zero(level=4)  # type: ignore[arg-type]
-    with pytest.raises(StrategyError, match="number of an axis of the placement, found -1"):
+    with pytest.raises(StrategyError, match="number of an axis of the placement, got -1"):
         weft.Zero(level=1, axis=-1)
 
 
@@ -198,12 +198,12 @@ def test_dtypes_have_the_names_of_pytorch_too(name: Any) -> None:
 @pytest.mark.parametrize(
     ("fields", "found"),
     [
-        ({"compute": "fp32"}, r"Precision\(compute=…\) takes 'bf16', 'fp16' or None, found 'fp32'"),
-        ({"parameters": "fp8"}, r"Precision\(parameters=…\) takes"),
-        ({"reduce": torch.float64}, "found torch.float64"),
-        ({"accumulate": "bf16"}, r"Precision\(accumulate=…\) takes 'fp32' or None, found 'bf16'"),
-        ({"activations": "bf16"}, r"Precision\(activations=…\) takes 'fp32' or None"),
-        ({"masters": "fp32"}, r"Precision\(masters=…\) takes True or False, found 'fp32'"),
+        ({"compute": "fp32"}, r"Precision\(compute=…\) must be 'bf16', 'fp16' or None, got 'fp32'"),
+        ({"parameters": "fp8"}, r"Precision\(parameters=…\) must be"),
+        ({"reduce": torch.float64}, "got torch.float64"),
+        ({"accumulate": "bf16"}, r"Precision\(accumulate=…\) must be 'fp32' or None, got 'bf16'"),
+        ({"activations": "bf16"}, r"Precision\(activations=…\) must be 'fp32' or None"),
+        ({"masters": "fp32"}, r"Precision\(masters=…\) must be True or False, got 'fp32'"),
     ],
 )
 def test_a_precision_says_what_it_takes(fields: dict[str, Any], found: str) -> None:

@@ -87,7 +87,7 @@ def test_ranks_outside_of_the_world_and_wrong_layouts():
         weft.ones(4, placement=weft.placement("cpu", [0, 7]), sbp=S(0))
     with pytest.raises(LayoutError, match="splits dimension 1"):
         weft.ones(4, placement=PAIR, sbp=S(1))
-    with pytest.raises(LayoutError, match="weft.ones|weft.full: sbp= takes"):
+    with pytest.raises(LayoutError, match="weft.ones|weft.full: sbp= must be"):
         weft.ones(4, placement=PAIR, sbp="S(0)")
     with pytest.raises(LayoutError, match="one SBP for each of the 1 axes"):
         weft.ones(4, placement=PAIR, sbp=(S(0), B))

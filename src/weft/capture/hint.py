@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from weft.capture.fx.locations import stage_noted
-from weft.errors import LayoutError, StrategyError
+from weft.errors import LayoutError, StrategyError, wrong
 from weft.layout import SBP, Broadcast, Partial, Split
 
 _capturing: ContextVar[bool] = ContextVar("weft_capturing", default=False)
@@ -27,7 +27,7 @@ def hint(x: torch.Tensor, sbp: SBP | tuple[SBP, ...]) -> torch.Tensor:
     parts = sbp if isinstance(sbp, tuple) else (sbp,)
     if not parts or not all(isinstance(part, Split | Broadcast | Partial) for part in parts):
         raise LayoutError(
-            f"hint: expected an SBP such as weft.split(0), or one for each axis of the grid, found {sbp!r}"
+            f"hint: expected an SBP such as weft.split(0), or one for each axis of the grid, got {sbp!r}"
         )
     if not capturing():
         return x
@@ -77,5 +77,5 @@ def stage(index: int) -> AbstractContextManager[None]:
         StrategyError: when `index` is no whole number from 0.
     """
     if not isinstance(index, int) or isinstance(index, bool) or index < 0:
-        raise StrategyError(f"weft.stage(…) takes the number of a stage, from 0, found {index!r}")
+        raise wrong("weft.stage: index", "the number of a stage, from 0", index, StrategyError)
     return stage_noted(index) if capturing() else nullcontext()

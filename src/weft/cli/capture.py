@@ -58,7 +58,7 @@ def find_function(target: str) -> Any:
     name, colon, attribute = target.partition(":")
     if not (name and colon and attribute.isidentifier()):
         raise UserError(
-            f"give a job as module:function, such as my_job:job for the function job of my_job.py, found {target!r}"
+            f"give a job as module:function, such as my_job:job for the function job of my_job.py, got {target!r}"
         )
     module = _imported(name)
     if not hasattr(module, attribute):
@@ -73,7 +73,7 @@ def find_function(target: str) -> Any:
 def _imported(name: str) -> ModuleType:
     if not all(part.isidentifier() for part in name.split(".")) or name.endswith(".py"):
         raise UserError(
-            f"a job's module is named as Python imports it, such as my_job or package.my_job, found {name!r}; "
+            f"a job's module is named as Python imports it, such as my_job or package.my_job, got {name!r}; "
             "leave .py and folders out, and run the command in the module's folder"
         )
     sys.path.insert(0, os.getcwd())

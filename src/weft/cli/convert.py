@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from weft.errors import UserError
+from weft.errors import wrong
 from weft.program.saving.exported import export, import_model
 from weft.units import Bytes, bytes_text, counted
 
@@ -43,7 +43,7 @@ def import_files(source: Path, checkpoint: Path, renamed: Sequence[str] = ()) ->
     """
     for each in renamed:
         if "=" not in each:
-            raise UserError(f"--rename takes PATTERN=REPLACEMENT, found {each!r}")
+            raise wrong("--rename", "PATTERN=REPLACEMENT", each)
     names = dict(each.split("=", 1) for each in renamed)
     done = import_model(source.absolute(), checkpoint.absolute(), names)
     return f"{checkpoint}: {counted(done.tensors, 'tensor')}, {bytes_text(done.bytes)}"

@@ -13,8 +13,7 @@ from typing import final
 from weft.cli.capture import find_function
 from weft.cli.run import RunOptions, run_script
 from weft.hardware.here import cores, kept_here, measured_folder
-from weft.hardware.measured import Measurements
-from weft.hardware.measured.figures import PROCESSES, RANKS, THREADS
+from weft.hardware.measured import PROCESSES, RANKS, THREADS, Measurements
 from weft.strategy.strategy import Strategy
 from weft.units import counted, seconds_text
 

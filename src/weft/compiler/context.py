@@ -13,9 +13,8 @@ from weft.hardware.costs import Costs
 from weft.hardware.planning_costs import bucket_bytes, costs_or_usual
 from weft.ir.logical import LogicalGraph
 from weft.layout import SBP, Layout, Placement, broadcast_layout
-from weft.strategy.parts import Schedule, Stage, Zero
+from weft.strategy.parts import Schedule, Stage, Zero, ZeroRules, zero_rules
 from weft.strategy.precision import Precision, precision_of
-from weft.strategy.sharding import ZeroRules, zero_rules
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import LAYOUTS, sbps_of
 from weft.units import Bytes

@@ -58,7 +58,7 @@ def check_hints(graph: LogicalGraph, hints: Hints, placement: Placement) -> None
         partial = next((sbp for sbp in sbps if isinstance(sbp, Partial)), None)
         if partial is not None:
             raise LayoutError(
-                f"the hint for {key!r}: an input is split or broadcast, found {partial}"
+                f"the hint for {key!r}: an input is split or broadcast, got {partial}"
             )
 
 
@@ -122,7 +122,7 @@ def _check(where: str, value: Value, sbps: tuple[SBP | None, ...], placement: Pl
     shape = list(value.shape)
     if len(sbps) != placement.axes:
         raise LayoutError(
-            f"{where}: one SBP for each of the {placement.axes} axes of {placement} expected, found {len(sbps)}"
+            f"{where}: one SBP for each of the {placement.axes} axes of {placement} expected, got {len(sbps)}"
         )
     for sbp in sbps:
         if isinstance(sbp, Split) and not 0 <= sbp.dim < len(shape):

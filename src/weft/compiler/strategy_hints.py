@@ -123,7 +123,7 @@ def _check(
             where = " or ".join(dict.fromkeys(f"{p.axes} axes of {p}" for p in placements))
             raise StrategyError(
                 f"{_where(field, pattern, matching[0])}: one SBP for each of the {where} expected, "
-                f"found {len(sbp)}"
+                f"got {len(sbp)}"
             )
 
 
@@ -157,7 +157,7 @@ def _axes(field: str, pattern: str, sbp: SBPs, node: Input, axes: int) -> tuple[
 def _from_front(where: str, sbp: SBP, node: Input) -> SBP:
     rank = len(node.value.shape)
     if isinstance(sbp, Partial):
-        raise LayoutError(f"{where}: an input is split or broadcast, found {sbp}")
+        raise LayoutError(f"{where}: an input is split or broadcast, got {sbp}")
     if not isinstance(sbp, Split):
         return sbp
     if not -rank <= sbp.dim < rank:

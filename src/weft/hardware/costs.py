@@ -17,7 +17,7 @@ from weft.boxing import EXCHANGE_BYTES
 from weft.ir.plan_nodes import CollectiveKind
 from weft.ops import OpCall, flops, traffic
 from weft.ops.call import operand, tensor_spec
-from weft.schema import Number
+from weft.schema import Bounds
 from weft.units import NO_BYTES, NO_TIME, Bytes, Flops, Seconds
 
 # Groups of ranks that run the same collective at the same time.
@@ -62,8 +62,8 @@ class Slowdown(NamedTuple):
         exchanges: factor, at least 1, by which its communications take longer while calls run.
     """
 
-    calls: Annotated[float, Number(least=1)] = 1.0
-    exchanges: Annotated[float, Number(least=1)] = 1.0
+    calls: Annotated[float, Bounds(least=1)] = 1.0
+    exchanges: Annotated[float, Bounds(least=1)] = 1.0
 
 
 NO_SLOWDOWN = Slowdown()

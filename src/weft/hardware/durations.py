@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias, final
 
-from weft.hardware.costs import Cost, Costs, Groups, Sent
+from weft.hardware.costs import Cost, Costs, Sent
 from weft.ir.alias import value_bytes
 from weft.ir.plan import (
     Actor,
@@ -192,15 +192,11 @@ class Durations:
         met = self._met.get((id(node), home))
         if met is None:
             lies = lying(node, makers, values)
-            met = node, self._estimate(node.first, home, lies)
-            self._met[id(node), home] = met
+            key = home, node.first, lies
+            if key not in self._known:
+                self._known[key] = self._costs.of_call(*key)
+            met = self._met[id(node), home] = node, self._known[key]
         return met[1]
-
-    def _estimate(self, call: OpCall, home: int, lies: tuple[str, ...]) -> Cost:
-        found = self._known.get((home, call, lies))
-        if found is None:
-            found = self._known[home, call, lies] = self._costs.of_call(home, call, lies)
-        return found
 
     def exchange(self, joined: Sequence[Exchange], rank: int = 0) -> Seconds:
         """Seconds of collectives, or of a transfer, that run as one."""
@@ -217,14 +213,11 @@ class Durations:
         key = first.kind, first.communicator, size, moved
         found = self._exchanged.get(key)
         if found is None:
-            groups = self._groups(first.communicator)
+            family = self.families.get(first.communicator, (first.communicator,))
+            groups = [self._ranks[one] for one in family if one in self._ranks]
             found = self._costs.of_collective(first.kind, size, moved, groups)
             self._exchanged[key] = found
         return found
-
-    def _groups(self, communicator: int) -> Groups:
-        family = self.families.get(communicator, (communicator,))
-        return [self._ranks[one] for one in family if one in self._ranks]
 
     def _moved(self, node: Exchange) -> Bytes:
         """The bytes that a rank sends or receives, whichever is more."""

@@ -10,14 +10,14 @@ from typing import Annotated, Any, TypeAlias, final
 from weft.errors import UserError, wrong
 from weft.hardware.kinds.device_kinds import read_yaml
 from weft.ir.plan_nodes import COLLECTIVE_KINDS
-from weft.schema import Words, read
+from weft.schema import OneOf, read
 from weft.units import Seconds
 
 # What the seconds of a stage or module are for; "weight" is the part of the backward that makes the
 # gradients of parameters.
 WORK_KINDS = ("forward", "backward", "weight", "update")
 EXCHANGE_KINDS = (*COLLECTIVE_KINDS, "transfer")
-_Work: TypeAlias = Mapping[Annotated[str, Words(WORK_KINDS)], Seconds]
+_Work: TypeAlias = Mapping[Annotated[str, OneOf(WORK_KINDS)], Seconds]
 
 
 @final
@@ -37,7 +37,7 @@ class GivenCosts:
     ops: Mapping[str, Seconds] = field(default_factory=dict)
     modules: Mapping[str, _Work] = field(default_factory=dict)
     stages: Mapping[str, _Work] = field(default_factory=dict)
-    exchanges: Mapping[Annotated[str, Words(EXCHANGE_KINDS)], Seconds] = field(default_factory=dict)
+    exchanges: Mapping[Annotated[str, OneOf(EXCHANGE_KINDS)], Seconds] = field(default_factory=dict)
     source: str = "given costs"
 
     def of_stage(self, stage: int) -> Mapping[str, Seconds]:

@@ -18,13 +18,16 @@ from pathlib import Path
 from weft.errors import UserError
 from weft.folders import FOLDER, chosen_folder, usual_folder
 from weft.hardware.measured import (
+    DEVICE,
+    PROCESSES,
+    RANKS,
+    THREADS,
     MeasuredCosts,
     Measurements,
     from_json,
     settled,
     to_json,
 )
-from weft.hardware.measured.figures import DEVICE, PROCESSES, RANKS, THREADS
 from weft.hardware.usual import usual_device
 from weft.private import is_private, make_private
 from weft.units import counted
@@ -73,7 +76,8 @@ def keep_here(found: Measurements) -> Path:
     Raises:
         UserError: the folder cannot be written, or others may write to it.
     """
-    path = measured_folder() / _file_name(found)
+    numbers = "_".join(f"{_number(found, name)}_{name}" for name in _NUMBERS)
+    path = measured_folder() / f"{found.machine.get(DEVICE, 'cpu')}_{numbers}.json"
     planned = path.parent / _PLANNED / path.name
     try:
         make_private(planned.parent, _INSTEAD)
@@ -204,9 +208,3 @@ def _whole(path: Path) -> Measurements | None:
 def _number(found: Measurements, name: str) -> int:
     number = found.machine.get(name, 1)
     return number if isinstance(number, int) else 1
-
-
-def _file_name(found: Measurements) -> str:
-    """Such as "cpu_2_ranks_2_processes_1_threads.json"."""
-    numbers = "_".join(f"{_number(found, name)}_{name}" for name in _NUMBERS)
-    return f"{found.machine.get(DEVICE, 'cpu')}_{numbers}.json"

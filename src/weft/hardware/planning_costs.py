@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from weft.errors import check
+from weft.errors import wrong
 from weft.hardware.costs import Costs
 from weft.hardware.here import load_here
 from weft.hardware.kinds.device_kinds import read_yaml
@@ -39,7 +39,8 @@ def takes_measured(environment: Mapping[str, str]) -> bool:
         UserError: the variable holds something else than its values.
     """
     found = environment.get(PLAN_COSTS) or _CHOICES[0]
-    check(found in _CHOICES, PLAN_COSTS, " or ".join(_CHOICES), found)
+    if found not in _CHOICES:
+        raise wrong(PLAN_COSTS, " or ".join(_CHOICES), found)
     return found == "measured"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
@@ -174,6 +174,14 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 
+def entries_of(begin: Ints, rows: Ints) -> tuple[Ints, Ints]:
+    """The entries of some rows that lie one behind the other, and of each entry the place of its row in `rows`."""
+    counts = begin[rows + 1] - begin[rows]
+    place = np.repeat(np.arange(len(rows)), counts)
+    within = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
+    return begin[rows][place] + within, place
+
+
 @final
 @dataclass(frozen=True)
 class PortRoutes:
@@ -189,10 +197,8 @@ class PortRoutes:
 
     def of(self, devices: Ints) -> tuple[Ints, Ints]:
         """The resources that devices cross, and of each, the place in `devices`."""
-        counts = self.begin[devices + 1] - self.begin[devices]
-        place = np.repeat(np.arange(len(devices)), counts)
-        within = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return self.resources[self.begin[devices][place] + within], place
+        entries, place = entries_of(self.begin, devices)
+        return self.resources[entries], place
 
 
 @final
@@ -288,6 +294,14 @@ class Network:
         sizes = [int(members[-1]) + 1 for members in self.members[1 : 1 + self._upper]]
         first = self._in_nodes + 2 * sum(sizes[: level - 1])
         return first + down * sizes[level - 1] + self.members[level][units]
+
+    def uplinks(self, sources: Ints, targets: Ints) -> Iterator[tuple[Ints, npt.NDArray[np.bool_]]]:
+        """The uplinks that bytes between units cross, and for which of these pairs: level by level, up and down."""
+        level = self.meeting(sources, targets)
+        for above in range(1, int(level.max(initial=0))):
+            over = level > above
+            for down, side in enumerate((sources, targets)):
+                yield self.uplink(above, side[over], bool(down)), over
 
     def waits(self, way: Route) -> list[float]:
         """Seconds until a message has gone a way, in each protocol."""

@@ -70,11 +70,9 @@ class TopologyCosts:
         return {rank: numbers.setdefault(self.kind(rank).name, len(numbers)) for rank in ranks}
 
     def like(self, rank: int) -> int:
-        """A rank on a device of the same kind."""
         return self._first.setdefault(self.kind(rank).name, rank)
 
     def capacity(self, rank: int) -> Capacity:
-        """The limits of a rank's device."""
         kind = self.kind(rank)
         launched = is_launched(kind.device_type)
         return Capacity(
@@ -97,11 +95,9 @@ class TopologyCosts:
         )
 
     def of_update(self, rank: int, rule: str, moved: Bytes, together: int = 1) -> Cost:
-        """An update of one variable, in one call."""
         return Cost(update_seconds(self.kind(rank), moved))
 
     def of_act(self, rank: int) -> Seconds:
-        """Overhead of the host for an act."""
         return self.kind(rank).act
 
     def of_collective(

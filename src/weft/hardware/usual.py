@@ -39,60 +39,41 @@ class Device:
     link: float
     latency: Seconds
 
-    def work(self, work: Flops, moved: Bytes) -> Seconds:
-        """Seconds of a call: it computes while it reads and writes (the roofline model, Williams et al. 2009)."""
-        return Seconds(self.start + max(work / self.flops, moved / self.traffic))
-
-    def call(self, call: OpCall) -> Seconds:
-        """Seconds of a call with a rule.
-
-        Raises:
-            RuleError: when the op has no rule.
-        """
-        return self.work(flops(call), traffic(call))
-
-    def without_rule(self, call: OpCall) -> Seconds:
-        """Seconds of a call that reads and writes its tensors once."""
-        tensors = (*call.operands, *(spec for spec in call.results if spec is not None))
-        return self.work(Flops(0), Bytes(sum(map(tensor_bytes, tensors))))
-
-    def communication(self, moved: Bytes) -> Seconds:
-        """Seconds of a communication in which this device sends or receives `moved` bytes."""
-        return Seconds(self.latency + moved / self.link)
-
     def like(self, rank: int) -> int:
-        """All ranks are alike."""
         return 0
 
     def capacity(self, rank: int) -> Capacity:
-        """A device with one speed for all dtypes, of which no more is known."""
-        return Capacity("usual device")
+        return Capacity("usual device")  # with one speed for all dtypes
 
     def of_call(self, rank: int, call: OpCall, lies: Sequence[str] = ()) -> Cost:
-        """A call; one whose op has no rule reads and writes its tensors once."""
+        """It computes while it reads and writes (the roofline model, Williams et al. 2009).
+
+        A call whose op has no rule reads and writes its tensors once.
+        """
         own = WEFT_OPS.get(call.op)
+        call = replace(call, op=own.like) if own and own.like else call
         try:
-            return Cost(self.call(replace(call, op=own.like) if own and own.like else call))
+            work, moved = flops(call), traffic(call)
         except RuleError:
-            return Cost(self.without_rule(call))
+            tensors = (*call.operands, *(spec for spec in call.results if spec is not None))
+            work, moved = Flops(0), Bytes(sum(map(tensor_bytes, tensors)))
+        return Cost(Seconds(self.start + max(work / self.flops, moved / self.traffic)))
 
     def of_update(self, rank: int, rule: str, moved: Bytes, together: int = 1) -> Cost:
-        """An update: it only reads and writes."""
-        return Cost(self.work(Flops(0), moved))
+        return Cost(Seconds(self.start + moved / self.traffic))
 
     def of_act(self, rank: int) -> Seconds:
-        """Nothing: `start` stands for it."""
-        return Seconds(0.0)
+        return Seconds(0.0)  # `start` stands for it
 
     def of_collective(
         self, kind: CollectiveKind, size: Bytes, moved: Bytes, groups: Groups
     ) -> Cost:
         """All links are alike, and nobody shares one."""
-        return Cost(self.communication(moved))
+        return Cost(Seconds(self.latency + moved / self.link))
 
     def of_transfer(self, sent: Sent, moved: Bytes) -> Cost:
         """All links are alike, and nobody shares one."""
-        return Cost(self.communication(moved))
+        return Cost(Seconds(self.latency + moved / self.link))
 
 
 # The links between hosts: of what was measured, the usual kind that is nearest.

@@ -130,7 +130,7 @@ class Layout:
         if len(self.sbp) != self.placement.axes:
             raise LayoutError(
                 f"a layout needs one SBP for each of the {self.placement.axes} axes of {self.placement}, "
-                f"found ({', '.join(map(str, self.sbp))}); give one for each, B where nothing is split"
+                f"got ({', '.join(map(str, self.sbp))}); give one for each, B where nothing is split"
             )
 
     def __hash__(self) -> int:

@@ -9,7 +9,7 @@ from itertools import product
 from typing import Any, final
 
 from weft.cached import cached_property
-from weft.errors import LayoutError, shown
+from weft.errors import LayoutError, shown, wrong
 
 # The device types that a placement may name; what plans know of each: `weft.hardware.usual`.
 DEVICE_NAMES = ("cpu", "cuda")
@@ -37,18 +37,19 @@ class Placement:
         for name in ("shape", "ranks"):
             numbers = getattr(self, name)
             if not isinstance(numbers, tuple) or not all(type(one) is int for one in numbers):
-                raise LayoutError(
-                    f"weft.Placement({name}=…) takes a tuple of whole numbers, found {shown(numbers)}; "
-                    "weft.placement takes nested lists"
+                expected = "a tuple of whole numbers"
+                remedy = "weft.placement takes nested lists"
+                raise wrong(
+                    f"weft.Placement({name}=…)", expected, numbers, LayoutError, remedy=remedy
                 )
         if not self.shape or any(size < 1 for size in self.shape):
             raise LayoutError(
-                f"a placement needs at least one axis and one rank on each, found shape {self.shape}; give "
+                f"a placement needs at least one axis and one rank on each, got shape {self.shape}; give "
                 "ranks such as [0, 1]"
             )
         if math.prod(self.shape) != len(self.ranks):
             raise LayoutError(
-                f"a grid of shape {self.shape} needs {math.prod(self.shape)} ranks, found {self.ranks}; give one for "
+                f"a grid of shape {self.shape} needs {math.prod(self.shape)} ranks, got {self.ranks}; give one for "
                 "each place of the grid"
             )
         if len(set(self.ranks)) != len(self.ranks):
@@ -56,7 +57,7 @@ class Placement:
                 f"a rank stands twice in the placement {self.grid}; give each place a rank of its own"
             )
         if any(rank < 0 for rank in self.ranks):
-            raise LayoutError(f"ranks count from 0, found {self.grid}; give none below 0")
+            raise LayoutError(f"ranks count from 0, got {self.grid}; give none below 0")
 
     def __hash__(self) -> int:
         return self._hash
@@ -132,8 +133,8 @@ def check_device_name(device_type: object) -> None:
     """
     if not isinstance(device_type, str) or device_type not in DEVICE_NAMES:
         known = " or ".join(f'"{name}"' for name in DEVICE_NAMES)
-        raise LayoutError(
-            f"a placement's device type is {known}, found {shown(device_type)}; use one of these"
+        raise wrong(
+            "a placement's device type", known, device_type, LayoutError, remedy="use one of these"
         )
 
 
@@ -141,14 +142,13 @@ def _shape(nested: object, depth: int = 1) -> tuple[int, ...]:
     parts = nested if isinstance(nested, list | tuple | range) else ()
     if len(parts) > MOST_RANKS or depth > MOST_AXES:
         raise LayoutError(
-            f"a placement has at most {MOST_RANKS} ranks and {MOST_AXES} axes, found {shown(nested)}; give fewer"
+            f"a placement has at most {MOST_RANKS} ranks and {MOST_AXES} axes, got {shown(nested)}; give fewer"
         )
     shapes = {_inner(part, depth) for part in parts}
     if len(shapes) != 1:
-        raise LayoutError(
-            f"a placement is a full grid of ranks such as [[0, 1], [2, 3]], found {shown(nested)}; give whole numbers "
-            "in lists of equal length, none of them empty"
-        )
+        expected = "a full grid of ranks such as [[0, 1], [2, 3]]"
+        remedy = "give whole numbers in lists of equal length, none of them empty"
+        raise wrong("a placement", expected, nested, LayoutError, remedy=remedy)
     return (len(parts), *shapes.pop())
 
 

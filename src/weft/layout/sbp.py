@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, final, get_args
 
-from weft.errors import LayoutError
+from weft.errors import LayoutError, wrong
 
 
 @final
@@ -49,7 +49,7 @@ broadcast = Broadcast()
 def split(dim: int) -> Split:
     """Each rank along the axis holds one balanced piece of dimension `dim`; negative dimensions count from the end."""
     if not isinstance(dim, int) or isinstance(dim, bool):
-        raise LayoutError(f"weft.split takes a dimension, such as 0 or -1, found {dim!r}")
+        raise wrong("weft.split: dim", "a dimension, such as 0 or -1", dim, LayoutError)
     return Split(dim)
 
 
@@ -61,7 +61,8 @@ def partial(reduction: str = "sum") -> Partial:
     """
     found = next((known for known in REDUCTIONS if known == reduction), None)
     if found is None:
-        raise LayoutError(f"a partial value is one of {', '.join(REDUCTIONS)}, found {reduction!r}")
+        expected = f"one of {', '.join(REDUCTIONS)}"
+        raise wrong("the reduction of a partial value", expected, reduction, LayoutError)
     return Partial(found)
 
 
@@ -73,7 +74,9 @@ def parse_sbp(text: str) -> SBP:
     """
     match = re.fullmatch(r"B|S\((?P<dim>-?\d+)\)|P\((?P<reduction>\w+)\)", text.strip())
     if match is None:
-        raise LayoutError(f'an SBP is "S(dim)", "B" or "P({"|".join(REDUCTIONS)})", found {text!r}')
+        raise wrong(
+            "an SBP", f'''"S(dim)", "B" or "P({"|".join(REDUCTIONS)})"''', text, LayoutError
+        )
     if match["dim"] is not None:
         return Split(int(match["dim"]))
     if match["reduction"] is not None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any, TypeAlias, final
 
-from weft.errors import RuleError, shown
+from weft.errors import RuleError, wrong
 from weft.layout import Reduction, Split, shard_range
 from weft.ops.arguments import with_arguments
 from weft.ops.call import OpCall, Signature
@@ -157,13 +157,12 @@ def rule(
     """
     names = (ops,) if isinstance(ops, str) else ops
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise RuleError(f"weft.rule takes names of ops such as aten.mm.default, found {shown(ops)}")
+        raise wrong("weft.rule: ops", "names of ops such as aten.mm.default", ops, RuleError)
     if isinstance(factors, str):
         parse_factors(factors)
     elif not callable(factors):
-        raise RuleError(
-            f'weft.rule takes factors such as "m k+, k n -> m n", or a function, found {shown(factors)}'
-        )
+        expected = 'factors such as "m k+, k n -> m n", or a function'
+        raise wrong("weft.rule: factors", expected, factors, RuleError)
     unknown = sorted(set(options) - {each.name for each in fields(Rule)})
     if unknown:
         raise RuleError(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import final
 
 from weft.cached import cached_property
-from weft.errors import LayoutError, UserError
+from weft.errors import LayoutError, UserError, wrong
 from weft.hardware.costs import Costs
 from weft.hardware.here import cores, kept_here, load_here
 from weft.hardware.topology import Topology, topology
@@ -122,9 +122,7 @@ def parse_grid(text: str) -> tuple[int, ...]:
         UserError: when it is something else.
     """
     if not _GRID.fullmatch(text):
-        raise UserError(
-            f"--grid takes the number of ranks along each axis, such as 8 or 16x8x128, found {text!r}"
-        )
+        raise wrong("--grid", "the number of ranks along each axis, such as 8 or 16x8x128", text)
     grid = tuple(map(int, text.split("x")))
     if math.prod(grid) > MAX_RANKS:
         raise UserError(
@@ -170,7 +168,7 @@ def _of_stages(
     assert not isinstance(strategy.stages, int)
     if grid:
         raise LayoutError(
-            f"the strategy's stages name their ranks, and no --grid stands beside them, found {_text(grid)}; leave it "
+            f"the strategy's stages name their ranks, and no --grid stands beside them, got {_text(grid)}; leave it "
             "out, or give stages as a number"
         )
     ranks = tuple(sorted({rank for stage in strategy.stages for rank in stage.placement.ranks}))

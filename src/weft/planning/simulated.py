@@ -10,7 +10,7 @@ from typing import Protocol, final, runtime_checkable
 from weft.cached import cached_property
 from weft.compiler.context import KeptResults
 from weft.compiler.pipeline import Compiled
-from weft.errors import UserError
+from weft.errors import is_whole, wrong
 from weft.hardware.costs import Costs
 from weft.hardware.given_costs import GivenCosts, read_given_costs
 from weft.hardware.topology import Topology
@@ -93,19 +93,16 @@ def simulate(
 def _strategy(given: object) -> Strategy:
     if isinstance(given, Strategy):
         return given
-    raise UserError(
-        f"weft.simulate: strategy is a weft.Strategy, such as weft.data_parallel(), found {given!r}; a file of one is "
-        "read by weft.Strategy.load"
-    )
+    expected = "a weft.Strategy, such as weft.data_parallel()"
+    remedy = "a file of one is read by weft.Strategy.load"
+    raise wrong("weft.simulate: strategy", expected, given, remedy=remedy)
 
 
 def _topology(given: object) -> str | Path | Topology:
     if isinstance(given, str | Path | Topology):
         return given
-    raise UserError(
-        'weft.simulate: topology is a name such as "h100x8" or "here", the path of a .yaml file or a topology, found '
-        f"{given!r}"
-    )
+    expected = 'a name such as "h100x8" or "here", the path of a .yaml file or a topology'
+    raise wrong("weft.simulate: topology", expected, given)
 
 
 def _costs(given: object) -> GivenCosts | None:
@@ -113,20 +110,14 @@ def _costs(given: object) -> GivenCosts | None:
         return read_given_costs(given)
     if given is None or isinstance(given, GivenCosts):
         return given
-    raise UserError(
-        f"weft.simulate: costs is the path of a .yaml file of measured costs, found {given!r}; give such a path"
-    )
+    raise wrong("weft.simulate: costs", "the path of a .yaml file of measured costs", given)
 
 
 def _grid(given: object) -> tuple[int, ...]:
-    if isinstance(given, tuple | list) and all(
-        isinstance(each, int) and not isinstance(each, bool) and each > 0 for each in given
-    ):
+    if isinstance(given, tuple | list) and all(is_whole(each, 1) for each in given):
         return tuple(given)
-    raise UserError(
-        "weft.simulate: grid takes the number of ranks along each axis, expected whole numbers such as (2, 4), found "
-        f"{given!r}"
-    )
+    expected = "the number of ranks along each axis, whole numbers such as (2, 4)"
+    raise wrong("weft.simulate: grid", expected, given)
 
 
 def as_stored(step: StoredStep | Capturable | str | Path, strategy: Strategy) -> StoredStep:
@@ -145,9 +136,8 @@ def as_stored(step: StoredStep | Capturable | str | Path, strategy: Strategy) ->
     if isinstance(step, StoredStep):
         return step
     if not hasattr(step, "stored"):
-        raise UserError(
-            "step takes the path of a graph file, a weft.Job, a weft.Step or a weft.Program, found "
-            f"{step!r}"
+        raise wrong(
+            "step", "the path of a graph file, a weft.Job, a weft.Step or a weft.Program", step
         )
     return step.stored(strategy=strategy)
 

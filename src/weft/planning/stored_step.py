@@ -25,7 +25,7 @@ from weft.ir import parse_graph, verify
 from weft.ir.logical import Call, Input, LogicalGraph
 from weft.layout.placement import DEVICE_NAMES
 from weft.planning.declared import check_rules, declare, rules_for
-from weft.schema import Entries, Words, read
+from weft.schema import Length, OneOf, read
 from weft.strategy.precision import Precision
 from weft.strategy.strategy import Strategy
 from weft.version import __version__
@@ -209,7 +209,7 @@ def _graph(where: str, text: str) -> LogicalGraph:
         ) from None
 
 
-_Text: TypeAlias = Annotated[str, Entries(0)]
+_Text: TypeAlias = Annotated[str, Length(0)]
 
 
 @final
@@ -219,7 +219,7 @@ class _Header:
 
     weft: str
     torch: _Text
-    device: Annotated[str, Words(DEVICE_NAMES)]
+    device: Annotated[str, OneOf(DEVICE_NAMES)]
     precision: Precision
     apart: tuple[str, ...]
     recurrent: tuple[str, ...]

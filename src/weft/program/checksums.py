@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.capture.optimizers.checks import check_hyperparameters
 from weft.capture.optimizers.groups import Optimizing, optimizers_of
 from weft.capture.optimizers.trials import KeptStates
-from weft.errors import UserError, shown
+from weft.errors import wrong
 from weft.layout import Broadcast, Layout
 from weft.runtime.failures.stamps import Stamp
 from weft.tensor import GlobalTensor
@@ -161,10 +161,9 @@ class OptionsChecksum:
                 `update` is no truth value.
         """
         if update is not True and update is not False:
-            raise UserError(
-                f"update= takes True or False, found {shown(update)}; a step takes one batch, which the loss function "
-                "gets as it is: program.step((x, y))"
-            )
+            expected = "True or False"
+            remedy = "a step takes one batch, which the loss function gets as it is: program.step((x, y))"
+            raise wrong("update=", expected, update, remedy=remedy)
         groups = [group for one in self._optimizers.each for group in one.param_groups]
         now = [_number(x) for group in groups for name, x in group.items() if name != "params"]
         if now != self._known[0]:

@@ -13,7 +13,7 @@ from torch import nn
 from weft.cached import cached_property
 from weft.capture.optimizers.groups import Optimizing
 from weft.compiler.context import METRICS, Metric, options_of
-from weft.errors import StrategyError, UserError, shown
+from weft.errors import StrategyError, UserError, wrong
 from weft.layout import Placement
 from weft.planning.progress import progress, uncollected
 from weft.program.agreement import agreed, agreed_seed, check_alike
@@ -133,8 +133,8 @@ def compile(
             torch.inference_mode is around the call; or another thread works with the ranks.
     """
     if not isinstance(placement, Placement):
-        raise UserError(
-            f'weft.compile: placement= takes weft.placement("cpu", [0, 1]) or the like, found {shown(placement)}'
+        raise wrong(
+            "weft.compile: placement=", 'weft.placement("cpu", [0, 1]) or the like', placement
         )
     world = current_world(placement.device_type)
     with at_work(world, "weft.compile", lock_of(world)):
@@ -284,18 +284,16 @@ def _started(
 
 def _check_arguments(strategy: object, batch: object, metrics: object, shapes: object) -> None:
     if shapes is not None and not isinstance(shapes, Buckets):
-        raise UserError(f"shapes= takes a weft.Buckets, found {shown(shapes)}")
+        raise wrong("shapes=", "a weft.Buckets", shapes)
     if not isinstance(strategy, Strategy):
-        raise StrategyError(f"strategy= takes a weft.Strategy, found {shown(strategy)}")
+        raise wrong("strategy=", "a weft.Strategy", strategy, StrategyError)
     if batch not in ("whole", "local"):
-        raise UserError(f'batch= takes "whole" or "local", found {shown(batch)}')
+        raise wrong("batch=", '"whole" or "local"', batch)
     if not isinstance(metrics, Sequence) or isinstance(metrics, str):
-        raise UserError(
-            f"metrics= takes a list of names among {list(METRICS)}, found {shown(metrics)}"
-        )
+        raise wrong("metrics=", f"a list of names among {list(METRICS)}", metrics)
     for name in metrics:
         if name not in METRICS:
-            raise UserError(f"metrics= takes names among {list(METRICS)}, found {name!r}")
+            raise wrong("metrics=", f"names among {list(METRICS)}", name)
 
 
 def _step(
@@ -317,11 +315,11 @@ def _step(
             step = step.of_shape(wanted.shapes.padded(given))
     elif loss_fn is None:
         raise UserError(
-            "weft.compile takes a model, loss_fn, optimizer and example_batch; found no loss_fn"
+            "weft.compile takes a model, loss_fn, optimizer and example_batch, got no loss_fn"
         )
     elif not isinstance(model, nn.Module):
-        raise UserError(
-            f"weft.compile takes a torch.nn.Module with its loss_fn, or a weft.Step, found {shown(model)}"
+        raise wrong(
+            "weft.compile: model", "a torch.nn.Module with its loss_fn, or a weft.Step", model
         )
     else:
         given = example = example_batch
@@ -331,7 +329,7 @@ def _step(
             example = wanted.local.whole(example)
         step = Step(model, loss_fn, optimizer, example)
     if not isinstance(verify, bool):
-        raise UserError(f"verify= takes True or False, found {shown(verify)}")
+        raise wrong("verify=", "True or False", verify)
     if verify:
         check_values(given)
     return step, given

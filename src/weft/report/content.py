@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, final
 
 from weft.compiler.pipeline import Compiled
-from weft.errors import UserError
+from weft.errors import wrong
 from weft.report.held import memory_rows
 from weft.report.modules import model_rows
 from weft.report.sent import sent_bytes
@@ -204,6 +204,6 @@ def write_page(path: object, reports: Sequence[Data]) -> Path:
         UserError: it cannot be written.
     """
     if not isinstance(path, str | Path) or not str(path).isprintable():
-        raise UserError(f"a report takes the path of a file, found {path!r}")
+        raise wrong("the path of a report", "the path of a file", path)
     write_in_folder(path, page_of_data(reports), REPORT)
     return Path(path)

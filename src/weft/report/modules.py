@@ -20,7 +20,7 @@ from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Update, Va
 from weft.layout import SBP, Layout, Partial, Placement
 from weft.ops import Signature
 from weft.patterns import first_match
-from weft.strategy.sharding import level_of, zero_rules
+from weft.strategy.parts import level_of, zero_rules
 from weft.strategy.strategy import Strategy
 from weft.traces.events import near
 from weft.units import ITEM_SIZE, Bytes

@@ -99,7 +99,7 @@ def _page(path: Path) -> list[Data]:
     if formats != {FORMAT}:
         there = ", ".join(map(str, formats))
         raise UserError(
-            f"the report {path} is of another version of weft: expected format {FORMAT}, found {there or 'none'}; "
+            f"the report {path} is of another version of weft: expected format {FORMAT}, got {there or 'none'}; "
             "write it anew"
         )
     return data

@@ -8,7 +8,7 @@ from math import inf, isinf
 from time import monotonic
 from typing import final
 
-from weft.errors import UserError, shown
+from weft.errors import is_whole, wrong
 from weft.strategy.strategy import Strategy
 
 
@@ -35,19 +35,15 @@ class Budget:
             UserError: one is no number above 0.
         """
         if moves is not None:
-            if isinstance(moves, bool) or not isinstance(moves, int) or moves < 1:
-                raise UserError(
-                    f"weft.search: moves takes the number of strategies to plan, from 1, found {shown(moves)}"
-                )
+            if not is_whole(moves, 1):
+                raise wrong("weft.search: moves", "the number of strategies to plan, from 1", moves)
             return Budget(inf, moves)
         if (
             isinstance(seconds, bool)
             or not isinstance(seconds, int | float)
             or not 0 < seconds <= sys.float_info.max
         ):
-            raise UserError(
-                f"weft.search: seconds takes a number above 0, such as 60, found {shown(seconds)}"
-            )
+            raise wrong("weft.search: seconds", "a number above 0, such as 60", seconds)
         now = Budget.now()
         return Budget(now + seconds, inf, now)
 

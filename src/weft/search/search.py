@@ -14,7 +14,7 @@ from functools import partial
 from math import inf
 from pathlib import Path
 
-from weft.errors import UserError, shown
+from weft.errors import UserError, check, is_whole, wrong
 from weft.hardware.here import cores
 from weft.hardware.topology import Topology
 from weft.planning.machine import HERE, Machine, machine_of
@@ -85,8 +85,7 @@ def search(
         CaptureError: the step cannot be one graph.
     """
     budget = Budget.of(seconds, moves)
-    _check_rest(seed, every_rank, told)
-    _check_strategies(fixed, start)
+    _check_arguments(fixed, start, seed, every_rank, told)
     machine = limited(machine_of(topology), memory_limit)
     stored = as_stored(step, fixed or data_parallel())
     base = stored.in_precision(fixed or Strategy())
@@ -142,9 +141,9 @@ def _count(planners: object) -> int:
     """The number of processes beside this one."""
     if planners is None:
         return min(cores() - 1, _MOST_PLANNERS)
-    if isinstance(planners, bool) or not isinstance(planners, int) or planners < 0:
-        raise UserError(
-            f"weft.search: planners takes the number of processes beside this one, from 0, found {planners!r}"
+    if not is_whole(planners, 0):
+        raise wrong(
+            "weft.search: planners", "the number of processes beside this one, from 0", planners
         )
     return planners
 
@@ -158,25 +157,20 @@ def _begin(
     return (start.best, start) if isinstance(start, SearchRecord) else (start, None)
 
 
-def _check_rest(seed: object, every_rank: object, told: object) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, int):
-        raise UserError(f"weft.search: seed takes a whole number, such as 0, found {seed!r}")
-    if not isinstance(every_rank, bool):
-        raise UserError(f"weft.search: every_rank takes True or False, found {every_rank!r}")
-    if not callable(told):
-        raise UserError(f"weft.search: told takes a function of what is known, found {told!r}")
-
-
-def _check_strategies(fixed: object, start: object) -> None:
-    if fixed is not None and not isinstance(fixed, Strategy):
-        raise UserError(
-            f"weft.search: fixed takes a weft.Strategy with the entries that hold for all, found {fixed!r}"
-        )
-    if start is not None and not isinstance(start, Strategy | SearchResult | SearchRecord):
-        raise UserError(
-            "weft.search: start takes a weft.Strategy, or the weft.SearchResult or weft.SearchRecord of an earlier "
-            f"search, found {start!r}"
-        )
+def _check_arguments(
+    fixed: object, start: object, seed: object, every_rank: object, told: object
+) -> None:
+    entries = "a weft.Strategy with the entries that hold for all"
+    begins = "a weft.Strategy, or the weft.SearchResult or weft.SearchRecord of an earlier search"
+    starts = isinstance(start, Strategy | SearchResult | SearchRecord | None)
+    check(
+        "weft.search",
+        (isinstance(fixed, Strategy | None), "fixed", entries, fixed),
+        (starts, "start", begins, start),
+        (is_whole(seed), "seed", "a whole number, such as 0", seed),
+        (isinstance(every_rank, bool), "every_rank", "True or False", every_rank),
+        (callable(told), "told", "a function of what is known", told),
+    )
 
 
 def _plan_all(state: SearchState, every_rank: bool, move: Callable[[], None]) -> None:
@@ -232,8 +226,6 @@ def limited(machine: Machine, asked: int | None) -> Machine:
     """
     if asked is None:
         return machine
-    if isinstance(asked, bool) or not isinstance(asked, int) or not 1 <= asked < 2**62:
-        raise UserError(
-            f"weft.search: memory_limit takes bytes, a whole number from 1 to 2**62, found {shown(asked)}"
-        )
+    if not is_whole(asked, 1) or asked >= 2**62:
+        raise wrong("weft.search: memory_limit", "bytes, a whole number from 1 to 2**62", asked)
     return replace(machine, limit=asked)

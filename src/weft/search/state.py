@@ -30,8 +30,7 @@ from weft.search.outcome.why_not import LookedAt, Sources, why_not
 from weft.search.record.record import Learned, SearchRecord
 from weft.search.space.point import Point
 from weft.search.space.points import Points
-from weft.strategy.stages import stage_count
-from weft.strategy.strategy import Strategy
+from weft.strategy.strategy import Strategy, stage_count
 from weft.units import Seconds
 
 NO_TIME, NO_MOVES = "not reached in time", "not reached with so many moves"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias, final, get_args
 
-from weft.errors import StrategyError
+from weft.errors import StrategyError, wrong
 from weft.strategy.parts import hold
 
 Half: TypeAlias = Literal["bf16", "fp16"]
@@ -62,11 +62,15 @@ class Precision:
     activations: Literal["fp32"] | None = None
 
     def __post_init__(self) -> None:
-        hold(self, **{name: _checked(name, getattr(self, name)) for name in _TAKES})
+        for name, dtypes in _TAKES.items():
+            given = getattr(self, name)
+            found = _spelled(given)
+            if found is not None and found not in dtypes:
+                known = f"{', '.join(map(repr, dtypes))} or None"
+                raise wrong(f"weft.Precision({name}=…)", known, given, StrategyError)
+            hold(self, **{name: found})
         if not isinstance(self.masters, bool):
-            raise StrategyError(
-                f"weft.Precision(masters=…) takes True or False, found {self.masters!r}"
-            )
+            raise wrong("weft.Precision(masters=…)", "True or False", self.masters, StrategyError)
 
     @property
     def captured(self) -> Precision:
@@ -89,10 +93,8 @@ def precision_of(value: object) -> Precision | None:
         return value
     compute = _spelled(value)
     if compute not in HALVES:
-        raise StrategyError(
-            f"precision= takes one of {', '.join(map(repr, HALVES))}, a weft.Precision(…), or None, "
-            f"found {value!r}"
-        )
+        expected = f"one of {', '.join(map(repr, HALVES))}, a weft.Precision(…), or None"
+        raise wrong("precision=", expected, value, StrategyError)
     return Precision(compute)
 
 
@@ -107,14 +109,6 @@ def short_form(value: object) -> object:
 def dtype_of(name: Dtype) -> str:
     """PyTorch's name: "bfloat16" of "bf16"."""
     return _NAMES[name]
-
-
-def _checked(name: str, value: object) -> object:
-    found = _spelled(value)
-    if found is not None and found not in _TAKES[name]:
-        known = ", ".join(map(repr, _TAKES[name]))
-        raise StrategyError(f"weft.Precision({name}=…) takes {known} or None, found {value!r}")
-    return found
 
 
 def _spelled(value: object) -> object:

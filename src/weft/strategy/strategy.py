@@ -10,14 +10,13 @@ from typing import Any, final
 
 import yaml
 
-from weft.errors import LayoutError, StrategyError, UserError, shown
+from weft.errors import LayoutError, StrategyError, UserError, shown, wrong
 from weft.layout import SBP, broadcast, split
+from weft.patterns import name_patterns
 from weft.plain_yaml import load_yaml, read_plain_yaml
-from weft.strategy.checks import checked
-from weft.strategy.parts import Schedule, Stage, hold
+from weft.strategy.parts import Schedule, Stage, Zeros, hold
 from weft.strategy.precision import Half, Precision
-from weft.strategy.sharding import Zeros
-from weft.strategy.text import SBPs, parsed, plain
+from weft.strategy.text import SBPs, checked, parsed, plain
 from weft.whole_files import write_whole
 
 # Of files: 2 has `grid`, 3 `in_flight` and `zero` by patterns. Files are written in the first that has what they say.
@@ -121,7 +120,7 @@ class Strategy:
             StrategyError: naming the file and the entry that cannot be read.
         """
         if not isinstance(path, str | Path):
-            raise StrategyError(f"Strategy.load takes the path of a file, found {path!r}")
+            raise wrong("Strategy.load: path", "the path of a file", path, StrategyError)
         return _strategy(partial(read_plain_yaml, Path(path), _EXPECTED), path)
 
     @staticmethod
@@ -136,8 +135,8 @@ class Strategy:
             StrategyError: naming the file and the entry that cannot be read.
         """
         if not isinstance(text, str):
-            raise StrategyError(
-                f"Strategy.from_text takes a text, as to_text gives it, found {shown(text)}"
+            raise wrong(
+                "Strategy.from_text: text", "a text, as to_text gives it", text, StrategyError
             )
         return _strategy(partial(load_yaml, text, str(path), _EXPECTED), path)
 
@@ -182,6 +181,12 @@ def _entry(path: str | Path, name: str, value: Any) -> Any:
         ) from error
 
 
+def stage_count(strategy: Strategy) -> int:
+    """The number of stages; 1 where nothing says any."""
+    stages = strategy.stages
+    return stages if isinstance(stages, int) else max(len(stages), 1)
+
+
 def data_parallel() -> Strategy:
     """The batch split over all ranks, every parameter whole on each."""
     return Strategy(batch={"*": split(0)}, parameters={"*": broadcast})
@@ -202,7 +207,7 @@ def tensor_parallel(
     Raises:
         StrategyError: when patterns are no list of texts.
     """
-    columns, rows = _patterns("columns", columns), _patterns("rows", rows)
+    columns, rows = name_patterns("columns", columns), name_patterns("rows", rows)
     laid = {} if sequence is None else {pattern: split(sequence) for pattern in rows}
     linears = _linears(columns, rows, ())
     return Strategy(batch={"*": broadcast}, parameters=linears, activations=laid)
@@ -218,7 +223,7 @@ def hybrid_parallel(
         rows: as in `tensor_parallel`.
         sequence: as in `tensor_parallel`.
     """
-    columns, rows = _patterns("columns", columns), _patterns("rows", rows)
+    columns, rows = name_patterns("columns", columns), name_patterns("rows", rows)
     laid = {} if sequence is None else {pattern: (split(0), split(sequence)) for pattern in rows}
     linears = _linears(columns, rows, (broadcast,))
     return Strategy(batch={"*": (split(0), broadcast)}, parameters=linears, activations=laid)
@@ -235,7 +240,7 @@ def expert_parallel(experts: Iterable[str], capacity: float | None = None) -> St
             as 1.5; a step that wants to send more raises. None holds all that there can be: no
             routing raises, and the buffers are as many times larger.
     """
-    parameters: dict[str, SBPs] = {p: split(0) for p in _patterns("experts", experts)}
+    parameters: dict[str, SBPs] = {p: split(0) for p in name_patterns("experts", experts)}
     return Strategy(
         batch={"*": split(0)},
         parameters={**parameters, "*": broadcast},
@@ -264,10 +269,10 @@ def context_parallel(
         rows: as in `tensor_parallel`.
         whole: patterns of leaves of the batch that have no positions, and are not split along them.
     """
-    columns, rows = _patterns("columns", columns), _patterns("rows", rows)
-    whole = _patterns("whole", whole)
+    columns, rows = name_patterns("columns", columns), name_patterns("rows", rows)
+    whole = name_patterns("whole", whole)
     if not isinstance(data, bool):
-        raise StrategyError(f"data takes True or False, found {shown(data)}")
+        raise wrong("data", "True or False", data, StrategyError)
     outer: tuple[SBP, ...] = (split(0),) if data else ()
     inner: tuple[SBP, ...] = (broadcast,) if columns or rows else ()
 
@@ -277,16 +282,6 @@ def context_parallel(
     batch = {**dict.fromkeys(whole, on(broadcast)), "*": on(split(sequence))}
     linears = _linears(columns, rows, (broadcast,) * (1 + len(outer)))
     return Strategy(batch=batch, parameters={**linears, "*": broadcast})
-
-
-def _patterns(name: str, given: Iterable[str]) -> tuple[str, ...]:
-    """Name patterns as they were given; a single text would be one for each of its letters."""
-    found = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else None
-    if found is None or not all(isinstance(each, str) for each in found):
-        raise StrategyError(
-            f'{name} takes name patterns in a list, such as ["blocks.*.up"], found {shown(given)}'
-        )
-    return found
 
 
 def _linears(

@@ -1,15 +1,15 @@
-"""Strategies as plain data: what stands in their YAML files."""
+"""The fields of a strategy: checked as users give them, and as plain data, which stands in YAML files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from weft.errors import StrategyError
-from weft.layout import SBP, parse_sbp, placement
-from weft.strategy.parts import Stage, Zero
-from weft.strategy.precision import Precision
-from weft.strategy.sharding import Zeros
+from weft.errors import LayoutError, StrategyError, is_number, is_whole, wrong
+from weft.layout import SBP, Broadcast, Partial, Split, parse_sbp, placement
+from weft.patterns import name_patterns
+from weft.strategy.parts import SCHEDULES, Schedule, Stage, Zero, Zeros, checked_zero
+from weft.strategy.precision import Precision, short_form
 
 # One SBP for every axis of the grid, or one for each.
 SBPs: TypeAlias = SBP | tuple[SBP, ...]
@@ -40,7 +40,10 @@ def _sbps_in(text: str) -> tuple[SBP, ...]:
 def plain(name: str, value: Any) -> Any:
     """The field `name` of a strategy as lists, dicts, numbers and text."""
     if name in LAYOUTS:
-        return {pattern: _plain_sbps(sbp) for pattern, sbp in value.items()}
+        return {
+            pattern: list(map(str, sbp)) if isinstance(sbp, tuple) else str(sbp)
+            for pattern, sbp in value.items()
+        }
     if name == "signatures":
         return {op: list(text) if isinstance(text, tuple) else text for op, text in value.items()}
     if isinstance(value, tuple):
@@ -62,7 +65,10 @@ def parsed(name: str, content: Any) -> Any:
     """
     if name in LAYOUTS:
         entries = {} if content is None else content
-        return {pattern: _parsed_sbps(text) for pattern, text in entries.items()}
+        return {
+            pattern: tuple(map(parse_sbp, text)) if isinstance(text, list) else parse_sbp(text)
+            for pattern, text in entries.items()
+        }
     if name == "stages" and isinstance(content, list):
         return tuple(_parsed_stage(part) for part in content)
     if name == "zero" and content is not None:
@@ -70,14 +76,6 @@ def parsed(name: str, content: Any) -> Any:
     if name == "precision" and isinstance(content, dict):
         return Precision(**content)
     return content
-
-
-def _plain_sbps(sbp: SBPs) -> Any:
-    return [str(part) for part in sbp] if isinstance(sbp, tuple) else str(sbp)
-
-
-def _parsed_sbps(text: Any) -> SBPs:
-    return tuple(map(parse_sbp, text)) if isinstance(text, list) else parse_sbp(text)
 
 
 def _plain_zero(zero: Zero | None) -> dict[str, int] | None:
@@ -104,3 +102,131 @@ def _parsed_stage(content: Mapping[str, Any]) -> Stage:
     if not isinstance(content, Mapping) or set(content) != {"patterns", "device", "ranks"}:
         raise StrategyError("expected the entries patterns, device and ranks of each stage")
     return Stage(content["patterns"], placement(content["device"], content["ranks"]))
+
+
+# Stages and micro-batches, at most; far above any that a machine has.
+MOST = 1 << 16
+
+
+def checked(name: str, value: Any) -> Any:
+    """The field `name` of a strategy, as it is held.
+
+    Raises:
+        StrategyError: naming the field, what it must be and what was given.
+    """
+    return _CHECKS[name](f"{name}=", value)
+
+
+def _checked_layouts(name: str, patterns: Any) -> dict[str, SBPs]:
+    if not isinstance(patterns, Mapping):
+        raise wrong(name, "a mapping from name patterns to SBPs", patterns, StrategyError)
+    return {pattern: _checked_sbps(name, pattern, sbp) for pattern, sbp in patterns.items()}
+
+
+def _checked_sbps(name: str, pattern: object, sbp: object) -> SBPs:
+    if not isinstance(pattern, str):
+        raise wrong(f"a key of {name}", "a name pattern", pattern, StrategyError)
+    parts = tuple(sbp) if isinstance(sbp, list | tuple) else (sbp,)
+    if not parts or not all(isinstance(part, Split | Broadcast | Partial) for part in parts):
+        expected = "weft.split(dim), weft.broadcast or a tuple of them with one entry for each axis of the placement"
+        raise wrong(f"{name}{{{pattern!r}: …}}", expected, sbp, StrategyError)
+    return parts if isinstance(sbp, list | tuple) else parts[0]
+
+
+def _stages(name: str, value: Any) -> tuple[Stage, ...] | int:
+    if is_whole(value, 1):
+        return _count(name, value)
+    stages = tuple(value) if isinstance(value, list | tuple) else (None,)
+    if not all(isinstance(stage, Stage) for stage in stages):
+        expected = "a number of stages, or a list of weft.Stage(patterns, placement=…)"
+        raise wrong(name, expected, value, StrategyError)
+    return stages
+
+
+def _count(name: str, value: Any) -> int:
+    if not is_whole(value, 1):
+        raise wrong(name, "a whole number from 1", value, StrategyError)
+    if value > MOST:
+        raise wrong(name, f"a whole number up to {MOST}", value, StrategyError)
+    return int(value)
+
+
+def _limit(name: str, value: Any) -> int | None:
+    if value is None or is_whole(value, 1):
+        return value
+    raise wrong(name, "a whole number from 1", value, StrategyError)
+
+
+def _schedule(name: str, value: Any) -> Schedule | None:
+    if value is None or value in SCHEDULES:
+        return value  # type: ignore[no-any-return]
+    raise wrong(name, f"one of {', '.join(map(repr, SCHEDULES))}, or None", value, StrategyError)
+
+
+def _counts(expected: str, least: int) -> Callable[[str, Any], tuple[int, ...]]:
+    def check(name: str, value: Any) -> tuple[int, ...]:
+        counts = value if isinstance(value, list | tuple) else (None,)
+        if len(counts) < least or not all(is_whole(each, 1) for each in counts):
+            raise wrong(name, expected, value, StrategyError)
+        return tuple(counts)
+
+    return check
+
+
+_grid = _counts("the number of ranks along each axis of the placement, such as (16, 8)", 0)
+_held = _counts(
+    "for each stage how many micro-batches it may hold, from 1, such as (4, 3, 2, 1), or None", 1
+)
+
+
+def _in_flight(name: str, value: Any) -> tuple[int, ...] | None:
+    return None if value is None else _held(name, value)
+
+
+def _norm(name: str, value: Any) -> float | None:
+    if value is None:
+        return None
+    if not is_number(value) or value <= 0:
+        raise wrong(name, "a number above 0, or None", value, StrategyError)
+    return float(value)
+
+
+def _signatures(name: str, value: Any) -> dict[str, str | tuple[str, ...]]:
+    if not isinstance(value, Mapping):
+        raise wrong(name, "a mapping from names of results to signatures", value, StrategyError)
+    found: dict[str, str | tuple[str, ...]] = {}
+    for op, text in value.items():
+        every = tuple(text) if isinstance(text, list | tuple) else (text,)
+        if not isinstance(op, str) or not every or not all(map(_is_signature, every)):
+            expected = "a signature such as 'S(0), B -> S(0)', or a tuple with one for each axis of the placement"
+            raise wrong(f"{name}{{{op!r}: …}}", expected, text, StrategyError)
+        found[op] = every if isinstance(text, list | tuple) else every[0]
+    return found
+
+
+def _is_signature(text: object) -> bool:
+    if not isinstance(text, str) or text.count("->") != 1:
+        return False
+    try:
+        signature_sides(text)
+    except LayoutError:
+        return False
+    return True
+
+
+_CHECKS: Mapping[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(LAYOUTS, _checked_layouts),
+    "stages": _stages,
+    "micro_batches": _count,
+    "schedule": _schedule,
+    "in_flight": _in_flight,
+    "zero": checked_zero,
+    "recompute": name_patterns,
+    "offload": name_patterns,
+    "precision": lambda _, value: short_form(value),
+    "clip_norm": _norm,
+    "memory_limit": _limit,
+    "expert_capacity": _norm,
+    "signatures": _signatures,
+    "grid": _grid,
+}

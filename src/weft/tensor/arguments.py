@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from weft.errors import LayoutError, UserError, WeftError, shown
+from weft.errors import LayoutError, UserError, WeftError, is_whole, shown, wrong
 from weft.layout import Placement
 
 # Elements that torch can count.
@@ -19,17 +19,16 @@ _MOST = 2**63 - 1
 def checked_placement(placement: object, what: str) -> Placement:
     """The placement itself; raises LayoutError for anything else."""
     if not isinstance(placement, Placement):
-        raise LayoutError(
-            f'{what}: placement= takes weft.placement("cpu", [0, 1]) or the like, found {shown(placement)}'
-        )
+        expected = 'weft.placement("cpu", [0, 1]) or the like'
+        raise wrong(f"{what}: placement=", expected, placement, LayoutError)
     return placement
 
 
 def checked_size(size: object, what: str) -> tuple[int, ...]:
     """The shape of a whole tensor as a tuple; raises UserError for anything else."""
     sizes = tuple(size) if isinstance(size, list | tuple | range) else None
-    if sizes is None or not all(_is_whole(each) and each >= 0 for each in sizes):
-        raise UserError(f"{what} takes whole numbers from 0 as the shape, found {shown(size)}")
+    if sizes is None or not all(is_whole(each, 0) for each in sizes):
+        raise wrong(what, "whole numbers from 0 as the shape", size)
     if prod(sizes) > _MOST or any(each > _MOST for each in sizes):
         raise UserError(
             f"{what}: no tensor has the shape {shown(size)}; give one of at most {_MOST} elements"
@@ -40,7 +39,7 @@ def checked_size(size: object, what: str) -> tuple[int, ...]:
 def checked_dtype(dtype: object, what: str) -> torch.dtype | None:
     """The dtype, or None; raises UserError for anything else."""
     if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise UserError(f"{what}: dtype= takes a torch.dtype or None, found {shown(dtype)}")
+        raise wrong(f"{what}: dtype=", "a torch.dtype or None", dtype)
     return dtype
 
 
@@ -49,7 +48,7 @@ def checked_number(value: object, what: str) -> Any:
     if not isinstance(value, bool | int | float | complex) or (
         isinstance(value, int) and not -_MOST - 1 <= value <= _MOST
     ):
-        raise UserError(f"{what} takes a number, found {shown(value)}")
+        raise wrong(what, "a number", value)
     return value
 
 
@@ -60,10 +59,10 @@ def check_gradient(requires_grad: object, dtype: torch.dtype | None, what: str) 
         UserError: when it is not.
     """
     if not isinstance(requires_grad, bool):
-        raise UserError(f"{what}: requires_grad= takes True or False, found {shown(requires_grad)}")
+        raise wrong(f"{what}: requires_grad=", "True or False", requires_grad)
     if requires_grad and dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
         raise UserError(
-            f"{what}: only floating-point tensors have gradients, found dtype {dtype}; give another dtype="
+            f"{what}: only floating-point tensors have gradients, got dtype {dtype}; give another dtype="
         )
 
 
@@ -77,10 +76,6 @@ def refused(what: str, found: object) -> Iterator[None]:
     except (TypeError, ValueError, RuntimeError, OverflowError, NotImplementedError) as error:
         text = str(error).partition("\n")[0]
         raise UserError(f"{what}: {shown(found)}: {text}") from error
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def sizes_of(size: Sequence[Any]) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.capture.ops.random import normal, unit
-from weft.errors import LayoutError, UserError, shown
+from weft.errors import LayoutError, UserError, wrong
 from weft.layout import SBP, Broadcast, Layout, Placement, Split
 from weft.runtime.world.distributed import current_world
 from weft.tensor.arguments import (
@@ -48,12 +48,12 @@ def tensor(
         LayoutError: when the layout does not fit the data or the world.
     """
     if isinstance(data, GlobalTensor):
-        raise UserError("weft.tensor takes plain data, found a global tensor; use x.to_global(…)")
+        raise UserError("weft.tensor takes plain data, got a global tensor; use x.to_global(…)")
     checked_dtype(dtype, "weft.tensor")
     with refused("weft.tensor takes a tensor or nested lists of numbers", data):
         whole = torch.as_tensor(data, dtype=dtype).detach().resolve_conj().resolve_neg()
     if whole.is_meta or whole.layout != torch.strided:
-        raise UserError(f"weft.tensor takes values that lie dense in memory, found {shown(data)}")
+        raise wrong("weft.tensor: data", "values that lie dense in memory", data)
     check_gradient(requires_grad, whole.dtype, "weft.tensor")
     layout = layout_for(placement, sbp, whole.shape, "weft.tensor")
     mesh = mesh_of(placement)
@@ -184,16 +184,15 @@ def of_parts(
     given = None if shape is None else checked_size(shape, "from_local: shape=")
     first = parts[0] if parts else torch.empty(given or ())
     if given is not None and len(given) != first.dim():
-        raise LayoutError(
-            f"from_local: shape= takes {first.dim()} dimensions, as the parts have, found {list(given)}"
-        )
+        dims = f"{first.dim()} dimensions, as the parts have"
+        raise wrong("from_local: shape=", dims, list(given), LayoutError)
     layout = layout_for(placement, sbp, first.shape, "from_local")
     whole = _whole_shape(parts, layout, mesh) if given is None else given
     for rank, part in zip(mesh.ranks, parts, strict=True):
         expected = layout.local_shape(whole, rank)
         if tuple(part.shape) != expected or part.dtype != first.dtype:
             raise LayoutError(
-                f"from_local: as {layout}, rank {rank} holds {first.dtype} {list(expected)} of {list(whole)}, found "
+                f"from_local: as {layout}, rank {rank} holds {first.dtype} {list(expected)} of {list(whole)}, got "
                 f"{part.dtype} {list(part.shape)}; shape= gives the whole shape where it does not divide evenly"
             )
     spec = contiguous(mesh, layout, whole, first.dtype)
@@ -230,7 +229,7 @@ def _drawn(
 ) -> GlobalTensor:
     of = _or_default(dtype, "weft.rand")
     if not (of.is_floating_point or of.is_complex):
-        raise UserError(f"weft.rand: dtype= takes a floating-point or complex dtype, found {of}")
+        raise wrong("weft.rand: dtype=", "a floating-point or complex dtype", of)
     check_gradient(requires_grad, of, "weft.rand")
     layout = layout_for(placement, sbp, size, "weft.rand")
     mesh = mesh_of(placement)
@@ -265,11 +264,11 @@ def _parts(shard: Tensor | Mapping[int, Tensor], mesh: Mesh) -> tuple[Tensor, ..
         ranks = current_world(mesh.placement.device_type).ranks
         if len(ranks) > 1:
             raise UserError(
-                f"this process has the ranks {list(ranks)}: from_local takes {{rank: part}} here, found one tensor"
+                f"this process has the ranks {list(ranks)}: from_local takes {{rank: part}} here, got one tensor"
             )
         return (shard,) * len(mesh.ranks)
     if not isinstance(shard, Mapping) or not all(isinstance(x, Tensor) for x in shard.values()):
-        raise UserError(f"from_local takes a tensor, or {{rank: part}}, found {shown(shard)}")
+        raise wrong("from_local: shard", "a tensor, or {rank: part}", shard)
     missing = [rank for rank in mesh.ranks if rank not in shard]
     if missing:
         raise UserError(

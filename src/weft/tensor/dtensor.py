@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.device_mesh import DeviceMesh
 
-from weft.errors import LayoutError, UserError, shown
+from weft.errors import LayoutError, UserError, wrong
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.tensor.dispatch.shares import check_order
 from weft.tensor.divergence import note_made
@@ -31,7 +31,7 @@ def from_dtensor(x: Any) -> GlobalTensor:
         LayoutError: for placements that have no SBP, and shards that are not balanced.
     """
     if not isinstance(x, _dtensor().DTensor):
-        raise UserError(f"weft.from_dtensor takes a DTensor, found {shown(x)}")
+        raise wrong("weft.from_dtensor: x", "a DTensor", x)
     grid = x.device_mesh.mesh
     placement = Placement(
         x.device_mesh.device_type, tuple(grid.shape), tuple(grid.flatten().tolist())
@@ -60,11 +60,9 @@ def to_dtensor(x: GlobalTensor, device_mesh: DeviceMesh | None = None) -> Any:
         LayoutError: for what DTensor would cut otherwise.
     """
     if not isinstance(x, GlobalTensor):
-        raise UserError(f"weft.to_dtensor takes a global tensor, found {shown(x)}")
+        raise wrong("weft.to_dtensor: x", "a global tensor", x)
     if device_mesh is not None and not isinstance(device_mesh, DeviceMesh):
-        raise UserError(
-            f"weft.to_dtensor: device_mesh= takes a DeviceMesh, found {shown(device_mesh)}"
-        )
+        raise wrong("weft.to_dtensor: device_mesh=", "a DeviceMesh", device_mesh)
     placement, spec = x.placement, x.spec
     check_order(x, "to_dtensor")
     if len(spec.mesh.ranks) != 1:

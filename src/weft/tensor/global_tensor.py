@@ -158,7 +158,7 @@ class GlobalTensor(Tensor):
             self._write(value)
         elif not isinstance(value, GlobalTensor):
             raise LayoutError(
-                f"{user_line()}: the data of {self.spec} can be replaced by a global tensor only, found a plain one; "
+                f"{user_line()}: the data of {self.spec} can be replaced by a global tensor only, got a plain one; "
                 "make it global with weft.tensor or weft.from_local"
             )
         else:
@@ -168,7 +168,7 @@ class GlobalTensor(Tensor):
         """Take over values alone."""
         if value.shape != self.shape or value.dtype != self.dtype:
             raise UserError(
-                f"{user_line()}: {self.spec} is a variable of a compiled model and keeps shape and dtype; found "
+                f"{user_line()}: {self.spec} is a variable of a compiled model and keeps shape and dtype; got "
                 f"{value.dtype} {list(value.shape)}. weft.release(model) gives the model back, to be converted"
             )
         if isinstance(value, GlobalTensor) and _places(value) == _places(self):

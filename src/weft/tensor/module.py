@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from weft.errors import LayoutError, UserError, shown
+from weft.errors import LayoutError, UserError, wrong
 from weft.layout import SBP, Broadcast, Placement, broadcast
 from weft.patterns import check_named, first_match
 from weft.tensor.arguments import checked_placement
@@ -46,15 +46,13 @@ def distribute(
     """
     if not isinstance(module, nn.Module):
         raise UserError(
-            f"weft.distribute takes a module, found an object of type {type(module).__name__}; "
+            f"weft.distribute takes a module, got an object of type {type(module).__name__}; "
             "weft.tensor(x, placement=…, sbp=…) makes a tensor global, weft.from_local the parts of one"
         )
     checked_placement(placement, "weft.distribute")
     patterns = {} if layouts is None else layouts
     if not isinstance(patterns, Mapping) or not all(isinstance(each, str) for each in patterns):
-        raise UserError(
-            f"weft.distribute: layouts= takes a mapping from name patterns to SBPs, found {shown(layouts)}"
-        )
+        raise wrong("weft.distribute: layouts=", "a mapping from name patterns to SBPs", layouts)
     named = [*module.named_parameters(), *module.named_buffers()]
     names = [name for name, _ in named]
     for pattern in patterns:

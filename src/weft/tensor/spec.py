@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from weft.errors import LayoutError
+from weft.errors import LayoutError, wrong
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.ops import TensorSpec
 from weft.ops.cost import dtype_name
@@ -78,10 +78,11 @@ def layout_for(
     checked_placement(placement, what)
     every = tuple(sbp) if isinstance(sbp, Sequence) else (sbp,) * placement.axes
     if not all(isinstance(part, Split | Broadcast | Partial) for part in every):
-        raise LayoutError(
-            f"{what}: sbp= takes weft.split(dim), weft.broadcast, weft.partial(), or one of them for each of the "
-            f"{placement.axes} axes of {placement}, found {sbp!r}"
+        expected = (
+            "weft.split(dim), weft.broadcast, weft.partial(), or one of them for each of the "
+            f"{placement.axes} axes of {placement}"
         )
+        raise wrong(f"{what}: sbp=", expected, sbp, LayoutError)
     layout = Layout(placement, tuple(_from_front(part, len(shape)) for part in every))
     layout.check(tuple(shape))
     return layout

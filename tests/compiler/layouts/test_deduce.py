@@ -562,7 +562,7 @@ def test_a_wrong_hint_in_the_code_names_its_line(text: str, message: str) -> Non
         ({"x": (Split(2),)}, r"'x' splits dimension 2, but the tensor of shape \[8, 4\]"),
         ({"x": (S0, S0)}, "one SBP for each of the 1 axes"),
         ({"y": (S0,)}, "'y' names no input"),
-        ({"x": (P,)}, r"split or broadcast, found P\(sum\)"),
+        ({"x": (P,)}, r"split or broadcast, got P\(sum\)"),
     ],
 )
 def test_a_hint_that_cannot_hold_names_its_key(

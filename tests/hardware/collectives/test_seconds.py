@@ -193,7 +193,7 @@ def test_bad_groups():
     whole = machine(switched(1, 2, 1))
     with pytest.raises(UserError, match="device 2 is not one of the topology by hand"):
         collective_seconds(whole, "all_reduce", SIZE, [[0, 2]])
-    with pytest.raises(UserError, match="found 1 twice"):
+    with pytest.raises(UserError, match="got 1 twice"):
         collective_seconds(whole, "all_reduce", SIZE, [[1, 1]])
     with pytest.raises(UserError, match="has devices 0 to 1"):
         transfer_seconds(whole, [(0, -1, SIZE)])

@@ -160,7 +160,7 @@ def test_places_that_cannot_be() -> None:
             loader.load_state_dict({**state, name: value})
     none: Any
     for none in (None, [], "state"):
-        with pytest.raises(UserError, match="takes what state_dict gave"):
+        with pytest.raises(UserError, match="must be what state_dict gave"):
             loader.load_state_dict(none)  # type: ignore[arg-type]
     loader.load_state_dict({**state, "step": 4})
     with pytest.raises(UserError, match="stands after 4 batches, and an epoch has 3"):
@@ -207,12 +207,12 @@ def test_samples_that_do_not_go_together_are_named() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({"dataset": 3}, "with __getitem__ or __iter__, found a int"),
-        ({"batch_size": 0}, "batch_size takes a number from 1, found 0"),
-        ({"batch_size": True}, "batch_size takes a number"),
-        ({"workers": -1}, "workers takes a number from 0"),
-        ({"ahead": 0}, "ahead takes a number from 1"),
-        ({"seed": 0.5}, "seed takes a number, found"),
+        ({"dataset": 3}, "with __getitem__ or __iter__, got 3"),
+        ({"batch_size": 0}, "batch_size must be a number from 1, got 0"),
+        ({"batch_size": True}, "batch_size must be a number"),
+        ({"workers": -1}, "workers must be a number from 0"),
+        ({"ahead": 0}, "ahead must be a number from 1"),
+        ({"seed": 0.5}, "seed must be a number, got"),
         ({"dataset": Streamed(), "shuffle": True}, "an iterable dataset is read in its own order"),
         ({"dataset": Streamed(), "workers": 2}, "an iterable dataset is read in its own order"),
         ({"shuffle": True, "sampler": [1]}, "not both"),

@@ -450,7 +450,7 @@ def test_slow_steps_hold_workers_back(program: weft.Program) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
-    [(([], -1), "ahead takes"), (([], True), "ahead takes"), ((3,), "takes batches")],
+    [(([], -1), "ahead must be"), (([], True), "ahead must be"), ((3,), "must be batches")],
 )
 def test_wrong_arguments(program: weft.Program, arguments: Any, text: str) -> None:
     with pytest.raises(UserError, match=text):

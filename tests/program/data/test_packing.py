@@ -62,8 +62,8 @@ def test_rows_of_a_loader() -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (([], 0), "length takes"),
-        ((iter([]), 2), "takes a dataset"),
+        (([], 0), "length must be"),
+        ((iter([]), 2), "must be a dataset"),
         (([torch.zeros(2, 2)], 2), r"text 0 is torch.float32\[2, 2\]"),
     ],
 )
@@ -73,7 +73,7 @@ def test_wrong_arguments(arguments: Any, text: str) -> None:
 
 
 def test_wrong_lengths() -> None:
-    with pytest.raises(UserError, match="for each of the 2 texts, found \\[3\\]"):
+    with pytest.raises(UserError, match="for each of the 2 texts, got \\[3\\]"):
         weft.Packed(texts([3, 3]), 2, lengths=[3])
     with pytest.raises(UserError, match="text 1 has 3 tokens, and lengths says 4"):
         weft.Packed(texts([3, 3]), 2, lengths=[3, 4])[2]

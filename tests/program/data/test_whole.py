@@ -37,11 +37,11 @@ def test_numbers_of_any_kind(given: Any) -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (["a"], "found 'a', a str, at place 0"),
-        ([1, 2.0], r"found 2\.0, a float, at place 1"),
+        (["a"], "got 'a', a str, at place 0"),
+        ([1, 2.0], r"got 2\.0, a float, at place 1"),
         ([1, None], "a NoneType, at place 1"),
         ([1, True], "a bool, at place 1"),
-        ([1, -1], "found -1, a int, at place 1"),
+        ([1, -1], "got -1, a int, at place 1"),
         (np.array([1.0]), "a float, at place 0"),
         (np.array([True]), "a bool, at place 0"),
         ([np.bool_(True)], "at place 0"),
@@ -56,7 +56,7 @@ def test_numbers_of_any_kind(given: Any) -> None:
     ],
 )
 def test_all_else_is_named(given: Any, why: str) -> None:
-    with pytest.raises(UserError, match=f"^lengths takes whole numbers from 0.*{why}"):
+    with pytest.raises(UserError, match=f"^lengths must be whole numbers from 0.*{why}"):
         whole_numbers(given, "lengths")
 
 
@@ -73,7 +73,7 @@ def test_a_loader_takes_them() -> None:
     assert [batch.tolist() for batch in plain] == [batch.tolist() for batch in other]
     assert other.state_dict() == plain.state_dict()
     assert type(other.state_dict()["batch_size"]) is int
-    with pytest.raises(UserError, match=r"weft\.Loader: lengths takes .* found 'a'"):
+    with pytest.raises(UserError, match=r"weft\.Loader: lengths must be .* got 'a'"):
         weft.Loader(data, 2, lengths=["a"])  # type: ignore[list-item]
     packed = weft.Packed([[1, 2], [3]], np.int64(3), lengths=np.array([2, 1]))  # type: ignore[arg-type]
     assert packed[0]["tokens"].tolist() == [1, 2, 3]

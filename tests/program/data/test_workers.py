@@ -157,7 +157,7 @@ def test_workers_that_hang_are_waited_for_so_long() -> None:
 
 @pytest.mark.parametrize("timeout", [-1, True, "1", float("nan")])
 def test_no_time_out_is_told(timeout: object) -> None:
-    with pytest.raises(UserError, match="timeout takes seconds from 0"):
+    with pytest.raises(UserError, match="timeout must be seconds from 0"):
         weft.Loader(Signalled(0), 2, timeout=timeout)  # type: ignore[arg-type]
 
 

@@ -185,14 +185,14 @@ def test_rows_of_an_op() -> None:
         assert "in blocks.*.up" in made.explain(op=place[0])
         with pytest.raises(UserError, match=r"explain\(op='blocks.7'\): no op's module"):
             made.explain(op="blocks.7")
-        with pytest.raises(UserError, match="op= as a pattern .*found details=False, op=7"):
+        with pytest.raises(UserError, match="op= as a pattern .*got details=False, op=7"):
             made.explain(op=7)
-        with pytest.raises(UserError, match="details=True or False, .*found details='x'"):
+        with pytest.raises(UserError, match="details=True or False, .*got details='x'"):
             made.explain(details="x")
         for copied in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(UserError, match=r"cannot be copied or pickled.*program\.save"):
                 copied(made)
-        with pytest.raises(UserError, match="tensors by name, .*found None"):
+        with pytest.raises(UserError, match="tensors by name, .*got None"):
             made.load_full_state_dict(None)
         names = dict.fromkeys(made.full_state_dict(), "x")
         with pytest.raises(UserError, match="is a tensor, the state holds 'x'"):

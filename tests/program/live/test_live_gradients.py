@@ -271,7 +271,7 @@ def test_a_metric_that_is_not_known_is_refused() -> None:
     torch.manual_seed(0)
     model = Net().double()
     with pytest.raises(
-        UserError, match=r"metrics= takes names among \['grad_norm'\], found 'loss'"
+        UserError, match=r"metrics= must be names among \['grad_norm'\], got 'loss'"
     ):
         weft.compile(
             model,

@@ -29,18 +29,18 @@ def program() -> Iterator[weft.Program]:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"log": 3}, "log takes a list"),
-        ({"log": weft.logs.JsonLines("figures")}, "log takes a list, also of a single one"),
-        ({"log": [3]}, "log takes logs"),
-        ({"schedulers": 3}, "schedulers takes a list"),
-        ({"schedulers": [3]}, "schedulers takes what steps"),
-        ({"checkpoint": "folder"}, r"takes a weft.Checkpoints\(folder\), found 'folder'"),
-        ({"extra": [1]}, "extra takes a dict"),
-        ({"evaluate": 3}, "evaluate takes a function, found 3"),
-        ({"stop": 3}, "stop takes a function, found 3"),
-        ({"program": None}, "the program that weft.compile gives first, found None"),
-        ({"loader": 3}, "batches that can be looped over, such as a weft.Loader, found 3"),
-        ({"steps": 0}, "steps takes a number from 1, found 0"),
+        ({"log": 3}, "log must be a list"),
+        ({"log": weft.logs.JsonLines("figures")}, "log must be a list, also of a single one"),
+        ({"log": [3]}, "log must be logs"),
+        ({"schedulers": 3}, "schedulers must be a list"),
+        ({"schedulers": [3]}, "schedulers must be what steps"),
+        ({"checkpoint": "folder"}, r"must be a weft.Checkpoints\(folder\), got 'folder'"),
+        ({"extra": [1]}, "extra must be a dict"),
+        ({"evaluate": 3}, "evaluate must be a function, got 3"),
+        ({"stop": 3}, "stop must be a function, got 3"),
+        ({"program": None}, "the program that weft.compile gives, got None"),
+        ({"loader": 3}, "batches that can be looped over, such as a weft.Loader, got 3"),
+        ({"steps": 0}, "steps must be a number from 1, got 0"),
         ({"steps": None}, "give steps or epochs"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
@@ -56,5 +56,5 @@ def test_an_argument_that_cannot_be_is_refused_before_a_step(
 
 @pytest.mark.parametrize("path", [None, 3, ""])
 def test_a_log_takes_the_path_of_a_file(path: Any) -> None:
-    with pytest.raises(UserError, match="weft.logs: a log takes the path of a file, found"):
+    with pytest.raises(UserError, match="weft.logs: path must be the path of a file, got"):
         weft.logs.JsonLines(path)

@@ -265,7 +265,7 @@ def test_a_loader_without_batches_is_told() -> None:
 def test_a_scheduler_that_follows_a_figure_is_refused() -> None:
     with compiled() as (program, optimizer):
         schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-        with pytest.raises(UserError, match="found ReduceLROnPlateau; step one that"):
+        with pytest.raises(UserError, match="got a value of type ReduceLROnPlateau; step one that"):
             weft.fit(program, loader(program), steps=3, schedulers=[schedule])
 
 
@@ -385,17 +385,17 @@ def test_logs(tmp_path: Path) -> None:
     ("arguments", "text"),
     [
         ({}, "give steps or epochs"),
-        ({"steps": 0}, "steps takes a number from 1, found 0"),
-        ({"epochs": 1.5}, "epochs takes a number"),
-        ({"steps": 1, "accumulate": 0}, "accumulate takes"),
-        ({"steps": 1, "log_every": True}, "log_every takes"),
-        ({"steps": 1, "log": [3]}, "log takes logs"),
+        ({"steps": 0}, "steps must be a number from 1, got 0"),
+        ({"epochs": 1.5}, "epochs must be a number"),
+        ({"steps": 1, "accumulate": 0}, "accumulate must be"),
+        ({"steps": 1, "log_every": True}, "log_every must be"),
+        ({"steps": 1, "log": [3]}, "log must be logs"),
         ({"steps": 1, "extra": {"loader": 1}}, "give yours another name"),
         (
             {"steps": 1, "extra": {"score": 1}, "checkpoint": weft.Checkpoints("nowhere")},
             "'score'; give yours another name",
         ),
-        ({"steps": 1, "extra": [1]}, "extra takes a dict"),
+        ({"steps": 1, "extra": [1]}, "extra must be a dict"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], text: str) -> None:

@@ -14,19 +14,25 @@ from weft.hardware import usual_device
 from weft.hardware.durations import Durations, joined_size, makers_of
 from weft.hardware.measured import MeasuredCosts, from_json, to_json
 from weft.ir.plan import Communicate, LocalCall, LocalUpdate
-from weft.program.measured import measure, overheads
-from weft.program.measured.measure import Patience, measured
-from weft.program.measured.overheads import Overheads, filling_program, frame, middle
-from weft.runtime.measured import beside, calls, exchanges
+from weft.program.measured import measure
+from weft.program.measured.measure import (
+    Overheads,
+    Patience,
+    filling_program,
+    frame,
+    measured,
+    middle,
+)
+from weft.runtime.measured import calls, exchanges
 from weft.units import Bytes, Seconds
 
 
 def test_nothing_of_a_program_is_left_to_estimates(monkeypatch: pytest.MonkeyPatch) -> None:
     # Few and small: what is measured counts here, not how long it takes.
     monkeypatch.setattr(exchanges, "SIZES", exchanges.SIZES[:2])
-    monkeypatch.setattr(beside, "_TIMES", 2)
-    monkeypatch.setattr(overheads, "_FIRST", 1)
-    monkeypatch.setattr(overheads, "_STEPS", 3)
+    monkeypatch.setattr(exchanges, "_TIMES", 2)
+    monkeypatch.setattr(measure, "_FIRST", 1)
+    monkeypatch.setattr(measure, "_STEPS", 3)
     monkeypatch.setattr(calls, "_ELEMENTS", calls._ELEMENTS[:2])
     torch.manual_seed(0)
     model = GPT()
@@ -101,15 +107,15 @@ def test_what_a_step_takes_beyond_its_calls() -> None:
     calls = {0: Seconds(2.0), 1: Seconds(3.0)}
     acts = [(0, 0, 2), (0, 3, 5), (1, 6, 10)]
     spans = [(Act(actor), begin * 10**9, end * 10**9) for actor, begin, end in acts]
-    found = overheads._of_step(spans, calls, {0}, 11.5)  # type: ignore[arg-type]
+    found = measure._of_step(spans, calls, {0}, 11.5)  # type: ignore[arg-type]
     # From act to act 3 s, of which calls take 2; the calls of all are 7 s, overheads of two acts 2, of 10 s.
     assert found == Overheads(Seconds(0.5), Seconds(10 - 7 - 2 * 0.5), Seconds(1.5))
 
 
 def test_the_frame_of_a_step_that_fills_the_caches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each rank reads as many bytes as a step holds; what is between steps takes time."""
-    monkeypatch.setattr(overheads, "_FIRST", 1)
-    monkeypatch.setattr(overheads, "_STEPS", 3)
+    monkeypatch.setattr(measure, "_FIRST", 1)
+    monkeypatch.setattr(measure, "_STEPS", 3)
     with weft.local_world(2) as world:
         program, batch = filling_program(world, Bytes(4096))
         read = [

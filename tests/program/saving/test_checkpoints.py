@@ -54,7 +54,7 @@ def test_what_is_there_stays_until_another_is_whole(
     with compiled(Case((2,))) as (program, _):
         program.step(batch_of(0))
         kept.save(program, {"number": 1})
-        with pytest.raises(UserError, match="score takes a number"):
+        with pytest.raises(UserError, match="score must be a number"):
             kept.save(program, score="low")  # type: ignore[arg-type]
         with monkeypatch.context() as patch:
             patch.setattr(writing, "write_file", _full)

@@ -102,5 +102,5 @@ def test_a_program_that_is_gone_has_no_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("call", ["save", "save_when_due", "load_newest"])
 def test_what_is_no_program_is_refused(call: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"takes a weft\.Program, found a int"):
+    with pytest.raises(UserError, match=r"must be a weft\.Program, got 3"):
         getattr(weft.Checkpoints(tmp_path), call)(3)

@@ -139,7 +139,7 @@ def test_what_cannot_be(saved: tuple[Path, dict[str, Any]], tmp_path: Path) -> N
         export(tmp_path / "nothing", tmp_path / "out")
     with pytest.raises(UserError, match="exists"):
         export(place, place)
-    with pytest.raises(UserError, match="dtype takes one of"):
+    with pytest.raises(UserError, match="dtype must be one of"):
         export(place, tmp_path / "out", dtype="bf16")
     with pytest.raises(UserError, match="is a checkpoint already"):
         import_model(place, tmp_path / "out")

@@ -84,7 +84,7 @@ class Failing:
         ({"a": Failing()}, r"extra\.a, a Failing, gives no state_dict\(\): RuntimeError: not now"),
         ({"a": nn.Linear}, r"extra\.a is a type"),
         ({"a": 1 << 20_000}, r"extra\.a is a number of 20001 bits"),
-        ([("a", 1)], "extra takes a dict"),
+        ([("a", 1)], "extra must be a dict"),
     ],
     ids=["inside", "failing", "class", "huge", "list"],
 )

@@ -215,9 +215,9 @@ def test_a_checkpoint_goes_into_a_model_with_other_parts(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("named", "words"),
     [
-        ({"names": ["a"]}, "names takes a dict of regular expressions"),
+        ({"names": ["a"]}, "names must be a dict of regular expressions"),
         ({"names": {"(": ""}}, "expected a regular expression"),
-        ({"strict": 1}, "strict takes True or False"),
+        ({"strict": 1}, "strict must be True or False"),
     ],
 )
 def test_weights_of_other_kinds(named: Any, words: str) -> None:

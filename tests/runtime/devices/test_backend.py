@@ -21,5 +21,5 @@ def test_plans_and_runtime_agree_on_a_device_type(name: str) -> None:
 
 def test_the_tables_hold_the_same_types() -> None:
     assert BACKENDS.keys() == DEVICE_TYPES.keys() == set(DEVICE_NAMES)
-    with pytest.raises(LayoutError, match="found 'xpu'"):
+    with pytest.raises(LayoutError, match="got 'xpu'"):
         weft.placement("xpu", [0])

@@ -6,8 +6,8 @@ import pytest
 
 import weft
 from weft.ir.plan import Communicator
-from weft.runtime.measured import beside
-from weft.runtime.measured.beside import slowdown, times_as_long
+from weft.runtime.measured import exchanges
+from weft.runtime.measured.exchanges import slowdown, times_as_long
 
 
 def test_what_gets_a_part_takes_longer() -> None:
@@ -18,7 +18,7 @@ def test_what_gets_a_part_takes_longer() -> None:
 
 
 def test_it_is_measured_by_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(beside, "_TIMES", 2)
+    monkeypatch.setattr(exchanges, "_TIMES", 2)
     with weft.local_world(2) as world:
         channels = world.connect([Communicator(0, (0, 1))])
         found = world.run(lambda rank: slowdown(channels[rank][0]))

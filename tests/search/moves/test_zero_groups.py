@@ -21,7 +21,7 @@ from weft.search.moves.local_search import improve
 from weft.search.moves.neighbours import Neighbours, ZeroMoves
 from weft.search.moves.sequences import StrategyMove
 from weft.search.state import SearchState
-from weft.strategy.sharding import Zeros, level_of, zero_rules
+from weft.strategy.parts import Zeros, level_of, zero_rules
 from weft.strategy.strategy import Strategy, data_parallel
 
 Zero = weft.Zero

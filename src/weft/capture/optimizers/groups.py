@@ -8,7 +8,7 @@ from typing import Any, TypeAlias, final
 
 import torch
 
-from weft.errors import UserError, shown
+from weft.errors import wrong
 
 
 @final
@@ -62,8 +62,6 @@ def optimizers_of(given: Optimizing) -> Optimizers:
         return Optimizers()
     every = tuple(given) if isinstance(given, list | tuple) else (given,)
     if not every or not all(isinstance(one, torch.optim.Optimizer) for one in every):
-        raise UserError(
-            "optimizer= takes a torch.optim.Optimizer, a list of several that share no parameter, or None for an "
-            f"evaluation step, found {shown(given)}"
-        )
+        expected = "a torch.optim.Optimizer, a list of several that share no parameter, or None for an evaluation step"
+        raise wrong("optimizer=", expected, given)
     return Optimizers(every)

@@ -143,7 +143,7 @@ def preset(
     if PRESETS[name].takes_turns and around == count:
         raise StrategyError(
             f'schedule="{name}" needs several stages on each rank, such as stages=4 on 2 ranks, '
-            f'found {count} on ranks of their own; "1f1b" does without'
+            f'got {count} on ranks of their own; "1f1b" does without'
         )
     return Preset(name, count, around, micro_batches, tuple(given or ()))
 

@@ -23,7 +23,7 @@ from weft.ir.logical import (
 )
 from weft.ir.nodes import HINT, renamed
 from weft.layout import SBP, Broadcast, Placement, Split
-from weft.strategy.sharding import (
+from weft.strategy.parts import (
     ZeroRules,
     check_zero_patterns,
     level_of,

@@ -43,12 +43,9 @@ class GroupCosts:
 
     def all_reduce(self, size: float) -> CollectiveRun:
         """`size`: bytes of each rank's tensor."""
-        found = [
-            CollectiveRun(self._ring.seconds(size, 2, own=1), ((self._ring, size, 2.0),)),
-            CollectiveRun(self._tree.seconds(size, own=1), ((self._tree, size, 1.0),)),
-        ]
+        found = [_run(self._ring, size, 2.0, own=1.0), _run(self._tree, size, own=1.0)]
         if self._adding is not None:
-            found.append(CollectiveRun(self._adding.seconds(size), ((self._adding, size, 1.0),)))
+            found.append(_run(self._adding, size))
         if self._inner and self._outer:
             within = self._inner.reduce_scatter(size)
             found.append(_after(within, within, self._outer.all_reduce(size / self._per_node)))
@@ -56,13 +53,9 @@ class GroupCosts:
 
     def reduce_scatter(self, size: float) -> CollectiveRun:
         """`size`: bytes of each rank's input. An all-reduce of which a rank keeps its part is an algorithm too."""
-        found = [
-            CollectiveRun(one.seconds(size), ((one, size, 1.0),))
-            for one in (self._ring, self._tree)
-        ]
+        found = [_run(self._ring, size), _run(self._tree, size)]
         if self._scattering is not None:
-            seconds = self._scattering.seconds(size)
-            found.append(CollectiveRun(seconds, ((self._scattering, size, 1.0),)))
+            found.append(_run(self._scattering, size))
         if self._inner and self._outer:
             across = self._outer.reduce_scatter(size / self._per_node)
             found.append(_after(self._inner.reduce_scatter(size), across))
@@ -70,7 +63,7 @@ class GroupCosts:
 
     def all_to_all(self, size: float) -> CollectiveRun:
         """`size`: bytes of each rank's input."""
-        found = [CollectiveRun(self._direct.seconds(size), ((self._direct, size, 1.0),))]
+        found = [_run(self._direct, size)]
         if self._inner and self._outer:
             found.append(_after(self._inner.all_to_all(size), self._outer.all_to_all(size)))
         return min(found, key=_seconds)
@@ -110,6 +103,10 @@ class GroupCosts:
         if self._per_node == 1:
             return None
         return GroupCosts(GroupSet(self._groups.network, self._groups.across_nodes()))
+
+
+def _run(traffic: Traffic, size: float, rounds: float = 1.0, own: float = 0.5) -> CollectiveRun:
+    return CollectiveRun(traffic.seconds(size, rounds, own), ((traffic, size, rounds),))
 
 
 def _after(*runs: CollectiveRun) -> CollectiveRun:

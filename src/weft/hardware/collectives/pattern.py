@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias, final
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.cached import cached_property
 from weft.hardware.collectives.rings import Flows
-from weft.hardware.routes import Floats, Ints, Network, NodeRoutes
+from weft.hardware.routes import Floats, Ints, Network, NodeRoutes, entries_of
 from weft.hardware.topology.machine import LinkKind
 from weft.units import Seconds
 
@@ -94,15 +94,13 @@ class GroupSet:
 
     @cached_property
     def _by_node(self) -> list[list[tuple[int, ...]]]:
-        nodes = self.network.node
-        return [_split(group, nodes[list(group)].tolist()) for group in map(sorted, self.groups)]
-
-
-def _split(group: Sequence[int], nodes: Sequence[int]) -> list[tuple[int, ...]]:
-    found: dict[int, list[int]] = {}
-    for device, node in zip(group, nodes, strict=True):
-        found.setdefault(node, []).append(device)
-    return [tuple(held) for held in found.values()]
+        found = []
+        for group in map(sorted, self.groups):
+            nodes: dict[int, list[int]] = {}
+            for device, node in zip(group, self.network.node[group].tolist(), strict=True):
+                nodes.setdefault(node, []).append(device)
+            found.append([tuple(held) for held in nodes.values()])
+        return found
 
 
 _Inner: TypeAlias = "Callable[[NodeRoutes, tuple[int, ...]], Flows]"
@@ -158,12 +156,14 @@ class Pattern:
         if not len(parts):
             # A machine without a network has no ports.
             return
-        members, place = self._members(parts)
+        members, place = entries_of(groups.begin, parts)
+        share = (factor / groups.many[parts])[place]
         for routes in (network.out, network.into):
-            self._add_routes(
-                routes.of(groups.device[members]), (factor / groups.many[parts])[place]
-            )
-        self._note(groups.unit[parts])
+            resources, member = routes.of(groups.device[members])
+            self._loads.add(resources, share[member])
+        for kind in np.unique(network.group[groups.unit[parts]]).tolist():
+            for port in network.routes[kind].kind.ports:
+                self._met(port.link)
 
     def crossing(self, sources: Ints, targets: Ints, factor: Floats) -> Floats:
         """LinkLoads the uplinks that parts cross to other parts with the factor of each pair.
@@ -175,16 +175,11 @@ class Pattern:
         if not len(sources):
             return np.zeros((len(network.protocols), 0))
         units = groups.unit[sources], groups.unit[targets]
-        level = network.meeting(*units)
-        for above in range(1, int(level.max(initial=0))):
-            over = level > above
-            for down, side in enumerate(units):
-                self._loads.add(network.uplink(above, side[over], bool(down)), factor[over])
+        for resources, over in network.uplinks(*units):
+            self._loads.add(resources, factor[over])
         waits = network.port_waits
-        found: Floats = (
-            np.maximum(waits[:, units[0]], waits[:, units[1]]) + network.level_waits[level]
-        )
-        return found
+        found: Floats = np.maximum(waits[:, units[0]], waits[:, units[1]])
+        return found + network.level_waits[network.meeting(*units)]
 
     def outside(self, share: Floats) -> Floats:
         """LinkLoads what all members send to those of other nodes and receive from them, `share` for each.
@@ -223,18 +218,6 @@ class Pattern:
         bases = tuple(base if place == protocol else float("inf") for place in range(count))
         return Traffic(bases, (0.0,) * count, self._loads.per_byte(), 0.0, self._loads)
 
-    def _members(self, parts: Ints) -> tuple[Ints, Ints]:
-        """The members of parts, and of each the place of its part in `parts`."""
-        groups = self._groups
-        counts = groups.many[parts]
-        place = np.repeat(np.arange(len(parts)), counts)
-        within = np.arange(len(place)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return groups.begin[parts][place] + within, place
-
-    def _add_routes(self, routes: tuple[Ints, Ints], loads: Floats) -> None:
-        resources, place = routes
-        self._loads.add(resources, loads[place])
-
     def _add_uplinks(self, above: int, share: Floats) -> None:
         """LinkLoads uplinks with that which a group's members below them exchange with those elsewhere."""
         groups, network = self._groups, self._network
@@ -263,11 +246,6 @@ class Pattern:
             for link in way.links:
                 self._met(link)
         return np.array(resources), np.array(loads), hops
-
-    def _note(self, units: Ints) -> None:
-        for kind in np.unique(self._network.group[units]).tolist():
-            for port in self._network.routes[kind].kind.ports:
-                self._met(port.link)
 
     def _met(self, link: LinkKind) -> None:
         names = self._network.protocols

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias, final
+from typing import TypeAlias, final
 
 import numpy as np
 
 from weft.errors import UserError
 from weft.hardware.collectives.algorithms import COLLECTIVES, CollectiveRun, GroupCosts
-from weft.hardware.collectives.pattern import BusyLinks, Groups, GroupSet, LinkLoads
-from weft.hardware.routes import Network
+from weft.hardware.collectives.pattern import BusyLinks, Groups, GroupSet, LinkLoads, Traffic
+from weft.hardware.routes import Floats, Network
 from weft.hardware.topology.machine import LinkKind, Topology
 from weft.ir.plan_nodes import CollectiveKind
 from weft.units import Bytes, Seconds
@@ -49,8 +49,8 @@ def transfer_seconds(topology: Topology, pieces: Pieces) -> Seconds:
     Raises:
         UserError: when a piece names a device that the topology does not have.
     """
-    cost = _cost_of_pieces(topology, pieces)
-    return Seconds(0.0) if cost is None else cost.seconds
+    traffic = _traffic_of_pieces(topology, pieces)
+    return Seconds(0.0) if traffic is None else traffic.seconds(1.0)
 
 
 def _run(
@@ -62,10 +62,10 @@ def _run(
     return None if costs is None else COLLECTIVES[kind](costs, size)
 
 
-def _cost_of_pieces(topology: Topology, pieces: Pieces) -> PiecesCost | None:
+def _traffic_of_pieces(topology: Topology, pieces: Pieces) -> Traffic | None:
     for source, target, _ in pieces:
         _check_devices(topology, (source, target))
-    return cost_of_pieces(_costs(topology).network, pieces)
+    return traffic_of_pieces(_costs(topology).network, pieces)
 
 
 def _joined(parts: Sequence[BusyLinks]) -> BusyLinks:
@@ -93,7 +93,12 @@ class _Costs:
         found = self._known.get(groups)
         if found is None:
             for group in groups:
-                _check_group(self._topology, group)
+                _check_devices(self._topology, group)
+                twice = [device for device in group if group.count(device) > 1]
+                if twice:
+                    raise UserError(
+                        f"a group of {len(group)} devices must name each once, got {twice[0]} twice"
+                    )
             found = self._known[groups] = GroupCosts(GroupSet(self.network, groups))
             if len(self._known) > _KEPT:
                 self._known.popitem(last=False)
@@ -108,13 +113,6 @@ def _costs(topology: Topology) -> _Costs:
     return found
 
 
-def _check_group(topology: Topology, group: Sequence[int]) -> None:
-    _check_devices(topology, group)
-    if len(set(group)) < len(group):
-        twice = next(device for device in group if group.count(device) > 1)
-        raise UserError(f"a group of {len(group)} devices must name each once, found {twice} twice")
-
-
 def _check_devices(topology: Topology, devices: Sequence[int]) -> None:
     for device in devices:
         if not 0 <= device < len(topology):
@@ -127,17 +125,8 @@ def _check_devices(topology: Topology, devices: Sequence[int]) -> None:
 Pieces: TypeAlias = Sequence[tuple[int, int, Bytes]]
 
 
-@final
-class PiecesCost(NamedTuple):
-    """Seconds of pieces, their loads on the links in bytes, and the number of the protocol that is the quickest."""
-
-    seconds: Seconds
-    loads: LinkLoads
-    protocol: int
-
-
-def cost_of_pieces(network: Network, pieces: Pieces) -> PiecesCost | None:
-    """The cost until the last piece has arrived; None where all stays on its device."""
+def traffic_of_pieces(network: Network, pieces: Pieces) -> Traffic | None:
+    """The traffic of pieces, until the last has arrived; None where all stays on its device."""
     sent = [piece for piece in pieces if piece[0] != piece[1] and piece[2] > 0]
     if not sent:
         return None
@@ -149,23 +138,27 @@ def cost_of_pieces(network: Network, pieces: Pieces) -> PiecesCost | None:
     waits, links = _inside(network, loads, near)
     if far.any():
         units = network.unit[source[far]], network.unit[target[far]]
-        level = network.meeting(*units)
         for ways, ends in ((network.out, source[far]), (network.into, target[far])):
             resources, place = ways.of(ends)
             loads.add(resources, size[far][place])
-        for above in range(1, int(level.max())):
-            over = level > above
-            for down, side in enumerate(units):
-                loads.add(network.uplink(above, side[over], bool(down)), size[far][over])
-        across = network.port_waits[:, np.concatenate(units)].max(axis=1)
-        waits = np.maximum(waits, across + network.level_waits[level].max())
-        links |= _port_links(network, np.concatenate(units))
-    return _quickest(network, loads, waits, links, sent)
+        for resources, over in network.uplinks(*units):
+            loads.add(resources, size[far][over])
+        met = np.concatenate(units)
+        level = network.level_waits[network.meeting(*units)].max()
+        waits = np.maximum(waits, network.port_waits[:, met].max(axis=1) + level)
+        for group in np.unique(network.group[met]).tolist():
+            links |= {port.link for port in network.routes[group].kind.ports}
+    # Messages to more peers than are in flight at a time wait for one another.
+    most = max(Counter(piece[0] for piece in sent).values())
+    rounds = -(-most // min(link.in_flight for link in links))
+    bases = tuple(
+        max(link.protocol(name).base for link in links) + rounds * wait
+        for name, wait in zip(network.protocols, waits.tolist(), strict=True)
+    )
+    return Traffic(bases, (0.0,) * len(bases), loads.per_byte(), 0.0, loads)
 
 
-def _inside(
-    network: Network, loads: LinkLoads, pieces: Pieces
-) -> tuple[np.typing.NDArray[np.float64], set[LinkKind]]:
+def _inside(network: Network, loads: LinkLoads, pieces: Pieces) -> tuple[Floats, set[LinkKind]]:
     """Load the links within nodes; seconds of the longest way in each protocol, and the kinds of links."""
     waits = np.zeros(len(network.protocols))
     links: set[LinkKind] = set()
@@ -178,30 +171,6 @@ def _inside(
         waits = np.maximum(waits, network.waits(way))
         links.update(way.links)
     return waits, links
-
-
-def _port_links(network: Network, units: np.typing.NDArray[np.int64]) -> set[LinkKind]:
-    groups = np.unique(network.group[units]).tolist()
-    return {port.link for group in groups for port in network.routes[group].kind.ports}
-
-
-def _quickest(
-    network: Network,
-    loads: LinkLoads,
-    waits: np.typing.NDArray[np.float64],
-    links: set[LinkKind],
-    sent: Pieces,
-) -> PiecesCost:
-    in_flight = min(link.in_flight for link in links)
-    most = max(Counter(piece[0] for piece in sent).values())
-    rounds = -(-most // in_flight)
-    found = [
-        max(link.protocol(name).base for link in links) + rounds * wait + moved
-        for name, wait, moved in zip(
-            network.protocols, waits.tolist(), loads.per_byte(), strict=True
-        )
-    ]
-    return PiecesCost(Seconds(min(found)), loads, found.index(min(found)))
 
 
 @final
@@ -231,5 +200,5 @@ class TransferLinks:
 
     def busy(self) -> BusyLinks:
         """Numbers of resources, and seconds in which the pieces need each of them whole."""
-        cost = _cost_of_pieces(self.topology, self.pieces)
-        return _joined([] if cost is None else [cost.loads.busy(cost.protocol)])
+        traffic = _traffic_of_pieces(self.topology, self.pieces)
+        return _joined([] if traffic is None else [traffic.busy(1.0)])

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, final
 
 from weft.errors import UserError
 from weft.plain_yaml import read_plain_yaml
-from weft.schema import Key, Number, Words, check_known, keys_of, read
+from weft.schema import Bounds, Key, OneOf, check_known, keys_of, read
 from weft.units import Bytes, Seconds
 
 DEVICES = Path(__file__).parent.parent / "catalogue" / "devices"
@@ -22,11 +22,11 @@ DEVICES = Path(__file__).parent.parent / "catalogue" / "devices"
 SLOWEST = 1e-9
 _Dtype = Annotated[
     str,
-    Words(("float64", "float32", "tf32", "bfloat16", "float16", "float8", "float4", "int8")),
+    OneOf(("float64", "float32", "tf32", "bfloat16", "float16", "float8", "float4", "int8")),
 ]
-_Share = Annotated[float, Number(above=0, most=1)]
-Rate = Annotated[float, Number(above=SLOWEST, most=1e12, unit=1e9)]
-Microseconds = Annotated[Seconds, Number(most=1e9, unit=1e-6)]
+_Share = Annotated[float, Bounds(above=0, most=1)]
+Rate = Annotated[float, Bounds(above=SLOWEST, most=1e12, unit=1e9)]
+Microseconds = Annotated[Seconds, Bounds(most=1e9, unit=1e-6)]
 
 
 def device_kinds() -> tuple[str, ...]:
@@ -92,7 +92,7 @@ OP_CLASSES = (
     "elementwise",
     "update",
 )
-_OpClass = Annotated[str, Words(OP_CLASSES)]
+_OpClass = Annotated[str, OneOf(OP_CLASSES)]
 # Those that run on the matrix units; all others compute on the vector units, whose peak is that of float32.
 ON_MATRIX_UNITS = frozenset(("product", "attention", "convolution"))
 
@@ -106,8 +106,8 @@ class Tile(NamedTuple):
         share: of its peak that a unit reaches with it, above 0 and at most 1.
     """
 
-    rows: Annotated[int, Number(least=1)]
-    columns: Annotated[int, Number(least=1)]
+    rows: Annotated[int, Bounds(least=1)]
+    columns: Annotated[int, Bounds(least=1)]
     share: _Share = 1.0
 
 
@@ -157,21 +157,21 @@ class DeviceKind:
     """
 
     name: str
-    device_type: Annotated[str, Words(("cpu", "cuda"))]
+    device_type: Annotated[str, OneOf(("cpu", "cuda"))]
     peaks: Annotated[
-        Mapping[_Dtype, Annotated[float, Number(above=0, unit=1e12)]], Key("peaks_tflops")
+        Mapping[_Dtype, Annotated[float, Bounds(above=0, unit=1e12)]], Key("peaks_tflops")
     ]
     traffic: Annotated[Rate, Key("traffic_gb_per_second")]
-    memory: Annotated[Bytes, Number(above=0, unit=2**30), Key("memory_gib")]
+    memory: Annotated[Bytes, Bounds(above=0, unit=2**30), Key("memory_gib")]
     start: Annotated[Microseconds, Key("start_microseconds")]
     act: Annotated[Microseconds, Key("act_microseconds")]
-    reserve: Annotated[Bytes, Number(unit=2**20), Key("reserve_mib")]
+    reserve: Annotated[Bytes, Bounds(unit=2**20), Key("reserve_mib")]
     efficiency: Mapping[_OpClass, Efficiency]
-    units: Annotated[int, Number(least=1)] = 1
+    units: Annotated[int, Bounds(least=1)] = 1
     tiles: tuple[Tile, ...] = ()
-    slowdown: Annotated[float, Number(least=1, most=100)] = 1.0
+    slowdown: Annotated[float, Bounds(least=1, most=100)] = 1.0
     host: Annotated[Rate, Key("host_gb_per_second")] = 12.5e9
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def has_peak(self, dtype: str) -> bool:
         """False where a dtype computes as float32 does, for want of a figure."""

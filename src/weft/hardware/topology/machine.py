@@ -10,12 +10,12 @@ from typing import Annotated, TypeAlias, final
 
 from weft.cached import cached_property
 from weft.hardware.kinds.device_kinds import DeviceKind, Microseconds, Rate, device_kind
-from weft.schema import Entries, Key, Number
+from weft.schema import Bounds, Key, Length
 from weft.units import NO_TIME
 
-Count: TypeAlias = Annotated[int, Number(least=1, most=1 << 20)]
+Count: TypeAlias = Annotated[int, Bounds(least=1, most=1 << 20)]
 # How many links lie side by side, or how many times as much one carries as another.
-Width: TypeAlias = Annotated[float, Number(above=0, most=1e6)]
+Width: TypeAlias = Annotated[float, Bounds(above=0, most=1e6)]
 
 
 @final
@@ -141,7 +141,7 @@ class LinkProtocol:
 
     base: Annotated[Microseconds, Key("base_microseconds")] = NO_TIME
     hop: Annotated[Microseconds, Key("hop_microseconds")] = NO_TIME
-    share: Annotated[float, Number(above=1e-6, most=1)] = 1.0
+    share: Annotated[float, Bounds(above=1e-6, most=1)] = 1.0
 
 
 @final
@@ -165,7 +165,7 @@ class LinkKind:
     name: str
     rate: Annotated[Rate, Key("gb_per_second")]
     latency: Annotated[Microseconds, Key("latency_microseconds")] = NO_TIME
-    protocols: Annotated[Mapping[str, LinkProtocol], Entries(1, 16)] = field(
+    protocols: Annotated[Mapping[str, LinkProtocol], Length(1, 16)] = field(
         hash=False, default_factory=lambda: {ANY: LinkProtocol()}
     )
     in_flight: Count = 1

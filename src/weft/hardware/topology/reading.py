@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import pairwise
@@ -25,14 +25,14 @@ from weft.hardware.topology.machine import (
     Width,
     common_protocols,
 )
-from weft.schema import Entries, Number, Words, check_known, read
+from weft.schema import Bounds, Length, OneOf, check_known, read
 
 LINKS = Path(__file__).parents[1] / "catalogue" / "links.yaml"
 TOPOLOGIES = Path(__file__).parents[1] / "catalogue" / "topologies"
 _SIZED = re.compile(r"(?P<name>.+)x(?P<devices>\d{1,100})", re.ASCII)
 # Devices, switches or ports of a node.
 _MOST = 4096
-_SOME = Entries(0, _MOST)
+_SOME = Length(0, _MOST)
 
 
 # Entries of files, as users write them.
@@ -44,7 +44,7 @@ class _Devices:
     """`count` equal devices; a name is for a single one, a node's number for a file of a whole machine."""
 
     kind: str
-    count: Annotated[int, Number(least=1, most=_MOST)] = 1
+    count: Annotated[int, Bounds(least=1, most=_MOST)] = 1
     name: str | None = None
     node: int = 0
 
@@ -65,7 +65,7 @@ class _Switch:
 class _Link:
     """A link between two devices or switches."""
 
-    between: Annotated[tuple[str, ...], Entries(2, 2)]
+    between: Annotated[tuple[str, ...], Length(2, 2)]
     link: str
     width: Width = 1.0
     one_way: bool = False
@@ -80,7 +80,7 @@ class _Ports:
     link: str
     width: Width = 1.0
     count: Count | None = None
-    at: Annotated[tuple[str, ...], Entries(1, _MOST)] | None = None
+    at: Annotated[tuple[str, ...], Length(1, _MOST)] | None = None
 
 
 @final
@@ -88,7 +88,7 @@ class _Ports:
 class _Nodes:
     """`count` equal nodes."""
 
-    devices: _Devices | Annotated[tuple[_Devices, ...], Entries(1, _MOST)]
+    devices: _Devices | Annotated[tuple[_Devices, ...], Length(1, _MOST)]
     count: Count = 1
     switches: Annotated[tuple[_Switch, ...], _SOME] = ()
     links: tuple[_Link, ...] = ()
@@ -102,9 +102,9 @@ class _File:
 
     weft_topology: Literal[1]
     name: str
-    nodes: Annotated[tuple[_Nodes, ...], Entries(1, 1024)]
+    nodes: Annotated[tuple[_Nodes, ...], Length(1, 1024)]
     links: Mapping[str, Any] = field(default_factory=dict)
-    network: Annotated[tuple[Mapping[str, Any], ...], Entries(0, 16)] = ()
+    network: Annotated[tuple[Mapping[str, Any], ...], Length(0, 16)] = ()
     devices: Count | None = None
     source: Any = None
 
@@ -193,7 +193,7 @@ def _node(nodes: _Nodes, where: str, kinds: Mapping[str, LinkKind]) -> NodeKind:
     """A kind of node; `kinds` are the links that it may name."""
     devices = list(_devices(nodes.devices, f"{where}: devices"))
     vertices = [name for name, _, _ in devices]
-    graph = _Graph([*vertices, *(each.name for each in nodes.switches)], kinds, where)
+    graph = _NodeGraph([*vertices, *(each.name for each in nodes.switches)], kinds, where)
     links: list[NodeLink] = []
     for place, switch in enumerate(nodes.switches):
         joined = vertices if switch.joins == "devices" else switch.joins
@@ -237,7 +237,7 @@ def _devices(content: _Devices | Sequence[_Devices], where: str) -> list[tuple[s
 
 
 @final
-class _Graph:
+class _NodeGraph:
     """The devices and switches of a node, by name, and the kinds of links that may join them."""
 
     def __init__(self, vertices: list[str], kinds: Mapping[str, LinkKind], where: str) -> None:
@@ -264,7 +264,7 @@ class _Graph:
                 )
             return [NodePort(kind, entry.width, self._places(entry.at, f"{where}: at"))]
         count = 1 if entry.count is None else entry.count
-        count = read(Annotated[int, Number(least=1, most=devices)], count, f"{where}: count")
+        count = read(Annotated[int, Bounds(least=1, most=devices)], count, f"{where}: count")
         bounds = [place * devices // count for place in range(count + 1)]
         return [NodePort(kind, entry.width, tuple(range(a, b))) for a, b in pairwise(bounds)]
 
@@ -301,7 +301,7 @@ def parse_link_kind(name: str, content: Any, where: str, calibrated: bool = True
 
 
 # Of a kind of link, what is fitted to measurements.
-_Fitted = Mapping[Annotated[str, Words(("protocols", "own_gb_per_second", "source"))], Any]
+_Fitted = Mapping[Annotated[str, OneOf(("protocols", "own_gb_per_second", "source"))], Any]
 
 
 def check_reach(topology: Topology, where: str) -> None:
@@ -345,9 +345,11 @@ class _Reach:
         self._devices = len(kind)
         self._near: list[set[int]] = [set() for _ in kind.vertices]
         self._found: dict[frozenset[int], set[int]] = {}
-        for source, target in _directed(kind):
-            a, b = (source, target) if forward else (target, source)
-            self._near[a].add(b)
+        for link in kind.links:
+            if forward or not link.one_way:
+                self._near[link.source].add(link.target)
+            if not forward or not link.one_way:
+                self._near[link.target].add(link.source)
 
     def of(self, device: int) -> set[int]:
         near = self._near[device]
@@ -364,13 +366,6 @@ class _Reach:
                 left.extend(self._near[vertex] - found)
                 found |= self._near[vertex]
         return found
-
-
-def _directed(kind: NodeKind) -> Iterator[tuple[int, int]]:
-    for link in kind.links:
-        yield link.source, link.target
-        if not link.one_way:
-            yield link.target, link.source
 
 
 def topologies() -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol, final
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
-from weft.errors import UserError
+from weft.errors import UserError, check, is_number, is_whole, wrong
 from weft.program.data.loading import Ahead, loaded_ahead
 from weft.program.data.order import mixed, of_like_lengths, order_of, whole_number, whole_numbers
 from weft.program.data.samples import HINT, LoadedRows, Samples, Stream, begin_worker, with_workers
@@ -83,9 +83,7 @@ class Loader:
         _check_kinds(shuffle, drop_last, split, program, collate_fn, sampler, timeout)
         iterable = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
         if iterable and not isinstance(dataset, Iterable):
-            raise UserError(
-                f"weft.Loader: takes a dataset with __getitem__ or __iter__, found a {type(dataset).__name__}"
-            )
+            raise wrong("weft.Loader: dataset", "a dataset with __getitem__ or __iter__", dataset)
         if iterable and (shuffle or sampler is not None or workers > 1):
             raise UserError(
                 "weft.Loader: an iterable dataset is read in its own order, by one worker at most; leave out shuffle, "
@@ -182,9 +180,7 @@ class Loader:
                 the state stands in the middle of an epoch of more or fewer samples.
         """
         if not isinstance(state, Mapping):
-            raise UserError(
-                f"weft.Loader: load_state_dict takes what state_dict gave, found a {type(state).__name__}"
-            )
+            raise wrong("weft.Loader: load_state_dict: state", "what state_dict gave", state)
         # States of earlier versions say nothing of shuffle.
         state = {"shuffle": self._shuffle, **state}
         own_values = {"seed": self._seed, "batch_size": self.batch_size, "shuffle": self._shuffle}
@@ -196,7 +192,7 @@ class Loader:
                 )
         for name in ("epoch", "step"):
             value = state.get(name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            if not is_whole(value, 0):
                 raise UserError(
                     f"weft.Loader: the state has {name}={value!r}, and takes a number from 0 there"
                 )
@@ -343,7 +339,7 @@ def _number(name: str, value: Any, least: int | None = None) -> int:
     found = whole_number(value)
     if found is None or (least is not None and found < least):
         from_ = "" if least is None else f" from {least}"
-        raise UserError(f"weft.Loader: {name} takes a number{from_}, found {value!r}")
+        raise wrong(f"weft.Loader: {name}", f"a number{from_}", value)
     return found
 
 
@@ -356,14 +352,13 @@ def _check_kinds(
     sampler: object,
     timeout: object,
 ) -> None:
-    for name, given in (("shuffle", shuffle), ("drop_last", drop_last), ("split", split)):
-        if not isinstance(given, bool):
-            raise UserError(f"weft.Loader: {name} takes True or False, found {given!r}")
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:
-        raise UserError(f"weft.Loader: timeout takes seconds from 0, found {timeout!r}")
-    if program is not None and not hasattr(program, "rows"):
-        raise UserError(f"weft.Loader: program takes a weft.Program, found {program!r}")
-    if collate_fn is not None and not callable(collate_fn):
-        raise UserError(f"weft.Loader: collate_fn takes a function, found {collate_fn!r}")
-    if sampler is not None and not isinstance(sampler, Iterable):
-        raise UserError(f"weft.Loader: sampler takes numbers of samples, found {sampler!r}")
+    check(
+        "weft.Loader",
+        (isinstance(shuffle, bool), "shuffle", "True or False", shuffle),
+        (isinstance(drop_last, bool), "drop_last", "True or False", drop_last),
+        (isinstance(split, bool), "split", "True or False", split),
+        (is_number(timeout, 0), "timeout", "seconds from 0", timeout),
+        (program is None or hasattr(program, "rows"), "program", "a weft.Program", program),
+        (collate_fn is None or callable(collate_fn), "collate_fn", "a function", collate_fn),
+        (isinstance(sampler, Iterable | None), "sampler", "numbers of samples", sampler),
+    )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from weft.errors import UserError, shown
+from weft.errors import UserError, shown, wrong
 
 
 def whole_number(value: Any) -> int | None:
@@ -37,18 +37,15 @@ def whole_numbers(given: Any, where: str) -> list[int]:
     """
     every = _listed(given)
     if every is None:
-        raise UserError(
-            f"{where} takes whole numbers from 0, one for each, as a list or an array of one dimension, found "
-            f"{shown(given)}"
-        )
+        expected = "whole numbers from 0, one for each, as a list or an array of one dimension"
+        raise wrong(where, expected, given)
     found: list[int] = []
     for place, each in enumerate(every):
         number = whole_number(each)
         if number is None or number < 0:
-            raise UserError(
-                f"{where} takes whole numbers from 0, one for each, found {shown(each)}, a {type(each).__name__}, at "
-                f"place {place}"
-            )
+            expected = "whole numbers from 0, one for each"
+            got = f"{shown(each)}, a {type(each).__name__}, at place {place}"
+            raise UserError(f"{where} must be {expected}, got {got}")
         found.append(number)
     return found
 
@@ -220,22 +217,16 @@ class Packed(Dataset[dict[str, Tensor]]):
     ) -> None:
         tokens = whole_number(length)
         if tokens is None or tokens < 1:
-            raise UserError(
-                f"weft.Packed: length takes a number of tokens from 1, found {length!r}"
-            )
+            raise wrong("weft.Packed: length", "a number of tokens from 1", length)
         if not hasattr(texts, "__getitem__") or not hasattr(texts, "__len__"):
-            raise UserError(
-                f"weft.Packed: takes a dataset with __getitem__ and __len__, found a {type(texts).__name__}"
-            )
+            raise wrong("weft.Packed: texts", "a dataset with __getitem__ and __len__", texts)
         self._texts, self._length, self._key = texts, tokens, key
         if lengths is None:
             lengths = [len(self._tokens(number)) for number in range(len(texts))]
         every = whole_numbers(lengths, "weft.Packed: lengths")
         if len(every) != len(texts):
-            raise UserError(
-                f"weft.Packed: lengths takes a number of tokens for each of the {len(texts)} texts, found "
-                f"{shown(every)}"
-            )
+            expected = f"a number of tokens for each of the {len(texts)} texts"
+            raise wrong("weft.Packed: lengths", expected, every)
         # Where each text ends, of all tokens.
         self._ends = list(accumulate(every))
 

@@ -21,8 +21,7 @@ from weft.planning.exchanges import Exchanged, exchanges
 from weft.program.explain.details import deduction_notes
 from weft.program.explain.schedule import exceptions
 from weft.program.explain.tables import KINDS, ProgramMemory
-from weft.strategy.parts import Zero
-from weft.strategy.sharding import highest_level, level_of, zero_rules
+from weft.strategy.parts import Zero, highest_level, level_of, zero_rules
 from weft.traces.events import joined_notes
 from weft.units import Seconds, bytes_text, counted, seconds_text
 

@@ -11,7 +11,7 @@ import torch
 
 from weft.capture.batch import leaves_of, spread
 from weft.capture.tree import flatten, unflatten
-from weft.errors import BatchError, UserError, shown
+from weft.errors import BatchError, UserError, wrong
 from weft.layout import SBP, Broadcast, Placement, Split
 from weft.patterns import first_match, matches
 from weft.runtime.world.world import World
@@ -48,20 +48,16 @@ class Buckets:
         lengths = tuple(sizes) if isinstance(sizes, Iterable) else ()
         whole = all(type(size) is int and size > 0 for size in lengths)
         if not lengths or not whole or list(lengths) != sorted(set(lengths)):
-            raise UserError(
-                f"weft.Buckets(sizes=…) takes rising lengths such as (128, 256), found {shown(sizes)}"
-            )
+            raise wrong("weft.Buckets(sizes=…)", "rising lengths such as (128, 256)", sizes)
         if (
             not isinstance(values, Mapping)
             or not values
             or not all(map(_is_padding, values.items()))
         ):
-            raise UserError(
-                'weft.Buckets(values=…) takes what to pad each leaf with, such as {"input_ids": 0, "labels": -100}, '
-                f"found {shown(values)}"
-            )
+            expected = 'what to pad each leaf with, such as {"input_ids": 0, "labels": -100}'
+            raise wrong("weft.Buckets(values=…)", expected, values)
         if type(dim) is not int:
-            raise UserError(f"weft.Buckets(dim=…) takes a dimension, such as 1, found {shown(dim)}")
+            raise wrong("weft.Buckets(dim=…)", "a dimension, such as 1", dim)
         hold(self, sizes=lengths, values=dict(values), dim=dim)
 
     def padded(self, batch: Any, at_least: Mapping[str, int] = MappingProxyType({})) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from weft.capture.optimizers.given import attributes_of
 from weft.capture.optimizers.groups import Optimizing, optimizers_of
-from weft.errors import UserError, shown
+from weft.errors import UserError, wrong
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.layout import Layout, Placement, Shares
@@ -323,7 +323,7 @@ def release(model: nn.Module, optimizer: Optimizing = None) -> None:
             process.
     """
     if not isinstance(model, nn.Module):
-        raise UserError(f"weft.release takes a torch.nn.Module, found {shown(model)}")
+        raise wrong("weft.release: model", "a torch.nn.Module", model)
     optimizers = optimizers_of(optimizer)
     # One world, but for tensors that were laid in others before.
     for world in dict.fromkeys(x.spec.mesh.world for x in global_variables(model).values()):

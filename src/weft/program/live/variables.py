@@ -13,7 +13,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import is_lazy
 
 from weft.compiler.training.gradients import FIRST_VALUES
-from weft.errors import UserError, shown
+from weft.errors import UserError, shown, wrong
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.ir.nodes import MASTER
@@ -73,9 +73,7 @@ def state_dict_names(model: nn.Module) -> dict[str, str]:
 def _check_whole(names: Mapping[str, str], graph: LogicalGraph, state: object) -> None:
     """Check that a state has the names, as whole tensors of their shapes."""
     if not isinstance(state, Mapping):
-        raise UserError(
-            f"a state takes whole tensors by name, as full_state_dict() gives them, found {shown(state)}"
-        )
+        raise wrong("a state", "whole tensors by name, as full_state_dict() gives them", state)
     if set(state) != set(names):
         missing, unknown = sorted(set(names) - set(state)), sorted(set(state) - set(names))
         raise UserError(
@@ -159,11 +157,11 @@ def _uncompiled(module: nn.Module) -> nn.Module:
 
 def _check_plain(model: object) -> None:
     if not isinstance(model, nn.Module):
-        raise UserError(f"weft.compile takes a torch.nn.Module as the model, found {shown(model)}")
+        raise wrong("weft.compile: model", "a torch.nn.Module as the model", model)
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor):
             raise UserError(
-                f"weft.compile takes a plain module, found {name} as a DTensor, as fully_shard and parallelize_module "
+                f"weft.compile takes a plain module, got {name} as a DTensor, as fully_shard and parallelize_module "
                 "make them: compile the module as it was before; weft lays its parameters out itself"
             )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):

@@ -12,7 +12,7 @@ from typing import Any, final
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from weft.errors import UserError, shown
+from weft.errors import UserError, check, is_whole, wrong
 from weft.program.agreement import agreed
 from weft.program.data.loader import Loader
 from weft.program.loop.bar import Bar, Means
@@ -372,8 +372,8 @@ def _check_numbers(
     named = {"steps": steps, "epochs": epochs, "evaluate_every": every}
     given = {name: value for name, value in named.items() if value is not None}
     for name, value in {**given, "accumulate": accumulate, "log_every": log_every}.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UserError(f"weft.fit: {name} takes a number from 1, found {shown(value)}")
+        if not is_whole(value, 1):
+            raise wrong(f"weft.fit: {name}", "a number from 1", value)
 
 
 def _check_kinds(
@@ -389,33 +389,23 @@ def _check_kinds(
     Raises:
         UserError: one is not.
     """
-    if not isinstance(program, Program):
-        raise UserError(
-            f"weft.fit: takes the program that weft.compile gives first, found {shown(program)}"
-        )
-    if not isinstance(loader, Iterable):
-        raise UserError(
-            f"weft.fit: takes batches that can be looped over, such as a weft.Loader, found {shown(loader)}"
-        )
-    if checkpoint is not None and not isinstance(checkpoint, Checkpoints):
-        raise UserError(
-            f"weft.fit: checkpoint takes a weft.Checkpoints(folder), found {shown(checkpoint)}"
-        )
-    if extra is not None and not isinstance(extra, Mapping):
-        raise UserError(
-            f"weft.fit: extra takes a dict of what is to be saved by name, found {shown(extra)}"
-        )
-    for name, given in (("schedulers", schedulers), ("log", log)):
-        if not isinstance(given, Sequence) or isinstance(given, str):
-            raise UserError(
-                f"weft.fit: {name} takes a list, also of a single one, found {shown(given)}"
-            )
+    batches = "batches that can be looped over, such as a weft.Loader"
+    saves, keeps = isinstance(checkpoint, Checkpoints | None), isinstance(extra, Mapping | None)
+    lists = [isinstance(x, Sequence) and not isinstance(x, str) for x in (schedulers, log)]
+    check(
+        "weft.fit",
+        (isinstance(program, Program), "program", "the program that weft.compile gives", program),
+        (isinstance(loader, Iterable), "loader", batches, loader),
+        (saves, "checkpoint", "a weft.Checkpoints(folder)", checkpoint),
+        (keeps, "extra", "a dict of what is to be saved by name", extra),
+        (lists[0], "schedulers", "a list, also of a single one", schedulers),
+        (lists[1], "log", "a list, also of a single one", log),
+    )
     for each in schedulers if isinstance(schedulers, Sequence) else ():
         if isinstance(each, ReduceLROnPlateau) or not hasattr(each, "step"):
-            raise UserError(
-                f"weft.fit: schedulers takes what steps after an update, found {type(each).__name__}; step one that "
-                "follows a figure in evaluate, and give it as extra, so that checkpoints keep it"
-            )
+            expected = "what steps after an update"
+            remedy = "step one that follows a figure in evaluate, and give it as extra, so that checkpoints keep it"
+            raise wrong("weft.fit: schedulers", expected, each, remedy=remedy)
 
 
 def _check_functions(**given: object) -> None:
@@ -426,4 +416,4 @@ def _check_functions(**given: object) -> None:
     """
     for name, value in given.items():
         if value is not None and not callable(value):
-            raise UserError(f"weft.fit: {name} takes a function, found {shown(value)}")
+            raise wrong(f"weft.fit: {name}", "a function", value)

@@ -10,7 +10,7 @@ from os import SEEK_END
 from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeAlias, final, runtime_checkable
 
-from weft.errors import UNREADABLE, UserError, shown
+from weft.errors import UNREADABLE, UserError, wrong
 from weft.whole_files import cannot_write, write_in_folder
 
 Figures: TypeAlias = Mapping[str, float]
@@ -47,7 +47,7 @@ class JsonLines:
 
     def __init__(self, path: str | Path) -> None:
         if not isinstance(path, str | Path) or not str(path):
-            raise UserError(f"weft.logs: a log takes the path of a file, found {shown(path)}")
+            raise wrong("weft.logs: path", "the path of a file", path)
         self._path = Path(path)
         self._file: TextIO | None = None
         # The last line, and the byte at which it begins.
@@ -170,10 +170,8 @@ def log_of(given: object) -> Log:
         return given
     if callable(given):
         return Calling(given)
-    raise UserError(
-        f"weft.fit: log takes logs, such as weft.logs.JsonLines(path), or functions of a step and its figures; "
-        f"found {given!r}"
-    )
+    expected = "logs, such as weft.logs.JsonLines(path), or functions of a step and its figures"
+    raise wrong("weft.fit: log", expected, given)
 
 
 def begin_logs(logs: Sequence[Log], step: int) -> None:

@@ -4,46 +4,60 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
-from typing import final
+from time import perf_counter_ns
+from typing import Any, NamedTuple, final
 
 import torch
+from torch import Tensor, nn
 
 from weft.capture.optimizers.groups import Optimizers
 from weft.compiler.pipeline import Compiled
 from weft.compiler.plans.specialize import Target, join_sums, variant
+from weft.hardware import usual_device
 from weft.hardware.costs import Slowdown
 from weft.hardware.durations import joined_size
 from weft.hardware.here import this_machine
-from weft.hardware.measured import Measurements, Sample, SizedSample, from_json, to_json
-from weft.hardware.measured.figures import DEVICE, PROCESSES, RANKS, THREADS
+from weft.hardware.measured import (
+    DEVICE,
+    PROCESSES,
+    RANKS,
+    THREADS,
+    MeasuredCosts,
+    Measurements,
+    Sample,
+    SizedSample,
+    from_json,
+    to_json,
+)
 from weft.ir.plan import (
     Collective,
     CollectiveKind,
     Communicate,
     Communicator,
+    Compute,
     LocalCall,
     LocalNode,
     LocalProgram,
+    RankPlan,
 )
-from weft.program.measured.overheads import (
-    Overheads,
-    filling_program,
-    frame,
-    middle,
-    overheads,
-    tiny_program,
-)
+from weft.layout import Placement
+from weft.program.compile import compile
+from weft.program.parts.inspection import planned_as_run
+from weft.program.program import Program
 from weft.runtime.kernels.matmul import onednn_is_faster
-from weft.runtime.measured.beside import slowdown
 from weft.runtime.measured.calls import measured_calls, measured_updates
-from weft.runtime.measured.exchanges import measured_exchanges
+from weft.runtime.measured.exchanges import measured_exchanges, slowdown
 from weft.runtime.measured.operands import calls_in_order
 from weft.runtime.measured.stopwatch import COLD
+from weft.runtime.recording import Span
 from weft.runtime.world.world import World
-from weft.units import NO_BYTES, Bytes, Seconds
+from weft.simulator.steps.acts import act_costs
+from weft.strategy.strategy import Strategy, data_parallel
+from weft.units import NO_BYTES, NO_TIME, Bytes, Seconds
 
 # A step that holds no more leaves the caches to what the host does.
 _CACHED = Bytes(2**20)
@@ -119,14 +133,11 @@ def with_overheads(
     program.close()
     if held > _CACHED:
         program, batch = filling_program(world, held)
-        seen = replace(seen, step=frame(program, batch))
+        seen = seen._replace(step=frame(program, batch))
         program.close()
-    text = json.dumps([seen.act, seen.exchange, seen.step])
-    every = [
-        Overheads(*json.loads(each)) for each in world.gather(dict.fromkeys(world.ranks, text))
-    ]
-    ours = middle(every)
-    return replace(found, act=ours.act, exchange=ours.exchange, step=ours.step)
+    texts = world.gather(dict.fromkeys(world.ranks, json.dumps(seen)))
+    ours = middle([Overheads(*json.loads(each)) for each in texts])
+    return replace(found, **ours._asdict())
 
 
 def _held(world: World, compiled: Iterable[Compiled]) -> Bytes:
@@ -151,6 +162,11 @@ def _of_calls(
     held = _held(world, compiled)
     meetings = world.connect([Communicator(0, tuple(range(world.size)))])
 
+    target = Target(world.device_type, onednn_is_faster())
+
+    def as_run(call: LocalCall) -> LocalCall:
+        return variant(call, target)
+
     def one(rank: int) -> str:
         own = [each for c in compiled for each in c.programs if each.rank == rank]
         joined = [replace(each, nodes=_with_joined_sums(each)) for each in own]
@@ -158,7 +174,7 @@ def _of_calls(
         calls = calls_in_order([*own, *joined])
         channel = meetings[rank][0]
         channel.barrier()
-        seen, drift = measured_calls(calls, _as_run(world), device, patience.call, held, begun)
+        seen, drift = measured_calls(calls, as_run, device, patience.call, held, begun)
         updates = {
             type(each).__name__: measured_updates(
                 each, device, patience.update, channel.barrier, held
@@ -174,22 +190,17 @@ def _of_calls(
 
 def _largest(world: World, compiled: Iterable[Compiled]) -> dict[CollectiveKind, Bytes]:
     """The bytes that collectives of programs have at most on any rank, by kind; those that run as one together."""
-    text = json.dumps(_own_largest(compiled))
+    own = {
+        (actor.collectives[0].kind, joined_size(actor.collectives))
+        for each in compiled
+        for plan in each.plan.ranks
+        for actor in plan.actors
+        if isinstance(actor, Communicate) and isinstance(actor.collectives[0], Collective)
+    }
     found: dict[CollectiveKind, Bytes] = {}
-    for each in world.gather(dict.fromkeys(world.ranks, text)):
-        for kind, size in json.loads(each).items():
+    for text in world.gather(dict.fromkeys(world.ranks, json.dumps(sorted(own)))):
+        for kind, size in json.loads(text):
             found[kind] = max(found.get(kind, NO_BYTES), Bytes(size))
-    return found
-
-
-def _own_largest(compiled: Iterable[Compiled]) -> dict[CollectiveKind, Bytes]:
-    found: dict[CollectiveKind, Bytes] = {}
-    for plan in (plan for each in compiled for plan in each.plan.ranks):
-        for actor in plan.actors:
-            if isinstance(actor, Communicate) and isinstance(actor.collectives[0], Collective):
-                size = joined_size(actor.collectives)
-                kind = actor.collectives[0].kind
-                found[kind] = max(found.get(kind, NO_BYTES), size)
     return found
 
 
@@ -232,11 +243,6 @@ def _nothing(_: str) -> None:
     """Only the first rank tells what it does."""
 
 
-def _as_run(world: World) -> Callable[[LocalCall], LocalCall]:
-    target = Target(world.device_type, onednn_is_faster())
-    return lambda call: variant(call, target)
-
-
 def _with_joined_sums(program: LocalProgram) -> tuple[LocalNode, ...]:
     """The calls with sums of products as they may run: in one."""
     calls = [node for node in program.nodes if isinstance(node, LocalCall)]
@@ -250,24 +256,168 @@ def together(ranks: Sequence[Measurements]) -> Measurements:
     for each in ranks:
         for text, sample in each.calls.items():
             calls.setdefault(text, []).append(sample)
-    joined = {text: _middle(samples) for text, samples in calls.items()}
-    drift = median(each.drift for each in ranks)
-    return replace(ranks[0], calls=joined, updates=_middle_sized(ranks), drift=drift)
-
-
-def _middle(samples: Sequence[Sample]) -> Sample:
-    seconds = Seconds(median(each.seconds for each in samples))
-    return Sample(seconds, median(each.spread for each in samples), samples[0].usual)
-
-
-def _middle_sized(ranks: Sequence[Measurements]) -> Mapping[str, tuple[SizedSample, ...]]:
-    """Of updates, the median over ranks, size by size."""
-    return {
+    joined = {
+        text: Sample(Seconds(_median(every, "seconds")), _median(every, "spread"), every[0].usual)
+        for text, every in calls.items()
+    }
+    updates = {
         rule: tuple(
-            SizedSample(
-                at[0].bytes, Seconds(median(x.seconds for x in at)), median(x.spread for x in at)
-            )
+            SizedSample(at[0].bytes, Seconds(_median(at, "seconds")), _median(at, "spread"))
             for at in zip(*(each.updates[rule] for each in ranks), strict=True)
         )
         for rule in ranks[0].updates
     }
+    drift = median(each.drift for each in ranks)
+    return replace(ranks[0], calls=joined, updates=updates, drift=drift)
+
+
+def _median(samples: Sequence[Sample | SizedSample], figure: str) -> float:
+    found: float = median(getattr(each, figure) for each in samples)
+    return found
+
+
+# Overheads of the host: what acts, exchanges and steps of a tiny program take beyond its calls and exchanges.
+
+# Steps that are not looked at, and those that are.
+_FIRST, _STEPS = 10, 60
+_WIDTH, _MICRO_BATCHES = 4, 4
+
+
+@final
+class Overheads(NamedTuple):
+    """Seconds of the host.
+
+    Attributes:
+        act: for an act, beyond its calls.
+        exchange: for an act of a communicator, beyond the exchange.
+        step: between the acts of one step and those of the next.
+    """
+
+    act: Seconds = NO_TIME
+    exchange: Seconds = NO_TIME
+    step: Seconds = NO_TIME
+
+
+def tiny_program(world: World) -> tuple[Program, Tensor]:
+    """A program whose calls take next to no time, with the batch that it takes; every process must call it."""
+    model = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, 1))
+    return _compiled(world, model, _mean, _MICRO_BATCHES)
+
+
+def filling_program(world: World, held: Bytes) -> tuple[Program, Tensor]:
+    """A program as small that reads so many bytes on each rank: what the host does between steps finds the caches full.
+
+    Every process must call it.
+    """
+    model = nn.Linear(_WIDTH, 1)
+    model.register_buffer("rest", torch.zeros(world.size * held // 4))
+    return _compiled(world, model, _mean_beside, 1)
+
+
+def _compiled(
+    world: World, model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], micro_batches: int
+) -> tuple[Program, Tensor]:
+    batch = torch.ones(micro_batches * world.size, _WIDTH)
+    strategy = Strategy(batch=data_parallel().batch, micro_batches=micro_batches)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    placement = Placement(world.device_type, (world.size,), tuple(range(world.size)))
+    return compile(model, loss, optimizer, batch, placement=placement, strategy=strategy), batch
+
+
+def _mean(model: nn.Module, batch: Any) -> Tensor:
+    found: Tensor = model(batch).square().mean()
+    return found
+
+
+def _mean_beside(model: nn.Module, batch: Any) -> Tensor:
+    rest: Tensor = model.rest  # type: ignore[assignment]  # a buffer
+    return _mean(model, batch) + rest.sum()
+
+
+def frame(program: Program, batch: Tensor) -> Seconds:
+    """Seconds of the host between the acts of one step and those of the next, as the first rank here sees them.
+
+    All ranks must call it together.
+    """
+    executor = next(iter(program._core.executors.values()))
+    each = []
+    for number in range(_FIRST + _STEPS):
+        took = _step(program, batch)
+        if number >= _FIRST:
+            each.append(took - _inside(_working(executor.plan, executor.recorder.record().spans)))
+    return Seconds(max(0.0, median(each)))
+
+
+def _step(program: Program, batch: Tensor) -> float:
+    """Seconds of a step, as its caller sees them."""
+    begin = perf_counter_ns()
+    program.step(batch)
+    return (perf_counter_ns() - begin) / 1e9
+
+
+def _working(plan: RankPlan, spans: Iterable[Span]) -> list[Span]:
+    """The spans of what takes time in plans, in order: all but what feeds and fetches."""
+    work = {actor.id for actor in plan.actors if isinstance(actor, Compute | Communicate)}
+    return sorted((span for span in spans if span[0].actor in work), key=lambda span: span[1])
+
+
+def _inside(spans: Sequence[Span]) -> float:
+    """Seconds from the first to the last."""
+    return (max(span[2] for span in spans) - spans[0][1]) / 1e9
+
+
+def overheads(program: Program, batch: Tensor, measured: Measurements) -> Overheads:
+    """The overheads that steps of a program show, as the first rank of this process sees them.
+
+    All ranks must call it together.
+
+    Args:
+        measured: its calls and exchanges.
+    """
+    variant = program._core.variants.current
+    step = planned_as_run(variant.captured.graph, variant.compiled)
+    costs = MeasuredCosts(measured, usual_device(program.placement.device_type))
+    rank, executor = next(iter(program._core.executors.items()))
+    stands = variant.compiled.schedule.classes.get(rank, step.plans[0].rank)
+    calls = dict(enumerate(act_costs(step, costs).seconds(stands)))
+    plan, recorder = executor.plan, executor.recorder
+    computes = {actor.id for actor in plan.actors if isinstance(actor, Compute)}
+    each: list[Overheads] = []
+    for number in range(_FIRST + _STEPS):
+        took = _step(program, batch)
+        spans = _working(plan, recorder.record().spans)
+        if number >= _FIRST:
+            each.append(_of_step(spans, calls, computes, took))
+    return middle(each)
+
+
+def _of_step(
+    spans: Sequence[Span], calls: Mapping[int, Seconds], computes: Container[int], took: float
+) -> Overheads:
+    """The overheads of one step.
+
+    Args:
+        spans: of its acts that take time, in order.
+        calls: what acts take by their calls and exchanges, by actor.
+        computes: the actors that are no communication.
+        took: seconds of the step, as its caller sees them.
+    """
+    own = [span for span in spans if span[0].actor in computes]
+    exchanges = len(spans) - len(own)
+    act = median([*_apart(own, calls), 0.0])
+    inside = _inside(spans)
+    known = sum(calls[span[0].actor] for span in spans) + act * len(own)
+    exchange = (inside - known) / exchanges if exchanges else 0.0
+    return Overheads(Seconds(act), Seconds(exchange), Seconds(took - inside))
+
+
+def _apart(spans: Sequence[Span], calls: Mapping[int, Seconds]) -> Iterator[float]:
+    """Seconds from one act to the next in the same loop, beyond its calls: nothing was waited for between these."""
+    for span, after in pairwise(spans):
+        if after[0].actor == span[0].actor:
+            yield (after[1] - span[1]) / 1e9 - calls[span[0].actor]
+
+
+def middle(each: Sequence[Overheads]) -> Overheads:
+    """The medians; none below 0."""
+    return Overheads(*(Seconds(max(0.0, median(figures))) for figures in zip(*each, strict=True)))

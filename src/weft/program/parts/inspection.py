@@ -95,7 +95,7 @@ class ProgramInspection(ProgramPart):
         compiled, options = self._core.compiled, self._core.setting.options
         if not isinstance(details, bool) or not isinstance(op, str | None):
             raise UserError(
-                'program.explain takes details=True or False, and op= as a pattern such as "blocks.0"; found '
+                'program.explain takes details=True or False, and op= as a pattern such as "blocks.0"; got '
                 f"details={shown(details)}, op={shown(op)}"
             )
         if op is not None:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from weft.capture.batch import is_dense
 from weft.capture.tree import flatten, unflatten
-from weft.errors import UserError
+from weft.errors import UserError, is_whole, wrong
 from weft.ir.plan import RankPlan
 from weft.program.agreement import told
 from weft.program.checksums import BatchSums, OptionsChecksum, Stamps, checksum_of_numbers
@@ -126,10 +126,10 @@ class ProgramSteps(ProgramPart):
         Raises:
             UserError: `ahead` cannot be; and as `step` does.
         """
-        if isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 0:
-            raise UserError(f"program.run: ahead takes a number of batches from 0, found {ahead!r}")
+        if not is_whole(ahead, 0):
+            raise wrong("program.run: ahead", "a number of batches from 0", ahead)
         if not isinstance(batches, Iterable):
-            raise UserError(f"program.run takes batches, such as a weft.Loader, found {batches!r}")
+            raise wrong("program.run: batches", "batches, such as a weft.Loader", batches)
         failed = batches.put_back if isinstance(batches, Loader) else lambda: None
         return _steps(self.step, batches_of(self._core, batches, ahead), failed)
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import torch
 
-from weft.errors import StrategyError, UserError, shown
+from weft.errors import StrategyError, UserError, wrong
 from weft.hardware import usual_device
 from weft.hardware.costs import Costs
 from weft.hardware.measured import MeasuredCosts, from_json, to_json
@@ -45,8 +45,8 @@ def asked_of(
         UserError: a search beside batches of rows of each process.
     """
     if isinstance(strategy, str) and strategy != AUTO:
-        raise StrategyError(
-            f'strategy= takes a weft.Strategy, "{AUTO}" or a weft.Auto, found {strategy!r}'
+        raise wrong(
+            "strategy=", f'a weft.Strategy, "{AUTO}" or a weft.Auto', strategy, StrategyError
         )
     auto = Auto() if isinstance(strategy, str) else strategy
     if not isinstance(auto, Auto):
@@ -62,10 +62,8 @@ def asked_of(
             f"weft.Auto: measure takes the number of strategies to run, from 0, found {measure!r}"
         )
     if auto.fixed is not None and not isinstance(auto.fixed, Strategy):
-        raise StrategyError(
-            "weft.Auto: fixed takes a weft.Strategy with the entries that hold for all, found "
-            f"{shown(auto.fixed)}"
-        )
+        expected = "a weft.Strategy with the entries that hold for all"
+        raise wrong("weft.Auto: fixed", expected, auto.fixed, StrategyError)
     return Strategy() if auto.fixed is None else auto.fixed, auto
 
 

@@ -16,7 +16,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol, final
 
-from weft.errors import DamagedCheckpoint, UserError
+from weft.errors import DamagedCheckpoint, UserError, check, is_whole, wrong
 from weft.program.saving.claims import Claimant, claim_for_job, is_of_another_job
 from weft.program.saving.extras import EXTRA
 from weft.program.saving.files import SUFFIX
@@ -82,16 +82,19 @@ class Checkpoints:
     def __post_init__(self) -> None:
         for name in ("every", "keep"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UserError(f"weft.Checkpoints: {name} takes a number from 1, found {value!r}")
-        if not isinstance(self.wait, bool):
-            raise UserError(f"weft.Checkpoints: wait takes True or False, found {self.wait!r}")
-        if self.score is not None and not isinstance(self.score, str):
-            raise UserError(
-                f"weft.Checkpoints: score takes the name of a figure, found {self.score!r}"
-            )
-        if not isinstance(self.path, str | Path) or not str(self.path):
-            raise UserError(f"weft.Checkpoints: path takes a folder, found {self.path!r}")
+            if not is_whole(value, 1):
+                raise wrong(f"weft.Checkpoints: {name}", "a number from 1", value)
+        check(
+            "weft.Checkpoints",
+            (isinstance(self.wait, bool), "wait", "True or False", self.wait),
+            (isinstance(self.score, str | None), "score", "the name of a figure", self.score),
+            (
+                isinstance(self.path, str | Path) and str(self.path) != "",
+                "path",
+                "a folder",
+                self.path,
+            ),
+        )
 
     @property
     def folder(self) -> Path:
@@ -221,7 +224,7 @@ class Checkpoints:
 
 def _check_program(program: object) -> None:
     if not hasattr(program, "wait_for_saved"):
-        raise UserError(f"weft.Checkpoints: takes a weft.Program, found a {type(program).__name__}")
+        raise wrong("weft.Checkpoints: program", "a weft.Program", program)
 
 
 def check_names(extra: object, taken: Iterable[str], why: str) -> None:

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from weft.errors import DamagedCheckpoint, UserError
+from weft.errors import DamagedCheckpoint, UserError, wrong
 from weft.ops.cost import dtype_name
 from weft.program.saving.files import SUFFIX, Extent, Reading, check_extents, to_disk, write_file
 from weft.program.saving.manifest import (
@@ -84,9 +84,9 @@ def export(
         UserError: there is no checkpoint, it is damaged or holds no model; or the folder cannot be written.
     """
     if dtype and dtype not in ROUNDED:
-        raise UserError(f"dtype takes one of {', '.join(ROUNDED)}, found {dtype!r}")
+        raise wrong("dtype", f"one of {', '.join(ROUNDED)}", dtype)
     if most < 1:
-        raise UserError(f"a file takes bytes from 1, found {most}")
+        raise wrong("the bytes of a file", "a number from 1", most)
     manifest = read_manifest(checkpoint)
     named = _model(manifest, masters)
     extents = ((extent, each.dtype) for each in named.values() for extent in each.extents)

@@ -14,7 +14,7 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from weft.errors import DamagedCheckpoint, UserError
+from weft.errors import DamagedCheckpoint, UserError, wrong
 from weft.layout.layout import Region
 from weft.ops.cost import dtype_name
 from weft.program.agreement import told
@@ -66,9 +66,7 @@ def extras_of(world: World, extra: Any) -> Extras:
 
     def tell() -> str:
         if not isinstance(extra, Mapping):
-            raise UserError(
-                f"extra takes a dict of what is to be saved by name, found a {type(extra).__name__}"
-            )
+            raise wrong("extra", "a dict of what is to be saved by name", extra)
         states.update({name: state_of(each, f"{EXTRA}.{name}") for name, each in extra.items()})
         return json.dumps({name: _sum(each, name) for name, each in states.items() if several})
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, final
 
-from weft.errors import UNREADABLE, DamagedCheckpoint, UserError
+from weft.errors import UNREADABLE, DamagedCheckpoint, UserError, wrong
 from weft.layout.layout import Region, overlap, region_size
 from weft.patterns import without_wrappers
 from weft.program.saving.files import DTYPES as DTYPES
@@ -336,9 +336,9 @@ def checkpoint_path(path: object) -> Path:
         UserError: it is none, or the system takes no such name.
     """
     if not isinstance(path, str | Path) or not str(path):
-        raise UserError(f"a checkpoint is a folder; give its path as text, found {path!r}")
+        raise UserError(f"a checkpoint is a folder; give its path as text, got {path!r}")
     if "\0" in str(path) or not str(path).isprintable():
-        raise UserError(f"a path of a checkpoint takes printable characters, found {str(path)!r}")
+        raise wrong("a path of a checkpoint", "of printable characters", str(path))
     found = Path(path).expanduser().absolute()
     try:
         found.exists()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import final
 
-from weft.errors import UserError, shown
+from weft.errors import UserError, wrong
 from weft.program.saving.manifest import Manifest, Stored, checkpoint_path
 from weft.program.saving.program_state import BUFFERS, MASTERS, MODEL
 
@@ -36,13 +36,14 @@ class Weights:
 
     def __post_init__(self) -> None:
         if not isinstance(self.strict, bool):
-            raise UserError(f"weft.Weights: strict takes True or False, found {shown(self.strict)}")
+            raise wrong("weft.Weights: strict", "True or False", self.strict)
         given = self.names if isinstance(self.names, Mapping) else {None: None}
         if not all(isinstance(each, str) for each in (*given, *given.values())):
-            raise UserError(
-                "weft.Weights: names takes a dict of regular expressions and what takes the place of their matches, "
-                f'such as {{"^": "transformer."}}, found {shown(self.names)}'
+            expected = (
+                "a dict of regular expressions and what takes the place of their matches, such as "
+                '{"^": "transformer."}'
             )
+            raise wrong("weft.Weights: names", expected, self.names)
         renamed("", self.names)
 
 

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft.errors import UserError
+from weft.errors import UserError, wrong
 from weft.files import PACKAGE
 from weft.runtime.compiled.cache import (
     cache_folder,
@@ -258,7 +258,7 @@ def usable_kernels(kernels: Kernels, device_type: str) -> Kernels:
             the folder of the cache.
     """
     if kernels not in KERNELS:
-        raise UserError(f'kernels= takes "aten", "torch", "inductor" or "auto", found {kernels!r}')
+        raise wrong("kernels=", '"aten", "torch", "inductor" or "auto"', kernels)
     if kernels in UNCOMPILED:
         return kernels
     missing = missing_compiler(device_type)

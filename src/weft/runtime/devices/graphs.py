@@ -11,7 +11,7 @@ from typing import Any, cast, final, get_args
 import torch
 from torch import Tensor
 
-from weft.errors import RankFailure, UserError
+from weft.errors import RankFailure, wrong
 from weft.ir.plan import GraphMode
 from weft.runtime.devices.replay import Tape
 from weft.runtime.failures.board import first_line
@@ -30,9 +30,7 @@ def graph_mode() -> GraphMode:
     """
     found = os.environ.get(VARIABLE) or "auto"
     if found not in get_args(GraphMode):
-        raise UserError(
-            f"{VARIABLE} takes one of {', '.join(get_args(GraphMode))}; found {found!r}"
-        )
+        raise wrong(VARIABLE, f"one of {', '.join(get_args(GraphMode))}", found)
     return cast(GraphMode, found)
 
 

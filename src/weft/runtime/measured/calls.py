@@ -225,14 +225,16 @@ def measured_updates(
         variables = Variables(
             {f"v{number}": torch.ones(elements, device=device) for number in range(count)}
         )
-        updates = _updates(optimizer, variables)
+        every = [LocalUpdate(type(optimizer).__name__, key, key, (), 0, key) for key in variables]
+        updates = OptimizerUpdates(optimizer, every, variables)
         sources = [torch.full((elements,), 1e-3, device=device) for _ in range(count)]
         with torch.no_grad():
             updates.run(sources)  # makes the states
             meet()
             works = rest.sum, partial(updates.run, sources)
             (_, own), _ = took_in_turns(works, (0, 1), patience, finish(device))
-        return own, _states(variables, elements)
+        kept = variables.kept.entries["v0"].values()
+        return own, sum(isinstance(x, torch.Tensor) and x.numel() == elements for x in kept)
 
     (one, _), (many, _) = took_by(_ELEMENTS[0], 1), took_by(_ELEMENTS[0], _TOGETHER)
     start = max(0.0, (_TOGETHER * one.seconds - many.seconds) / (_TOGETHER - 1))
@@ -247,16 +249,3 @@ def measured_updates(
     if called is not None:
         optimizer._opt_called = called  # type: ignore[attr-defined]  # what schedulers look at
     return tuple(found)
-
-
-def _updates(optimizer: torch.optim.Optimizer, variables: Variables) -> OptimizerUpdates:
-    """Updates of variables by the options of an optimizer's first group."""
-    rule = type(optimizer).__name__
-    every = [LocalUpdate(rule, key, key, (), 0, key) for key in variables]
-    return OptimizerUpdates(optimizer, every, variables)
-
-
-def _states(variables: Variables, elements: int) -> int:
-    """The number of states of its size that a variable has."""
-    kept = variables.kept.entries["v0"].values()
-    return sum(isinstance(one, torch.Tensor) and one.numel() == elements for one in kept)

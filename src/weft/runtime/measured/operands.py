@@ -72,14 +72,12 @@ def _views(node: LocalCall, makers: Mapping[str, LocalCall]) -> Iterator[LocalCa
     """
     for name in node.operands:
         maker = makers.get(name)
-        if maker is not None and (shares_memory(maker.op) or _is_kept(maker, name)):
+        if maker is None:
+            continue
+        made = [None if value is None else value.name for value in maker.outputs]
+        if shares_memory(maker.op) or made.index(name) in kept_results(maker.op):
             yield from _views(maker, makers)
             yield maker
-
-
-def _is_kept(maker: LocalCall, name: str) -> bool:
-    made = [None if value is None else value.name for value in maker.outputs]
-    return made.index(name) in kept_results(maker.op)
 
 
 def bases_of(one: CallOfProgram, names: Sequence[str], device: torch.device) -> list[Tensor]:

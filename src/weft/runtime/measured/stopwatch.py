@@ -70,11 +70,8 @@ def took_in_turns(
 
 def finish(device: torch.device) -> Callable[[], object]:
     """Waits for a device; the host has done what it does."""
-    return partial(torch.cuda.synchronize, device) if device.type == "cuda" else _nothing
-
-
-def _nothing() -> None:
-    """A host is done when a call returns."""
+    # A host is done when a call returns.
+    return partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
 
 
 def summary(rounds: list[float]) -> Took:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, final
 import torch
 import torch.distributed as dist
 
-from weft.errors import UserError
+from weft.errors import wrong
 from weft.hardware import Device, linked, usual_device
 from weft.ir.plan import Communicator
 from weft.runtime.channels.channel import Channel
@@ -217,7 +217,7 @@ def shares_memory(environment: Mapping[str, str]) -> bool:
     """
     found = environment.get(TRANSPORT) or _TRANSPORTS[0]
     if found not in _TRANSPORTS:
-        raise UserError(f"{TRANSPORT} takes {' or '.join(_TRANSPORTS)}, found {found!r}")
+        raise wrong(TRANSPORT, " or ".join(_TRANSPORTS), found)
     return found == "shared"
 
 

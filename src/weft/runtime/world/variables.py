@@ -9,7 +9,7 @@ import math
 import os
 import secrets
 
-from weft.errors import UserError
+from weft.errors import UserError, wrong
 
 # Holds the process id of the launcher.
 LAUNCHER = "WEFT_LAUNCHER"
@@ -68,5 +68,5 @@ def timeout_seconds() -> float:
     except ValueError:
         found = 0.0
     if not (found > 0 and math.isfinite(found)):
-        raise UserError(f"{TIMEOUT} takes a number of seconds above 0, found {text!r}")
+        raise wrong(TIMEOUT, "a number of seconds above 0", text)
     return found

@@ -17,7 +17,7 @@ from typing import TypeVar, final
 
 import torch
 
-from weft.errors import LayoutError, UserError, shown
+from weft.errors import LayoutError, UserError, is_number, shown, wrong
 from weft.hardware import Device
 from weft.ir.plan import Communicator
 from weft.layout import Placement
@@ -167,7 +167,7 @@ def check_devices(device_type: str, index: int = 0) -> None:
     """
     if not isinstance(device_type, str) or device_type not in BACKENDS:
         known = " or ".join(f'"{name}"' for name in BACKENDS)
-        raise UserError(f"a world runs on {known}, found {shown(device_type)}; use one of these")
+        raise UserError(f"a world runs on {known}, got {shown(device_type)}; use one of these")
     count = BACKENDS[device_type].count
     seen = index + 1 if count is None else count()
     if index >= seen:
@@ -185,13 +185,10 @@ class LocalWorld(World):
     def __init__(self, size: int, device_type: str = "cpu", timeout: float = TIMEOUT) -> None:
         if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= MOST_RANKS:
             raise UserError(
-                f"a world has at least one rank, found {shown(size)}; give a whole number from 1 to {MOST_RANKS}"
+                f"a world has at least one rank, got {shown(size)}; give a whole number from 1 to {MOST_RANKS}"
             )
-        number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-        if not number or not 0 < timeout <= LONGEST_TIMEOUT:
-            raise UserError(
-                f"timeout= takes seconds above 0, at most {LONGEST_TIMEOUT:g}, found {shown(timeout)}"
-            )
+        if not is_number(timeout) or not 0 < timeout <= LONGEST_TIMEOUT:
+            raise wrong("timeout=", f"seconds above 0, at most {LONGEST_TIMEOUT:g}", timeout)
         check_devices(device_type)
         super().__init__(size, range(size), device_type, timeout)
         self._threads = [_RankThread(rank) for rank in range(1, size)]

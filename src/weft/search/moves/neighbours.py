@@ -21,10 +21,8 @@ from weft.search.moves.sequences import StrategyMove, chained
 from weft.search.space.fixed import divisors, with_fitting_in_flight
 from weft.search.state import SearchState
 from weft.search.steps.repeated import Blocks
-from weft.strategy.parts import SCHEDULES, Zero
-from weft.strategy.sharding import Zeros, level_of, zero_axis, zero_rules
-from weft.strategy.stages import stage_count
-from weft.strategy.strategy import Strategy
+from weft.strategy.parts import SCHEDULES, Zero, Zeros, level_of, zero_axis, zero_rules
+from weft.strategy.strategy import Strategy, stage_count
 
 # Micro-batches in flight beside half of 1F1B's: where ranks take turns between stages and gradients of weights are put
 # off, plans with so few are about as quick as interleaved ones and hold less (docs/results/search.md).

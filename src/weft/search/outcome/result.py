@@ -12,8 +12,7 @@ from weft.search.evaluation.measures import Answer, Measures, Refused
 from weft.search.outcome.why_not import LookedAt, WhyNot, loses_by, too_much
 from weft.search.record.record import SearchRecord
 from weft.simulator.results.simulation import Simulation
-from weft.strategy.stages import stage_count
-from weft.strategy.strategy import Strategy
+from weft.strategy.strategy import Strategy, stage_count
 from weft.units import Bytes, Seconds, bytes_text
 
 Outcome: TypeAlias = Literal["best", "slower", "does not fit", "refused"]

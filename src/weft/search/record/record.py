@@ -14,7 +14,7 @@ from weft.planning.machine import Machine
 from weft.planning.stored_step import StoredStep
 from weft.search.evaluation.measures import Answer, Longer, Measures, Refused
 from weft.search.space.point import COORDINATES, WIDTH, Point
-from weft.strategy.sharding import zero_axis, zero_rules
+from weft.strategy.parts import zero_axis, zero_rules
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import LAYOUTS
 from weft.units import Bytes, Seconds

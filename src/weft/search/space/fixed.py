@@ -16,9 +16,8 @@ from weft.hardware import is_launched
 from weft.search.space.point import IN_TURN, NAMED, ONCE, Layouts, Point, fixed_first
 from weft.search.space.points import Ints, Mask, Points, layouts_code, schedule_code
 from weft.search.steps.facts import StepFacts
-from weft.strategy.sharding import highest_level, zero_axis
-from weft.strategy.stages import stage_count
-from weft.strategy.strategy import Strategy
+from weft.strategy.parts import highest_level, zero_axis
+from weft.strategy.strategy import Strategy, stage_count
 from weft.strategy.text import LAYOUTS
 from weft.units import counted
 

@@ -11,7 +11,7 @@ from typing import Any, final
 import torch
 
 from weft.capture.fx.private import DispatchMode
-from weft.errors import UserError, shown
+from weft.errors import wrong
 from weft.layout import Layout, broadcast_layout
 from weft.runtime.random import uniform
 from weft.runtime.world.world import World
@@ -64,7 +64,7 @@ def manual_seed(seed: int | None) -> None:
         UserError: the seed is no whole number.
     """
     if seed is not None and type(seed) is not int:
-        raise UserError(f"weft.manual_seed takes a whole number or None, found {shown(seed)}")
+        raise wrong("weft.manual_seed: seed", "a whole number or None", seed)
     _stream.given, _stream.seed = seed, None
 
 

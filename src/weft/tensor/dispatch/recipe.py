@@ -223,7 +223,7 @@ def _result_specs(made: tuple[Any, ...], chosen: PerAxis, mesh: Mesh) -> tuple[A
             )
         if value.layout != torch.strided:
             raise UserError(
-                f"{user_line()}: global tensors are strided, found {value.layout}; use x.full()"
+                f"{user_line()}: global tensors are strided, got {value.layout}; use x.full()"
             )
         return intern(mesh, layout, value.shape, value.stride(), value.dtype)
 

@@ -13,8 +13,7 @@ from typing import final
 from weft.compiler.schedule.bucket import Bucket, parameter_values
 from weft.ir.nodes import Phase
 from weft.ir.plan import Actor, Communicate, Compute, Feed, LocalProgram, LocalValue, Register
-from weft.strategy.parts import Zero
-from weft.strategy.sharding import ZeroRules, highest_level, level_of, zero_rules
+from weft.strategy.parts import Zero, ZeroRules, highest_level, level_of, zero_rules
 
 
 def gathers_first(

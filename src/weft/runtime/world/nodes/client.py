@@ -28,7 +28,7 @@ def split_address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not (port.isascii() and port.isdigit()) or not 0 < int(port[:6]) < 2**16:
         raise UserError(
-            f"the nodes meet at host:port, found {text!r}; give one of their addresses, as 10.0.0.1:29400"
+            f"the nodes meet at host:port, got {text!r}; give one of their addresses, as 10.0.0.1:29400"
         )
     return host.removeprefix("[").removesuffix("]"), int(port)
 

@@ -251,7 +251,7 @@ class Launchers:
         every = [json.loads(self._store.get(key, 0)) for key in keys if self._store.check([key])]
         if any(count != self.nodes.count for count, *_ in every):
             raise UserError(
-                f"--nodes must be the same on all nodes, found {[each[0] for each in every]}"
+                f"--nodes must be the same on all nodes, got {[each[0] for each in every]}"
             )
         there = [(name, ranks) for _, name, ranks in every if not self._store.check([_gone(name)])]
         return there[: self.nodes.count]
