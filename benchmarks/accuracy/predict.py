@@ -1,7 +1,7 @@
 """A row's step as `weft.simulate` finds it, planned as a user would: its model, a strategy, a machine of the catalogue.
 
-A decoder is planned with two small numbers of blocks and of micro-batches, and its seconds and bytes are extended along
-lines to as many as the row has. Nothing is fitted to a source.
+A decoder is planned with two small numbers of blocks and of micro-batches, and its seconds are extended along lines to
+as many as the row has, its bytes along that of blocks. Nothing is fitted to a source.
 """
 
 from __future__ import annotations
@@ -69,15 +69,17 @@ def _extended(row: Row) -> Predicted:
         for micro in micros
     }
 
-    def along(name: str) -> float:
-        by_blocks = [
-            _line(row.micro_batches, micros, [getattr(found[few, m], name) for m in micros])
-            for few in blocks
-        ]
-        return _line(row.layers, blocks, by_blocks)
-
-    first = found[blocks[0], micros[0]]
-    return replace(first, seconds=along("seconds"), memory=along("memory"))
+    seconds = [
+        _line(row.micro_batches, micros, [found[few, micro].seconds for micro in micros])
+        for few in blocks
+    ]
+    # What is held does not grow with micro-batches above the depth of the pipeline.
+    memory = [found[few, micros[-1]].memory for few in blocks]
+    return replace(
+        found[blocks[0], micros[0]],
+        seconds=_line(row.layers, blocks, seconds),
+        memory=_line(row.layers, blocks, memory),
+    )
 
 
 def _sizes(count: int, few: int) -> tuple[int, ...]:
@@ -102,7 +104,7 @@ def _simulated(row: Row, blocks: int) -> Predicted:
         step,
         strategy,
         f"{row.topology}x{row.devices}",
-        grid=(row.pipeline, row.data, row.tensor),
+        grid=grid_of(row),
     )
     assert found.memory is not None  # plans say it
     assert found.memory.capacity is not None  # of devices of the catalogue
@@ -132,14 +134,21 @@ def _masters(dtype: str) -> dict[str, Any]:
     return {"precision": None if dtype == "float32" else weft.Precision(masters=True)}
 
 
+def grid_of(row: Row) -> tuple[int, ...]:
+    """Pipeline x data x tensor; an axis of one rank but that of data is left out."""
+    axes = (row.pipeline, row.data, row.tensor)
+    return tuple(size for axis, size in enumerate(axes) if size > 1 or axis == 1)
+
+
 def strategy_of(row: Row) -> weft.Strategy:
-    """The strategy of a row, on a grid of pipeline x data x tensor."""
+    """The strategy of a row, on its grid."""
     stages = row.pipeline * row.chunks
+    above = (B,) if row.pipeline > 1 else ()  # on the axis of stages
     given: dict[str, Any] = {
         "stages": stages if stages > 1 else (),
         "micro_batches": row.micro_batches,
         "schedule": row.schedule if stages > 1 else None,
-        "zero": weft.Zero(row.zero, axis=1) if row.zero and row.data > 1 else None,  # type: ignore[arg-type]
+        "zero": weft.Zero(row.zero, axis=len(above)) if row.zero and row.data > 1 else None,  # type: ignore[arg-type]
         "recompute": AGAIN[row.recompute],
         **_masters(row.dtype),
     }
@@ -147,20 +156,19 @@ def strategy_of(row: Row) -> weft.Strategy:
     if isinstance(form, Residual):
         given["recompute"] = ("body.*",) if row.recompute == "full" else ()
     if row.tensor == 1 or not isinstance(form, Form):
-        return weft.Strategy(batch={"*": (B, S, B)}, parameters={"*": B}, **given)
+        return weft.Strategy(batch={"*": (*above, S)}, parameters={"*": B}, **given)
     columns = ["blocks.*.attention.qkv", "blocks.*.feed.up"]
     columns += ["blocks.*.feed.gate"] if form.llama else []
     columns += [] if form.tied else ["head"]
     rows = ["blocks.*.attention.proj", "blocks.*.feed.down"]
     laid = weft.hybrid_parallel(columns, rows, 1 if row.sequence_parallel else None)
+
+    def below(layouts: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: (*above, *sbps) for name, sbps in layouts.items()}
+
     return weft.Strategy(
-        batch=_below(laid.batch),
-        parameters={**_below(laid.parameters), "token.weight": (B, B, S)},
-        activations=_below(laid.activations),
+        batch=below(laid.batch),
+        parameters={**below(laid.parameters), "token.weight": (*above, B, S)},
+        activations=below(laid.activations),
         **given,
     )
-
-
-def _below(laid: Mapping[str, Any]) -> dict[str, Any]:
-    """Layouts on the grid of a stage, below the axis of stages."""
-    return {name: (B, *sbps) for name, sbps in laid.items()}

@@ -9,7 +9,7 @@ import pytest
 import weft
 from benchmarks.accuracy.__main__ import groups, memory_scores
 from benchmarks.accuracy.decoder import Form
-from benchmarks.accuracy.predict import Predicted, predict, strategy_of
+from benchmarks.accuracy.predict import Predicted, grid_of, predict, strategy_of
 from benchmarks.accuracy.row import Row
 
 FORM = Form(64, 4, 4, 256, 512, 32)
@@ -49,9 +49,13 @@ def test_micro_batches_are_extended_along_a_line() -> None:
     eight, four, two = (predict(replace(ROW, micro_batches=count)) for count in (8, 4, 2))
     assert eight.seconds == pytest.approx(2 * (four.seconds - two.seconds) + four.seconds)
     assert eight.seconds > four.seconds
+    assert eight.memory == four.memory  # held ones do not grow with them
 
 
 def test_the_grid_is_pipeline_by_data_by_tensor() -> None:
+    assert grid_of(replace(ROW, pipeline=2)) == (2, 2, 2)
+    assert grid_of(ROW) == (2, 2)
+    assert grid_of(replace(ROW, data=1, tensor=1)) == (1,)
     strategy = strategy_of(replace(ROW, pipeline=2, zero=1))
     assert strategy.stages == 2
     assert strategy.zero == weft.Zero(1, axis=1)
