@@ -30,7 +30,8 @@ from weft.strategy.strategy import Strategy
 class Program(ProgramSteps, ProgramSaving, ProgramInspection):
     """One step of training or evaluation, compiled. Made by `weft.compile` and `Program.evaluation`."""
 
-    def __init__(self, variants: Variants, step: Step, training: Training) -> None:
+    def __init__(self, variants: Variants, step: Step, training: Training | None = None) -> None:
+        training = training or Training(variants.setting, step.optimizers)
         super().__init__(ProgramCore(variants, step, training))
         hold(self._core.setting.model, self)
         reads(self, lambda: (*variants.constants(), *training.constants()))
@@ -93,9 +94,7 @@ class Program(ProgramSteps, ProgramSaving, ProgramInspection):
         def plan(batch: Any) -> Planned:
             return evaluation(setting, trained, function, batch, first[0], step.changing)
 
-        return Program(
-            Variants(setting, first, step, plan), step, Training(setting, step.optimizers)
-        )
+        return Program(Variants(setting, first, step, plan), step)
 
     def rows(self, size: int) -> list[int]:
         """The rows of a batch of so many that the ranks of this process take, in order; all where it has all ranks.

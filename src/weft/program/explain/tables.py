@@ -149,7 +149,7 @@ def kernel_text(parts: Iterable[Distinct]) -> str:
 
 
 def replay_text(replayer: Replayer | None) -> str:
-    """How much a rank that could replay segments does; nothing where it could not."""
+    """The segments that a rank replays, and why not the others; nothing where it could replay none."""
     if replayer is None:
         return ""
     found = replayer.replays
