@@ -77,7 +77,7 @@ weft on 2 and 4 ranks, threads of one process.
   "{LEFT_OUT}", which was not run.
 - *pipeline*: two stages of even cost, the batch split over the ranks of each, in {MICRO_BATCHES} micro-batches. Nets
   with BatchNorm are compared with gradients that accumulate over the same ones, as each takes its own statistics.
-- Models are tiny, built from their configs. Those of `transformers` are taken as they are; in float64 what they cast
+- Models are tiny, built from their configs. Models of `transformers` are taken as they are; in float64 what they cast
   to float32 is cast to float64. Dropout is off: plain PyTorch draws other numbers. Mixtures of experts run grouped
   products, the default of `transformers`, by its own op, since torch's takes no float64; "eager" reads values and is
   refused.

@@ -9,9 +9,10 @@ import ast
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import final
 
@@ -61,8 +62,9 @@ def own_uses() -> tuple[Use, ...]:
 def uses(source: Path) -> Iterator[Use]:
     """The private names of torch in the modules below a folder.
 
-    By path, as `torch._C._swap_tensor_impl`, where a module gets at it from `torch`; as `.name` where it is a member
-    of some object and weft has none of that name.
+    By path, as `torch._C._swap_tensor_impl`, where a module gets at it from `torch`, also by a name in quotes behind
+    the object, as `(nn.Module, "_apply")`; as `.name` where it is a member of some object and weft has none of that
+    name.
     """
     trees = {path: ast.parse(path.read_text()) for path in sorted(source.rglob("*.py"))}
     own = {name for tree in trees.values() for name in _defined(tree)} | PYTHON
@@ -74,6 +76,9 @@ def uses(source: Path) -> Iterator[Use]:
         for node in ast.walk(tree):
             if isinstance(node, ast.Constant) and _PATH.fullmatch(str(node.value)):
                 paths.add(str(node.value))  # of what is imported when it is needed
+            if isinstance(node, ast.Tuple | ast.Call):
+                pairs = pairwise(node.elts if isinstance(node, ast.Tuple) else node.args)
+                paths |= {found for pair in pairs if (found := _named(*pair, imported))}
             if not isinstance(node, ast.Attribute):
                 continue
             root, *rest = _dotted(node)
@@ -83,6 +88,15 @@ def uses(source: Path) -> Iterator[Use]:
                 members.add(f".{node.attr}")
         for name in (*_ends(map(_cut, filter(_is_private, paths))), *members):
             yield Use(name, module)
+
+
+def _named(owner: ast.expr, name: ast.expr, imported: Mapping[str, str]) -> str:
+    """The path of the member of an object of torch that a name in quotes stands for; "" for any other pair."""
+    root, *rest = _dotted(owner)
+    match name:
+        case ast.Constant(value=str(member)) if root in imported and member.isidentifier():
+            return ".".join((imported[root], *rest, member))
+    return ""
 
 
 def _is_private(path: str) -> bool:

@@ -293,6 +293,14 @@ _CORE = {
         "graphs that are traced again",
         lambda: _module("torch.fx._symbolic_trace")._is_fx_tracing_flag is False,
     ),
+    "torch.nn.modules.transformer._detect_is_causal_mask": Probe(
+        "masks of transformers",
+        _has("torch.nn.modules.transformer", "_detect_is_causal_mask"),
+    ),
+    "torch.utils.checkpoint._checkpoint_without_reentrant_generator": Probe(
+        "checkpoints of a step",
+        _has("torch.utils.checkpoint", "_checkpoint_without_reentrant_generator"),
+    ),
     "torch.nn.modules.batchnorm._BatchNorm": Probe(
         "statistics of a batch",
         lambda: isinstance(nn.BatchNorm2d(1), _module("torch.nn.modules.batchnorm")._BatchNorm),

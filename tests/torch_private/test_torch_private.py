@@ -38,6 +38,7 @@ torch._foreach_add_([], [])
 pytree.tree_map(len, [])
 trace._flag = torch._C.DispatchKey.Negative
 nn.Linear(1, 1).weight._use_count()
+replaced((nn.Module, "_apply", len))
 sys._getframe()
 self._own()
 _mine()._mine_too.x
@@ -55,6 +56,7 @@ class A:
             "torch.fx._symbolic_trace._flag",
             "torch._C.DispatchKey.Negative",
             "._use_count",
+            "torch.nn.Module._apply",
         )
     }
 

@@ -18,7 +18,7 @@ HEAD = """{stamp}
 dtype, as functions and as methods that write in place, with the gradients of every input, on 2 ranks or 2 × 2, every
 input and every incoming gradient laid out at random: split along any dimension, uneven and empty shards included,
 whole, or as a sum. Results, numbers for Python and gradients are compared with plain torch; of random ops shapes and
-dtypes. Of {runs} runs {refused} % are refused. What torch reads on the host (`tensor_split`) is plain.
+dtypes. Among {runs} runs {refused} % are refused. Values that torch reads on the host (`tensor_split`) are plain.
 
 | verdict | means |
 |---|---|

@@ -24,9 +24,9 @@ Which ops weft runs, and what it splits of them, checked against PyTorch's OpInf
 
 {stamp}
 
-## What is compared
+## Comparisons
 
-For each op up to {effort.samples} samples, first those of new shapes. Those that plain torch refuses are left out.
+For each op up to {effort.samples} samples, first those of new shapes. Samples that plain torch refuses are left out.
 
 - **By an interpreter**, all of them: values and gradients are captured as one graph, run on one rank and compared
   with plain torch. Then inputs are laid out in up to {effort.layouts} ways: on the grid (4,) all split along their
@@ -56,7 +56,7 @@ on one rank, and with plain torch's in shape and dtype only.
 
 {ran} runs of whole programs are among the comparisons.
 
-## What splits
+## Splits
 
 One input of a sample is split along one dimension over two ranks; all other inputs lie as they like, results stay as
 they are made. It splits where no call of its values and gradients reads a value whole that was split: sums may be

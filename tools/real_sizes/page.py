@@ -22,13 +22,13 @@ published ones; where fewer layers are planned than published, the formulas have
 
 - A cell is the ratio of the plan to the textbook; within {TOLERANCE:.0%} it counts as equal. `<` is better, `*` is
   explained below the tables, `!` fails. Peak and exchanges are upper bounds.
-- That is how a plan stands to the textbook. How a plan of today stands to this page is another question: a gate,
+- A cell says how a plan stands to the textbook. How a plan of today stands to this page is another question: a gate,
   `python -m tools.scores`, plans a few rows again; memory may be a tenth other than here, as plans came to count more
   of it, and all else is to be the same.
 - *bytes*: what a rank sends in a step; *work*: operations of matrix products; *parameters*, *states*: what lies on it
   between steps; *peak*: the most it holds, against data parallel's with the storage changed; *exchanges*: acts of
   communicators.
-- Of a pipeline, bytes and work are those of one rank of each stage together, and the peak is the highest.
+- For a pipeline, bytes and work are those of one rank of each stage together, and the peak is the highest.
 - fp32: everything in float32; bf16: parameters in float32, work under autocast; pure bf16: everything in bfloat16.
 
 ## Textbook

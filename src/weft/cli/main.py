@@ -58,7 +58,7 @@ Timeout = Annotated[
     typer.Option(
         min=0.1,
         metavar="SECONDS",
-        help="That a rank waits for another one; 300 without it.",
+        help="Time-out of a rank that waits for another one; 300 without it.",
         show_default=False,
     ),
 ]
@@ -77,7 +77,7 @@ Grace = Annotated[
     typer.Option(
         min=0.0,
         metavar="SECONDS",
-        help="That ranks have to end after SIGTERM or Ctrl-C, as to write a checkpoint; a second Ctrl-C ends them at "
+        help="Time for ranks to end after SIGTERM or Ctrl-C, as to write a checkpoint; a second Ctrl-C ends them at "
         "once.",
     ),
 ]
@@ -222,7 +222,10 @@ def capture(
     ],
     strategy: StrategyFile = None,
     precision: Annotated[
-        str, typer.Option(help="Of the strategies to plan with: bf16 or fp16.", show_default=False)
+        str,
+        typer.Option(
+            help="Precision of the strategies to plan with: bf16 or fp16.", show_default=False
+        ),
     ] = "",
     device: Annotated[str, typer.Option(help="Where the step will run: cpu or cuda.")] = "cpu",
 ) -> None:
@@ -290,7 +293,7 @@ def simulate(
 def search(
     graph: GraphFile,
     topology: Topology,
-    seconds: Annotated[float, typer.Option(help="That the search may take.")] = 60.0,
+    seconds: Annotated[float, typer.Option(help="Time limit of the search.")] = 60.0,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -320,11 +323,11 @@ def search(
         int | None,
         typer.Option(
             metavar="BYTES",
-            help="Of a device that a rank may take; what it has without.",
+            help="Memory limit of each device; without it, what the device has.",
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of what is drawn.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the random moves.")] = 0,
     moves: Annotated[
         int | None,
         typer.Option(
@@ -384,7 +387,7 @@ def export(
         Path, typer.Argument(metavar="FOLDER", help="Where the files go; it is not there yet.")
     ],
     megabytes: Annotated[
-        int, typer.Option("--file-size", min=1, metavar="MB", help="Of a file at most.")
+        int, typer.Option("--file-size", min=1, metavar="MB", help="Largest size of a file.")
     ] = 5000,
     dtype: Annotated[
         str, typer.Option(help="To round numbers to, such as bfloat16.", show_default=False)
