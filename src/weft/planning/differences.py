@@ -100,7 +100,7 @@ def differences(
 ) -> Differences:
     """Simulate two strategies, and the first one with each entry that the second one has otherwise.
 
-    Effects of single entries need not add up: some hang together, such as stages and micro-batches.
+    Effects of single entries need not add up: some depend on each other, such as stages and micro-batches.
 
     Args:
         step: from a graph file.

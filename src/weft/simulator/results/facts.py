@@ -177,7 +177,7 @@ def interval(
     Args:
         tasks: that run.
         times: as expected.
-        deviations: standard deviation of the seconds of each; they do not hang together.
+        deviations: standard deviation of the seconds of each; they are independent.
         step: which.
         drift: relative standard deviation that all of them have in common, from step to step.
         seed: of the draws, which are the same in every run.

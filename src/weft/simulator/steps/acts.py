@@ -53,7 +53,7 @@ class ActCosts:
         )
 
     def deviation(self, rank: int, actor: int) -> float:
-        """Standard deviation of the seconds of an act: those of its calls do not hang together."""
+        """Standard deviation of the seconds of an act: those of its calls are independent."""
         return sqrt(sum((c.seconds * c.spread) ** 2 for _, c in self.parts[rank][actor]))
 
     @property

@@ -3,7 +3,7 @@
 Of a transfer that is a step of a boxing the layouts say all. Of another one, such as that of border rows, it is
 known that ranks that are not planned send as much as the rank that stands for them, to ranks of the same classes:
 rank `k` of its class to the one that lies `k` places further in the peer's class. Which one it is, counts only
-where two of them hang on other links.
+where two of them use different links.
 """
 
 from __future__ import annotations

@@ -123,8 +123,12 @@ class _Clock:
         """Run until nothing more can happen."""
         now, coming = Seconds(0.0), self.coming
         for task, lacks in enumerate(self._lacks):
-            if not lacks:
-                self._free(task, now)
+            lane = self._lane[task]
+            if not lacks and lane >= 0:
+                heappush(self._ready[lane], task)
+                self._stirring[lane].add(lane)
+            elif not lacks:
+                self._begin(task, now)
         while True:
             self._work(self._meeting, now)
             if not (coming and coming[0][0] == now):
@@ -138,31 +142,29 @@ class _Clock:
 
     def _end(self, now: Seconds) -> None:
         """All end that end now."""
-        coming, lacks, follows, free = self.coming, self._lacks, self._follows, self._free
-        ends, done, speeds = self.ends, self.order.append, self.speeds
+        coming, lacks, follows, lanes = self.coming, self._lacks, self._follows, self._lane
+        ends, done, idle, ready = self.ends, self.order.append, self._idle, self._ready
+        stirring, speeds = self._stirring, self.speeds
         while coming and coming[0][0] == now:
             task = heappop(coming)[1]
-            if speeds is not None and not speeds.ended(task, now):
+            if speeds is not None and speeds.changing[task] and not speeds.ended(task, now):
                 continue
             ends[task] = now
             done(task)
-            lane = self._lane[task]
+            lane = lanes[task]
             if lane >= 0:
-                self._idle[lane] = True
-                self._stirring[lane].add(lane)
+                idle[lane] = True
+                stirring[lane].add(lane)
             for other in follows[task]:
                 lacks[other] = left = lacks[other] - 1
-                if not left:
-                    free(other, now)
-
-    def _free(self, task: int, now: Seconds) -> None:
-        """A task waits for no other any more: it may begin, or does."""
-        lane = self._lane[task]
-        if lane >= 0:
-            heappush(self._ready[lane], task)
-            self._stirring[lane].add(lane)
-        else:
-            self._begin(task, now)
+                if left:
+                    continue
+                lane = lanes[other]
+                if lane >= 0:
+                    heappush(ready[lane], other)
+                    stirring[lane].add(lane)
+                else:
+                    self._begin(other, now)
 
     def _work(self, lanes: set[int], now: Seconds) -> None:
         """Begin the first task of each idle lane."""
@@ -177,7 +179,7 @@ class _Clock:
         self.starts[task] = now
         self.begun.append(task)
         heappush(self.coming, (end, task))
-        if self.speeds is not None:
+        if self.speeds is not None and self.speeds.changing[task]:
             self.ends[task] = end
             self.speeds.begun(task, now)
 
@@ -190,6 +192,9 @@ class _Speeds:
         clock: whose tasks run.
         slowdown: of the ranks that have one.
         sharing, uses: as of `run`.
+
+    Attributes:
+        changing: for each task, true where its speed, or that of others beside it, may change.
     """
 
     def __init__(
@@ -221,6 +226,11 @@ class _Speeds:
         # For each communication, the number of what it needs of links that may be too little, and the speed they leave.
         self._use = [one if one >= 0 and sharing.needs[one] else -1 for one in uses or [-1] * size]
         self._share = [1.0] * size
+        meeting = zip(self._rank, self._ranks, self._use, tasks.seconds, strict=True)
+        self.changing = [
+            bool(seconds) and (rank is not None or bool(ranks) or use >= 0)
+            for rank, ranks, use, seconds in meeting
+        ]
         # For each rank, the call that runs, and the communications; for each number, those that run.
         self._works: dict[int, int] = {}
         self._beside = {rank: set[int]() for rank in works}
@@ -229,14 +239,13 @@ class _Speeds:
         self._changed, self._turned = set[int](), set[int]()
 
     def begun(self, task: int, now: Seconds) -> None:
-        """Note that a task begins."""
+        """Note that a task begins whose speed may change."""
         self._since[task] = now
-        if not self._lasts[task]:
-            return
         rank = self._rank[task]
         if rank is not None:
             self._works[rank] = task
             self._turned.add(rank)
+            return
         for rank in self._ranks[task]:
             self._beside[rank].add(task)
             self._turned.add(rank)
@@ -246,23 +255,24 @@ class _Speeds:
             self._changed.add(use)
 
     def ended(self, task: int, now: Seconds) -> bool:
-        """Note that a task ends; False where it does not end now, since its speed has changed, or has ended."""
+        """Note that such a task ends; False where it does not end now, since its speed has changed, or has ended."""
         if self._ends[task] != now or self._finished[task]:
             return False
         self._finished[task] = True
         rank = self._rank[task]
-        if rank is not None and self._works.pop(rank, None) is not None:
+        if rank is not None:
+            del self._works[rank]
             self._turned.add(rank)
-        if self._lasts[task]:
-            for rank in self._ranks[task]:
-                self._beside[rank].discard(task)
-                self._turned.add(rank)
-            use = self._use[task]
-            if use >= 0:
-                self._running[use].discard(task)
-                if not self._running[use]:
-                    del self._running[use]
-                    self._changed.add(use)
+            return True
+        for rank in self._ranks[task]:
+            self._beside[rank].discard(task)
+            self._turned.add(rank)
+        use = self._use[task]
+        if use >= 0:
+            self._running[use].discard(task)
+            if not self._running[use]:
+                del self._running[use]
+                self._changed.add(use)
         return True
 
     def adjust(self, now: Seconds) -> None:

@@ -83,7 +83,7 @@ class LinkSharing:
         return [frozenset().union(*(on[link] for link in needs)) for needs in self.needs]
 
     def around(self, some: set[int], running: Mapping[int, object]) -> tuple[int, ...]:
-        """Of those that run, all whose speeds hang on some communications', in order."""
+        """Of those that run, all whose speeds depend on some communications', in order."""
         found, left = set(some), list(some)
         while left:
             for other in self.near[left.pop()]:
@@ -126,7 +126,7 @@ def _level(
     most: Sequence[float],
     speeds: Mapping[int, float],
 ) -> float:
-    """The level to which the speeds that still rise may do so until a link is full; sums do not hang on an order."""
+    """The level to which the speeds that still rise may do so until a link is full; sums do not depend on an order."""
     taken = fsum(speeds[one] * needs[one][link] for one in own if one in speeds)
     rising = fsum(needs[one][link] / most[one] for one in own if one not in speeds)
     return max(1.0 - taken, 0.0) / rising if rising else float("inf")
