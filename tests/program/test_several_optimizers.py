@@ -12,7 +12,7 @@ from torch import nn
 
 import weft
 from models import GPT, token_batch, token_loss
-from weft.capture.optimizers.groups import Optimizers as Several
+from weft.capture.optimizer_groups import Optimizers as Several
 from weft.errors import CaptureError, UserError
 
 pytestmark = pytest.mark.usefixtures("double_precision")

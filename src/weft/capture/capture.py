@@ -12,8 +12,8 @@ import torch
 from weft.capture.batch import BatchSpec, describe_batch
 from weft.capture.numbers.changing import ChangingNumber, number_text
 from weft.capture.numbers.later import all_refused
+from weft.capture.optimizer_groups import Optimizers, Optimizing, optimizers_of
 from weft.capture.optimizers.checks import check_hyperparameters, check_optimizer
-from weft.capture.optimizers.groups import Optimizers, Optimizing, optimizers_of
 from weft.capture.optimizers.optimizer import UpdateRule, groups_of, update_rules, with_states_of
 from weft.capture.outputs import OutputSpec
 from weft.capture.precision import Casts

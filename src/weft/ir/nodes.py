@@ -275,7 +275,7 @@ class Update:
     `rule` is "copy" (the new version is `source`) or the name of an optimizer class, such as
     "AdamW" (`source` is the gradient, `states` the optimizer's tensors for this parameter, updated
     in place too). `group` is the number of the parameter group that the hyperparameters come from,
-    counted through all optimizers (`weft.capture.optimizers.groups`).
+    counted through all optimizers (`weft.capture.optimizer_groups`).
     `elementwise` says whether the rule may run on any shard. Where the number `skip` is not 0, the
     update is left out. `takes` is the memory that it takes while it runs.
     """

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from weft.cached import cached_property
-from weft.capture.optimizers.groups import Optimizing
+from weft.capture.optimizer_groups import Optimizing
 from weft.compiler.context import METRICS, Metric, options_of
 from weft.errors import StrategyError, UserError, wrong
 from weft.layout import Placement

@@ -3,7 +3,7 @@
 While a step is captured there is no number yet. What `item()`, `torch.equal` and `torch.allclose` give then is a
 `LaterNumber`: it stands for a tensor of no dimensions, may be put into what the step returns, and raises whatever
 else is done with it. A truth test of it is that of the tensor, which may be a check
-(`weft.capture.python.checks`).
+(`weft.capture.python.caught`).
 """
 
 from __future__ import annotations

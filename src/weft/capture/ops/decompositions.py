@@ -13,7 +13,7 @@ import torch
 from weft.capture.fx.private import Decompositions
 from weft.capture.ops import batch_norm, ctc, experts, losses, lstsq, random, sampling, statistics
 from weft.capture.optimizers import fused
-from weft.capture.python import checks
+from weft.capture.python import caught
 
 
 def _copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -110,7 +110,7 @@ def decompositions() -> Decompositions:
     """For the first trace: statistics, losses, random ops, and ops on lists of tensors."""
     named = {**_SEED, **_FACTORED, **statistics.TABLE, **batch_norm.TABLE, **losses.TABLE}
     named = {**named, **ctc.TABLE, **lstsq.TABLE, **_SHAPED}
-    named = {**named, **random.TABLE, **sampling.TABLE, **checks.TABLE}
+    named = {**named, **random.TABLE, **sampling.TABLE, **caught.TABLE}
     found = _resolve({**named, **fused.NORMS, **fused.TABLE, **experts.TABLE})
     return {**fused.foreach(), **found, **experts.of_libraries()}
 

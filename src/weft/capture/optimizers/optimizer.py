@@ -14,6 +14,7 @@ from typing import Any, final
 
 import torch
 
+from weft.capture.optimizer_groups import Optimizers
 from weft.capture.optimizers.checks import of_no_parameter, refuse_step
 from weft.capture.optimizers.counted import find_counters
 from weft.capture.optimizers.foreign import (
@@ -29,7 +30,6 @@ from weft.capture.optimizers.given import (
     is_foreign,
     kernels_of,
 )
-from weft.capture.optimizers.groups import Optimizers
 from weft.capture.optimizers.trials import StepObserver, TrialCopies
 from weft.errors import CaptureError
 from weft.ir.nodes import MASTER, NO_UPDATE_BYTES, UpdateBytes
@@ -55,7 +55,7 @@ class UpdateRule:
 
     Attributes:
         optimizer: name of the class.
-        group: number of the parameter group through all optimizers (`weft.capture.optimizers.groups`).
+        group: number of the parameter group through all optimizers (`weft.capture.optimizer_groups`).
         states: that it keeps.
         elementwise: whether it works element by element.
         takes: the memory that it takes.

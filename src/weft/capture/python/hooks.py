@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from weft.capture.optimizers.groups import Optimizers
+from weft.capture.optimizer_groups import Optimizers
 from weft.capture.python.reached import MODULE_HOOKS
 from weft.errors import CaptureError
 

@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from weft.capture.fx.patches import replaced
 from weft.capture.fx.private import Refusal, is_fake
 from weft.capture.numbers.later import refuse_value
-from weft.capture.optimizers.groups import Optimizers
+from weft.capture.optimizer_groups import Optimizers
 from weft.capture.watch import Exactly
 from weft.errors import CaptureError
 from weft.files import PACKAGE, in_library

@@ -20,7 +20,7 @@ from weft.capture.ops.recurrent import LayersKept
 from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
 from weft.capture.precision import Casts, loss_seed
 from weft.capture.python.caches import Cache, kept_results
-from weft.capture.python.checks import is_check
+from weft.capture.python.caught import is_check
 from weft.capture.python.hooks import gradient_hooks
 from weft.capture.python.recorder import PythonRecorder
 from weft.capture.python.rewrites import Rewritten

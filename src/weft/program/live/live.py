@@ -11,8 +11,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
+from weft.capture.optimizer_groups import Optimizing, optimizers_of
 from weft.capture.optimizers.given import attributes_of
-from weft.capture.optimizers.groups import Optimizing, optimizers_of
 from weft.errors import UserError, wrong
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 
-from weft.capture.optimizers.groups import optimizers_of
+from weft.capture.optimizer_groups import optimizers_of
 from weft.compiler.pipeline import Compiled
 from weft.hardware.measured import Measurements, Roofline
 from weft.layout import Placement

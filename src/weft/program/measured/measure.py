@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from weft.capture.optimizers.groups import Optimizers
+from weft.capture.optimizer_groups import Optimizers
 from weft.compiler.pipeline import Compiled
 from weft.compiler.plans.specialize import Target, join_sums, variant
 from weft.hardware import usual_device

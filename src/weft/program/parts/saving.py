@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.capture.optimizers.groups import Optimizers
+from weft.capture.optimizer_groups import Optimizers
 from weft.errors import UserError
 from weft.patterns import without_wrappers
 from weft.program.agreement import agreed, told

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.capture import Captured, capture
-from weft.capture.optimizers.groups import Optimizers
+from weft.capture.optimizer_groups import Optimizers
 from weft.capture.watch import Entry
 from weft.compiler.context import Options
 from weft.compiler.hints import Hints

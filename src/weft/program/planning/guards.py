@@ -12,7 +12,7 @@ from torch import nn
 
 from weft.capture.capture import Captured
 from weft.capture.numbers.changing import can_follow
-from weft.capture.optimizers.groups import Optimizers
+from weft.capture.optimizer_groups import Optimizers
 from weft.capture.python.hooks import Hooks
 from weft.capture.watch import Entry
 from weft.program.planning.outside import Outside

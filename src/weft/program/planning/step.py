@@ -11,8 +11,8 @@ from torch import nn
 
 from weft.capture import Captured, capture
 from weft.capture.batch import describe_batch
+from weft.capture.optimizer_groups import Optimizers, Optimizing, optimizers_of
 from weft.capture.optimizers.given import is_foreign
-from weft.capture.optimizers.groups import Optimizers, Optimizing, optimizers_of
 from weft.capture.watch import Entry
 from weft.compiler.strategy_hints import split_parameters
 from weft.errors import UserError

@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.capture import Captured
 from weft.capture.batch import BatchSpec, describe_batch
 from weft.capture.numbers.changing import number_now
-from weft.capture.optimizers.groups import Optimizers
+from weft.capture.optimizer_groups import Optimizers
 from weft.compiler.context import Metric, Options, options_of
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.stages.stages import stage_placements

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from weft.capture.optimizers.groups import Optimizers
+from weft.capture.optimizer_groups import Optimizers
 from weft.errors import UNREADABLE, DamagedCheckpoint, UserError
 from weft.ir.logical import Call
 from weft.program.saving.program_state import ProgramState

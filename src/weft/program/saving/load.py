@@ -12,8 +12,8 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
+from weft.capture.optimizer_groups import Optimizers
 from weft.capture.optimizers.given import is_foreign
-from weft.capture.optimizers.groups import Optimizers
 from weft.errors import DamagedCheckpoint, UserError
 from weft.program.agreement import agreed, told
 from weft.program.live.optimizer_state import agree

@@ -14,8 +14,8 @@ from unittest.mock import patch
 
 import torch
 
+from weft.capture.optimizer_groups import Optimizers
 from weft.capture.optimizers.counted import counters_of
-from weft.capture.optimizers.groups import Optimizers
 from weft.errors import UserError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Update

@@ -7,9 +7,9 @@ from typing import final
 
 from torch import Tensor
 
+from weft.capture.optimizer_groups import Optimizers
 from weft.capture.optimizers.counted import count_steps
 from weft.capture.optimizers.given import is_foreign
-from weft.capture.optimizers.groups import Optimizers
 from weft.compiler.pipeline import Compiled
 from weft.ir import LogicalGraph
 from weft.program.agreement import agreed

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from weft.capture.optimizer_groups import Optimizers, Optimizing, optimizers_of
 from weft.capture.optimizers.given import (
     attributes_for_copy,
     attributes_of,
@@ -27,7 +28,6 @@ from weft.capture.optimizers.given import (
     kernels_of,
     options_of,
 )
-from weft.capture.optimizers.groups import Optimizers, Optimizing, optimizers_of
 from weft.errors import InternalError
 from weft.ir.nodes import MASTER
 from weft.ir.plan import LocalUpdate

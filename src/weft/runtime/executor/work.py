@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.cached import cached_property
-from weft.capture.optimizers.groups import Optimizing
+from weft.capture.optimizer_groups import Optimizing
 from weft.errors import InternalError
 from weft.ir.plan import (
     Actor,
