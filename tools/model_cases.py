@@ -173,7 +173,7 @@ class Comparison:
     def difference(self, grid: Any, strategy: weft.Strategy) -> Difference:
         """Train with weft on as many ranks in this process as the grid has."""
         with weft.local_world(torch.tensor(grid).numel()):
-            losses, state = self.training().by_weft(grid, strategy)
+            losses, state = self.training().trained_by(self.compile(grid, strategy))
         expected_losses, expected = self._plainly(self._parts(strategy))
         worst = max(expected, key=lambda name: distance(state[name], expected[name]))
         loss = loss_distance(losses, expected_losses)
@@ -250,7 +250,10 @@ class Training:
 
     def by_weft(self, grid: Any, strategy: weft.Strategy) -> Trained:
         """Losses and last state with weft, in a world that is already there."""
-        program = self.compile(grid, strategy)
+        return self.trained_by(self.compile(grid, strategy))
+
+    def trained_by(self, program: weft.Program) -> Trained:
+        """Losses and last state of a program, which is closed."""
         losses = [program.step(batch).item() for batch in self.batches]
         state = program.full_state_dict()
         program.close()

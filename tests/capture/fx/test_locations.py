@@ -183,5 +183,5 @@ def test_the_frame_that_calls_the_users_function_is_known_by_its_file() -> None:
 def test_a_stage_outside_of_a_capture_does_nothing() -> None:
     with weft.stage(3):
         pass
-    with pytest.raises(StrategyError, match="number of a stage, from 0, found -1"):
+    with pytest.raises(StrategyError, match="number of a stage, from 0, got -1"):
         weft.stage(-1)
