@@ -136,7 +136,7 @@ def _called(target: str, function: Callable[..., Any]) -> Any:
 
 
 def _parameters(function: Callable[..., Any]) -> Iterable[Parameter]:
-    """Those of a function; none where Python does not know them, as of some of its own."""
+    """Parameters of a function; none where Python does not know them, as of some of its own."""
     try:
         return signature(function).parameters.values()
     except ValueError:
