@@ -32,7 +32,9 @@ def test_other_views_are_named() -> None:
 
 
 def test_a_view_in_order_of_one_that_is_not_is_named_too() -> None:
-    flat = build.call("aten.reshape.default", (value("turned", 4, 5).ref, (20,)), value("reshaped", 20))
+    flat = build.call(
+        "aten.reshape.default", (value("turned", 4, 5).ref, (20,)), value("reshaped", 20)
+    )
     values = {**VALUES, "reshaped": value("reshaped", 20)}
     read = build.call("aten.neg.default", (value("reshaped", 20).ref,), value("made", 20))
     lies = lying(read, makers_of((*NODES, flat)), values)

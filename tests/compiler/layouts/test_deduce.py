@@ -61,7 +61,9 @@ class Build:
     def call(self, op: str, name: str, shape: tuple[int, ...], *args: object) -> str:
         """Strings among `args` name values."""
         self.shapes[name] = shape
-        read = tuple(ref(a, *self.shapes[a]) if isinstance(a, str) and a in self.shapes else a for a in args)
+        read = tuple(
+            ref(a, *self.shapes[a]) if isinstance(a, str) and a in self.shapes else a for a in args
+        )
         self.calls.append(Call.of(op, read, (Value(name, shape, "float32"),), location=HERE))  # type: ignore[arg-type]
         return name
 

@@ -86,7 +86,9 @@ def test_calls_have_the_shapes_of_what_they_read() -> None:
     weight, call, *ends = parse_graph(LEGAL).nodes
     wide = replace(weight, value=replace(weight.value, shape=(5,)))
     for nodes in ((wide, call), (weight, replace(call, outputs=(replace(wide.value, name="g"),)))):
-        with pytest.raises(InternalError, match=r"calls_know_their_tensors: its (operands|results)"):
+        with pytest.raises(
+            InternalError, match=r"calls_know_their_tensors: its (operands|results)"
+        ):
             verify(LogicalGraph("g", (*nodes, *ends)))
 
 

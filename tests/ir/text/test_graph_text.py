@@ -49,7 +49,9 @@ def example_graph() -> LogicalGraph:
                 location=Location("train.py", 12, "blocks.0.fc", backward=True),
                 autograd=7,
             ),
-            Call.of(HINT, (product.ref,), (replace(product, name="h"),), hint=Hint((Split(0), None))),
+            Call.of(
+                HINT, (product.ref,), (replace(product, name="h"),), hint=Hint((Split(0), None))
+            ),
             Call.of(
                 TAKE,
                 (weight.ref,),

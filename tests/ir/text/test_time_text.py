@@ -57,7 +57,9 @@ def test_a_graph_of_micro_batches_parses_back(args, phase, location, micro_batch
         location=location,
         phase=phase,
     )
-    graph = LogicalGraph("g", (Input(Value("x", (2,), "float32"), "batch", "x"), call), micro_batches)
+    graph = LogicalGraph(
+        "g", (Input(Value("x", (2,), "float32"), "batch", "x"), call), micro_batches
+    )
     assert parse_graph(str(graph)) == graph
 
 
