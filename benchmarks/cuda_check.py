@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from weft.runtime.devices.graphs import VARIABLE, CudaTape
+from weft.runtime.devices.replay import VARIABLE, CudaTape
 
 WIDTH, BATCH, STEPS = 256, 16, 8
 

@@ -22,7 +22,7 @@ from weft.layout import (
     reductions_of,
 )
 from weft.runtime.channels.channel import Channel
-from weft.runtime.world.boxing import box_groups, run_steps
+from weft.tensor.boxing import box_groups, run_steps
 from weft.units import ITEM_SIZE
 
 ChannelOf = Callable[[tuple[int, ...]], Channel]

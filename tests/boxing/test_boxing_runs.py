@@ -27,8 +27,8 @@ from weft.errors import LayoutError
 from weft.ir import Plan, parse_plan
 from weft.ir.plan import Communicator
 from weft.layout import REDUCTIONS, Broadcast, Layout, Partial, Placement, Split, placement
-from weft.runtime.world.boxing import box_groups, run_steps
 from weft.runtime.world.world import LocalWorld, local_world
+from weft.tensor.boxing import box_groups, run_steps
 
 RANKS = 6
 

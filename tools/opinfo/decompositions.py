@@ -14,8 +14,8 @@ from tools.opinfo.reference import Backward, values_and_gradients
 from tools.opinfo.samples import Case
 from tools.oracles.rules import close
 from weft.capture.fx.private import Decompositions, DispatchMode
-from weft.capture.ops import ctc, experts, lstsq, random, sampling
-from weft.capture.ops.decompositions import decompositions
+from weft.capture.ops import losses, random
+from weft.capture.ops.decompositions import EXPERTS, LEAST_SQUARES, decompositions
 from weft.capture.ops.fallback import fallback
 
 # Kernels that do not check their indices, and may end the process.
@@ -65,8 +65,8 @@ def _compared(op: Any, edge: str, arguments: Any) -> Iterator[str]:
 @cache
 def table() -> Decompositions:
     """What capture takes apart, but for random ops, whose numbers are weft's own, and what becomes ops of weft."""
-    own = (*experts.TABLE, *ctc.TABLE, *lstsq.TABLE)
-    drawn = {f"aten.{name}" for name in (*random.TABLE, *sampling.TABLE, *own)}
+    own = (*EXPERTS, *losses.CTC, *LEAST_SQUARES)
+    drawn = {f"aten.{name}" for name in (*random.TABLE, *random.SAMPLES, *own)}
     every: dict[Any, Callable[..., Any]] = {**fallback(), **decompositions()}
     return {op: one for op, one in every.items() if str(op) not in drawn}
 

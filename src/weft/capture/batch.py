@@ -36,7 +36,6 @@ class BatchSpec:
     """Containers and leaves of the batch that a step was captured for.
 
     Attributes:
-        tree: the containers.
         leaves: with the values at capture of those that are no tensors.
         constants: the values of these now, by key, as `note_constants` has found them; for all shapes of a step.
     """
@@ -112,12 +111,10 @@ class BatchSpec:
         )
 
     def _flattened(self, batch: Any, whole: Whole) -> tuple[list[tuple[str, Any]], Tree]:
-        """The leaves of a later batch, by key, and its containers; dicts in the order of the example's."""
         found, tree = leaves_of(in_order(unflatten(list(self.leaves), self.tree), batch))
         return [(key, whole(leaf)) for key, leaf in found], tree
 
     def _is_built_alike(self, leaves: Sequence[tuple[str, Any]], tree: Tree) -> bool:
-        """True for leaves of the same keys in the same containers."""
         return self._keys == [key for key, _ in leaves] and tree == self.tree
 
     @property
@@ -146,7 +143,6 @@ def describe_batch(batch: Any, constants: dict[str, Any] | None = None) -> Batch
     """Describe the structure of `batch`, and the shapes and dtypes of its leaves.
 
     Args:
-        batch: nest of tensors and plain constants.
         constants: gets the values of the latter, for all shapes of a step; None for one of its own.
 
     Raises:
@@ -209,7 +205,6 @@ def is_constant(leaf: Any) -> bool:
 
 
 def _is_container(part: Any) -> bool:
-    """True for a list, tuple or dict of nothing but constants, at any depth."""
     if type(part) not in (list, tuple, dict):
         return False
     return all(map(is_constant, part.values() if type(part) is dict else part))
@@ -258,7 +253,10 @@ def _check_leaf(expected: TensorLeaf | Static, leaf: Any) -> None:
     else:  # another value is seen by the guards
         same = isinstance(expected, Static) and is_constant(leaf)
     if not same:
-        raise _mismatch(expected.key, str(expected), _shown(leaf))
+        raise BatchError(
+            f"leaf {expected.key!r} of the batch: the program was compiled for {expected}, found {_shown(leaf)}; "
+            "pass the same kind of batch as the example, or compile again for this one"
+        )
 
 
 def in_order(template: Any, batch: Any) -> Any:
@@ -272,7 +270,6 @@ def in_order(template: Any, batch: Any) -> Any:
 
 
 def _alike(expected: TensorLeaf | Static, leaf: Any) -> bool:
-    """True where a leaf is as expected, but for its shape."""
     if isinstance(expected, Static) or not isinstance(leaf, torch.Tensor):
         try:
             _check_leaf(expected, leaf)
@@ -291,17 +288,8 @@ def _shown(leaf: Any) -> str:
     return f"{repr(leaf)[:80]} of type {type(leaf).__name__}"
 
 
-def _mismatch(key: str, expected: str, found: str) -> BatchError:
-    return BatchError(
-        f"leaf {key!r} of the batch: the program was compiled for {expected}, found {found}; "
-        "pass the same kind of batch as the example, or compile again for this one"
-    )
-
-
 @final
 class _Leaf:
-    """Stands for a leaf where containers are shown."""
-
     def __repr__(self) -> str:
         return "…"
 

@@ -23,7 +23,6 @@ class Casts:
     Attributes:
         compute: of matrix products and convolutions, by autocast.
         parameters: of every floating-point parameter, and of what the model is called with.
-        device: where the step will run.
     """
 
     compute: str | None = None

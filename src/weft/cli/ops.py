@@ -9,7 +9,7 @@ from typing import Any
 
 from weft.errors import UNREADABLE, RuleError, UserError
 from weft.ops import TensorSpec, factors_of, registered_ops, runs_whole, signatures
-from weft.runtime.call_like import call_like
+from weft.runtime.kernels.generated import call_like
 
 _NO_LITERAL: tuple[type[Exception], ...] = (*UNREADABLE, SyntaxError, MemoryError)
 

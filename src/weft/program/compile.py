@@ -42,7 +42,7 @@ from weft.runtime.world.world import World
 from weft.search.budget import Auto
 from weft.strategy.strategy import Strategy, data_parallel
 from weft.strategy.text import plain
-from weft.tensor.mesh import mesh_of
+from weft.tensor.spec import mesh_of
 from weft.tracebacks import shortened
 from weft.version import __version__
 

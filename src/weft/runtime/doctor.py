@@ -26,8 +26,8 @@ from weft.hardware.planning_costs import PLAN_COSTS, takes_measured
 from weft.runtime.channels.shared_link import host
 from weft.runtime.compiled.cache import cache_folder
 from weft.runtime.compiled.inductor import missing_compiler
-from weft.runtime.devices.graphs import VARIABLE as CUDA_GRAPHS
-from weft.runtime.devices.graphs import graph_mode
+from weft.runtime.devices.replay import VARIABLE as CUDA_GRAPHS
+from weft.runtime.devices.replay import graph_mode
 from weft.runtime.memory.heap import VARIABLE as MALLOC
 from weft.runtime.memory.heap import is_free_to_choose
 from weft.runtime.world.distributed import TRANSPORT, shares_memory
@@ -68,7 +68,6 @@ class Checkup:
     """One thing that was looked at.
 
     Attributes:
-        about: it.
         state: "bad" where weft cannot run, "note" where something will be slower or is not there.
         advice: what to do; "" where nothing is.
     """
@@ -233,7 +232,6 @@ def _packages() -> Iterator[Checkup]:
 
 
 def _limit(number: int) -> float:
-    """A limit of the system's as a number."""
     return inf if number == resource.RLIM_INFINITY else number
 
 

@@ -47,10 +47,8 @@ def uniform(
     """Draw the block `[offset, offset + length)` of a whole tensor of uniform numbers in [0, 1).
 
     Args:
-        step: number of the step.
         size: shape of the whole tensor.
         offset, length: where the block begins and its shape.
-        salt: number of the op in the graph.
         dtype: a floating dtype; float64 has 53 random bits, every other one is drawn as float32
             with 24 and rounded towards zero, so that 1 never comes out.
 
@@ -63,11 +61,7 @@ def uniform(
 
 @final
 class DrawKeys:
-    """The keys of a segment's random ops in the memory of a device, written before each replay.
-
-    Args:
-        count: how many random ops there are at most.
-    """
+    """The keys of a segment's random ops in the memory of a device, written before each replay."""
 
     def __init__(self, seed: int, count: int, device: torch.device) -> None:
         self._seed = seed
@@ -106,7 +100,6 @@ def _draw(
     dtype: torch.dtype,
     device: torch.device | str,
 ) -> Tensor:
-    """The draw of `uniform`, given the key as int64: a number, or a tensor of shape `[]`."""
     exact = torch.float64 if dtype == torch.float64 else torch.float32
     result = torch.empty(tuple(length), dtype=exact, device=device)
     if result.numel():
@@ -141,7 +134,6 @@ def _runs(
 
 
 def _fill(result: Tensor, starts: Tensor, key: int | Tensor) -> None:
-    """Draw row `i` of `result` at positions `starts[i]`, `starts[i] + 1`, …"""
     run = result.shape[1]
     chunk = CPU_CHUNK if result.device.type == "cpu" else DEVICE_CHUNK
     width = min(run, chunk)
@@ -180,7 +172,6 @@ def _logical_shift(state: Tensor, out: Tensor, bits: int) -> None:
 
 
 def _signed(value: int) -> int:
-    """The int64 with the same 64 bits."""
     value &= _MASK
     return value - (1 << 64) if value >> 63 else value
 

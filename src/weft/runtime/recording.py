@@ -20,12 +20,7 @@ Span: TypeAlias = "tuple[Act, int, int]"
 
 @final
 class Interval(NamedTuple):
-    """A step, and when it began and ended, in nanoseconds of `perf_counter_ns`.
-
-    Attributes:
-        step: its number among those of one executor, by which acts are counted.
-        number: among those of the program.
-    """
+    """A step of one executor, the program's number of the step, and its times in nanoseconds of `perf_counter_ns`."""
 
     step: int
     begin: int
@@ -36,12 +31,7 @@ class Interval(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Record:
-    """The record of a rank's acts.
-
-    Attributes:
-        steps: those recorded, in order.
-        spans: their acts, in the order in which they ended on each queue.
-    """
+    """The record of a rank's acts."""
 
     steps: tuple[Interval, ...]
     spans: tuple[Span, ...]
@@ -49,12 +39,7 @@ class Record:
 
 @final
 class Recorder:
-    """Holds what the queues of one rank did in the last step, or in all steps while `keeping`.
-
-    Args:
-        rows: for each queue, the list to which it appends its spans. All queues are idle between
-            two steps: only then is anything taken out.
-    """
+    """Holds what the queues of one rank did in the last step, or in all steps while `keeping`."""
 
     def __init__(self, rows: Iterable[list[Span]]) -> None:
         self.keeping = False

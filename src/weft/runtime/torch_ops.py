@@ -14,11 +14,7 @@ from weft.ops.call import Operand, Token, map_argument
 
 @cache
 def torch_op(op: str) -> torch._ops.OpOverload[Any, Any]:
-    """The torch overload called `op`, such as "aten.mm.default".
-
-    Raises:
-        InternalError: when this torch has no such op.
-    """
+    """The torch overload called `op`, such as "aten.mm.default"."""
     found: Any = torch.ops
     try:
         for part in op.split("."):

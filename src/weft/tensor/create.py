@@ -22,11 +22,10 @@ from weft.tensor.arguments import (
     sizes_of,
 )
 from weft.tensor.boxing import box, cut, from_first, laid
-from weft.tensor.dispatch.random import Drawing
+from weft.tensor.dispatch.ways import Drawing
 from weft.tensor.divergence import note_made, note_plain
 from weft.tensor.global_tensor import GlobalTensor
-from weft.tensor.mesh import Mesh, mesh_of
-from weft.tensor.spec import Spec, contiguous, layout_for, without_partials
+from weft.tensor.spec import Mesh, Spec, contiguous, layout_for, mesh_of, without_partials
 
 SBPs = SBP | Sequence[SBP]
 
@@ -251,7 +250,6 @@ def _or_default(dtype: object, what: str) -> torch.dtype:
 
 
 def _local(spec: Spec) -> list[tuple[tuple[int, ...], torch.device]]:
-    """Shape and device of the part of every rank of this process."""
     mesh = spec.mesh
     return [
         (spec.layout.local_shape(spec.shape, rank), mesh.device_of(rank)) for rank in mesh.ranks
@@ -259,7 +257,6 @@ def _local(spec: Spec) -> list[tuple[tuple[int, ...], torch.device]]:
 
 
 def _parts(shard: Tensor | Mapping[int, Tensor], mesh: Mesh) -> tuple[Tensor, ...]:
-    """The parts in the order of the mesh's ranks."""
     if isinstance(shard, Tensor):
         ranks = current_world(mesh.placement.device_type).ranks
         if len(ranks) > 1:

@@ -19,9 +19,9 @@ from weft.layout import Placement
 from weft.runtime.channels.channel import Channel
 from weft.runtime.channels.process import ProcessChannel
 from weft.runtime.failures.calls import CALLS, Calls
-from weft.runtime.failures.waits import Wait, circle
+from weft.runtime.failures.lookout import Wait, circle
 from weft.runtime.world.world import World
-from weft.tensor.mesh import Mesh, channel_between
+from weft.tensor.spec import Mesh, channel_between
 
 _checking: ContextVar[bool] = ContextVar("weft_check_every_op", default=False)
 
@@ -87,7 +87,6 @@ def meet(world: World, group: tuple[int, ...], what: str) -> Channel:
 
 
 def _other_calls(channel: Channel, what: str) -> RankFailure:
-    """The error when ranks are about to run different collectives; every rank must call it."""
     return RankFailure(
         "the ranks run different ops; every rank must make the same calls on global tensors in the same order. "
         + _of_each(channel, f"{what} ({user_line()})")
@@ -95,7 +94,6 @@ def _other_calls(channel: Channel, what: str) -> RankFailure:
 
 
 def _other_ops_before(channel: Channel) -> RankFailure:
-    """The error when ranks have run different ops; every rank must call it."""
     ops = _ops.get(channel)
     return RankFailure(
         "the ranks have run different ops since they last compared them; every rank must make the same calls on "
@@ -105,7 +103,6 @@ def _other_ops_before(channel: Channel) -> RankFailure:
 
 
 def _other_plain_tensors(channel: Channel) -> RankFailure:
-    """The error when plain tensors differ that met global ones; every rank must call it."""
     _, last = _plain.pop(channel, (0, ""))
     return RankFailure(
         "plain tensors that met global ones differ between the ranks, but a plain tensor counts as the same on all "
@@ -116,19 +113,12 @@ def _other_plain_tensors(channel: Channel) -> RankFailure:
 
 
 def _of_each(channel: Channel, own: str) -> str:
-    """The texts of all ranks of a channel, given this one's."""
     pairs = zip(channel.ranks, channel.exchange_text(own), strict=True)
     return "; ".join(f"rank {rank}: {text}" for rank, text in pairs)
 
 
 def note_op(mesh: Mesh, op: str, token: int, floats: Sequence[float]) -> None:
-    """Remember an op on tensors of `mesh`, for the next time that its ranks `meet`.
-
-    Args:
-        mesh: where it runs, on several processes.
-        token: stands for all but the floats among its arguments.
-        floats: these.
-    """
+    """Remember an op on tensors of `mesh`, for the next time that its ranks `meet`."""
     found = _ops_of.get(mesh)
     if found is None:
         found = _ops_of[mesh] = tuple(_ops_on(mesh))
@@ -142,8 +132,6 @@ def note_made(mesh: Mesh, what: str, *facts: object) -> None:
     """Remember that global tensors of `mesh` are made, as of an op.
 
     Args:
-        mesh: where they lie.
-        what: makes them.
         facts: all that decides their values, as far as all ranks must give the same.
     """
     if not mesh.in_process and mesh.ranks:
@@ -165,9 +153,6 @@ def note_plain(
     Scalars are not read from other devices than the CPU, which would wait for each.
 
     Args:
-        mesh: of the global ones.
-        tensor: the same on ranks that differ along `axes` alone.
-        what: becomes of it, for errors.
         axes: of the mesh; by default all.
     """
     if mesh.in_process or not mesh.ranks or (not tensor.dim() and tensor.device.type != "cpu"):
@@ -185,13 +170,7 @@ def note_plain(
 
 
 def note_write(placement: Placement, what: str, plain: Iterable[torch.Tensor] = ()) -> None:
-    """Remember a write into global tensors, for the stamps of the next step; in which order they come does not matter.
-
-    Args:
-        placement: where they lie, on several processes.
-        what: was done.
-        plain: tensors that it read, the same on all ranks.
-    """
+    """Remember a write into global tensors, in whatever order, for the stamps of the next step."""
     ranks = frozenset(placement.ranks)
     found = zlib.crc32(what.encode())
     for tensor in plain:
@@ -238,12 +217,7 @@ def _checksum(tensor: torch.Tensor) -> int:
 
 @contextmanager
 def _told_of_others(channel: Channel, calls: Calls, what: str) -> Iterator[None]:
-    """While this lasts, a long wait is made known to the other ranks, and compared with theirs.
-
-    Raises:
-        RankFailure: ranks wait for one another in different groups; names them all. Or another rank is in a call of a
-            program.
-    """
+    """While this lasts, a long wait is made known to the other ranks, and compared with theirs."""
     if not isinstance(channel, ProcessChannel):
         yield
         return
@@ -258,12 +232,6 @@ def _told_of_others(channel: Channel, calls: Calls, what: str) -> Iterator[None]
 
 @final
 class _Looking:
-    """One wait.
-
-    Attributes:
-        at_calls: posts this rank's calls, and compares them with those of others.
-    """
-
     def __init__(self, channel: ProcessChannel, calls: Calls, what: str) -> None:
         self.at_calls = channel.while_waiting
         self._channel = channel

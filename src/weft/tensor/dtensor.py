@@ -14,8 +14,7 @@ from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.tensor.dispatch.shares import check_order
 from weft.tensor.divergence import note_made
 from weft.tensor.global_tensor import GlobalTensor
-from weft.tensor.mesh import mesh_of
-from weft.tensor.spec import intern
+from weft.tensor.spec import intern, mesh_of
 
 
 @cache

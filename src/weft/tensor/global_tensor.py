@@ -11,9 +11,9 @@ from torch import Tensor
 from weft.boxing import gradient_layout
 from weft.errors import LayoutError, UserError
 from weft.layout import SBP, Broadcast, Layout, Placement, Shares, Split, broadcast_layout
-from weft.tensor.boxing import assemble
-from weft.tensor.chain import Locals
+from weft.tensor.boxing import Locals, assemble
 from weft.tensor.dispatch.dispatch import dispatch
+from weft.tensor.dispatch.operands import of_all
 from weft.tensor.dispatch.shares import check_order, in_order, relaid, stored_in
 from weft.tensor.dispatch.views import parted_aliases
 from weft.tensor.divergence import user_line
@@ -134,11 +134,7 @@ class GlobalTensor(Tensor):
         Raises:
             UserError: when this process has no rank of the placement.
         """
-        mesh = self.spec.mesh
-        there = self.placement
-        if not all(mesh.at(each).in_process for each in mesh.family):
-            size = mesh.world.size
-            there = Placement(there.device_type, (size,), tuple(range(size)))
+        there = of_all(self.spec.mesh).placement
         whole = self.to_global(placement=there, sbp=broadcast_layout(there).sbp)
         if not whole.locals:
             raise UserError(
@@ -165,7 +161,6 @@ class GlobalTensor(Tensor):
             self.become(value)
 
     def _write(self, value: Tensor) -> None:
-        """Take over values alone."""
         if value.shape != self.shape or value.dtype != self.dtype:
             raise UserError(
                 f"{user_line()}: {self.spec} is a variable of a compiled model and keeps shape and dtype; got "
@@ -207,11 +202,7 @@ class GlobalTensor(Tensor):
         return show(self.spec, parts, self.requires_grad, self.shares)
 
     def _here(self, what: str) -> Tensor:
-        """The whole tensor, where this process has it: the memory of its first rank; `what` is done with it.
-
-        Raises:
-            UserError: where this process has a part of it only, or nothing.
-        """
+        """The whole tensor, where this process has it: the memory of its first rank; `what` is done with it."""
         grid = self.placement.shape
         parted = any(n > 1 and sbp != Broadcast() for n, sbp in zip(grid, self.sbp, strict=True))
         if parted or not self.locals or self.shares is not None:
@@ -292,8 +283,6 @@ def keep_gradient_with(parameter: Any) -> None:
 
 @final
 class _Laying:
-    """A hook that brings gradients to a layout; of eager steps only."""
-
     lays_gradient = True
 
     def __init__(self, layout: Layout) -> None:
@@ -304,16 +293,11 @@ class _Laying:
 
 
 def _places(tensor: GlobalTensor) -> list[Any]:
-    """The memory of the local tensors."""
     return [(x.data_ptr(), x.shape, x.stride()) for x in tensor.locals]
 
 
 def _moved_along(part: Tensor, own: Mapping[int, tuple[Tensor, Tensor]]) -> Tensor:
-    """The same elements in the copy of what they lie in.
-
-    Args:
-        own: tensors and their copies, by the address of their memory.
-    """
+    """The same elements in the copy of what they lie in."""
     of, copy = own.get(part.untyped_storage().data_ptr(), (None, None))
     if of is None or copy is None:
         return part
@@ -363,8 +347,6 @@ def _moved(x: GlobalTensor, layout: Layout) -> tuple[Spec, Locals]:
 
 @final
 class _ToLocal(torch.autograd.Function):
-    """The only local tensor as a plain one."""
-
     @staticmethod
     def forward(ctx: Any, x: GlobalTensor) -> Tensor:
         ctx.spec = x.spec

@@ -8,8 +8,7 @@ import sys
 import torch
 
 from weft.runtime.channels.channel import reduce_in_order
-from weft.runtime.channels.overlapped import SLICE
-from weft.runtime.channels.process import GlooChannel
+from weft.runtime.channels.process import SLICE, GlooChannel
 from weft.runtime.world.distributed import DistributedWorld
 
 # Elements of float32: one slice and a bit, several, none, few, an odd number.

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from on_ranks import passed
 from weft.runtime.channels.channel import in_slices
-from weft.runtime.channels.overlapped import OverlappedReduction
+from weft.runtime.channels.process import OverlappedReduction
 
 SCRIPT = Path(__file__).with_name("reduces_over_gloo.py")
 

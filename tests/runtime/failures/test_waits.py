@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.runtime.failures.waits import Wait, circle
+from weft.runtime.failures.lookout import Wait, circle
 
 
 def wait(*ranks: int, count: int = 1, **begun: int) -> Wait:

@@ -7,7 +7,7 @@ import torch
 
 import build
 from build import refs
-from weft.runtime.kernels import matmul
+from weft.runtime.kernels import dense_operands
 from weft.runtime.kernels.generated import build_kernel
 
 CPU = torch.device("cpu")
@@ -22,7 +22,7 @@ def counted(monkeypatch):
         calls.append(args)
         return torch.ops.mkldnn._linear_pointwise.default(*args)
 
-    monkeypatch.setattr(matmul, "_linear", lambda: linear)
+    monkeypatch.setattr(dense_operands, "_linear", lambda: linear)
     return calls
 
 

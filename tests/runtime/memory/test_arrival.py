@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from weft.runtime.memory import arrival
-from weft.runtime.memory.arrival import ahead_of_use
+from weft.runtime.memory import copies
+from weft.runtime.memory.copies import ahead_of_use
 
 GPU = torch.device("cuda", 0)
 
@@ -55,10 +55,10 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[Stream]:
         yield
         current.pop()
 
-    monkeypatch.setattr(arrival, "_here", threading.local())
-    monkeypatch.setattr(arrival, "_event", Event)
-    monkeypatch.setattr(arrival, "_stream", Stream)
-    monkeypatch.setattr(arrival, "_current", lambda device: current[-1])
+    monkeypatch.setattr(copies, "_here", threading.local())
+    monkeypatch.setattr(copies, "_event", Event)
+    monkeypatch.setattr(copies, "_new_stream", Stream)
+    monkeypatch.setattr(copies, "_current", lambda device: current[-1])
     monkeypatch.setattr(torch.cuda, "stream", entered)
     return current
 

@@ -37,7 +37,7 @@ class Event:
 def compute(monkeypatch: pytest.MonkeyPatch) -> Stream:
     stream = Stream()
     monkeypatch.setattr(cuda_copies, "_event", Event)
-    monkeypatch.setattr(cuda_copies, "_stream", Stream)
+    monkeypatch.setattr(cuda_copies, "_new_stream", Stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     Event.count = 0

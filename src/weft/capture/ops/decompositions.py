@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from weft.capture.fx.private import Decompositions
-from weft.capture.ops import batch_norm, ctc, experts, losses, lstsq, random, sampling, statistics
+from weft.capture.ops import losses, random, statistics
 from weft.capture.optimizers import fused
 from weft.capture.python import caught
 
@@ -55,11 +56,9 @@ _SEED: dict[str, Callable[..., Any]] = {"ones_like.default": _ones_like}
 
 
 def _factors_itself(op: Any) -> Callable[..., Any]:
-    """A determinant whose factors are those of the matrix, as backward expects them of one that is not contiguous.
-
-    Of a contiguous real matrix the kernel factorizes the transpose. Whether a matrix lies so on a rank is
-    another question than whether it did here, so it is given one that does.
-    """
+    """A determinant whose factors are those of the matrix, as backward expects them of one that is not contiguous."""
+    # Of a contiguous real matrix the kernel factorizes the transpose. A matrix may lie otherwise on a rank than it did
+    # here, so the op is given one that lies so.
 
     def decomposed(A: torch.Tensor) -> Any:
         if A.is_contiguous() or A.is_complex():
@@ -108,11 +107,11 @@ _SHAPED: dict[str, Callable[..., Any]] = {
 
 def decompositions() -> Decompositions:
     """For the first trace: statistics, losses, random ops, and ops on lists of tensors."""
-    named = {**_SEED, **_FACTORED, **statistics.TABLE, **batch_norm.TABLE, **losses.TABLE}
-    named = {**named, **ctc.TABLE, **lstsq.TABLE, **_SHAPED}
-    named = {**named, **random.TABLE, **sampling.TABLE, **caught.TABLE}
-    found = _resolve({**named, **fused.NORMS, **fused.TABLE, **experts.TABLE})
-    return {**fused.foreach(), **found, **experts.of_libraries()}
+    named = {**_SEED, **_FACTORED, **statistics.TABLE, **statistics.BATCH_NORM, **losses.TABLE}
+    named = {**named, **losses.CTC, **LEAST_SQUARES, **_SHAPED}
+    named = {**named, **random.TABLE, **random.SAMPLES, **caught.TABLE}
+    found = _resolve({**named, **fused.NORMS, **fused.TABLE, **EXPERTS})
+    return {**fused.foreach(), **found, **of_libraries()}
 
 
 def overwrites() -> Decompositions:
@@ -121,7 +120,6 @@ def overwrites() -> Decompositions:
 
 
 def _resolve(table: Mapping[str, Callable[..., Any]]) -> Decompositions:
-    """ATen overloads by name; those that this torch does not have cannot occur either."""
     found = {}
     for name, function in table.items():
         packet, overload = name.split(".")
@@ -129,3 +127,134 @@ def _resolve(table: Mapping[str, Callable[..., Any]]) -> Decompositions:
         if op is not None:
             found[op] = function
     return found
+
+
+# Least squares: `weft.lstsq` where the shapes of its results do not depend on ranks of matrices.
+#
+# Drivers that compute singular values give residuals only of matrices of full rank; those of more rows
+# than columns are left to torch, and so refused.
+
+
+torch.library.define(
+    "weft::lstsq",
+    "(Tensor a, Tensor b, float? rcond, str driver) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+_BY_SINGULAR_VALUES = ("gelss", "gelsd")
+
+
+def _made(
+    a: Tensor, b: Tensor, rcond: float | None, driver: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *batch, m, n = a.shape
+    columns = b.shape[a.dim() - 1 :]
+    residuals = (*batch, *columns) if m > n and driver == "gels" else (0,)
+    ranks = (0,) if driver == "gels" else tuple(batch)
+    values = (*batch, min(m, n)) if driver in _BY_SINGULAR_VALUES else (0,)
+    return (
+        b.new_empty((*batch, n, *columns)),
+        b.new_empty(residuals),
+        a.new_empty(ranks, dtype=torch.int64),
+        a.new_empty(values, dtype=a.real.dtype if a.is_complex() else a.dtype),
+    )
+
+
+torch.library.register_fake("weft::lstsq", _made)
+
+
+def _lstsq(
+    self: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
+) -> Any:
+    driver = driver or ("gelsy" if self.device.type == "cpu" else "gels")
+    m, n = self.shape[-2:]
+    same = self.shape[:-1] == b.shape[: self.dim() - 1] and b.dim() in (self.dim() - 1, self.dim())
+    if not same or (m > n and driver in _BY_SINGULAR_VALUES) or not b.numel():
+        return NotImplemented
+    return torch.ops.weft.lstsq(self, b, rcond, driver)
+
+
+LEAST_SQUARES: dict[str, Callable[..., Any]] = {"linalg_lstsq.default": _lstsq}
+
+
+# Grouped products of mixtures of experts: `weft.expert_mm` in place of them.
+#
+# Torch's grouped product multiplies rows that are sorted by experts; `offs` says where the rows of
+# each end. Its shape function takes bfloat16 alone. So the product is recorded by weft's own op, in any
+# dtype, on rows that know their expert (`weft.ops.rules.own.experts`); rows after the last end are zeros.
+# `transformers` has an op of its own for machines without torch's.
+
+
+torch.library.define("weft::segments", "(Tensor offs, int rows, int first) -> Tensor")
+torch.library.define("weft::expert_mm", "(Tensor x, Tensor w, Tensor ids, int offset) -> Tensor")
+torch.library.define(
+    "weft::expert_gradient",
+    "(Tensor x, Tensor g, Tensor ids, int experts, int offset) -> Tensor",
+)
+
+
+def _segments(offs: Tensor, rows: int, first: int) -> Tensor:
+    return offs.new_empty(rows, dtype=torch.int64)
+
+
+def _expert_mm(x: Tensor, w: Tensor, ids: Tensor, offset: int) -> Tensor:
+    return x.new_empty(*x.shape[:-1], w.shape[-1])
+
+
+def _expert_gradient(x: Tensor, g: Tensor, ids: Tensor, experts: int, offset: int) -> Tensor:
+    return x.new_empty(experts, x.shape[-1], g.shape[-1])
+
+
+torch.library.register_fake("weft::segments", _segments)
+torch.library.register_fake("weft::expert_mm", _expert_mm)
+torch.library.register_fake("weft::expert_gradient", _expert_gradient)
+
+
+def _product(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
+    ids = torch.ops.weft.segments(offs, x.shape[0], 0)
+    product: Tensor = torch.ops.weft.expert_mm(x, w, ids, 0)
+    return product
+
+
+def _sums(x: Tensor, g: Tensor, offs: Tensor) -> Tensor:
+    """`x[rows]ᵀ g[rows]` of each expert: [s, k] and [s, n] to [e, k, n]."""
+    ids = torch.ops.weft.segments(offs, x.shape[0], 0)
+    found: Tensor = torch.ops.weft.expert_gradient(x, g, ids, offs.shape[0], 0)
+    return found
+
+
+def _grouped_mm(
+    self: Tensor,
+    mat2: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Any:
+    """Torch's op by what is grouped: rows, the contracted dimension, columns, or nothing."""
+    if bias is not None or out_dtype not in (None, self.dtype) or self.dtype != mat2.dtype:
+        return NotImplemented
+    if offs is None:
+        return torch.bmm(self, mat2)
+    if mat2.dim() == 3:
+        return _product(self, mat2, offs)
+    if self.dim() == 2:
+        return _sums(self.t(), mat2, offs)
+    return _product(mat2.t(), self.transpose(1, 2), offs).t()
+
+
+def _gradients(x: Tensor, w: Tensor, offs: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    return _product(grad, w.transpose(1, 2), offs), _sums(x, grad, offs)
+
+
+EXPERTS: dict[str, Callable[..., Any]] = {"_grouped_mm.default": _grouped_mm}
+
+_OF_TRANSFORMERS: dict[str, Callable[..., Any]] = {
+    "grouped_mm_fallback": _product,
+    "grouped_mm_fallback_backward": _gradients,
+}
+
+
+def of_libraries() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+    """The functions that stand for ops of libraries, for those libraries that are loaded."""
+    named = (
+        (getattr(torch.ops.transformers, name, None), f) for name, f in _OF_TRANSFORMERS.items()
+    )
+    return {packet.default: function for packet, function in named if packet is not None}

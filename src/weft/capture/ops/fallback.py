@@ -108,7 +108,6 @@ def _numel(tensor: torch.Tensor) -> int:
 
 
 def _zeros(size: Sequence[int], **options: Any) -> torch.Tensor:
-    """Zeros that are no special kind of tensor."""
     named = {key: value for key, value in options.items() if key in ("dtype", "device")}
     return torch.zeros(list(size), **named)
 

@@ -37,8 +37,6 @@ _Layer = Callable[[Tensor, Sequence[Tensor], Sequence[Tensor]], Tensor]
 
 
 class _StandIn:
-    """Torch takes it for a tensor and asks it; whatever else is read is refused."""
-
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _INDEXED:
@@ -130,13 +128,8 @@ class _Layers:
     """Recurrent layers on a packed sequence, as the arguments of `torch.lstm` and the like say them.
 
     Attributes:
-        first: states, and cells if any, before the first step: [layers * directions, n, hidden].
         weights: of all layers and directions, in torch's order.
         has_biases: true where two of four weights of each are biases.
-        layers: how many there are.
-        dropout: between layers.
-        training: true where there is any.
-        directions: 1 or 2.
     """
 
     first: Sequence[Tensor]
@@ -176,8 +169,6 @@ def packed_call(func: Any, args: Sequence[Any], lstm_layer: _Layer) -> Any:
     """The result of a function that packs, pads or runs layers; NotImplemented for all others.
 
     Args:
-        func: of torch.
-        args: that it is called with.
         lstm_layer: runs one layer of an LSTM.
     """
     if func is torch.sort and _variables_of(pack_padded_sequence.__code__) is not None:
@@ -212,8 +203,6 @@ def _layers_of(
 
 
 def _plain_layer(func: Any, has_biases: bool) -> _Layer:
-    """A layer of a GRU or RNN, which torch's own function of several layers runs."""
-
     def layer(x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
         state = first[0].unsqueeze(0)
         out: Tensor = func(x, state, list(weights), has_biases, 1, 0.0, False, False, False)[0]
@@ -274,7 +263,6 @@ def _last_cell(
 
 
 def _picked(x: Tensor, times: Tensor) -> Tensor:
-    """The elements of [time, n, width] at times [time, n, 1]."""
     return x.gather(0, times.expand(-1, -1, x.shape[2]))
 
 

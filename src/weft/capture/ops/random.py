@@ -3,7 +3,7 @@
 Draws of half-precision dtypes are made in float32, so that one stream of numbers serves all of
 them. Bernoulli is `uniform < p`; normal numbers come from Box and Muller (1958), whose logarithm
 never sees 0 because uniform is < 1; other distributions from the inverse of their distribution
-function. Samples and permutations stand in `weft.capture.ops.sampling`. An op that is given a generator
+function. Samples and permutations stand in `weft.capture.ops.random`. An op that is given a generator
 is left as it is, and refused later: its numbers are not ours.
 """
 
@@ -15,11 +15,11 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from weft.capture.fx.generators import note_draw
 
 aten = torch.ops.aten
-Tensor = torch.Tensor
 
 Draw = Callable[[Sequence[int], torch.dtype, torch.device], Tensor]
 
@@ -110,7 +110,6 @@ _EXACT = 2**53  # whole numbers up to here are float64
 
 
 def _hit(like: Tensor, p: Tensor | float) -> Tensor:
-    """True where a coin with probability `p` of heads shows heads."""
     if not isinstance(p, Tensor):
         return uniform(like.shape, like.dtype, like.device) < p
     wide = p if p.dtype in (torch.float32, torch.float64) else p.to(torch.float32)
@@ -177,8 +176,6 @@ def _rrelu_backward(
 
 
 def _made(draw: Draw) -> Callable[..., Tensor]:
-    """A factory such as `torch.rand`."""
-
     def make(
         size: Sequence[int],
         *,
@@ -192,8 +189,6 @@ def _made(draw: Draw) -> Callable[..., Tensor]:
 
 
 def _made_like(draw: Draw) -> Callable[..., Tensor]:
-    """A factory such as `torch.rand_like`."""
-
     def make(
         self: Tensor,
         *,
@@ -348,5 +343,67 @@ TABLE: dict[str, Callable[..., Any]] = _table(
         "normal.Tensor_float": _normal_tensors,
         "normal.Tensor_Tensor": _normal_tensors,
         "normal.float_Tensor": _normal_scale,
+    }
+)
+
+
+# Samples and permutations, whose numbers depend on others of their row: sorts and sums of `weft.uniform` keys.
+#
+# Keys are float64, so that two of them hardly ever agree. A row is never cut, because a sort or a
+# running sum needs all of it; rows are drawn by their global position like everything else.
+
+
+def _randperm(
+    n: int, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **_: Any
+) -> Tensor:
+    keys = uniform([n], torch.float64, torch.device(device or "cpu"))
+    return torch.sort(keys).indices.to(dtype or torch.int64)
+
+
+def _multinomial(self: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
+    weights = self.to(torch.float64)
+    draw = _independent if replacement else _race
+    return draw(weights, num_samples)
+
+
+def _independent(weights: Tensor, count: int) -> Tensor:
+    """The first class whose running sum of weights exceeds a uniform number."""
+    sums = torch.cumsum(weights, -1)
+    drawn = uniform([*weights.shape[:-1], count], torch.float64, weights.device)
+    return torch.searchsorted(sums, drawn * sums[..., -1:], right=True)
+
+
+def _race(weights: Tensor, count: int) -> Tensor:
+    """The first `count` to arrive when class `i` takes an exponential time of rate `weights[i]`.
+
+    Efraimidis and Spirakis: Weighted random sampling with a reservoir (2006).
+    """
+    times = exponential(weights.shape, torch.float64, weights.device)
+    return torch.topk(weights / times, count).indices
+
+
+def _poisson(self: Tensor, _: None = None) -> Tensor:
+    """One less than the least k for which fewer than k events have a probability above a uniform number."""
+    rate = self.to(torch.float64)
+    drawn = uniform(self.shape, torch.float64, self.device)
+    # Beyond 40 standard deviations lies less than a number of 53 bits can tell.
+    low, high = torch.zeros_like(rate), torch.ceil(rate + 40 * torch.sqrt(rate) + 40)
+    for _halving in range(_HALVINGS):
+        middle = torch.ceil((low + high) / 2)
+        enough = torch.special.gammaincc(middle, rate) > drawn
+        high = torch.where(enough, middle, high)
+        low = torch.where(enough, low, middle)
+    return (high - 1).to(self.dtype)
+
+
+_HALVINGS = 32  # enough for rates up to 4e9
+
+
+SAMPLES = _table(
+    {
+        "randperm.default": _randperm,
+        "randperm.generator": _randperm,
+        "multinomial.default": _multinomial,
+        "poisson.default": _poisson,
     }
 )

@@ -44,7 +44,6 @@ class LayersKept(TorchFunctionMode):
         return func(*args, **(kwargs or {})) if found is NotImplemented else found
 
     def _layer(self, x: Tensor, first: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
-        """All states [time, n, hidden] of one layer of an LSTM on x [time, n, in]."""
         states = [state.unsqueeze(0) for state in first]
         args: Any = (x, states, list(weights), len(weights) == 4, 1, 0.0, False, False, False)
         return _lstm(*args)[0] if self._keeps(args) else torch.lstm(*args)[0]
@@ -86,7 +85,6 @@ def _lstm(
     bidirectional: bool,
     batch_first: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`torch.lstm` with these arguments."""
     dtype = _cast_to(x) or x.dtype
     states, cells = (one.to(dtype).unbind(0) for one in first)
     weights = [weight.to(dtype) for weight in weights]
@@ -111,7 +109,6 @@ def _lstm(
 def _layer(
     x: Tensor, weights: Sequence[Tensor | None], state: Tensor, cell: Tensor, reverse: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """All states [time, n, hidden], last state and last cell."""
     trained = [y for y in (x, *weights, state, cell) if y is not None and y.requires_grad]
     follows = torch.is_grad_enabled() and bool(trained)
     out, last, last_cell, _ = torch.ops.weft.lstm(x, *weights, state, cell, reverse, follows)
@@ -131,7 +128,6 @@ torch.library.define(
 
 
 def _made(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Results of `weft.lstm` with these arguments, without values."""
     x, _, w_hh, _, _, h, c, _, train = given
     steps, batch, inputs = x.shape
     hidden = w_hh.shape[1]
@@ -143,7 +139,6 @@ def _made(*given: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _gradients(*given: Any) -> tuple[Tensor, ...]:
-    """Results of `weft.lstm_backward` with these arguments, without values."""
     x, w_ih, w_hh, _, _, h, c = given[3:10]
     return tuple(y.new_empty(y.shape) for y in (x, w_ih, w_hh, w_hh[:, 0], w_hh[:, 0], h, c))
 

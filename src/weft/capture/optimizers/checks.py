@@ -104,7 +104,6 @@ def of_no_parameter(optimizer: object, key: object) -> CaptureError:
 
 
 def _check_attributes(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse wrappers, and steps over other parameters than those of the groups."""
     ids = {id(each) for group in optimizer.param_groups for each in group["params"]}
     for name, value in vars(optimizer).items():
         if name in ("param_groups", "state", "defaults"):
@@ -135,7 +134,6 @@ def _held(optimizer: object, part: Any, ids: Collection[int]) -> str:
 
 
 def _parts(value: Any, depth: int = 3) -> Iterator[Any]:
-    """A value, and what stands in it, keys included."""
     yield value
     if isinstance(value, dict):
         value = [*value, *value.values()]

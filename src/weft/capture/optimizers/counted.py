@@ -45,7 +45,6 @@ def find_counters(copies: TrialCopies, dims: int) -> frozenset[StepCounter]:
     """The numbers that steps change, and that go by themselves alone; they are known as counters from now on.
 
     Args:
-        copies: for trials.
         dims: how many the parameter has that a trial is made for.
     """
     own = small_parameter(dims, 0.0)
@@ -125,7 +124,6 @@ def _carried(copies: TrialCopies, dims: int) -> list[dict[StepCounter, Any]]:
 
 
 def _numbers(optimizer: Any, group: int = 0) -> dict[StepCounter, Any]:
-    """The plain numbers of an optimizer and of one of its groups."""
     options = options_of(optimizer.param_groups[group])
     places = ((attributes_for_copy(optimizer), False), (options, True))
     return {

@@ -50,11 +50,6 @@ def steps_of_states(copies: TrialCopies, dims: int) -> int:
 def check_repeats(copies: TrialCopies, name: str, dims: int) -> None:
     """Check, on small tensors with values, that an update of the user's is the same when it runs again.
 
-    Args:
-        copies: of the optimizer.
-        name: of a parameter, for the error.
-        dims: how many the parameter has.
-
     Raises:
         CaptureError: when it is another one, as where it draws random numbers.
     """
@@ -75,7 +70,6 @@ def check_foreign(copies: TrialCopies, name: str, dims: int, counters: Collectio
     """Check, on small tensors with values, that an update of the user's depends on nothing that copies lack.
 
     Args:
-        copies, name, dims: as in `check_repeats`.
         counters: numbers that all copies are given, and that go on by themselves, as `self.calls`.
 
     Raises:
@@ -120,7 +114,6 @@ def _refused(optimizer: object, name: str, why: str) -> CaptureError:
 
 
 def _alone(copies: TrialCopies, dims: int) -> torch.Tensor:
-    """A parameter after some steps as the only one."""
     own = small_parameter(dims, 0.0)
     return _after(copies([own]), [own])
 
@@ -138,11 +131,7 @@ def _beside(
 
 
 def _kept(copies: TrialCopies, dims: int, counters: Collection[str]) -> str:
-    """The name of what the steps leave in the optimizer for later ones; "" where they go by nothing of it.
-
-    Args:
-        counters: that may be left.
-    """
+    """The name of what the steps leave in the optimizer for later ones; "" where they go by nothing of it."""
     own = small_parameter(dims, 0.0)
     optimizer = copies([own])
     first = _left(optimizer)
@@ -242,14 +231,7 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def check_apart(copies: TrialCopies, name: str, dims: int) -> None:
-    """Check, on small tensors with values, that the gradient of one parameter changes no other one.
-
-    Args:
-        copies, name, dims: as in `check_repeats`.
-
-    Raises:
-        CaptureError: when it does.
-    """
+    """Check, on small tensors with values, that the gradient of one parameter changes no other one."""
     try:
         small, large = (_after_scaled(copies, dims, scale) for scale in (1.0, 30.0))
     except Exception:
@@ -264,7 +246,6 @@ def check_apart(copies: TrialCopies, name: str, dims: int) -> None:
 
 
 def _after_scaled(copies: TrialCopies, dims: int, scale: float) -> torch.Tensor:
-    """A parameter after two steps beside another one, whose gradient is scaled."""
     own, other = (small_parameter(dims, phase) for phase in (0.0, 1.0))
     optimizer = copies([own, other])
     with torch.random.fork_rng(devices=[]):
@@ -294,7 +275,6 @@ def updates_parts_alike(copies: TrialCopies, dims: int) -> bool:
 
 
 def _trained(copies: TrialCopies, values: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A parameter that begins with the first values, after a step with each of the others as its gradient."""
     parameter = torch.nn.Parameter(values[0].clone())
     optimizer = copies([parameter])
     with torch.random.fork_rng(devices=[]):

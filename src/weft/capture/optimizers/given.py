@@ -90,13 +90,7 @@ Kernels: TypeAlias = Literal["fused", "lists", "loop"]
 def kernels_of(
     options: Mapping[str, Any], device_type: str, dtypes: Collection[torch.dtype]
 ) -> Kernels:
-    """The kernels of a parameter group on a device.
-
-    Args:
-        options: the user's parameter group.
-        device_type: of the parameters.
-        dtypes: of what is updated.
-    """
+    """The kernels of a parameter group on a device."""
     if options.get("fused"):
         return "fused"
     fused, lists = options.get("fused"), options.get("foreach")

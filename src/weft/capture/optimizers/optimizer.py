@@ -54,11 +54,7 @@ class UpdateRule:
     """The update of one parameter.
 
     Attributes:
-        optimizer: name of the class.
         group: number of the parameter group through all optimizers (`weft.capture.optimizer_groups`).
-        states: that it keeps.
-        elementwise: whether it works element by element.
-        takes: the memory that it takes.
     """
 
     optimizer: str
@@ -178,7 +174,6 @@ def with_states_of(
 
 
 def _try(copies: TrialCopies, parameter: torch.Tensor, name: str, dtype: torch.dtype) -> UpdateRule:
-    """The rule of a parameter, which is updated in a dtype: of another one by way of a master."""
     optimizer, shape = copies.optimizer, tuple(parameter.shape)
     try:
         states, mixing = _trial(copies, shape, dtype)
@@ -206,7 +201,6 @@ def _with_memory(
     dtype: torch.dtype,
     device_type: str,
 ) -> UpdateRule:
-    """The rule with the bytes that updates take for each element."""
     elements = parameter.numel()
     options = copies.optimizer.param_groups[copies.group]
     master = dtype != parameter.dtype
@@ -313,7 +307,6 @@ def _is_half(parameter: torch.Tensor) -> bool:
 
 
 def _mark(value: Any) -> Any:
-    """A key that tells two values of an attribute apart."""
     plain = value is None or isinstance(value, int | float | str)
     return (type(value).__name__, value) if plain else id(value)
 

@@ -39,7 +39,6 @@ class TrialCopies:
     """Copies of the user's optimizer with other parameters, which share nothing that a step writes.
 
     Attributes:
-        optimizer: the user's.
         group: whose options all groups of a copy have.
         put_on: attributes that the user has put on the parameter that those of copies stand for.
     """
@@ -49,7 +48,6 @@ class TrialCopies:
     put_on: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, *groups: Sequence[torch.nn.Parameter]) -> Any:
-        """A copy with these groups of parameters."""
         copy = object.__new__(type(self.optimizer))
         # Schedulers put their own `step` on the instance.
         copy.__dict__.update({k: v for k, v in vars(self.optimizer).items() if k != "step"})
@@ -96,12 +94,7 @@ def step(optimizer: Any, parameters: Sequence[torch.nn.Parameter], phase: float)
 
 @final
 class HeldBytes:
-    """The bytes of the tensors that ops have made and that are alive.
-
-    Attributes:
-        now: bytes that are alive.
-        most: the most that were alive at a time.
-    """
+    """The bytes of the tensors that ops have made and that are alive."""
 
     def __init__(self) -> None:
         self.now = self.most = 0
@@ -195,11 +188,7 @@ def states_kept(optimizer: torch.optim.Optimizer, group: int, options: Any) -> f
 
 @final
 class KeptStates:
-    """The states that updates keep, by the options that the groups had when the step was compiled.
-
-    Args:
-        optimizers: the user's.
-    """
+    """The states that updates keep, by the options that the groups had when the step was compiled."""
 
     def __init__(self, optimizers: Optimizers) -> None:
         self._optimizers = optimizers

@@ -71,7 +71,6 @@ class Boundary:
         inputs: role and key of every placeholder, in order.
         outputs: keys of the first outputs, which the user gets back.
         gradients: names of the parameters whose gradients are the remaining outputs.
-        rules: how parameters are updated, by name.
     """
 
     inputs: tuple[tuple[Role, str], ...]
@@ -113,8 +112,6 @@ def to_logical(graph: torch.fx.Graph, name: str, boundary: Boundary) -> LogicalG
 
 @final
 class _Names:
-    """Hands out names that are legal in the text of a graph, each once."""
-
     def __init__(self) -> None:
         self._taken: set[str] = set()
 
@@ -338,7 +335,6 @@ def _is_double_transpose(node: torch.fx.Node) -> bool:
 
 
 def _swapped(node: torch.fx.Node) -> set[int] | None:
-    """The dimensions that a transpose swaps."""
     if node.target is aten.t.default:
         return {0, 1}
     if node.target is not aten.transpose.int:
@@ -396,7 +392,6 @@ def _for_masters(updates: list[Update], inputs: Sequence[Input], reader: _Reader
 
 
 def _needed(calls: Sequence[Call], roots: Sequence[Node]) -> list[Call]:
-    """The calls whose results are used, in order."""
     used = {name for node in roots for name in node.uses}
     kept = []
     for call in reversed(calls):

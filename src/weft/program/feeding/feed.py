@@ -18,8 +18,7 @@ from weft.layout import Layout
 from weft.layout.layout import Region, region_shape
 from weft.program.checksums import BatchSums, batch_sums
 from weft.program.feeding.shards import layouts_on, rows_in, rows_of
-from weft.runtime.memory.arrival import Arrival
-from weft.runtime.memory.copies import laid
+from weft.runtime.memory.copies import Arrival, laid
 from weft.runtime.memory.state import region_part
 from weft.tensor import GlobalTensor
 

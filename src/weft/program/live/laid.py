@@ -19,8 +19,7 @@ from weft.runtime.memory.state import Variables, local_part
 from weft.tensor import GlobalTensor
 from weft.tensor.boxing import assemble
 from weft.tensor.dispatch.shares import in_order, in_shares, relaid, stored_in
-from weft.tensor.mesh import Mesh
-from weft.tensor.spec import contiguous
+from weft.tensor.spec import Mesh, contiguous
 
 
 def by_placement(variables: Mapping[int, Variables], parameter: Tensor) -> list[Variables]:

@@ -33,7 +33,7 @@ from weft.runtime.memory.state import Variables
 from weft.runtime.world.world import World
 from weft.tensor import GlobalTensor
 from weft.tensor.global_tensor import keep_gradient_with
-from weft.tensor.mesh import Mesh, mesh_of
+from weft.tensor.spec import Mesh, mesh_of
 
 # Writes the own tensors of a copy of a module.
 Fill: TypeAlias = Callable[[nn.Module], object]

@@ -48,7 +48,7 @@ from weft.layout import Placement
 from weft.program.compile import compile
 from weft.program.parts.inspection import planned_as_run
 from weft.program.program import Program
-from weft.runtime.kernels.matmul import onednn_is_faster
+from weft.runtime.kernels.dense_operands import onednn_is_faster
 from weft.runtime.measured.calls import measured_calls, measured_updates
 from weft.runtime.measured.exchanges import measured_exchanges, slowdown
 from weft.runtime.measured.operands import calls_in_order

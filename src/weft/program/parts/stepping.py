@@ -29,7 +29,7 @@ from weft.program.training.gradients import check_adding
 from weft.program.training.step_hooks import without_step_hooks
 from weft.program.verification import Subject, Verified, verified
 from weft.runtime.executor.rank_executor import RankExecutor
-from weft.runtime.memory.arrival import ahead_of_use
+from weft.runtime.memory.copies import ahead_of_use
 from weft.tensor import GlobalTensor
 
 

@@ -35,13 +35,12 @@ from weft.program.setting import Setting
 from weft.runtime.channels.channel import Channel
 from weft.runtime.compiled.choice import UNCOMPILED
 from weft.runtime.devices.backend import backend_of
-from weft.runtime.devices.graphs import graph_mode
-from weft.runtime.devices.replay import Replayer, obstacle
+from weft.runtime.devices.replay import Replayer, graph_mode, obstacle
 from weft.runtime.executor.device_executor import DeviceExecutor
 from weft.runtime.executor.rank_executor import RankExecutor
 from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.executor.work import Rank
-from weft.runtime.kernels.matmul import onednn_is_faster
+from weft.runtime.kernels.dense_operands import onednn_is_faster
 from weft.runtime.memory.state import local_part
 from weft.runtime.world.world import World
 from weft.strategy.precision import Precision

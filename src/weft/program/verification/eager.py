@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from weft.capture.fx.checkpoints import checkpoints_noted
 from weft.capture.fx.generators import generators_followed
 from weft.capture.fx.private import Decompositions, DispatchMode, Refusal
-from weft.capture.ops import random, sampling
+from weft.capture.ops import random
 from weft.capture.ops.decompositions import decompositions
 from weft.capture.optimizers.given import attributes_of
 from weft.capture.outputs import find_loss
@@ -170,7 +170,7 @@ class Drawn(DispatchMode):  # type: ignore[no-untyped-call]
 @cache
 def _random_ops() -> Decompositions:
     """Ops that draw, and their backwards, as capture takes them apart."""
-    functions = {id(each) for each in (*random.TABLE.values(), *sampling.TABLE.values())}
+    functions = {id(each) for each in (*random.TABLE.values(), *random.SAMPLES.values())}
     return {op: each for op, each in decompositions().items() if id(each) in functions}
 
 

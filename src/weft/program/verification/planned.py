@@ -24,7 +24,7 @@ from weft.program.setting import Setting
 from weft.program.training.training import Training
 from weft.program.verification.eager import wholes
 from weft.runtime.memory.state import Variables
-from weft.tensor.mesh import mesh_of
+from weft.tensor.spec import mesh_of
 
 
 @final

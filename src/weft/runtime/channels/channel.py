@@ -23,8 +23,6 @@ class Channel(ABC):
     """One rank's end of a communicator. All ranks must call the same primitives in the same order.
 
     Attributes:
-        ranks: the communicator's ranks, in its order.
-        index: position of this rank among them.
         device: where the tensors are that it takes.
         sent: bytes that this rank has sent to others so far, by what ran.
         running: what runs now: the kind of a collective, or one of the primitives below.
@@ -107,7 +105,6 @@ class Channel(ABC):
         """Reduce tensors over all ranks, in place; every rank gets the same bits.
 
         Args:
-            tensors: contiguous, of one dtype; number, shapes and dtype are the same on all ranks.
             reduction: one of `weft.layout.REDUCTIONS` (on booleans "sum" is "or" and "prod" is
                 "and").
         """
@@ -125,7 +122,6 @@ class Channel(ABC):
                     self._reduce_parts(parts_for(whole, self.size), reduction)
 
     def _reduce_parts(self, pieces: Sequence[Sequence[Tensor]], reduction: str) -> None:
-        """Reduce the pieces of this rank, and fetch those that others have reduced."""
         mine, others = pieces[self.index], self.size - 1
         counts = [piece.numel() for piece in mine]
         places = self._arrived.places(counts * others, mine[0].dtype)
@@ -218,8 +214,6 @@ def reduce_in_order(
     """Reduce tensors of one shape from first to last.
 
     Args:
-        tensors: at least one.
-        reduction: one of `weft.layout.REDUCTIONS`.
         into: the first or the second of them, to be overwritten; without it, or where that cannot
             be, the result is a fresh tensor.
     """

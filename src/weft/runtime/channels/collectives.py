@@ -23,8 +23,6 @@ def run_collectives(
     """Run the collectives of one actor, joined into one message where the kind allows.
 
     Args:
-        channel: this rank's end of the communicator.
-        collectives: all of one kind, the same on all ranks but for local shapes.
         inputs: their local inputs, in any memory format; the list may be emptied, to free them
             early.
 
@@ -41,16 +39,7 @@ def run_collectives(
 
 
 def run_transfer(channel: Channel, transfer: Transfer, tensor: Tensor | None) -> Tensor | None:
-    """Exchange the pieces of a transfer.
-
-    Args:
-        channel: this rank's end of the communicator.
-        transfer: what this rank sends and receives.
-        tensor: the local input, in any memory format; None on a rank that has none.
-
-    Returns:
-        A fresh contiguous local output; None on a rank that has none.
-    """
+    """Exchange the pieces of a transfer."""
     output, made = None, transfer.output
     if made is not None:
         output = torch.empty(made.shape, dtype=getattr(torch, made.dtype), device=channel.device)
@@ -99,7 +88,6 @@ def _all_reduce(
 
 
 def _alike(collectives: Sequence[Collective]) -> dict[tuple[str, str], list[int]]:
-    """The numbers of the collectives of each dtype and reduction."""
     members: dict[tuple[str, str], list[int]] = {}
     for number, each in enumerate(collectives):
         members.setdefault((each.input.dtype, each.reduction), []).append(number)
@@ -186,7 +174,6 @@ def _reduce_scatter(
 def _in_slices(
     channel: Channel, pieces: Sequence[Tensor], slices: Slices, reduction: str
 ) -> Tensor:
-    """Reduce the piece for each rank there, a slice of all pieces at a time."""
     made = torch.empty_like(pieces[channel.index], memory_format=torch.contiguous_format)
     for first in range(0, slices.extent, slices.length):
         parts = [[_cut(piece, slices, first).contiguous()] for piece in pieces]

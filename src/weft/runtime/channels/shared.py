@@ -20,8 +20,8 @@ from weft.runtime.channels.process import ProcessChannel
 from weft.runtime.channels.shared_link import SharedLink, Take, connect, listener, offer
 from weft.runtime.failures.awaited import Entries
 from weft.runtime.failures.board import FailureBoard, first_line
+from weft.runtime.failures.lookout import PATIENCE
 from weft.runtime.failures.stamps import check_stamp
-from weft.runtime.failures.waits import PATIENCE
 
 # Addresses that begin with a zero byte are no files.
 _ADDRESS = "\0weft-{}"
@@ -38,10 +38,6 @@ class SharedChannel(ProcessChannel):
     Args:
         entries: of the job's store, to find the other ranks.
         number: of the communicator in the job; the same on all its ranks.
-        ranks: in the communicator's order.
-        index: position of this rank among them.
-        board: where failures are made known to all ranks.
-        timeout: seconds to wait for a peer.
     """
 
     interruptible = True
@@ -115,12 +111,6 @@ class SharedChannel(ProcessChannel):
 
         So the bits are those of `reduce_in_order`. Of two ranks both may reduce all, as all reductions give the same
         bits either way.
-
-        Args:
-            pieces: for every peer, what it gets.
-            places: for the results; they may be those of `own`.
-            own: this rank's.
-            reduction: one of `weft.layout.REDUCTIONS`.
         """
         self.sent[self.running] += sum(
             part.nbytes for peer, parts in enumerate(pieces) if peer != self.index for part in parts
@@ -199,13 +189,7 @@ class SharedChannel(ProcessChannel):
 
 
 def takers(size: int, index: int, reduction: str) -> list[Take]:
-    """The uses of what comes from each peer of a rank, in order, for one chunk of all at a time.
-
-    Args:
-        size: number of ranks.
-        index: of this one, whose own numbers come between those of the peers before and after.
-        reduction: one of `weft.layout.REDUCTIONS`.
-    """
+    """The uses of what comes from each peer of a rank, in order, for one chunk of all at a time."""
     combine = COMBINE[reduction]
     # Reductions of peers before this rank, until its own numbers are read: by where the result goes.
     begun: dict[int, Tensor] = {}
@@ -242,11 +226,7 @@ def _turn(links: Sequence[SharedLink], number: int) -> Callable[[], bool]:
 def _links(
     entries: Entries, key: str, ranks: Sequence[int], index: int, timeout: float
 ) -> dict[int, SharedLink]:
-    """A link to every other rank of a communicator, by its position there.
-
-    Raises:
-        RankFailure: another one has ended, or did not answer in time; or the ranks do not go on together.
-    """
+    """A link to every other rank of a communicator, by its position there."""
     address = _ADDRESS.format(uuid.uuid4().hex)
     links: dict[int, SharedLink] = {}
     try:
@@ -270,11 +250,7 @@ def _links(
 
 @contextmanager
 def _named(rank: int, waits: Sequence[int], timeout: float) -> Iterator[None]:
-    """Say of an error of a socket for whom a rank waits.
-
-    Raises:
-        NoAnswer: one of those has ended, or did not answer in time.
-    """
+    """Say of an error of a socket for whom a rank waits."""
     try:
         yield
     except (TimeoutError, BrokenPipeError, ConnectionRefusedError, ConnectionResetError) as error:

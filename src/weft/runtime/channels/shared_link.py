@@ -60,7 +60,6 @@ def _copy(place: Tensor, own: Tensor, came: Tensor) -> None:
 
 
 def _at_once() -> bool:
-    """Whatever came is taken."""
     return True
 
 
@@ -78,16 +77,12 @@ class SharedLink:
     """One process's end.
 
     Attributes:
-        socket: stream to the peer; a byte means that the counts have changed.
-        memory, numbers: the mapped memory, as a tensor of bytes and as a buffer.
         lower: true where this is the end of the lower rank, which writes into the first half.
         outgoing: chunks still to be sent in this exchange, at most `SLOT_BYTES` each.
         incoming: places of chunks still to be received.
-        take: what is done with them.
         in_place: true where places may be sent from, too: none is taken before it was sent.
         turn: true when the next chunk may be taken; until then it stays where it is.
-        sent, received: chunks since the beginning.
-        peer_sent, peer_received: the same of the peer, as last looked up.
+        peer_sent, peer_received: the peer's chunks since the beginning, as last looked up.
         stamp: goes with every chunk; `check(stamp, came)` is called with that of every chunk that came.
         closed: true where the peer has gone; what it sent before can still be received.
     """
@@ -125,9 +120,6 @@ class SharedLink:
         """Begin an exchange of contiguous tensors; the one before must be over.
 
         Args:
-            sends: what the peer gets, in order.
-            receives: places for what comes.
-            take: what is done with it.
             own: for each place, what `take` gets of one's own; by default the place.
             turn: true when the next chunk may be taken.
         """
@@ -140,11 +132,7 @@ class SharedLink:
             self.incoming.extend(_chunks(receives, receives if own is None else own))
 
     def advance(self) -> None:
-        """Fill and empty all slots that can be, and wake the peer.
-
-        Raises:
-            ConnectionError: the peer has gone, and something is left to do.
-        """
+        """Fill and empty all slots that can be, and wake the peer."""
         before = self.sent + self.received
         while self.outgoing and self.sent - self.peer_received < SLOTS:
             self._send(self.outgoing.popleft())
@@ -230,7 +218,6 @@ class SharedLink:
 
 
 def _chunks(places: Sequence[Tensor], own: Sequence[Tensor]) -> Iterator[Chunk]:
-    """Small tensors pass together, large ones in pieces."""
     chunk: Chunk = []
     end = 0
     for place, mine in zip(places, own, strict=True):
@@ -247,7 +234,6 @@ def _chunks(places: Sequence[Tensor], own: Sequence[Tensor]) -> Iterator[Chunk]:
 
 
 def _pieces(tensor: Tensor) -> Sequence[Tensor]:
-    """Flat pieces that fit a slot."""
     flat = tensor.detach().as_strided((tensor.numel(),), (1,))  # one element may have any stride
     if flat.nbytes <= SLOT_BYTES:
         return (flat,) if flat.numel() else ()
@@ -255,7 +241,6 @@ def _pieces(tensor: Tensor) -> Sequence[Tensor]:
 
 
 def _after(end: int, piece: Tensor) -> tuple[int, int]:
-    """The begin and the end of a piece in a slot that is filled up to `end`."""
     begin = -(-end // _ALIGNED) * _ALIGNED
     return begin, begin + piece.nbytes
 
@@ -289,13 +274,7 @@ def listener(address: str) -> socket.socket:
 def offer(
     listening: socket.socket, timeout: float, look: Callable[[], object] = _at_once
 ) -> tuple[int, SharedLink]:
-    """The lower rank's end for the next process that connects, and the number that this one names.
-
-    Args:
-        listening: as `listener` makes it.
-        timeout: seconds to wait for the process.
-        look: called again and again meanwhile; what it raises ends the wait.
-    """
+    """The lower rank's end for the next process that connects, and the number that this one names."""
     while True:
         connection, _ = _in_time(listening, listening.accept, timeout, look)
         if _same_user(connection):
@@ -317,14 +296,7 @@ def offer(
 def connect(
     address: str, number: int, timeout: float, look: Callable[[], object] = _at_once
 ) -> SharedLink:
-    """The higher rank's end: connects to the lower rank's address and names its own number.
-
-    Args:
-        address: at which the lower rank listens.
-        number: by which it knows this one.
-        timeout: seconds to wait for its answer.
-        look: called again and again meanwhile; what it raises ends the wait.
-    """
+    """The higher rank's end: connects to the lower rank's address and names its own number."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with _closed_where_it_fails(connection):
         connection.settimeout(timeout)

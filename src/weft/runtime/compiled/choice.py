@@ -67,12 +67,7 @@ _KEPT = (
 
 @final
 class Measured(NamedTuple):
-    """The measurements of a part.
-
-    Attributes:
-        aten, compiled: seconds; None where it was not measured.
-        why: why it was not compiled, or "".
-    """
+    """The measurements of a part."""
 
     aten: float | None
     compiled: float | None = None
@@ -107,11 +102,7 @@ def compare(
 def foreseen(
     aten: Callable[..., object], inputs: Sequence[Tensor], least: float
 ) -> Measured | None:
-    """The result that is known before anything is compiled, where that cannot pay; else None.
-
-    Args:
-        least: seconds of a part that are worth being compiled.
-    """
+    """The result that is known before anything is compiled, where that cannot pay; else None."""
     device = inputs[0].device
     with torch.no_grad():
         aten(*inputs)
@@ -135,8 +126,6 @@ def _kept_seconds(function: Callable[[], object]) -> float:
 
 @final
 class _OpClock(TorchDispatchMode):
-    """Adds up the seconds of ops that Inductor calls as they are."""
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.seconds = 0.0
@@ -150,7 +139,6 @@ class _OpClock(TorchDispatchMode):
 
 
 def _seconds(function: Callable[[], object], calls: int, device: torch.device) -> float:
-    """Seconds for one of `calls` calls."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     start = time.perf_counter()
@@ -201,13 +189,7 @@ class KernelInput(NamedTuple):
 @final
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A part as ATen code.
-
-    Attributes:
-        source: of `function`.
-        function: of the inputs; returns the outputs.
-        inputs: what it takes.
-    """
+    """A part as ATen code."""
 
     source: str
     function: Callable[..., Sequence[Tensor]]
@@ -228,7 +210,8 @@ class Code:
     def _digest(self, *what: object) -> str:
         device = self.inputs[0].device
         cuda = device.type == "cuda"
-        name = torch.cuda.get_device_name(device) if cuda else _processor()
+        processor = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+        name = torch.cuda.get_device_name(device) if cuda else processor
         every = (*what, self.inputs, torch.__version__, name, torch.get_num_threads())
         return hashlib.sha256(repr(every).encode()).hexdigest()[:32]
 
@@ -236,13 +219,7 @@ class Code:
 @final
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """The choice for a part.
-
-    Attributes:
-        compiled: Inductor's function; None for ATen code.
-        aten, inductor: measured seconds, or None.
-        problem: why it was not compiled, or "".
-    """
+    """The choice for a part."""
 
     compiled: Boxed | None
     aten: float | None = None
@@ -275,7 +252,6 @@ def choose(code: Code, kernels: Kernels, least: float = 0.0) -> KernelChoice:
     """Compile a part if that pays, or if it is asked for.
 
     Args:
-        kernels: "inductor", or "auto" to take what is faster.
         least: seconds of a part that "auto" compiles.
     """
     with _one_at_a_time(), torch.no_grad():
@@ -324,7 +300,6 @@ def _faster(code: Code, least: float) -> KernelChoice:
 
 
 def _stored(file: Path) -> Measured | None:
-    """The measurements that were kept of a part; None where there are none, or something else."""
     found = read_cached(file)
     match found:
         case [None | int() | float() as aten, None | int() | float() as compiled, str() as why]:
@@ -339,7 +314,6 @@ def _remember(file: Path, known: Measured) -> None:
 
 
 def _compiled(code: Code) -> Boxed:
-    """Inductor's function: out of what was kept of it, if that can be had."""
     file = cache_folder("kernels") / f"{code.key()}.py"
     source = read_code(file)
     if source is not None:
@@ -367,10 +341,6 @@ def _one_at_a_time() -> Iterator[None]:
     """Keeps other threads and other ranks of this host from compiling and measuring meanwhile."""
     with _lock, FileLock(cache_folder("kernels") / "compiling.lock"):
         yield
-
-
-def _processor() -> str:
-    return f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
 
 
 @cache

@@ -57,10 +57,6 @@ def compile_boxed(
     Results have the strides that `function` gives them, and share memory with inputs where its
     results do. Sums may be added up in another order. What was compiled before, in whatever process,
     is taken from disk.
-
-    Args:
-        function: forward only; of tensors, returns tensors.
-        examples: fake tensors of one mode.
     """
     with ExitStack() as stack:
         for one in _settings(examples):
@@ -102,7 +98,7 @@ def load(source: str) -> Boxed:
 
 @torch.library.custom_op("weft::linear", mutates_args=())
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """OneDNN's linear layer (`weft.runtime.kernels.matmul`): Inductor takes torch's op for constants only."""
+    """OneDNN's linear layer: Inductor takes torch's op for constants only."""
     product: Tensor = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
     return product
 

@@ -46,8 +46,6 @@ class Form:
 
     Attributes:
         calls: with inputs named `i0, i1, …` and results `v0, v1, …`, in the order of appearance.
-        inputs: the names of the inputs.
-        outputs: the names of the values that are needed outside.
     """
 
     calls: tuple[LocalCall, ...]
@@ -66,12 +64,7 @@ class Part:
 
 
 def part_of(calls: Sequence[LocalCall], needed: Collection[str]) -> Part:
-    """A run of calls as a part.
-
-    Args:
-        calls: in the order in which they run.
-        needed: names of values that are read outside of the run.
-    """
+    """A run of calls as a part."""
     names: dict[str, str] = {}
     inputs: list[str] = []
     made: dict[str, None] = {}
@@ -104,7 +97,6 @@ class PartKernel:
     """A part as a kernel: takes its inputs as a list, which it empties.
 
     Args:
-        compiled: Inductor's function.
         code: the same as ATen code; runs when the inputs do not lie as `code.inputs` says.
     """
 
@@ -149,11 +141,7 @@ class Distinct:
 @final
 @dataclass(eq=False)
 class PartCutter:
-    """Cuts the segments of one rank; asked for each, in the order of the plan.
-
-    Args:
-        lasting: the tensors of variables and constants, by the names of values.
-    """
+    """Cuts the segments of one rank, in the order of the plan; `lasting` are the tensors of variables and constants."""
 
     plan: RankPlan
     device: torch.device
@@ -176,12 +164,7 @@ class PartCutter:
         return sum(durations.node(node, values) for one in segments for node in one.nodes)
 
     def cut(self, segment: Compute, outputs: Collection[str]) -> CutCalls:
-        """The calls of one segment with its parts in place of what they hold.
-
-        Args:
-            segment: any of the plan.
-            outputs: what leaves it.
-        """
+        """The calls of one segment with its parts in place of what they hold."""
         calls = [node for node in segment.nodes if isinstance(node, LocalCall)]
         nodes: list[LocalCall] = []
         functions: dict[str, Callable[..., Any]] = {}
@@ -204,7 +187,6 @@ class PartCutter:
         return CutCalls(tuple(nodes), functions)
 
     def _kernel(self, part: Part) -> PartKernel | None:
-        """A part's kernel, or None where it runs as its calls."""
         inputs = tuple(self._spec(name) for name in part.inputs)
         kernel = build_kernel(part.form.calls, part.form.outputs, self.device)
         key = (kernel.source, inputs)
@@ -276,7 +258,6 @@ def _plain(call: LocalCall) -> bool:
 
 
 def _call(op: str, part: Part, run: Sequence[LocalCall]) -> LocalCall:
-    """A part as one call on a list."""
     made: dict[str, LocalValue] = {value.name: value for call in run for value in call.makes}
     specs = {
         name: spec

@@ -16,8 +16,7 @@ import torch
 from weft.runtime.channels.local import LocalChannel
 from weft.runtime.channels.process import GlooChannel, GroupChannel, NcclChannel
 from weft.runtime.devices.cuda_streams import CudaLocalChannel, CudaStreams
-from weft.runtime.devices.graphs import CudaTape
-from weft.runtime.devices.replay import Tape
+from weft.runtime.devices.replay import CudaTape, Tape
 from weft.runtime.devices.streams import MakeStreams
 
 
@@ -27,15 +26,8 @@ class Backend:
     """The parts that ranks on devices of one type run with, and talk to one another by.
 
     Attributes:
-        library: of `torch.distributed`, that connects processes.
-        process_channel: a rank's end of a communicator between processes.
-        local_channel: a rank's end of a communicator between threads.
         shares_memory: whether processes of one host may exchange through its memory.
         count: how many devices this process sees; None where all ranks of a host are on one.
-        streams: what makes the streams of a rank; None where a call has ended when it returns, and
-            a rank needs threads.
-        tape: what makes the recorder of CUDA graphs; None where nothing can be replayed.
-        current: makes a device the current one, for a time.
         choose: makes a device the current one of this process.
     """
 

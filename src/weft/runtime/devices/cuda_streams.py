@@ -25,13 +25,7 @@ _PATIENCE = 1e-4
 
 
 class CudaStreams(Streams):
-    """Compute is the stream of the caller; every other queue has one of its own.
-
-    Args:
-        launches: the acts of a step.
-        timeout: seconds for which the host waits for a step.
-        unfinished: says of the place of an act which one it is.
-    """
+    """Compute is the stream of the caller; every other queue has one of its own."""
 
     def __init__(
         self,
@@ -127,13 +121,7 @@ class CudaStreams(Streams):
 
 @final
 class _Marks:
-    """The events of one step. An event that was never recorded counts as done.
-
-    Attributes:
-        start: before all acts.
-        begun, ended: before and after each act.
-        all: after all of them.
-    """
+    """The events of one step. An event that was never recorded counts as done."""
 
     def __init__(self, count: int) -> None:
         self.start = _event()

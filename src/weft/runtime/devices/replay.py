@@ -12,18 +12,22 @@ reads, such as a communication on its own stream, is held for good.
 
 from __future__ import annotations
 
+import os
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TypeAlias, final
+from typing import Any, TypeAlias, cast, final, get_args
 
 import torch
 from torch import Tensor
 
 from weft.cached import cached_property
-from weft.ir.plan import Compute, RankPlan, Replays
+from weft.errors import RankFailure, wrong
+from weft.ir.plan import Compute, GraphMode, RankPlan, Replays
 from weft.ops.weft_ops import WEFT_OPS
+from weft.runtime.failures.board import first_line
 from weft.runtime.kernels.generated import UNIFORM, Kernel
 from weft.runtime.memory.state import Batches
 from weft.runtime.random import DrawKeys
@@ -46,11 +50,7 @@ class Tape(ABC):
     def capture(
         self, function: Callable[[], Sequence[Tensor]]
     ) -> tuple[Callable[[], None], Sequence[Tensor]]:
-        """Note what a function launches; nothing runs yet.
-
-        Returns:
-            What runs it, and the function's results, which are there after each run.
-        """
+        """Note what a function launches; nothing runs yet."""
 
     @abstractmethod
     def unheld(self, tensor: Tensor) -> Tensor:
@@ -82,13 +82,9 @@ def obstacle(op: str) -> str | None:
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Replayer:
     """The graphs of one rank.
-
-    Args:
-        replays: why those of its segments are captured that are marked so.
-        tape: what captures.
 
     Attributes:
         stopped: for the id of each segment that turned out not to suit, why.
@@ -125,11 +121,7 @@ class ReplayedSegment:
     """The calls of one segment: one by one in the first steps, then as a graph for each micro-batch.
 
     Args:
-        actor: id of the segment.
-        call: the calls.
         launched: the same, drawing for a step.
-        kernel: names of the operands and of the results.
-        bound: names of variables and constants.
         batches: of the rank, which say how many steps were before, for the random ops.
     """
 
@@ -201,16 +193,6 @@ class ReplayedSegment:
 @final
 @dataclass(frozen=True)
 class _Graph:
-    """A captured act.
-
-    Attributes:
-        launch: runs it.
-        still: for each operand, whether it lies where it did.
-        places: where all other operands belong.
-        outputs: what it makes, in the same place each time.
-        keys: of its random ops.
-    """
-
     launch: Callable[[], None]
     still: tuple[bool, ...]
     places: list[Tensor]
@@ -231,3 +213,85 @@ class _Graph:
 def draws_of(segment: Compute) -> int:
     """The number of random ops of a segment."""
     return sum(getattr(node, "op", "") == UNIFORM for node in segment.nodes)
+
+
+# "auto" (the default), "always" or "never".
+VARIABLE = "WEFT_CUDA_GRAPHS"
+# What torch says in the debug mode "warn".
+_WAITS = "synchronizing CUDA operation"
+
+
+def graph_mode() -> GraphMode:
+    """The user's mode of CUDA graphs.
+
+    Raises:
+        UserError: when the variable holds something else.
+    """
+    found = os.environ.get(VARIABLE) or "auto"
+    if found not in get_args(GraphMode):
+        raise wrong(VARIABLE, f"one of {', '.join(get_args(GraphMode))}", found)
+    return cast(GraphMode, found)
+
+
+@final
+class CudaTape(Tape):
+    """Captures on a stream of its own into one pool of memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        # One stream for all: memory of a pool is handed on between captures of one stream only.
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def capture(
+        self, function: Callable[[], Sequence[Tensor]]
+    ) -> tuple[Callable[[], None], Sequence[Tensor]]:
+        graph = torch.cuda.CUDAGraph()
+        # Other threads go on: NCCL's watchdog asks for events all the time.
+        mode = "thread_local"
+        try:
+            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode=mode):
+                outputs = function()
+        except RuntimeError as error:
+            raise RankFailure(
+                f"a segment could not be captured as a CUDA graph: {first_line(error)}; with "
+                f"{VARIABLE}=never its calls are launched one by one"
+            ) from error
+        return graph.replay, outputs
+
+    def unheld(self, tensor: Tensor) -> Tensor:
+        # Bits that are to be read conjugated or negated cannot be told by an address.
+        if not tensor.numel() or tensor.is_conj() or tensor.is_neg():
+            return tensor
+        memory: Any = torch.as_tensor(_Memory(tensor), device=tensor.device)
+        elements: Tensor = memory.view(tensor.dtype)
+        return elements.as_strided(tensor.shape, tensor.stride())
+
+    @contextmanager
+    def host_waits(self) -> Iterator[list[str]]:
+        found: list[str] = []
+        mode = torch.cuda.get_sync_debug_mode()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                yield found
+            finally:
+                torch.cuda.set_sync_debug_mode(mode)
+        texts = (str(each.message) for each in caught)
+        found += [text.splitlines()[0] for text in texts if _WAITS in text]
+
+
+@final
+class _Memory:
+    """Bytes of a device by their address; they belong to somebody else."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        last = sum(
+            (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        )
+        self.__cuda_array_interface__ = {
+            "shape": ((last + 1) * tensor.element_size(),),
+            "typestr": "|u1",
+            "data": (tensor.data_ptr(), False),
+            "version": 2,
+        }

@@ -14,8 +14,7 @@ from weft.actors.dependencies import dependencies_in_step
 from weft.cached import cached_property
 from weft.errors import InternalError
 from weft.ir.plan import COMPUTE, Actor, Feed, Fetch, Hold, RankPlan
-from weft.runtime.devices.launch_record import LaunchRecorder
-from weft.runtime.devices.streams import Key, Launch, MakeStreams, Read
+from weft.runtime.devices.streams import Key, Launch, LaunchRecorder, MakeStreams, Read
 from weft.runtime.executor.rank_executor import RankExecutor
 from weft.runtime.executor.work import Rank, Work
 from weft.runtime.world.world import TIMEOUT
@@ -27,12 +26,8 @@ def launches(
     """The list of a rank.
 
     Args:
-        works: what its actors do, by id.
         order: (actor, micro-batch) of all acts; where acts of several ranks meet, the same on all
             of them. By default that of the plan, for plans without micro-batches.
-
-    Raises:
-        InternalError: when the order lacks an act, or an act stands where it may not act yet.
     """
     acts = [actor for actor in plan.actors if not isinstance(actor, Hold)]
     every = [(actor.id, micro) for actor in acts for micro in range(actor.acts)]
@@ -49,12 +44,11 @@ def launches(
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Recorder:
     """An executor that puts acts on a list (`weft.actors.rank_driver`).
 
     Attributes:
-        launches: those started so far.
         waited: for two queues, up to which place the first has waited for the second.
     """
 
@@ -139,9 +133,6 @@ class DeviceExecutor(RankExecutor):
     `step` returns once all work is on its way.
 
     Args:
-        rank: what its actors work with, and the plan that runs; its channels are closed with the executor.
-        make_streams: what makes the streams.
-        timeout: seconds without the end of any act after which a step gives up.
         order: (actor, micro-batch) of all acts of a step, as simulated; by default that of the plan.
     """
 

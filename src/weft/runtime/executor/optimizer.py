@@ -44,12 +44,7 @@ _OPTIONAL = {"momentum_buffer": "momentum", "max_exp_avg_sq": "amsgrad"}
 
 @final
 class DirectStep:
-    """Updates one parameter group of an optimizer by its fused kernel, to the last bit as `step` does.
-
-    Args:
-        kernel: what calls it.
-        live: the user's parameter group.
-    """
+    """Updates one parameter group of an optimizer by its fused kernel, to the last bit as `step` does."""
 
     def __init__(self, kernel: Kernel, live: Mapping[str, Any]) -> None:
         self.run = kernel
@@ -64,11 +59,6 @@ def direct_step(
     optimizer: torch.optim.Optimizer, group: Mapping[str, Any], live: Mapping[str, Any]
 ) -> DirectStep | None:
     """The function that can stand for `optimizer.step()` on one of its groups, if any.
-
-    Args:
-        optimizer: it has stepped before, so that its states are there.
-        group: one of its groups.
-        live: the user's parameter group.
 
     Returns:
         None where `step` does more than to call one fused kernel, as to make states.
@@ -185,7 +175,6 @@ class OptimizerUpdates:
     Args:
         user: the user's optimizer. Its `param_groups` are read before every step, so schedules
             work; its own parameters and states stay as they are.
-        updates: what to update; all by `user`'s rule.
         variables: holds the shards. States of a parameter that it holds are used; those that the
             optimizer makes in its first step are added to it.
     """
@@ -276,12 +265,10 @@ class OptimizerUpdates:
         return True
 
     def _round(self) -> None:
-        """Let the parameters that have masters be these, rounded."""
         for parameter, master in self._rounded:
             parameter.copy_(master)
 
     def _step(self, gradients: list[Tensor]) -> None:
-        """A step of the optimizer itself."""
         for index, group in zip(self._indices, self._optimizer.param_groups, strict=True):
             live = self._user.param_groups[index]
             given = options_of(live) if self._foreign else live
@@ -356,18 +343,7 @@ def group_updates(
     optimizer: Optimizing,
     held: Callable[[], bool] = lambda: False,
 ) -> list[tuple[list[str], Update]]:
-    """Join the updates of one actor by optimizer, and by what says that they are left out.
-
-    Args:
-        optimizer: the user's, one or several.
-        held: true where the running step only adds its gradients to the sums.
-
-    Returns:
-        For each join, the names of the sources and what runs them.
-
-    Raises:
-        InternalError: when the plan needs an optimizer of another class than the one given.
-    """
+    """Join the updates of one actor by optimizer, and by what says that they are left out."""
     optimizers = optimizers_of(optimizer)
     kinds: dict[object, list[LocalUpdate]] = {}
     for update in updates:
@@ -382,7 +358,6 @@ def _joined(
     optimizers: Optimizers,
     held: Callable[[], bool],
 ) -> tuple[list[str], Update]:
-    """Updates of one optimizer and one `skip`: the names of their sources, and what runs them."""
     rule, skip = members[0].rule, members[0].skip
     sources = [update.source for update in members]
     if rule == "copy":
@@ -414,10 +389,7 @@ def _joined(
 
 
 def _bare_copy(user: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """A copy without parameters, states, hooks and what learning-rate schedulers patch.
-
-    `copy.copy` would keep only what optimizers pickle, and lose the attributes of a subclass.
-    """
+    """A copy without parameters, states and hooks; `copy.copy` would lose the attributes of a subclass."""
     bare: Any = object.__new__(type(user))
     bare.__dict__.update(user.__dict__)
     bare.__dict__.pop("step", None)

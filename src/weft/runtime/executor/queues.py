@@ -30,11 +30,6 @@ class ActError(Exception):
 class QueueWork:
     """Does the acts of one queue, one after the other.
 
-    Args:
-        machine: of the queue; knows who has yet to read a version.
-        works: what actors do, by id.
-        clock: nanoseconds.
-
     Attributes:
         tensors: what actors of this queue have yet to read, by register and version; dropped after
             the last of them. Of registers made on another queue, that queue puts them here before
@@ -54,11 +49,7 @@ class QueueWork:
         self._clock = clock
 
     def start(self, act: Act) -> bool:
-        """Do an act.
-
-        Raises:
-            ActError: when the actor raises.
-        """
+        """Do an act."""
         work = self._works[act.actor]
         _, step, micro = act
         version = step * work.acts + micro
@@ -130,9 +121,6 @@ class Queue:
     sender handles the messages (`prepare`), and may run the act itself (`act_here`).
 
     Args:
-        machine: decides when the actors act.
-        works: what they do, by actor id.
-        queues: all queues of the rank by name; this one adds itself.
         on_end: called with a step when all actors of this queue have acted for it.
         on_control: called with what arrives and is no event.
         gate: says for queues that keep an order whether the next act must wait for others; None for never.
@@ -168,20 +156,12 @@ class Queue:
         queues[self.name] = self
 
     def receive(self, message: Event | Control) -> None:
-        """Handle a message and run all acts that follow from it.
-
-        Raises:
-            ActError: when an actor raises.
-        """
+        """Handle a message and run all acts that follow from it."""
         self._handle(message)
         self._go_on(self._next())
 
     def serve(self) -> None:
-        """Wait for the bell, then run what was left and handle all messages.
-
-        Raises:
-            ActError: when an actor raises.
-        """
+        """Wait for the bell, then run what was left and handle all messages."""
         self.bell.get()
         with self.lock:
             act, self.left = self.left, None
@@ -203,15 +183,13 @@ class Queue:
                 queue.bell.put(None)
 
     def prepare(self) -> bool:
-        """Handle messages on a thread of another queue, up to one that starts an act.
-
-        Returns:
-            Whether the thread of this queue has something to do.
-        """
+        """Handle messages on a thread of another queue, up to one that starts an act."""
         if not self.lock.acquire(blocking=False):
             return True
         try:
-            self._catch_up()
+            while self.left is None and self._handle_next():
+                self.left = self._next()
+            self.call()
             return not self.rests
         finally:
             self.lock.release()
@@ -222,11 +200,7 @@ class Queue:
         return self.left is None and self.mailbox.empty()
 
     def act_here(self) -> None:
-        """Run the act that is left, on a thread of another queue that holds the lock.
-
-        Raises:
-            ActError: when the actor raises.
-        """
+        """Run the act that is left, on a thread of another queue that holds the lock."""
         act, self.left = self.left, None
         if act is not None:
             self._run(act)
@@ -248,14 +222,7 @@ class Queue:
         """All actors of this queue have acted for a step."""
         self._on_end(step)
 
-    def _catch_up(self) -> None:
-        """Handle messages up to one that starts an act, in place of the thread of this queue."""
-        while self.left is None and self._handle_next():
-            self.left = self._next()
-        self.call()
-
     def _go_on(self, act: Act | None) -> None:
-        """Run an act that was started, and all that follow from it."""
         mailbox = self.mailbox
         while act is not None:
             if self.told:
@@ -267,7 +234,6 @@ class Queue:
             act = self._next()
 
     def _next(self) -> Act | None:
-        """The next act, which counts as started; None if none may start."""
         if self._gate is not None:
             act = self.machine.upcoming
             if act is None or not self._gate.opens(self.name, act.actor, act.micro):
@@ -275,7 +241,6 @@ class Queue:
         return self.driver.next()
 
     def _run(self, act: Act) -> None:
-        """Do an act, and tell the queues that waited for its end."""
         self.driver.run(act)
         if self._gate is None:
             return
@@ -288,7 +253,7 @@ class Queue:
             self.told.append(queue)
 
     def _handle_next(self) -> bool:
-        """Handle a message in place of the thread of this queue; False if there is none for others."""
+        """Handle a message in place of the thread of this queue; False if there is none."""
         if self.mailbox.empty():
             return False
         message = self.mailbox.get()

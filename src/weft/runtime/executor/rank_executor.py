@@ -18,8 +18,8 @@ from weft.ir.alias import KINDS, Kind, Memory
 from weft.ir.plan import Communicate, Compute, Feed, Hold, LocalCall, RankPlan
 from weft.ops.cost import dtype_name
 from weft.runtime.compiled.parts import Distinct
-from weft.runtime.devices.launch_record import LaunchRecorder
 from weft.runtime.devices.replay import Replayer
+from weft.runtime.devices.streams import LaunchRecorder
 from weft.runtime.executor.work import ActFunction, Rank, Work, bind_work
 from weft.runtime.failures.board import PeerFailure, first_line
 from weft.runtime.kernels.generated import failed_op
@@ -29,11 +29,7 @@ from weft.runtime.recording import Recorder
 
 @final
 class MeasuredStep:
-    """Watches the acts of one step.
-
-    Args:
-        works: what its actors do, by id; watched until `end`.
-    """
+    """Watches the acts of one step."""
 
     def __init__(self, plan: RankPlan, works: dict[int, Work]) -> None:
         self._plan = plan
@@ -61,8 +57,6 @@ class MeasuredStep:
                 start, as they will from the next step on; so does everything else that outlives the
                 step and is no result, but for the fixed buffers of channels: they are no tensors of
                 the step.
-            feed: the rank's part of the batch.
-            results: what the step returns.
         """
         self._works.update(self._bare)
         meter = self._meter
@@ -104,9 +98,6 @@ Own = TypeVar("Own", bound="RankExecutor")
 
 class RankExecutor(ABC):
     """Runs the plan of one rank, step by step.
-
-    Args:
-        rank: what its actors work with; `rank.plan` is what runs.
 
     Attributes:
         measured: after the first step, or the first after `measure`, the most memory that it took, by kind.
@@ -155,7 +146,6 @@ class RankExecutor(ABC):
         """Run one step.
 
         Args:
-            feed: this rank's part of every leaf of the batch, by key.
             update: False keeps the gradients and adds them to those of the next step.
 
         Returns:
@@ -254,7 +244,6 @@ class RankExecutor(ABC):
         """Wake whoever waits on this rank, after a failure."""
 
     def _explain(self, error: BaseException) -> BaseException:
-        """The error to raise in place of another: with the name of the actor that raised it, where that is known."""
         return error
 
     def _fail(self, error: BaseException) -> BaseException:
@@ -285,7 +274,6 @@ class RankExecutor(ABC):
         self.close()
 
     def _check(self, feed: Mapping[str, Tensor]) -> None:
-        """Raise what stands against another step."""
         failure = self._failure
         if failure is not None and self._raised:
             text = f"rank {self.plan.rank} has already failed: {first_line(failure)}"
@@ -300,7 +288,6 @@ class RankExecutor(ABC):
             )
 
     def _named(self, act: Act, cause: BaseException) -> BaseException:
-        """The error of an act, with the name of its actor; it has `cause` as its cause."""
         if not isinstance(cause, Exception):
             return cause
         actor = self.plan.actors[act.actor]

@@ -46,8 +46,6 @@ class ThreadExecutor(RankExecutor):
     nothing else can go on meanwhile.
 
     Args:
-        rank: what its actors work with, and the plan that runs; its channels are closed with the executor.
-        timeout: seconds without any act after which a step gives up.
         turns: the acts of a step that take memory, in the order of the plan, and what each waits for; without them
             the compute queue takes what is ready, and no act waits for what it does not read.
     """
@@ -152,7 +150,6 @@ class ThreadExecutor(RankExecutor):
         return True
 
     def _wait(self) -> Event | Control:
-        """The next message of the compute queue; gives up when no queue starts an act for `timeout` seconds."""
         started = self._started()
         while True:
             try:
@@ -171,7 +168,6 @@ class ThreadExecutor(RankExecutor):
         return NoAnswer(f"rank {self.plan.rank}: nothing happened for {self.timeout:g} s; {text}")
 
     def _serve(self, queue: Queue) -> None:
-        """The life of a thread of a queue other than compute."""
         try:
             with torch.no_grad():
                 while True:
@@ -186,7 +182,6 @@ class ThreadExecutor(RankExecutor):
             queue.post(Stop())
 
     def _explain(self, error: BaseException) -> BaseException:
-        """Name the actor that raised."""
         cause = error.__cause__
         if not isinstance(error, ActError) or cause is None:
             return error
@@ -242,15 +237,7 @@ def _no_autocast(device_type: str) -> AbstractContextManager[object]:
 def silence_text(
     plan: RankPlan, statistics: Sequence[QueueStatistics], channels: Mapping[int, Channel]
 ) -> str:
-    """Names actors with what they wait for: registers, free copies, their turn, peers.
-
-    Args:
-        statistics: of all its queues.
-        channels: the rank's ends of communicators, by id.
-
-    Returns:
-        On the first line what is at the root of it; then a line for each actor.
-    """
+    """Names actors with what they wait for: registers, free copies, their turn, peers."""
     acts = {queue.running.actor: queue.running for queue in statistics if queue.running}
     blamed = root_cause(plan, statistics)
     names = [actor_text(plan.actors[id]) for id in blamed]
@@ -266,7 +253,6 @@ def silence_text(
 
 
 def _doing(plan: RankPlan, act: Act, channels: Mapping[int, Channel]) -> str:
-    """The work of an actor that runs, in words: wait for its peers, if it communicates."""
     actor = plan.actors[act.actor]
     when = when_text(actor, act.step, act.micro)
     if not isinstance(actor, Communicate):

@@ -44,11 +44,9 @@ class Rank:
     """Everything that the actors of a rank work with.
 
     Attributes:
-        channels: this rank's ends of the communicators, by id.
         variables: shards of all inputs of the plan that are no batch; states that the optimizer
             makes may be missing.
         optimizer: the user's, one or several, for plans with updates.
-        batches: where batches come from and results go.
         replayer: what replays some of them; None launches every call of all.
     """
 
@@ -88,10 +86,6 @@ class Work:
     """The work of one actor.
 
     Attributes:
-        reads: consumed registers that hold something new in every step.
-        writes: produced registers that hold something new in every step.
-        act: the work.
-        acts: the number of its acts in a step.
         once: of several acts a step, the registers that all of them read or make together.
         sole: registers of which this is the only reader on its queue.
     """
@@ -203,7 +197,6 @@ def _bind_compute(
 
 
 def _bind_kernel(actor: Compute, kernel: Kernel, rank: Rank) -> Run:
-    """A segment's calls as a function of step, micro-batch and operands."""
     function, batches = kernel.function, rank.batches
     draws = partial(partial, uniform, rank.seed) if kernel.draws else None
 

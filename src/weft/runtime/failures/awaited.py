@@ -19,7 +19,6 @@ class Entries:
     """Entries of a job's store, each of which a rank writes once.
 
     Args:
-        gone: whether another rank has ended.
         seconds: after which one that has written nothing counts as lost.
     """
 
@@ -31,16 +30,7 @@ class Entries:
         self._store.set(key, text)
 
     def read(self, key: str, rank: int, place: str) -> str:
-        """An entry, once a rank has written it.
-
-        Args:
-            key: of the entry.
-            rank: that writes it.
-            place: to which it comes by that, for errors.
-
-        Raises:
-            NoAnswer: as `wait` does.
-        """
+        """An entry, once a rank has written it."""
         self.wait({rank: key}, place)
         return str(self._store.get(key).decode())
 
@@ -48,11 +38,7 @@ class Entries:
         """Wait for entries.
 
         Args:
-            keys: by the rank that writes the entry.
             place: to which a rank comes by that, for errors.
-
-        Raises:
-            NoAnswer: names a rank that has ended before it wrote its entry, or did not write it in time.
         """
         pause, end, missing = _SOON, time.monotonic() + self._seconds, dict(keys)
         while missing := {r: key for r, key in missing.items() if not self._store.check([key])}:
@@ -73,12 +59,7 @@ class Entries:
         """Raise where this rank waits in vain.
 
         Args:
-            ranks: that it waits for.
-            place: to which they come, for errors.
             came: whether one has come there, asked once it has ended.
-
-        Raises:
-            NoAnswer: one of them has ended.
         """
         for rank in ranks:
             if self._gone(rank) and not came(rank):

@@ -47,10 +47,8 @@ class FailureBoard:
     Args:
         store: the job's store (`torch.distributed.Store`); used over two connections of the board's
             own.
-        size: number of ranks.
 
     Attributes:
-        failed: true where this rank knows of a failure.
         lookout: looks around for those who wait long.
     """
 

@@ -54,13 +54,7 @@ class PostedCall:
 @final
 @dataclass(frozen=True)
 class EagerWait:
-    """A collective of eager code that a rank waits in.
-
-    Attributes:
-        ranks: that must come together.
-        count: which of theirs it is, from 1.
-        call: which it is, as one after the last call of the rank.
-    """
+    """A collective of eager code that a rank waits in."""
 
     ranks: tuple[int, ...]
     count: int
@@ -70,13 +64,7 @@ class EagerWait:
 @final
 @dataclass(frozen=True)
 class PostedCalls:
-    """The calls of a rank, as it posts them.
-
-    Attributes:
-        calls: its last ones.
-        begun: how many collectives of eager code it has begun, by the ranks that must come together.
-        waits: in which of them it waits.
-    """
+    """The calls of a rank, as it posts them."""
 
     calls: tuple[PostedCall, ...]
     begun: tuple[tuple[tuple[int, ...], int], ...] = ()
@@ -113,12 +101,7 @@ class PostedCalls:
 
 @final
 class Calls:
-    """The calls of this process so far.
-
-    Attributes:
-        begun: how many collectives of eager code, by the ranks that must come together.
-        waits: in which of them this process waits, once it is long.
-    """
+    """The calls of this process so far."""
 
     def __init__(self) -> None:
         self.begun: Counter[tuple[int, ...]] = Counter()
@@ -215,11 +198,7 @@ def accounts(
 def looking(
     calls: Calls, board: FailureBoard, rank: int, ranks: tuple[int, ...]
 ) -> Callable[[], None]:
-    """The function that a rank calls each second while it waits for others: say in which call it is, look at theirs.
-
-    Args:
-        ranks: that are waited for, among others.
-    """
+    """The function that a rank calls each second while it waits for others: say in which call it is, look at theirs."""
 
     def look() -> None:
         board.post(str(calls.posted()), CALLS)

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from queue import SimpleQueue
 from typing import final
-
-from weft.runtime.failures.waits import PATIENCE
 
 
 @final
 @dataclass(frozen=True, eq=False)
 class _Wait:
-    """Since when somebody waits, what looks around, and who is told what it raises."""
-
     since: float
     look: Callable[[], None]
     fail: Callable[[Exception], object]
@@ -65,8 +62,6 @@ class Lookout:
 @final
 @dataclass(eq=False)
 class _HandedCall:
-    """A call that the other thread makes, and how it ended."""
-
     call: Callable[[], None]
     ended: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
@@ -111,3 +106,71 @@ class OtherThread:
             except BaseException as error:
                 handed.error = error
             handed.ended.set()
+
+
+# A rank that has waited so many seconds tells the others, and looks at them as often.
+PATIENCE = 1.0
+
+
+@final
+@dataclass(frozen=True)
+class Wait:
+    """The call that a rank waits in.
+
+    Attributes:
+        count: which collective of that group it is, from 1.
+        begun: for every group, how many collectives this rank has begun in it.
+        what: what asks for it, and where.
+    """
+
+    ranks: tuple[int, ...]
+    count: int
+    begun: tuple[tuple[tuple[int, ...], int], ...]
+    what: str
+
+    def came_to(self, other: Wait) -> bool:
+        """True where the rank that waits here has come to another rank's collective before."""
+        return dict(self.begun).get(other.ranks, 0) >= other.count
+
+    def __str__(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def parse(text: str) -> Wait:
+        """Read what `str` wrote."""
+        found = json.loads(text)
+        begun = tuple((tuple(ranks), count) for ranks, count in found["begun"])
+        return Wait(tuple(found["ranks"]), found["count"], begun, found["what"])
+
+
+def circle(rank: int, own: Wait, posted: Callable[[int], Wait | None]) -> dict[int, Wait]:
+    """Ranks that wait for one another, this one first; empty where it may still go on.
+
+    A rank that waits for nobody, because it is slow, ends the search: it will come. What others
+    posted may be old, but a circle that ends at this rank, which does wait, cannot be: no rank of
+    it can have gone on without the next one, which has not come.
+    """
+    waits = {rank: own}
+    path = [rank]
+    return _closed(path, waits, posted, {rank})
+
+
+def _closed(
+    path: list[int],
+    waits: dict[int, Wait],
+    posted: Callable[[int], Wait | None],
+    seen: set[int],
+) -> dict[int, Wait]:
+    here = waits[path[-1]]
+    if path[0] in here.ranks and len(path) > 1 and not waits[path[0]].came_to(here):
+        return {rank: waits[rank] for rank in path}
+    for peer in here.ranks:
+        wait = None if peer in seen else posted(peer)
+        seen.add(peer)
+        if wait is None or wait.came_to(here):
+            continue
+        waits[peer] = wait
+        found = _closed([*path, peer], waits, posted, seen)
+        if found:
+            return found
+    return {}

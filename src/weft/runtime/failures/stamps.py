@@ -41,11 +41,7 @@ class Stamp:
 
 
 def check_stamp(own: int, other: int, peer: int) -> None:
-    """Check that the stamp which came with a message is this rank's.
-
-    Raises:
-        RankFailure: says what the ranks do not agree on, and what would do.
-    """
+    """Check that the stamp which came with a message is this rank's."""
     if own == other or not own or not other:
         return
     parts = {}

@@ -111,7 +111,6 @@ def _numbered(ids: Tensor, experts: int) -> Tensor:
 
 
 def _rows_of(keys: Tensor, experts: int) -> Iterator[tuple[int, Tensor]]:
-    """Each of the first experts that has rows, with their numbers in order."""
     order = keys.argsort(dim=0, stable=True)
     counts = torch.bincount(keys, minlength=experts).tolist()
     for expert, rows in enumerate(torch.split(order, counts)[:experts]):

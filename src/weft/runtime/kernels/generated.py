@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import prod
 from traceback import walk_tb
 from types import CodeType
 from typing import Any, final
@@ -25,11 +26,13 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from weft.errors import UserError, WeftError
 from weft.ir.alias import overwritten, view_bases
 from weft.ir.logical import OVER_STEP, Arg, Ref, Varying
 from weft.ir.plan import LocalCall
 from weft.ops import shares_memory
-from weft.ops.call import Token
+from weft.ops.call import OpCall, Operand, TensorSpec, Token
+from weft.ops.cost import dtype_name
 from weft.ops.weft_ops import WEFT_OPS
 from weft.runtime.kernels.dense_operands import CONVOLUTION_OPS, dense_op
 from weft.runtime.kernels.local_ops import LOCAL_OPS
@@ -52,7 +55,6 @@ class Kernel:
             `draw` (`draw(size, offset, length, salt, dtype=, device=)` draws `weft.uniform` for the
             step that runs).
         outputs: names of the values that it returns.
-        source: what `function` was compiled from.
         function: `function(draw, *inputs) -> tuple of outputs`, or `function(draw, micro, *inputs)`
             when it is `looped`. Results of ops over a step are complete in the last micro-batch.
         draws: true where it calls `draw`.
@@ -96,12 +98,9 @@ def build_kernel(
     Args:
         calls: in an order in which they may run.
         outputs: names of the values to return; calls' results or values from outside.
-        device: the rank's device; device constants of its type mean it.
         copied: outputs to return as copies.
-        micro_batches: how often it runs in a step.
         drains: true where the function takes its inputs as one list and empties it, so that what
             nobody else holds is freed after its last use.
-        cut: what is written in place of `calls`.
     """
     inputs = _inputs(calls, outputs)
     names = {name: f"a{index}" for index, name in enumerate(inputs)}
@@ -124,7 +123,6 @@ def build_kernel(
 
 @lru_cache(maxsize=4096)
 def _compile(source: str) -> CodeType:
-    """Compile a source once and make tracebacks find it."""
     name = f"{_SEGMENT}{hashlib.sha256(source.encode()).hexdigest()[:12]}>"
     # Without a modification time, linecache keeps the lines for good.
     linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
@@ -148,7 +146,6 @@ def call_refs(call: LocalCall) -> Iterable[str]:
 
 
 def _inputs(calls: Sequence[LocalCall], outputs: Sequence[str]) -> tuple[str, ...]:
-    """Values from outside, in the order of their first use."""
     made: set[str] = set()
     found: dict[str, None] = {}
     for call in calls:
@@ -165,8 +162,6 @@ def differs(call: LocalCall) -> bool:
 
 @final
 class _Body:
-    """Writes the lines of a function; `bound` is what their global names stand for."""
-
     def __init__(
         self,
         calls: Sequence[LocalCall],
@@ -258,7 +253,6 @@ class _Body:
                 return repr(arg)
 
     def _constant(self, arg: Any) -> Any:
-        """An argument without values as the object that the op takes."""
         match arg:
             case Token():
                 return self.bound[_bind_token(arg, self.bound, self._device)]
@@ -268,7 +262,6 @@ class _Body:
                 return arg
 
     def _bind(self, prefix: str, value: Any) -> str:
-        """A numbered global name for something that belongs to this kernel alone."""
         name = f"{prefix}{sum(name.startswith(prefix) for name in self.bound)}"
         self.bound[name] = value
         return name
@@ -281,12 +274,10 @@ class _Body:
 
     @cached_property
     def _reads(self) -> Counter[str]:
-        """The number of reads of each value."""
         return Counter(name for call in self._calls for name in call_refs(call))
 
     @cached_property
     def _makers(self) -> dict[str, str]:
-        """The op that makes each value of this segment."""
         return {value.name: call.op for call in self._calls for value in call.makes}
 
 
@@ -300,7 +291,6 @@ def _bind_token(token: Token, bound: dict[str, Any], device: torch.device) -> st
 
 
 def _global_name(op: str) -> str:
-    """The name of an op in the code of segments."""
     return re.sub(r"\W", "_", op)
 
 
@@ -331,3 +321,49 @@ def may_alias(op: str) -> bool:
     if shares_memory(op) or is_local(op):
         return shares_memory(op)
     return any(result.alias_info is not None for result in torch_op(op)._schema.returns)
+
+
+# Elements of an example.
+_MOST = 1 << 26
+
+
+def call_like(op: str, arguments: Sequence[Any]) -> OpCall:
+    """A call of `op`, with the results that it gives on zeros in place of each `TensorSpec`.
+
+    Raises:
+        UserError: when torch has no such op, or it does not take these arguments.
+    """
+    specs = [one for one in arguments if isinstance(one, TensorSpec)]
+    _check_sizes(specs)
+    numbers = iter(range(len(specs)))
+    try:
+        given = iter([torch.zeros(one.shape, dtype=getattr(torch, one.dtype)) for one in specs])
+        values = [next(given) if isinstance(one, TensorSpec) else one for one in arguments]
+        found = local_function(op)(*values)
+    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError, WeftError) as error:
+        # torch's errors may go on for pages of frames.
+        why = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise UserError(
+            f"{op} does not run on these arguments: {why}; give those of a call that torch runs"
+        ) from None
+    results = found if isinstance(found, (tuple, list)) else (found,)
+    args = tuple(
+        Operand(next(numbers)) if isinstance(one, TensorSpec) else one for one in arguments
+    )
+    return OpCall(op, args, (), tuple(specs), tuple(map(_spec, results)))
+
+
+def _check_sizes(specs: Sequence[TensorSpec]) -> None:
+    """Refuse shapes that would fill the memory: what is legal shows on small ones too."""
+    for spec in specs:
+        if all(isinstance(size, int) for size in spec.shape) and prod(spec.shape) > _MOST:
+            raise UserError(
+                f"{spec.dtype}{list(spec.shape)} has more than {_MOST} elements; the call is made, so give smaller "
+                "shapes that divide as these do"
+            )
+
+
+def _spec(result: Any) -> TensorSpec | None:
+    if not isinstance(result, torch.Tensor):
+        return None
+    return TensorSpec(tuple(result.shape), dtype_name(result.dtype))

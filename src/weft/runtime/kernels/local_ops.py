@@ -10,14 +10,121 @@ from torch import Tensor
 
 from weft.errors import UserError
 from weft.ops.kernel_memory import slice_copies
-from weft.runtime.kernels.attention_ops import ATTENTION_OPS
+from weft.runtime.kernels.dense_operands import MATMUL_OPS, dense_op
 from weft.runtime.kernels.expert_ops import EXPERT_OPS
 from weft.runtime.kernels.loss_ops import CLASS_OPS, LOSS_OPS
-from weft.runtime.kernels.matmul import MATMUL_OPS
 from weft.runtime.kernels.norm_ops import NORM_OPS
 from weft.runtime.kernels.pass_ops import PASS_OPS, TIME_OPS
 from weft.runtime.kernels.recurrent import RECURRENT_OPS
 from weft.runtime.kernels.window_ops import WINDOW_OPS
+
+# Causal attention of a part of the queries (`weft.ops.rules.layers.attention`), by torch's fused kernels.
+#
+# A kernel's causal mask begins at its first query. So the keys are cut where the rank's queries begin:
+# those before are seen by every query, without a mask, and from there on the mask is the kernel's own.
+# The two results are joined by their log-sum-exps, with which the kernel's backward is exact for each
+# part (as blocks are in "FlashAttention", arXiv 2205.14135, section 3.1). Nothing of the size of queries
+# times keys is made, and keys behind the last query are not read.
+
+
+_FULL = (torch.float32, torch.float64)
+
+
+def attention_rows(
+    query: Tensor, key: Tensor, value: Tensor, offset: int, *, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """`weft.attention_rows`: causal attention of the queries at positions `[offset, offset + rows)`.
+
+    Args:
+        query: [batch, heads, rows, depth].
+        key: [batch, key heads, keys, depth], from position 0; key heads divide heads.
+        offset: position of the first query; queries behind the last key see all of them.
+        scale: of the scores; None for 1 / sqrt(depth).
+
+    Returns:
+        The output, shaped as `query`, and the logarithms of the sums of exponentials, [batch, heads,
+        rows].
+    """
+    first, end = _own_keys(query, key, offset)
+    if first == end:
+        return _forward(query, key, value, False, scale)
+    near, near_sums = _forward(query, key[:, :, first:end], value[:, :, first:end], True, scale)
+    if not first:
+        return near, near_sums
+    far, far_sums = _forward(query, key[:, :, :first], value[:, :, :first], False, scale)
+    weight = (far_sums - near_sums).sigmoid_().unsqueeze(-1)
+    sums = torch.logaddexp(near_sums, far_sums)
+    if near.dtype in _FULL:
+        return near.lerp_(far, weight), sums
+    return torch.lerp(near.float(), far.float(), weight).to(near.dtype), sums
+
+
+def attention_rows_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    logsumexp: Tensor,
+    offset: int,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`weft.attention_rows_backward`: the gradients of query, key and value; arguments as in `attention_rows`."""
+    first, end = _own_keys(query, key, offset)
+    saved = (output, logsumexp)
+
+    def backward(keys: slice, causal: bool) -> Any:
+        parts = (query, key[:, :, keys], value[:, :, keys])
+        return _BACKWARD(grad, *parts, *saved, 0.0, causal, scale=scale)
+
+    if first == end:
+        whole: tuple[Tensor, Tensor, Tensor] = backward(slice(None), False)
+        return whole
+    of_query, *near = backward(slice(first, end), True)
+    if not first and end == key.shape[2]:
+        return of_query, near[0], near[1]
+    if first:
+        more, *far = backward(slice(first), False)
+        of_query += more
+        del more
+    else:
+        far = [one[:, :, :0] for one in near]
+    of_key, of_value = (_along_keys(key, parts) for parts in zip(far, near, strict=True))
+    return of_query, of_key, of_value
+
+
+_FORWARD = dense_op("aten._scaled_dot_product_flash_attention_for_cpu.default")
+_BACKWARD = dense_op("aten._scaled_dot_product_flash_attention_for_cpu_backward.default")
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, causal: bool, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = _FORWARD(query, key, value, 0.0, causal, scale=scale)
+    return found
+
+
+def _along_keys(key: Tensor, parts: tuple[Tensor, ...]) -> Tensor:
+    batch, heads, keys, depth = key.shape
+    whole = key.new_empty(batch, keys, heads, depth).transpose(1, 2)
+    end = 0
+    for part in parts:
+        begin, end = end, end + part.shape[2]
+        whole[:, :, begin:end] = part
+    whole[:, :, end:] = 0
+    return whole
+
+
+def _own_keys(query: Tensor, key: Tensor, offset: int) -> tuple[int, int]:
+    keys = key.shape[2]
+    return min(offset, keys), min(offset + query.shape[2], keys)
+
+
+ATTENTION_OPS: dict[str, Callable[..., Any]] = {
+    "weft.attention_rows": attention_rows,
+    "weft.attention_rows_backward": attention_rows_backward,
+}
 
 
 def slice_(x: Tensor, dim: int, offset: int, length: int) -> Tensor:
@@ -57,7 +164,6 @@ def checked(x: Tensor, info: Tensor, name: str, matrix: bool) -> Tensor:
     """`weft.checked`: `x`, unless a factorization failed.
 
     Args:
-        x: a result of the factorization.
         info: its error codes, int32, one for each matrix; 0 is success.
         name: of the function that the user called, such as "torch.linalg.inv".
         matrix: true where `x` belongs to one matrix; else elements of the batch count from the first
@@ -78,9 +184,6 @@ def lstsq(a: Tensor, b: Tensor, rcond: float | None, driver: str) -> tuple[Tenso
 def required(x: Tensor, condition: Tensor, text: str) -> Tensor:
     """`weft.required`: `x`, where the step may go on.
 
-    Args:
-        condition: one truth value, shape [].
-
     Raises:
         UserError: the condition is false.
     """
@@ -95,7 +198,6 @@ def blank(like: Sequence[Tensor], made: Sequence[Any], op: str) -> Any:
     Args:
         like: the operands that the op would have had.
         made: (shape, dtype, value) of each result; None for one that is no tensor.
-        op: that other ranks run.
     """
     results = tuple(
         one and torch.full(one[0], one[2], dtype=one[1], device=like[0].device) for one in made
@@ -120,8 +222,6 @@ def embedding_shard(
 
     Args:
         weight: rows `[offset, offset + len(weight))` of the whole table.
-        indices: whole row numbers, any shape.
-        offset: number of the shard's first row.
         table_rows: rows of the whole table; None where indices are not checked.
 
     Returns:
@@ -147,10 +247,6 @@ def embedding_dense_backward_shard(
     """`weft.embedding_dense_backward_shard`: the gradient of a row-split embedding's shard.
 
     Args:
-        grad: gradient of the result, `[*indices.shape, width]`.
-        indices: whole row numbers.
-        rows: rows of the shard.
-        offset: number of the shard's first row.
         padding_idx: whole number of the row that gets no gradient, or a negative number.
         scale: true where gradients are divided by how often their index occurs.
 
@@ -185,9 +281,6 @@ def nll_loss_shard(
             classes]` or `[n, classes, y, x]`.
         target: whole class numbers, the shape of `scores` without the classes.
         weight: of the shard's classes, `[classes]`, or None.
-        reduction: torch's number of "none" or "sum".
-        ignore_index: whole class number that counts for nothing.
-        offset: number of the shard's first class.
     """
     forward = _of_rank(scores, "nll_loss_forward", "nll_loss2d_forward")
     own = _own_classes(scores, target, ignore_index, offset)
@@ -225,7 +318,6 @@ def _own_classes(scores: Tensor, target: Tensor, ignore_index: int, offset: int)
 
 
 def _of_rank(scores: Tensor, flat: str, image: str) -> Callable[..., Any]:
-    """Torch has one kernel for vectors of scores and one for images of them."""
     op: Callable[..., Any] = getattr(torch.ops.aten, image if scores.dim() == 4 else flat).default
     return op
 

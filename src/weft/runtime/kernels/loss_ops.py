@@ -20,7 +20,7 @@ from torch import Tensor
 from weft.ir.alias import BACKWARD, SOFTMAX
 from weft.ops.rules.layers.loss import NONE
 from weft.ops.weft_ops import ELEMENTS_AT_A_TIME
-from weft.runtime.kernels.matmul import large_mm, onednn_is_faster
+from weft.runtime.kernels.dense_operands import large_mm, onednn_is_faster
 
 # Numbers of rows for which columns were measured to be faster (with 256 they are not), and the least
 # number of columns.
@@ -28,12 +28,7 @@ _FEW_ROWS, _MANY_COLUMNS = range(32, 129), 2**14
 
 
 def class_scores(x: Tensor, weight: Tensor) -> Tensor:
-    """`weft.class_scores`: `x @ weight`, which only these ops read; in memory by columns where that pays.
-
-    Args:
-        x: features, [n, k].
-        weight: [k, classes].
-    """
+    """`weft.class_scores`: `x @ weight`, which only these ops read; in memory by columns where that pays."""
     if not (x.device.type == "cpu" and x.dtype == torch.float32 and onednn_is_faster()):
         return torch.mm(x, weight)
     if len(x) in _FEW_ROWS and weight.shape[1] >= _MANY_COLUMNS and weight.stride(0) == 1:
@@ -60,9 +55,6 @@ def class_loss(
         x: logits of classes `[offset, offset + classes)`, shape [n, classes].
         lse: logarithms of the sums of all classes' exponentials, [n, 1].
         target: whole class numbers, [n].
-        reduction: torch's number of "none" or "sum".
-        ignored: whole class number that counts for nothing.
-        offset: number of the shard's first class.
 
     Returns:
         The losses, [n], or their sum; the number of targets, where it is a sum, else 0.
@@ -98,7 +90,6 @@ def _own(x: Tensor, target: Tensor, ignored: int, offset: int) -> tuple[Tensor, 
 
 
 def _pieces(x: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Rows and columns of pieces that make up `x`, each in one place in memory."""
     every = slice(None)
     if x.stride(0) == 1 < x.stride(1):
         yield from ((every, columns) for columns in rows_at_a_time(x.t()))
@@ -145,11 +136,7 @@ def cross_entropy_backward(
     Args:
         grad: of the losses, [n], or of their sum, a number.
         scores: log-probabilities, [n, classes].
-        target: class numbers, int64 [n].
         weight: of the classes, [classes], or None.
-        reduction: torch's number of "none" or "sum".
-        ignored: class number that counts for nothing.
-        total: weight of all targets, a number.
         over: true where the result takes the memory of `scores`, which nobody reads later.
 
     Returns:
@@ -166,13 +153,7 @@ def cross_entropy_backward(
 
 
 def log_softmax_over(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
-    """`aten._log_softmax` of a tensor on a CPU, in its memory where that is dense.
-
-    Args:
-        x: any shape; nobody reads it later.
-        dim: of the classes.
-        half_to_float: as torch has it.
-    """
+    """`aten._log_softmax` of a tensor on a CPU, in its memory where that is dense."""
     if not x.is_contiguous() or half_to_float:
         made: Tensor = _LOG_SOFTMAX(x, dim, half_to_float)
         return made
@@ -194,7 +175,6 @@ def ctc_loss(
         log_probs: [steps, n, classes].
         targets: class numbers, [n, s].
         input_lengths, target_lengths: [n], integers.
-        blank: number of the blank class.
         zero_infinity: for the backward.
 
     Returns:

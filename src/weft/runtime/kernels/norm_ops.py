@@ -60,16 +60,11 @@ def _channels_last(*tensors: Tensor) -> tuple[Tensor, ...]:
 
 
 def _as(x: Tensor, made: Tensor) -> Tensor:
-    """`made`, contiguous where `x` is."""
     return made.contiguous() if x.is_contiguous() else made
 
 
 def batch_moments(x: Tensor) -> Tensor:
-    """`weft.batch_moments`: sum and sum of squares of this rank's part of each channel, [2, C], float64.
-
-    Args:
-        x: [n, C, ...].
-    """
+    """`weft.batch_moments`: sum and sum of squares of this rank's part of each channel, [2, C], float64."""
     if x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous():
         positions = x.numel() // max(1, x.shape[0] * x.shape[1])
         if positions >= MANY_POSITIONS:
@@ -111,11 +106,7 @@ def batch_statistics(
 
     Args:
         moments: [2, C], float64.
-        running_mean: [C], or None.
-        running_var: [C], or None.
         count: elements of each channel.
-        momentum: of the running statistics.
-        eps: what is added to the variance.
         dtype: of the results that are not running statistics.
 
     Returns:
@@ -136,7 +127,6 @@ def batch_norm_sums(grad: Tensor, x: Tensor, mean: Tensor, rstd: Tensor) -> Tens
 
     Args:
         grad: of the result, [n, C, ...].
-        x: what was normalized, the same shape.
         mean: of the whole batch, [C].
         rstd: 1 / sqrt(variance + eps) of the whole batch, [C].
     """

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.runtime.channels.channel import COMBINE, SIGNED, reduce_in_order
-from weft.runtime.kernels.matmul import SUMMED_PRODUCT, SumOfProducts
+from weft.runtime.kernels.dense_operands import SUMMED_PRODUCT, SumOfProducts
 from weft.runtime.memory.copies import from_host, to_host
 from weft.runtime.memory.notes import note_host
 
@@ -111,7 +111,6 @@ class Accumulate:
     """`weft.accumulate(x, reduction)`: the reduction of `x` over the micro-batches, in place.
 
     Args:
-        micro_batches: their number in a step.
         owned: true where nobody else reads or keeps the memory of `x`, so that the first one may take
             the others in.
     """

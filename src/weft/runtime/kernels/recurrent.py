@@ -82,7 +82,6 @@ def _as_kernels_take(
 
 
 def _has_kernel(x: Tensor) -> bool:
-    """True where oneDNN runs a layer on this machine, as PyTorch decides it."""
     if x.device.type != "cpu" or not torch._C._has_mkldnn:
         return False
     if x.dtype == torch.bfloat16:

@@ -174,7 +174,6 @@ def _frames(numbers: Sequence[Sequence[int]]) -> Frames:
 
 
 def _rest(frames: Frames) -> list[int]:
-    """The padding that is left to the kernel: that of dimensions that are not cut."""
     return [0 if frame.cut else frame.padding for frame in frames]
 
 
@@ -190,7 +189,6 @@ def _reach(grad: Tensor, frames: Frames) -> list[int]:
 
 
 def _span(count: int, frame: Frame) -> int:
-    """Rows of the input that `count` rows of the output span."""
     return (count - 1) * frame.stride + frame.extent
 
 
@@ -206,7 +204,6 @@ def _padded(x: Tensor, frames: Frames, value: float) -> Tensor:
 
 
 def _own(grad: Tensor, frames: Frames) -> Tensor:
-    """The rank's own rows of a window of outputs."""
     for dim, frame in enumerate(frames, grad.dim() - len(frames)):
         grad = grad.narrow(dim, frame.out_first - frame.returned[0], frame.out_count)
     return grad

@@ -55,9 +55,6 @@ def measured_calls(
         calls: in the order of programs, the same on all ranks that measure side by side. One that is there several
             times is called as often in a round, where that does not take too long.
         as_run: a call in the op that has its kernel on the device.
-        patience: seconds for each, on the mean.
-        held: bytes that a step holds.
-        begun: is told the text of each call.
     """
     found: dict[str, Sample] = {}
     rounds: list[Took] = []
@@ -153,13 +150,7 @@ def _idle(draw: Any, *inputs: Tensor) -> None:
 def _work(
     one: CallOfProgram, runs: LocalCall, device: torch.device, sets: int
 ) -> Callable[[], object] | None:
-    """A call as a function without arguments, each time on the next set of operands; None where it cannot run so.
-
-    Args:
-        one: the call.
-        runs: the same in the op that has its kernel.
-        sets: how many sets of operands there are.
-    """
+    """A call as a function without arguments, each time on the next set of operands; None where it cannot run so."""
     call = first_micro(runs)
     made = [each.name for each in call.makes]
     try:
@@ -209,14 +200,7 @@ def measured_updates(
     meet: Callable[[], object] = lambda: None,
     held: Bytes = COLD,
 ) -> tuple[SizedSample, ...]:
-    """Seconds of one variable's update by the bytes that it reads and writes; what starting takes at 0 bytes.
-
-    Args:
-        optimizer: the user's; it is not changed.
-        patience: seconds for each size, at least.
-        meet: waits for the ranks that measure side by side.
-        held: bytes that a step holds.
-    """
+    """Seconds of one variable's update by the bytes that it reads and writes; what starting takes at 0 bytes."""
     called = getattr(optimizer, "_opt_called", None)
     most = min(_MOST, held // _BYTES)
     rest = torch.zeros(max(held // 4, 1), device=device)

@@ -44,8 +44,6 @@ def measured_exchanges(
     A transfer goes one way, between two ranks.
 
     Args:
-        channel: of all ranks that take part; each must call this together.
-        begun: is told the name of each kind.
         held: bytes that a step holds: what is sent was made a while ago, and lies in no cache that these fill.
         largest: bytes that programs send at once, by kind.
     """
@@ -73,12 +71,10 @@ def _up_to(largest: Bytes) -> tuple[Bytes, ...]:
 
 
 def _sets(size: Bytes, held: Bytes) -> int:
-    """The number of tensors of so many bytes that are sent in turn."""
     return max(1, min(held // size, _MOST_SETS))
 
 
 def _one_way(channel: Channel, size: Bytes, sets: int) -> Callable[[], object]:
-    """So many bytes from the first of two ranks to the second."""
     every = [[torch.zeros(size, dtype=torch.uint8, device=channel.device)] for _ in range(sets)]
     turns = cycle(every)
     nothing: list[list[torch.Tensor]] = [[], []]
@@ -95,7 +91,6 @@ def _one_way(channel: Channel, size: Bytes, sets: int) -> Callable[[], object]:
 def _collective(
     channel: Channel, kind: CollectiveKind, size: Bytes, sets: int
 ) -> Callable[[], object]:
-    """A collective of float32 whose larger side has so many bytes."""
     made = _turned(channel, size) if kind == "all_to_all" else _plain(channel, kind, size)
     every = [torch.ones(made.input.shape, device=channel.device) for _ in range(sets)]
     turns = cycle(every)
@@ -103,7 +98,6 @@ def _collective(
 
 
 def _plain(channel: Channel, kind: CollectiveKind, size: Bytes) -> Collective:
-    """A collective of one dimension."""
     count = max(size // 4, 1)
     pieces = shard_sizes(count, channel.size)
     mine = pieces[channel.index]
@@ -113,7 +107,6 @@ def _plain(channel: Channel, kind: CollectiveKind, size: Bytes) -> Collective:
 
 
 def _turned(channel: Channel, size: Bytes) -> Collective:
-    """A matrix that lies in rows, and will lie in columns."""
     ranks = channel.size
     rows = max(size // 4 // ranks, 1)
     given = LocalValue("given", (rows, ranks), "float32")
@@ -198,7 +191,6 @@ def times_as_long(part: float) -> float:
 
 
 def _rate(work: Callable[[], object], seconds: float) -> float:
-    """Calls a second, over so many seconds."""
     begin, count = perf_counter(), 0
     while (now := perf_counter()) - begin < seconds or count < 3:
         work()

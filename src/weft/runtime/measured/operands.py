@@ -103,7 +103,6 @@ def first_micro(call: LocalCall) -> LocalCall:
 
 
 def _example(one: CallOfProgram, name: str, device: torch.device) -> Tensor:
-    """Numbers of the shape of an operand; integers are valid as indices of anything."""
     value = one.values[name]
     dtype: torch.dtype = getattr(torch, value.dtype)
     if dtype.is_floating_point or dtype.is_complex:

@@ -25,7 +25,6 @@ class Took(NamedTuple):
     """Measured seconds.
 
     Attributes:
-        seconds: the median.
         spread: relative standard deviation of a normal distribution with the same quartiles; at most a half.
     """
 
@@ -44,9 +43,7 @@ def took_in_turns(
     Each finds caches as the others leave them.
 
     Args:
-        works: what is called.
         order: which of them are called in a round, one after the other; each at least once.
-        patience: seconds for each, on the mean.
         finish: waits until a device has done what it was given; within the time of each work.
     """
     rounds: list[list[float]] = [[] for _ in works]

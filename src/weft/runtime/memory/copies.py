@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from typing import Any, final
 
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 
 # torch does not type them.
 _event: Any = torch.cuda.Event
-_stream: Any = torch.cuda.Stream
+_new_stream: Any = torch.cuda.Stream
 
 _here = threading.local()
 
@@ -28,7 +30,7 @@ class Copies:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = _stream(device)
+        self._stream = _new_stream(device)
         # What is being copied out, with the event behind it; the oldest first.
         self._out: deque[tuple[Tensor, Any]] = deque()
 
@@ -95,4 +97,52 @@ def copies(device: torch.device) -> Copies:
     known: dict[torch.device, Copies] = _here.__dict__.setdefault("copies", {})
     if device not in known:
         known[device] = Copies(device)
+    return known[device]
+
+
+# Copies to devices ahead of their use, on streams of their own, which the reader's stream waits for.
+#
+# A thread that copies ahead has no part in the streams that compute. They wait for an event behind its copies; and the
+# memory of these, which belongs to the stream of the copies, must not be given out again before they have read it.
+
+
+_current: Any = torch.cuda.current_stream  # torch does not type it
+
+
+@final
+class Arrival:
+    """The end of all that was put on its way in one `ahead_of_use`: an event for each device with streams."""
+
+    def __init__(self) -> None:
+        self.events: Mapping[torch.device, Any] = {}
+
+    def wait_for(self, tensors: Iterable[Tensor]) -> None:
+        """Have the current streams wait for it, and its memory for them."""
+        for device, event in self.events.items():
+            _current(device).wait_event(event)
+        for tensor in tensors if self.events else ():
+            if tensor.device in self.events:
+                tensor.record_stream(_current(tensor.device))
+
+
+@contextmanager
+def ahead_of_use(devices: Iterable[torch.device]) -> Iterator[Arrival]:
+    """While this lasts, copies of this thread to some devices go to streams of their own."""
+    streams = {device: _stream_of(device) for device in devices if device.type == "cuda"}
+    arrival = Arrival()
+    with ExitStack() as entered:
+        for stream in streams.values():
+            entered.enter_context(torch.cuda.stream(stream))
+        yield arrival
+        events = {}
+        for device, stream in streams.items():
+            events[device] = _event()
+            events[device].record(stream)
+        arrival.events = events
+
+
+def _stream_of(device: torch.device) -> Any:
+    known: dict[torch.device, Any] = _here.__dict__.setdefault("streams", {})
+    if device not in known:
+        known[device] = _new_stream(device)
     return known[device]

@@ -51,11 +51,7 @@ def is_free_to_choose(environment: Mapping[str, str]) -> bool:
 
 @cache
 def keep_freed_memory() -> bool:
-    """Have the process keep what it frees, once; threads that have allocated before keep their arenas.
-
-    Returns:
-        Whether it does: False with another C library, and where the user chose otherwise.
-    """
+    """Have the process keep what it frees; False with another C library, or where the user chose otherwise."""
     mallopt = _of_glibc("mallopt")
     if mallopt is None:
         return False
@@ -146,7 +142,6 @@ def _move(portion: Sequence[UntypedStorage]) -> int:
 
 
 def _outside(storage: UntypedStorage) -> UntypedStorage:
-    """A copy in memory of its own from the system."""
     memory = mmap.mmap(-1, storage.nbytes())
     copy = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
     copy.copy_(storage)

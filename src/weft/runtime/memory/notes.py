@@ -23,13 +23,12 @@ _here = threading.local()
 
 
 @final
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Meter:
     """Records the storages that are made while `watching`, on any thread.
 
     Attributes:
         events: (number of a storage, bytes that come or go), in the order of time.
-        kinds: the kind of every storage, by its number.
         alive: the storages that are alive: number, size, and what tells of the end, by the id of
             the Python object, which lives as long as the storage.
     """
@@ -73,12 +72,7 @@ class Meter:
         return None if known is None else known[0]
 
     def most(self, lasting: Mapping[Kind, int], left_out: Collection[int | None]) -> Counter[Kind]:
-        """Bytes by kind at the moment when they were most in total.
-
-        Args:
-            lasting: what is there all the time.
-            left_out: numbers of storages that do not count beside it.
-        """
+        """Bytes by kind at the moment when they were most in total."""
         now = Counter(lasting)
         most, total, highest = Counter(now), 0, 0
         for number, size in self.events:
@@ -121,8 +115,6 @@ def note_host(tensor: Tensor) -> None:
 
 @final
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base is untyped
-    """Shows everything that ops return to a meter."""
-
     def __init__(self, meter: Meter, kind: Kind) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._meter = meter

@@ -18,7 +18,6 @@ class Kept:
     """The state that an optimizer keeps on one rank: for each parameter its own dict of tensors and numbers.
 
     Attributes:
-        entries: by parameter.
         known: the same as it was when it was kept: an optimizer may put other tensors into its dicts.
         version: another number as soon as an entry is replaced by another dict, or has other tensors.
     """
@@ -38,7 +37,6 @@ class Variables(Mapping[str, Tensor]):
     names `p.exp_avg`, `p.step`, ….
 
     Attributes:
-        kept: what the optimizer keeps.
         parameters: by key, the user's parameters, whose attributes an optimizer of the user's may go by.
         gradients: by parameter, the sum of the gradients of steps whose update is still to come.
     """
@@ -66,11 +64,7 @@ class Variables(Mapping[str, Tensor]):
         return seen
 
     def add(self, key: str, tensor: Tensor) -> None:
-        """Put a new variable.
-
-        Raises:
-            InternalError: when the key is taken by another tensor.
-        """
+        """Put a new variable."""
         if self._tensors.setdefault(key, tensor) is not tensor:
             raise InternalError(f"the variable {key} exists already")
 

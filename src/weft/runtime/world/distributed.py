@@ -111,7 +111,6 @@ class DistributedWorld(World):
         return {self.rank: channels}
 
     def _channel_of(self, communicator: Communicator) -> Channel | None:
-        """This rank's end of a communicator; None when it is not in it."""
         ranks, own = communicator.ranks, self.rank in communicator.ranks
         shared, kind = self._on_one_host(ranks), self._backend.process_channel
         # All processes must make the groups.
@@ -130,7 +129,6 @@ class DistributedWorld(World):
         return self._noted(found)
 
     def _beside(self, ranks: Sequence[int], group: Any) -> GlooChannel:
-        """This rank's end of a communicator for tensors in host memory."""
         index, host = ranks.index(self.rank), torch.device("cpu")
         made = GlooChannel(group, ranks, index, host, self._board)
         self._noted(made)
@@ -183,10 +181,6 @@ def measured_links(device: Device, channel: Channel) -> Device:
 
     Every rank sends to the next one and receives from the one before, all at once. The slowest
     counts.
-
-    Args:
-        device: the figures of the rank's device; those of its links are replaced.
-        channel: of all ranks, which must call this together.
     """
     own = " ".join(str(_exchange_seconds(channel, size)) for size in _TIMES)
     every = [tuple(map(float, text.split())) for text in channel.exchange_text(own)]
@@ -242,15 +236,7 @@ _lasting_worlds: dict[str, World] = {}
 
 
 def current_world(device_type: str = "cpu") -> World:
-    """The world that a program runs in.
-
-    That is the local world that is open; else, when torchrun's variables are set or
-    `torch.distributed` is initialised, the world of all its processes; else a world of this one
-    rank.
-
-    Args:
-        device_type: "cpu" or "cuda", for a world that is not there yet.
-    """
+    """The world that a program runs in."""
     local = innermost_world()
     if local is not None:
         return local

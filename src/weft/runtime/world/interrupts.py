@@ -71,12 +71,7 @@ class Interrupts:
     def told_to(
         self, tell: Callable[[], object], hurry: Callable[[], object] = _nothing
     ) -> Iterator[None]:
-        """Call `tell` as soon as one comes while the body runs, and at its beginning where one has come before.
-
-        Args:
-            tell: called once.
-            hurry: called at each SIGINT after that, as of a user who presses Ctrl-C once more.
-        """
+        """Call `tell` as soon as one comes while the body runs, and at its beginning where one has come before."""
         before = self._tell, self._hurry
         self._tell, self._hurry = tell, hurry
         try:

@@ -32,13 +32,7 @@ ANSWER_SECONDS = 0.2
 @final
 @dataclass(frozen=True)
 class Fleet:
-    """The processes of this node, among all of the job.
-
-    Attributes:
-        ranks: processes on this node.
-        first: the rank of the first of them; the others follow.
-        node, nodes: number of this node, from 0, and how many there are.
-    """
+    """The processes of this node, among all of the job."""
 
     ranks: int
     first: int = 0
@@ -65,8 +59,6 @@ class Exit:
     """The end of one process.
 
     Attributes:
-        rank: the global rank.
-        pid: of the process.
         code: the exit code; negative: minus the signal.
         nanoseconds: when it was seen, as `time.monotonic_ns` tells.
         asked: true where the launcher had told it to end.
@@ -102,12 +94,7 @@ Happening: TypeAlias = Exit | Elsewhere | Interrupted
 @final
 @dataclass(frozen=True)
 class Ending:
-    """The end of the processes of a node.
-
-    Attributes:
-        exits: of all of them, in the order of time.
-        elsewhere: the failure of another node that ended them, where there was one.
-    """
+    """The end of the processes of a node."""
 
     exits: tuple[Exit, ...]
     elsewhere: Elsewhere | None = None
@@ -133,18 +120,10 @@ def launch(
     Each process shares the cores fairly with the others unless OMP_NUM_THREADS says otherwise.
 
     Args:
-        command: program and arguments.
-        fleet: how many, and which ranks.
         environment: variables of all processes, without those of `Fleet.environment`.
         events: where failures of other nodes come as `Elsewhere`.
-        tell: called with each end.
-        interrupts: signals that tell this process to end. One that comes when a process has failed changes nothing. A
-            second Ctrl-C ends the processes at once.
         asks: a signal for processes that still run a while after another one has failed, before they are told to end.
         grace: seconds that processes have to end when this process was told to end.
-
-    Returns:
-        how all of them ended.
 
     Raises:
         KeyboardInterrupt: when this process was told to end; the ranks have ended then.
@@ -179,18 +158,6 @@ def launch(
 @final
 @dataclass(slots=True)
 class _Processes:
-    """The processes that run, and what is seen of them.
-
-    Attributes:
-        command: program and arguments of each.
-        happenings: the ends of processes, the failures of other nodes and signals, as they come.
-        tell: called with each end.
-        started: all processes, by rank; each leads a group of its own.
-        running: ranks of those whose end was not seen.
-        exits: those that have ended, in the order of time.
-        states: how each process was found when it was told to end, by rank.
-    """
-
     command: Sequence[str]
     environment: Mapping[str, str]
     happenings: SimpleQueue[Happening]
@@ -201,12 +168,7 @@ class _Processes:
     states: dict[int, str] = field(default_factory=dict)
 
     def start(self, rank: int, variables: Mapping[str, str]) -> None:
-        """Start the process of a rank, in a session of its own, and a thread that waits for its end.
-
-        Args:
-            rank: the global one.
-            variables: of this process, beside those of all.
-        """
+        """Start the process of a rank, in a session of its own, and a thread that waits for its end."""
         environment = {**self.environment, **variables}
         process = subprocess.Popen(self.command, env=environment, start_new_session=True)
         self.started[rank] = process
@@ -244,7 +206,6 @@ class _Processes:
         """Take happenings until all processes have ended, for so many seconds at most.
 
         Args:
-            seconds: at most.
             hurried: True ends it when `Interrupted` happens.
         """
         end = time.monotonic() + seconds
@@ -308,7 +269,6 @@ def _send(group: int, number: int) -> None:
 
 
 def _state(pid: int) -> str:
-    """The letter T where a process is stopped; "" elsewhere, and where the system does not tell."""
     if sys.platform != "linux":
         return ""
     try:

@@ -95,7 +95,6 @@ def meet_privately() -> None:
 
 
 def _place(time: int) -> Store:
-    """The store of the group that is made then."""
     path = os.environ.get(MEETING)
     if path is None:
         # The store outlives the ranks of one start.
@@ -147,11 +146,9 @@ def await_all(
     """Wait until all processes have come.
 
     Args:
-        size: how many there are.
         gone: whether another rank has ended.
 
     Raises:
-        NoAnswer: names the rank that has ended before it came, or did not come in time.
         RankFailure: the ranks do not go on together.
     """
     entries = Entries(store, rank, gone, timeout.total_seconds())
@@ -163,11 +160,7 @@ def await_all(
 def connecting(rank: int, ranks: Sequence[int], gone: Callable[[int], bool]) -> Iterator[None]:
     """Say of an error of torch's, while ranks make a process group, which of them has ended, as far as can be told.
 
-    Args:
-        gone: whether another rank has ended.
-
     Raises:
-        NoAnswer: one of them has ended, or did not answer in time.
         UserError: naming a network interface without an address.
     """
     try:
@@ -209,15 +202,7 @@ def under_torchrun() -> bool:
 
 
 def join(backend: str, timeout: timedelta, gone: Callable[[int], bool]) -> None:
-    """Call `torch.distributed.init_process_group`, under torchrun when all processes have come.
-
-    Args:
-        backend, timeout: as it takes them.
-        gone: whether another rank has ended.
-
-    Raises:
-        NoAnswer: as `await_all`; or one has ended, or did not answer, later.
-    """
+    """Call `torch.distributed.init_process_group`, under torchrun when all processes have come."""
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     with connecting(rank, range(size), gone):
         _join(backend, timeout)

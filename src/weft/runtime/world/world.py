@@ -45,10 +45,7 @@ class World(ABC):
     """All ranks of a job, as one process sees them.
 
     Attributes:
-        size: number of ranks of the job; they count from 0.
         ranks: those that live in this process.
-        device_type: "cpu" or "cuda".
-        timeout: seconds after which a rank that waits for its peers gives up.
         calls: of this process that all ranks must make alike.
     """
 
@@ -100,11 +97,7 @@ class World(ABC):
 
     @abstractmethod
     def run(self, function: Callable[[int], T]) -> list[T]:
-        """Call `function(rank)` for all ranks of this process at once; results in the order of `ranks`.
-
-        Raises:
-            BaseException: the first that a rank raised; all ranks have ended by then.
-        """
+        """Call `function(rank)` for all ranks of this process at once; results in the order of `ranks`."""
 
     def check_same(self, texts: Mapping[int, str], what: str) -> None:
         """Check that `what` is the same on all ranks, given the texts of the ranks of this process.
@@ -119,8 +112,6 @@ class World(ABC):
     def gather(self, texts: Mapping[int, str]) -> list[str]:
         """The texts of all ranks, in their order, given those of the ranks of this process.
 
-        Every process must call it.
-
         Raises:
             RankFailure: when another process does not, in time.
         """
@@ -133,10 +124,7 @@ class World(ABC):
         """End the threads or groups of this world."""
 
     def links(self) -> Device | None:
-        """A rank's device with its links as measured; None where the usual figures hold.
-
-        Every process must call it.
-        """
+        """A rank's device with its links as measured; None where the usual figures hold."""
         return None
 
     def check(self, placement: Placement) -> None:
@@ -243,8 +231,6 @@ class LocalWorld(World):
 
 @final
 class _RankThread:
-    """A thread that calls functions with its rank, one after the other."""
-
     def __init__(self, rank: int) -> None:
         self._calls: SimpleQueue[tuple[Callable[[int], None], threading.Event] | None] = (
             SimpleQueue()
@@ -295,9 +281,7 @@ def local_world(
     """Run with `size` ranks in this process, for notebooks, debugging and tests.
 
     Args:
-        size: number of ranks.
         device_type: "cpu" or "cuda"; CUDA devices are given out in turn.
-        timeout: seconds after which a rank that waits for its peers gives up.
     """
     world = LocalWorld(size, device_type, timeout)
     _open_worlds.append(world)

@@ -38,8 +38,6 @@ def choose(
     """One signature for each axis of `placement`.
 
     Args:
-        call: on whole tensors.
-        layouts: how the operands lie.
         fixed: operands that stay Broadcast.
 
     Raises:

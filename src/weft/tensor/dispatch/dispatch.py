@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from weft.tensor import mesh as meshes
+from weft.tensor import spec as specs
 from weft.tensor.dispatch import shares
-from weft.tensor.dispatch.arguments import Reader, takes_slots
-from weft.tensor.dispatch.gathered import gathered
-from weft.tensor.dispatch.operands import common_mesh, lifted, met
+from weft.tensor.dispatch.operands import Reader, common_mesh, gathered, lifted, met, takes_slots
 from weft.tensor.dispatch.recipe import Recipe, make_recipe
 from weft.tensor.dispatch.views import note_aliases, note_copies
 from weft.tensor.dispatch.ways import honour_lazy_bits, note_views, way_of
@@ -60,11 +58,6 @@ _known: dict[int, _OpFacts] = {}
 def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run one op below autograd.
 
-    Args:
-        kind: the class of global tensors, made from (spec, local tensors).
-        op: the overload.
-        args, kwargs: at least one global tensor among them.
-
     Raises:
         RuleError: when the op has no rule and is made of no ops that have one.
         LayoutError: for operands on several placements, and plain tensors that want a gradient among them; in
@@ -72,7 +65,7 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         UserError: when torch refuses the whole tensors, or the op would give what is stored in shares another shape.
     """
     honour_lazy_bits()
-    known = _known.get(id(op)) or _knowing(op)
+    known = _known.get(id(op)) or _known.setdefault(id(op), _OpFacts(op))
     in_inference = known.aliases and torch.is_inference_mode_enabled()
     viewed = _viewed(kind, known, op, args, kwargs) if in_inference else NotImplemented
     if viewed is not NotImplemented:
@@ -81,7 +74,7 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         args, kwargs, of = shares.with_stand_ins(kind, op, args, kwargs)
         if of:
             return shares.originals(dispatch(kind, op, args, kwargs), of)
-    if meshes.families:
+    if specs.families:
         args, kwargs = met(kind, op, args, kwargs)
     other = _other_way(kind, known, op, args, kwargs)
     if other is not NotImplemented:
@@ -168,11 +161,6 @@ def _note_write(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     numbers = [x for x in every if isinstance(x, bool | int | float)]
     plain = (x for x in every if isinstance(x, Tensor) and not isinstance(x, kind))
     note_write(written.placement, f"{op} {numbers}", plain)
-
-
-def _knowing(op: Any) -> _OpFacts:
-    known = _known[id(op)] = _OpFacts(op)
-    return known
 
 
 def _read(

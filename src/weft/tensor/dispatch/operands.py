@@ -1,24 +1,29 @@
-"""The conditions on an op's operands: on one placement; plain tensors among them are the same on all ranks.
+"""The arguments of an op: its operands on one placement, the key to remember decisions by, whole copies.
+
+All operands lie on one placement; plain tensors among them are the same on all ranks.
 
 Those on several placements of one model, as its stages have them, come to one of them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, final
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from weft.capture.optimizers import fused
-from weft.errors import LayoutError
-from weft.layout import Layout, broadcast_layout
+from weft.errors import LayoutError, UserError
+from weft.layout import Layout, Placement, broadcast_layout
+from weft.ops import Operand
+from weft.ops.call import Argument
+from weft.runtime.torch_ops import token
 from weft.tensor.boxing import box
 from weft.tensor.divergence import note_plain, user_line
-from weft.tensor.mesh import Mesh
-from weft.tensor.spec import intern
+from weft.tensor.spec import Mesh, intern
 
 
 def common_mesh(kind: Any, op: Any, tensors: Sequence[Any]) -> Mesh:
@@ -31,8 +36,12 @@ def common_mesh(kind: Any, op: Any, tensors: Sequence[Any]) -> Mesh:
         tensor.spec.mesh for tensor in tensors if isinstance(tensor, kind)
     )
     if len({mesh.placement for mesh in meshes}) > 1:
+        listed = (
+            str(x.spec) if isinstance(x, kind) else f"a plain {list(x.shape)} on {x.device}"
+            for x in tensors
+        )
         raise LayoutError(
-            f"{user_line()}: {op} has operands on different placements: {_listed(kind, tensors)}. Bring them to one: "
+            f"{user_line()}: {op} has operands on different placements: {', '.join(listed)}. Bring them to one: "
             "x.to_global(placement=…, sbp=…)"
         )
     first = next(iter(meshes))
@@ -81,15 +90,6 @@ def everywhere(kind: Any, mesh: Mesh, tensor: Tensor) -> Any:
     return kind(spec, tuple(whole.to(mesh.device_of(rank)) for rank in mesh.ranks))
 
 
-def _listed(kind: Any, tensors: Sequence[Any]) -> str:
-    return ", ".join(
-        str(tensor.spec)
-        if isinstance(tensor, kind)
-        else f"a plain {list(tensor.shape)} on {tensor.device}"
-        for tensor in tensors
-    )
-
-
 def met(
     kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -124,3 +124,210 @@ def to_mesh(kind: Any, tensor: Any, mesh: Mesh, why: str) -> Any:
     alike = here.placement.shape == there.shape
     target = Layout(there, here.sbp) if alike else broadcast_layout(there)
     return kind(*box(tensor.spec, tensor.locals, target, mesh, implicit=why))
+
+
+# The arguments of a dispatched op: a key to remember decisions by, and the `OpCall` that the rules see.
+#
+# Numbers that change from call to call, such as an optimizer's step size, must not make a new
+# decision each time. So for pointwise ops a float that is no whole number is a `FloatSlot`: the rules see
+# its value at the first call, kernels take it as an argument. Elsewhere, where shapes may depend on
+# it, a float belongs to the key.
+
+
+@final
+class FloatSlot(float):
+    """A float that a kernel takes as argument number `index` of its floats."""
+
+    index: int
+
+    def __new__(cls, value: float, index: int) -> FloatSlot:
+        slot = super().__new__(cls, value)
+        slot.index = index
+        return slot
+
+
+@final
+class Reader:
+    """Reads arguments in order, collecting tensors and floats.
+
+    Args:
+        slots: true where floats may be slots.
+    """
+
+    def __init__(self, kind: Any, slots: bool = False) -> None:
+        self._kind = kind
+        self._slots = slots
+        self.tensors: list[Any] = []
+        self.floats: list[float] = []
+        # Whether plain tensors are among them, and such as are not strided.
+        self.plain = self.sparse = False
+
+    def key(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The key by which it is decided how an op with these arguments is run."""
+        kind, found = self._kind, []
+        for value in args:
+            of = value.__class__
+            if of is kind:
+                self.tensors.append(value)
+                found.append(value.spec)
+            elif of is int or of is bool:
+                found.append((of, value))
+            elif of is float:
+                found.append(self._float(value))
+            elif value is None:
+                found.append(None)
+            else:
+                found.append(self._other(value))
+        return tuple(found)
+
+    def _float(self, value: float) -> Any:
+        if not self._is_slot(value):
+            # By its text: 0.0 and -0.0 are equal, and nan differs from itself.
+            return (float, str(value))
+        self.floats.append(value)
+        return value > 0
+
+    def _is_slot(self, value: float) -> bool:
+        return self._slots and math.isfinite(value) and not value.is_integer()
+
+    def _other(self, value: Any) -> Any:
+        if isinstance(value, list | tuple):
+            return self.key(tuple(value))
+        if isinstance(value, Tensor):
+            self.tensors.append(value)
+            self.plain = True
+            self.sparse = self.sparse or value.layout != torch.strided
+            return (Tensor, value.dtype, value.shape, value.device.type)
+        return value
+
+    def argument(self, value: Any) -> Argument:
+        """The same argument as the rules see it."""
+        if isinstance(value, Tensor):
+            self.tensors.append(value)
+            return Operand(len(self.tensors) - 1)
+        if isinstance(value, list | tuple):
+            return tuple(self.argument(part) for part in value)
+        if type(value) is float and self._is_slot(value):
+            self.floats.append(value)
+            return FloatSlot(value, len(self.floats) - 1)
+        constant: Argument = token(value)
+        return constant
+
+
+def tensors_in(kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """The tensors among the arguments of an op, in order."""
+    reader = Reader(kind)
+    reader.key((*args, *kwargs.values()))
+    return reader.tensors
+
+
+def takes_slots(op: torch._ops.OpOverload[Any, Any]) -> bool:
+    """True where the numbers among an op's arguments change nothing but values."""
+    return torch.Tag.pointwise in op.tags
+
+
+def op_name(op: torch._ops.OpOverload[Any, Any]) -> str:
+    """The name that rules know an op by."""
+    return str(op).removesuffix(".default") if op.namespace == "weft" else str(op)
+
+
+# Ops that run whole at once: operands are gathered, every rank computes all, the result is Broadcast.
+#
+# So run ops whose results depend on values in more than their elements (shapes, numbers for Python), those that
+# have no rule, and those of sparse tensors.
+
+
+def gathered(
+    kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], function: Any = None
+) -> Any:
+    """The results of `op`, or of a function in its place, on whole copies of its operands, which it may write."""
+    run = function or op
+    home = common_mesh(kind, op, tensors_in(kind, args, kwargs))
+    mesh = of_all(home)
+    if not mesh.ranks:
+        raise UserError(
+            f"{user_line()}: {op}: this process has no rank of {mesh.placement}; call it on ranks of the placement "
+            "only, or bring the operands to one that has this rank: x.to_global(placement=…, sbp=…)"
+        )
+    whole = _whole(kind, op, mesh, lifted(kind, op, mesh, args))
+    named = _whole(kind, op, mesh, [lifted(kind, op, mesh, value) for value in kwargs.values()])
+    made = [
+        run(*_of_rank(whole, place), **dict(zip(kwargs, _of_rank(named, place), strict=True)))
+        for place in range(len(mesh.ranks))
+    ]
+    joined = _joined(kind, mesh, made)
+    if mesh is home:
+        return joined
+
+    def back(x: Any) -> Any:
+        return kind(*box(x.spec, x.locals, broadcast_layout(home.placement), home))
+
+    return pytree.tree_map_only(kind, back, joined)
+
+
+def of_all(mesh: Mesh) -> Mesh:
+    """The mesh itself, or, for tensors of a model whose stages lie on several processes, that of the whole job.
+
+    Every process calls an op of such a model, and wants a result that is no global tensor.
+    """
+    if all(mesh.at(each).in_process for each in mesh.family):
+        return mesh
+    size = mesh.world.size
+    return mesh.at(Placement(mesh.placement.device_type, (size,), tuple(range(size))))
+
+
+@final
+class _Whole(tuple[Tensor, ...]):
+    """Copies of one tensor on every rank."""
+
+
+def _whole(kind: Any, op: Any, mesh: Mesh, value: Any) -> Any:
+    if isinstance(value, kind):
+        spec = value.spec
+        target = broadcast_layout(mesh.placement)
+        _, own = box(spec, value.locals, target, mesh, implicit=str(op))
+        return _Whole(part.clone() for part in own)
+    if isinstance(value, list | tuple):
+        return [_whole(kind, op, mesh, part) for part in value]
+    if isinstance(value, Tensor) and value.layout != torch.strided:
+        return _Whole(value.to(mesh.device_of(rank)) for rank in mesh.ranks)
+    return value
+
+
+def _of_rank(value: Any, place: int) -> Any:
+    if isinstance(value, _Whole):
+        return value[place]
+    return [_of_rank(part, place) for part in value] if isinstance(value, list) else value
+
+
+def _joined(kind: Any, mesh: Mesh, made: list[Any]) -> Any:
+    first = made[0]
+    if isinstance(first, list | tuple):
+        return tuple(_joined(kind, mesh, list(parts)) for parts in zip(*made, strict=True))
+    if not isinstance(first, Tensor):
+        return first
+    return joined_copies(kind, mesh, made)
+
+
+def joined_copies(kind: Any, mesh: Mesh, made: Sequence[Tensor]) -> Any:
+    """A Broadcast tensor of the copies of all ranks of this process.
+
+    Raises:
+        UserError: when it is not strided.
+    """
+    if made[0].layout != torch.strided:
+        raise UserError(
+            f"{user_line()}: the result is {made[0].layout}, and global tensors are strided: take it of the whole "
+            "tensor, x.full(), or of the dense form of what is sparse, to_dense()"
+        )
+    own = tuple(x.resolve_conj().resolve_neg() for x in made)
+    layout = broadcast_layout(mesh.placement)
+    return kind(intern(mesh, layout, own[0].shape, own[0].stride(), own[0].dtype), own)
+
+
+def all_global(kind: Any, mesh: Mesh, made: Any) -> Any:
+    """Results that were made of global tensors; a plain one among them, of no values of theirs, becomes global too."""
+    if isinstance(made, list | tuple):
+        return [all_global(kind, mesh, part) for part in made]
+    plain = isinstance(made, Tensor) and not isinstance(made, kind)
+    return everywhere(kind, mesh, made) if plain else made

@@ -22,27 +22,19 @@ from weft.ops.call import map_argument, tensor_spec
 from weft.ops.cost import dtype_name
 from weft.ops.localize import BLANK
 from weft.runtime.channels.collectives import run_transfer
+from weft.runtime.kernels.dense_operands import onednn_is_faster
 from weft.runtime.kernels.generated import build_kernel
-from weft.runtime.kernels.matmul import onednn_is_faster
-from weft.tensor.boxing import check_strict
-from weft.tensor.chain import Chain, Locals, chain_between, transfer_among_own
-from weft.tensor.dispatch.arguments import FloatSlot, Reader, op_name, takes_slots
+from weft.tensor.boxing import Chain, Locals, chain_between, check_strict, transfer_among_own
 from weft.tensor.dispatch.choose import PerAxis, choose, operand_layout
+from weft.tensor.dispatch.operands import FloatSlot, Reader, op_name, takes_slots
 from weft.tensor.divergence import meet, user_line
-from weft.tensor.mesh import Mesh, open_channels
-from weft.tensor.spec import intern
+from weft.tensor.spec import Mesh, intern, open_channels
 
 
 @final
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One operand's exchange.
-
-    Attributes:
-        halo: who reads which rows.
-        mesh: of the operand.
-        nodes: what each rank of this process does.
-    """
+    """One operand's exchange."""
 
     halo: Halo
     mesh: Mesh
@@ -74,14 +66,11 @@ def exchanges(
         Value("x", spec.shape, spec.dtype, layout)
         for spec, layout in zip(call.operands, layouts, strict=True)
     ]
-    found = call_halos(call, chosen, values)
-    return tuple(
-        _exchange(found[number], mesh) if number in found else None for number in range(len(values))
-    )
-
-
-def _exchange(halo: Halo, mesh: Mesh) -> Exchange:
-    return Exchange(halo, mesh, tuple(halo.transfer(rank, 0, "x", "y") for rank in mesh.ranks))
+    found: list[Exchange | None] = [None] * len(values)
+    for number, halo in call_halos(call, chosen, values).items():
+        nodes = tuple(halo.transfer(rank, 0, "x", "y") for rank in mesh.ranks)
+        found[number] = Exchange(halo, mesh, nodes)
+    return tuple(found)
 
 
 Kernel = Callable[..., tuple[Tensor, ...]]
@@ -93,14 +82,12 @@ class Recipe:
     """The recipe of an op.
 
     Attributes:
-        mesh: where it runs.
         chains: how each operand is boxed; None where it stays.
         halos: what ranks then fetch of each operand from their neighbours, or ().
         boxed: true where any operand is boxed.
         moved: bytes that boxing moves.
         kernels: for each rank of this process, a function of the operands' local tensors and the
             floats.
-        results: the specs of the results; what is no tensor stands there itself.
         listed: true where the op returns a list.
         viewed: true where the result should share its operand's memory, but may not.
         offsets: of the elements of views in the memory of their operand; () of other ops.
@@ -209,8 +196,6 @@ def _op_call(
 
 
 def _result_specs(made: tuple[Any, ...], chosen: PerAxis, mesh: Mesh) -> tuple[Any, ...]:
-    """The spec of every result; what is no tensor, as it is."""
-
     def spec(index: int, value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
@@ -241,7 +226,6 @@ def _tensor_spec(tensor: Tensor) -> TensorSpec:
 
 
 def _whole_results(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], kind: Any) -> Any:
-    """The results of the op on whole tensors without data."""
     mode = fake_mode()
     found: list[str] = []
 
@@ -276,8 +260,6 @@ def _localized(call: OpCall, chosen: PerAxis, mesh: Mesh, rank: int) -> OpCall:
 
 
 def _kernel(call: OpCall, floats: int, mesh: Mesh, rank: int) -> Kernel:
-    """A function of all operands and all floats, in order."""
-
     def back(leaf: Any) -> Any:
         if isinstance(leaf, FloatSlot):
             return Ref(f"f{leaf.index}", tensor_spec((), "float64"))
@@ -304,7 +286,6 @@ def _kernel(call: OpCall, floats: int, mesh: Mesh, rank: int) -> Kernel:
 
 
 def _in_order(function: Kernel, order: Sequence[int], count: int) -> Kernel:
-    """`function` with its arguments taken from `count` given ones."""
     if list(order) == list(range(count)):
         return lambda *values: function(None, *values)
     return lambda *values: function(None, *[values[place] for place in order])

@@ -17,12 +17,10 @@ from torch.utils import _pytree as pytree
 from weft.capture.optimizers import fused
 from weft.errors import UserError
 from weft.layout import Broadcast, Layout, Shares, Split
-from weft.tensor.boxing import box
-from weft.tensor.chain import Locals
+from weft.tensor.boxing import Locals, box
 from weft.tensor.dispatch.views import InOrder, base_of, living_copies
 from weft.tensor.divergence import user_line
-from weft.tensor.mesh import Mesh
-from weft.tensor.spec import Spec
+from weft.tensor.spec import Mesh, Spec
 
 aten = torch.ops.aten
 
@@ -73,12 +71,7 @@ def relaid(
     after: Shares | None,
     implicit: str = "",
 ) -> tuple[Spec, Locals]:
-    """The same tensor in another layout, and in other shares; `mesh` is that of the layout's placement.
-
-    Args:
-        before, after: in which shares it is stored; None for the usual order.
-        implicit: as of `box`.
-    """
+    """The same tensor in another layout, and in other shares; `mesh` is that of the layout's placement."""
     if before != after:
         if before is not None:
             whole = _uncut(spec.layout, before.dim)
@@ -126,9 +119,6 @@ def with_stand_ins(
     """The arguments of an op, all in the order that users know.
 
     Ops on lists take them apart first; those that read no values, or make aliases, take tensors as they are.
-
-    Returns:
-        Arguments; and by the id of a stand-in what it stands for, nothing where there is none.
 
     Raises:
         UserError: when the op would give a tensor that is stored in shares another shape.

@@ -31,7 +31,6 @@ class Origin:
     """The tensor that a copied view was taken of.
 
     Attributes:
-        view: takes the same view of a tensor like `source`.
         elements: true where its elements are some of those of `source`, not their real parts or the like.
     """
 
@@ -155,7 +154,6 @@ def by_strides(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _row_major(x: Tensor, order: list[int]) -> Tensor:
-    """The elements in the order of their memory, in memory of their own."""
     return x.permute(order).clone(memory_format=torch.contiguous_format)
 
 

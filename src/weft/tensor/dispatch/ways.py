@@ -9,26 +9,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor
 
+from weft.capture.fx.private import DispatchMode
 from weft.capture.ops.decompositions import decompositions
 from weft.capture.ops.fallback import fallback
 from weft.capture.optimizers import fused
-from weft.errors import UserError
-from weft.layout import broadcast_layout
+from weft.errors import UserError, wrong
+from weft.layout import Layout, broadcast_layout
 from weft.ops import has_rule
-from weft.tensor.boxing import box
-from weft.tensor.dispatch.arguments import Reader, op_name
-from weft.tensor.dispatch.gathered import all_global, gathered, of_all
-from weft.tensor.dispatch.operands import common_mesh
-from weft.tensor.dispatch.random import Drawing
+from weft.runtime.random import uniform
+from weft.runtime.world.world import World
+from weft.tensor.boxing import Locals, box
+from weft.tensor.dispatch.operands import (
+    all_global,
+    common_mesh,
+    gathered,
+    of_all,
+    op_name,
+    tensors_in,
+)
 from weft.tensor.dispatch.shares import stored_in
 from weft.tensor.dispatch.views import STRIDED, by_strides, note_copies
 from weft.tensor.dispatch.writes import fused_update, in_place, other_memory, resized
-from weft.tensor.divergence import user_line
+from weft.tensor.divergence import note_made, user_line
+from weft.tensor.spec import Mesh, Spec, contiguous, without_partials
 
 aten = torch.ops.aten
 
@@ -73,17 +81,14 @@ def _global(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], m
     """Results of an op that was taken apart: what it made of no values is plain, and becomes global."""
     if isinstance(made, kind):
         return made
-    reader = Reader(kind)
-    reader.key((*args, *kwargs.values()))
-    return all_global(kind, common_mesh(kind, op, reader.tensors), made)
+    return all_global(kind, common_mesh(kind, op, tensors_in(kind, args, kwargs)), made)
 
 
 def _drawn(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Random numbers lie as the first operand does."""
-    reader = Reader(kind)
-    reader.key((*args, *kwargs.values()))
-    mesh = common_mesh(kind, op, reader.tensors)
-    first = next(tensor for tensor in reader.tensors if isinstance(tensor, kind))
+    tensors = tensors_in(kind, args, kwargs)
+    mesh = common_mesh(kind, op, tensors)
+    first = next(tensor for tensor in tensors if isinstance(tensor, kind))
     with Drawing(kind, mesh, first.spec.layout, first.spec.shape):
         return all_global(kind, mesh, _table()[op](*args, **kwargs))
 
@@ -109,7 +114,6 @@ def _physical(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _one_by_one(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`_foreach_*`: torch's loop over the tensors."""
     return op._op_dk(_COMPOSITE, *args, **kwargs)
 
 
@@ -217,3 +221,90 @@ def honour_lazy_bits() -> None:
     """Until this call of `__torch_dispatch__` returns, let kernels see which of their values are lazy."""
     _exclude(_CONJUGATE, False)
     _exclude(_NEGATIVE, False)
+
+
+# Random ops on global tensors: the same numbers in every layout, on any number of ranks.
+#
+# Every draw takes the next number of a counter that runs alike on all ranks, and draws by global
+# position (`weft.runtime.random`).
+
+
+@final
+class _Stream:
+    def __init__(self) -> None:
+        self.given: int | None = None
+        self.seed: int | None = None
+        self.count = 0
+
+    def next(self, world: World) -> tuple[int, int]:
+        """The seed and the number of the next draw."""
+        seed = torch.initial_seed() if self.given is None else self.given
+        if seed != self.seed:
+            _check_seed(world, seed)
+            self.seed, self.count = seed, 0
+        self.count += 1
+        return seed, self.count - 1
+
+
+def _check_seed(world: World, seed: int) -> None:
+    if world.several:
+        world.check_process()
+        world.calls.enter("the first draw from a seed of global tensors")
+        texts = dict.fromkeys(world.ranks, str(seed))
+        world.check_same(texts, "the seed of global tensors (torch.manual_seed, weft.manual_seed)")
+
+
+_stream = _Stream()
+
+
+def manual_seed(seed: int | None) -> None:
+    """Seed the random ops on global tensors; call it with the same seed on every rank.
+
+    This starts the numbers anew each time. With None, and as long as it was never called, they use
+    torch's seed, and start anew when `torch.manual_seed` is called with another one; with the same
+    one they go on, as they take nothing from torch's generator that could tell. What a compiled step
+    draws depends on the `seed` of `weft.compile` alone, neither on this nor on `torch.manual_seed`.
+
+    Raises:
+        UserError: the seed is no whole number.
+    """
+    if seed is not None and type(seed) is not int:
+        raise wrong("weft.manual_seed: seed", "a whole number or None", seed)
+    _stream.given, _stream.seed = seed, None
+
+
+@final
+class Drawing(DispatchMode):  # type: ignore[no-untyped-call]
+    """While this lasts, `weft.uniform` makes global tensors."""
+
+    def __init__(self, kind: Any, mesh: Mesh, layout: Layout, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self._kind = kind
+        self._mesh = mesh
+        self._layout = without_partials(layout)
+        self._shape = tuple(shape)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func is not torch.ops.weft.uniform.default:
+            return func(*args, **(kwargs or {}))
+        size = tuple(args[0])
+        layout = self._layout
+        if size != self._shape:
+            layout = broadcast_layout(self._mesh.placement)
+        return self._kind(*_draw(size, layout, self._mesh, kwargs["dtype"]))
+
+
+def _draw(
+    size: tuple[int, ...], layout: Layout, mesh: Mesh, dtype: torch.dtype
+) -> tuple[Spec, Locals]:
+    seed, salt = _stream.next(mesh.world)
+    note_made(mesh, "weft.uniform", seed, salt, size)
+    parts = []
+    for rank in mesh.ranks:
+        ranges = layout.local_ranges(size, rank)
+        offset, length = [first for first, _ in ranges], [count for _, count in ranges]
+        device = mesh.device_of(rank)
+        parts.append(uniform(seed, 0, size, offset, length, salt, dtype=dtype, device=device))
+    return contiguous(mesh, layout, size, dtype), tuple(parts)

@@ -13,8 +13,7 @@ from torch.utils import _pytree as pytree
 
 from weft.capture.ops.decompositions import overwrites
 from weft.errors import LayoutError, UserError
-from weft.tensor.dispatch.gathered import all_global, gathered
-from weft.tensor.dispatch.operands import common_mesh
+from weft.tensor.dispatch.operands import all_global, common_mesh, gathered
 from weft.tensor.dispatch.shares import relaid, stand_in
 from weft.tensor.dispatch.views import InOrder, base_of, living_copies
 from weft.tensor.divergence import user_line
@@ -52,7 +51,6 @@ def in_place(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _advice(op: Any) -> str:
-    """Advice where plain tensors would be written."""
     if "_amp_" in op.name():
         return (
             "torch.amp.GradScaler takes ordinary gradients only. Steps of a program scale the loss themselves, with "
@@ -65,7 +63,6 @@ def _advice(op: Any) -> str:
 
 
 def _parted(schema: Any, made: Any, targets: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    """The results of the op that are new, and those that it writes."""
     listed = isinstance(made, list | tuple)
     if len(targets) == 1 and (not listed or isinstance(targets[0], list | tuple)):
         return (), [made]
@@ -74,7 +71,7 @@ def _parted(schema: Any, made: Any, targets: Sequence[Any]) -> tuple[Sequence[An
 
 @cache
 def _arguments(op: Any) -> tuple[list[str], list[str], list[str]]:
-    """Names of all arguments of an op, of those that it writes, and of those that are `out=`."""
+    """Names of all arguments, of those that the op writes, and of those that are `out=`."""
     every = op._schema.arguments
     written = [a.name for a in every if a.alias_info is not None and a.alias_info.is_write]
     return [a.name for a in every], written, [a.name for a in every if a.is_out]
@@ -210,7 +207,6 @@ def fused_update(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def _update_parts(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """A fused update on one mesh, of parameters whose states are stored as they are."""
     parameters, gradients, *others = args
     boxed = [
         _as(parameter, gradient) for parameter, gradient in zip(parameters, gradients, strict=True)
@@ -337,5 +333,4 @@ def _without_mark(name: str) -> str:
 
 
 def _taken(op: Any) -> set[tuple[str, str]]:
-    """Names and types of the arguments but `out=`."""
     return {(a.name, str(a.type)) for a in op._schema.arguments if not a.is_out}

@@ -170,5 +170,4 @@ class NodesStore(Store):
 
 
 def _text(value: str | bytes) -> str:
-    """A value as JSON takes it: a character for each byte."""
     return (value.encode() if isinstance(value, str) else value).decode("latin-1")

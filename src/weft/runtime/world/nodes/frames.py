@@ -44,12 +44,7 @@ def proof(secret: bytes, *parts: bytes) -> bytes:
 
 @final
 class Line:
-    """One end of a connection whose other end has proven itself.
-
-    Args:
-        key: of this connection.
-        sends, hears: the names of the two directions.
-    """
+    """One end of a connection whose other end has proven itself."""
 
     def __init__(self, connection: socket.socket, key: bytes, sends: bytes, hears: bytes) -> None:
         self._connection = connection
@@ -57,11 +52,7 @@ class Line:
         self._sent = self._heard = 0
 
     def send(self, message: bytes) -> None:
-        """Send a message of at most `LONGEST` bytes.
-
-        Raises:
-            OSError: the other end has gone.
-        """
+        """Send a message of at most `LONGEST` bytes."""
         if len(message) > LONGEST:
             raise ValueError(f"a message of {len(message)} bytes; {LONGEST} is the most")
         sign = proof(self._key, self._sends, _COUNT.pack(self._sent), message)
@@ -69,12 +60,7 @@ class Line:
         self._connection.sendall(_LENGTH.pack(len(message)) + sign + message)
 
     def receive(self) -> bytes:
-        """The next message.
-
-        Raises:
-            OSError: the other end has gone.
-            NotProvenError: somebody else has put something on the way.
-        """
+        """The next message."""
         (length,) = _LENGTH.unpack(_exactly(self._connection, _LENGTH.size))
         if length > LONGEST:
             raise NotProvenError(f"a message of {length} bytes")
@@ -97,10 +83,6 @@ def greet(connection: socket.socket, secret: bytes) -> Line:
     """Prove to the one who listens that this end knows the secret, and have it prove the same.
 
     Who listens answers what it is asked within a second; where it says nothing for `SILENCE_SECONDS`, it has gone.
-
-    Raises:
-        OSError: the other end has gone, or said nothing.
-        NotProvenError: it is no store of weft's, or has another secret.
     """
     end = time.monotonic() + GREETING_SECONDS
     if _exactly(connection, len(_HELLO), end) != _HELLO:
@@ -118,10 +100,6 @@ def answer(connection: socket.socket, secret: bytes) -> Line:
     """Let an end that connected prove that it knows the secret, then prove the same to it.
 
     It may say nothing for as long as it likes: `keep_alive` tells whether its host is there.
-
-    Raises:
-        OSError: as `greet`.
-        NotProvenError: it does not know the secret.
     """
     end = time.monotonic() + GREETING_SECONDS
     connection.settimeout(GREETING_SECONDS)

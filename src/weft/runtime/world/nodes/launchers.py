@@ -39,11 +39,7 @@ FAILED = "failed"
 
 
 def ended_key(rank: int, start: int) -> str:
-    """The name of a rank's exit code in the store, once it has ended.
-
-    Args:
-        start: of the ranks, from 0.
-    """
+    """The name of a rank's exit code in the store, once it has ended."""
     return f"weft/ended/{start}/{rank}"
 
 
@@ -55,14 +51,7 @@ def start_key(start: int, name: object) -> str:
 @final
 @dataclass(frozen=True)
 class Joined:
-    """This node, once all have come.
-
-    Attributes:
-        fleet: its ranks.
-        environment: what these need to meet the others.
-        events: gets the failures of other nodes.
-        start: of the ranks, from 0.
-    """
+    """This node, once all have come."""
 
     fleet: Fleet
     environment: Mapping[str, str]
@@ -131,7 +120,6 @@ class Nodes:
     """The meeting of the nodes of a job.
 
     Attributes:
-        count: how many there are.
         address: "host:port" of one of them, which keeps the store and listens there only.
         run_id: name of the run, the same on each.
     """
@@ -229,7 +217,6 @@ class Launchers:
         )
 
     def _taken(self, start: int, ranks: int) -> Fleet:
-        """The ranks of this node among those of the nodes that take part."""
         every = self._taking_part(start)
         names, counts = [name for name, _ in every], [count for _, count in every]
         if self._own not in names and not start:
@@ -257,7 +244,6 @@ class Launchers:
         return there[: self.nodes.count]
 
     def _is_complete(self, start: int, came: Sequence[tuple[str, int]], least: int | None) -> bool:
-        """True where no other node is waited for."""
         if len(came) == self.nodes.count:
             return True
         if not start or least is None or sum(ranks for _, ranks in came) < least:
@@ -286,16 +272,12 @@ class Launchers:
 
 
 def _gone(name: str) -> str:
-    """The name of an entry in the store that says that a launcher has gone."""
     return f"weft/launcher/gone/{name}"
 
 
 @contextmanager
 def launchers(nodes: Nodes, seconds: float = JOIN_SECONDS) -> Iterator[Launchers]:
     """Reach the store of the job; at the end, the one that keeps it lets the others read what has failed.
-
-    Args:
-        seconds: in which the store must be there.
 
     Raises:
         UserError: without a secret; where the address is none, or the store has gone.
@@ -326,7 +308,6 @@ def launchers(nodes: Nodes, seconds: float = JOIN_SECONDS) -> Iterator[Launchers
 
 
 def _serve(address: str, secret: bytes) -> Server | None:
-    """The store, where the address is one of this node and nobody has taken it."""
     for family, _, _, _, place in socket.getaddrinfo(
         *split_address(address), type=socket.SOCK_STREAM
     ):
@@ -336,7 +317,6 @@ def _serve(address: str, secret: bytes) -> Server | None:
 
 
 def _interface(address: str) -> str:
-    """The name of the interface that has an IPv4 address of this node; "" where it is not found."""
     if sys.platform != "linux" or ":" in address:
         return ""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
@@ -350,7 +330,6 @@ def _interface(address: str) -> str:
 
 
 def _watch(store: NodesStore, events: SimpleQueue[Any], start: int = 0) -> None:
-    """Wait for the failure of another node."""
     while True:
         try:
             text = store.get(start_key(start, FAILED), JOIN_SECONDS).decode()

@@ -105,7 +105,6 @@ class Server:
             raise
 
     def _is_known(self, connection: socket.socket) -> None:
-        """It has proven itself, or never will."""
         with self._changed, suppress(ValueError):  # it was the oldest
             self._unproven.remove(connection)
 
@@ -147,11 +146,7 @@ class Server:
             line.send(json.dumps(found).encode())
 
     def _result(self, name: str, arguments: list[Any]) -> Any:
-        """The result of a request; those that wait give None or False after `WAIT_SECONDS`.
-
-        Raises:
-            ValueError: it is none.
-        """
+        """The result of a request; those that wait give None or False after `WAIT_SECONDS`."""
         with self._changed:
             match name, arguments:
                 case "get", [str(key)]:
