@@ -17,7 +17,7 @@ from weft.compiler.plans.specialize import replays
 from weft.compiler.schedule.actor_graph import Web, with_copies
 from weft.compiler.schedule.bucket import Bucket, Schedule, bucket
 from weft.compiler.schedule.copies import credit, of_preset
-from weft.compiler.schedule.gathers.gathers_first import prefetch
+from weft.compiler.schedule.gathers_first import prefetch
 from weft.compiler.schedule.presets import Preset, early_actors, with_priorities
 from weft.compiler.schedule.segment import segment
 from weft.compiler.stages.choose import assign_stages, choose_stages

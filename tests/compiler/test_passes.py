@@ -60,7 +60,7 @@ from weft.compiler.passes import GraphPass
 from weft.compiler.plans.specialize import Target, outline, specialize
 from weft.compiler.schedule import schedule
 from weft.compiler.schedule.copies import credit
-from weft.compiler.schedule.gathers.gathers_first import gathers_first
+from weft.compiler.schedule.gathers_first import gathers_first
 from weft.compiler.schedule.schedule import split_backward
 from weft.compiler.stages import lay_out as stage_layouts
 from weft.compiler.stages.cut import copy_sources, cut_stages

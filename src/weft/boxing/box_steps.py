@@ -61,10 +61,6 @@ def step_node(
     """The node that `rank` runs for one step of boxing.
 
     Args:
-        step: the step.
-        source, output: names of the local values before and after.
-        shape, dtype: of the whole tensor.
-        rank: any rank of the job.
         communicator_of: the communicator of a group.
 
     Returns:
@@ -210,7 +206,6 @@ def _reduction(before: SBP, after: SBP) -> Reduction:
 
 
 def _group_bytes(step: BoxingStep, parts: int, held: tuple[int, ...], itemsize: int) -> Bytes:
-    """Bytes that cross between the ranks of a group that holds a tensor of shape `held`."""
     before, after = step.source.sbp[step.axis], step.target.sbp[step.axis]
     if step.kind != "all_to_all" or not isinstance(before, Split) or not isinstance(after, Split):
         return step_bytes(step.kind, parts, Bytes(math.prod(held) * itemsize))
@@ -232,7 +227,6 @@ def _dims(kind: StepKind, before: SBP, after: SBP) -> tuple[int | None, int | No
 def _window(
     kind: StepKind, held: tuple[int, ...], dim: int | None, parts: int, index: int
 ) -> tuple[int, int]:
-    """Offset and length of a slice or a pad along `dim`."""
     if dim is None or kind not in ("slice", "pad"):
         return 0, 0
     offset, length = shard_range(held[dim], parts, index)

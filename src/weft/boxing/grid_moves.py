@@ -26,8 +26,6 @@ class GridMoves:
     """The steps that change the SBP of one axis, in the order of the states that they leave.
 
     Attributes:
-        grid: the number of ranks along each axis.
-        states: all layouts, numbered.
         before, after: for each step, the numbers of two states.
         exchanges: for each step, true where ranks talk to each other.
         moved, parts: for each step, the bytes of the tensor that it moves over all ranks, as numerators and divisors.

@@ -87,12 +87,7 @@ class Halo:
 def call_halos(
     call: OpCall, chosen: Sequence[Signature], values: Sequence[Value]
 ) -> dict[int, Halo]:
-    """The exchanges that a call needs, by the numbers of its operands.
-
-    Args:
-        chosen: the signature of each axis.
-        values: its operands, lying as the signatures say.
-    """
+    """The exchanges that a call needs, by the numbers of its operands."""
     placement = values[0].laid.placement
     if not _on_windows(call, chosen, placement.shape):
         return {}
@@ -117,7 +112,6 @@ def call_halos(
 def _regions(
     call: OpCall, chosen: Sequence[Signature], grid: Sequence[int], place: Sequence[int]
 ) -> list[Region]:
-    """The region of each operand that the rank at a place of the grid reads."""
     regions = [[(0, size) for size in spec.shape] for spec in call.operands]
     for signature, parts, index in zip(chosen, grid, place, strict=True):
         found = windows(call, signature, parts, index)
@@ -144,7 +138,6 @@ def _on_windows(call: OpCall, chosen: Sequence[Signature], grid: Sequence[int]) 
 def _groups(
     coordinates: dict[int, tuple[int, ...]], axes: list[int]
 ) -> tuple[tuple[int, ...], ...]:
-    """The ranks that differ along `axes` only."""
     found: dict[tuple[int, ...], list[int]] = {}
     for rank, place in coordinates.items():
         others = tuple(at for axis, at in enumerate(place) if axis not in axes)

@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.cached import cached_property
-from weft.ir.alias import value_bytes
 from weft.ir.plan import Collective
 from weft.layout import SBP, Broadcast, Split
 from weft.units import ITEM_SIZE, Bytes
@@ -66,8 +65,6 @@ class Ends:
     """States in which transfers end.
 
     Attributes:
-        overlaps: of shards.
-        count: of the states.
         splitting: for each dimension and state, the axes that split it, as the bits of a number.
     """
 
@@ -122,7 +119,6 @@ def _table(grid: tuple[int, ...], size: int) -> Indices:
 
 
 def _splitting(states: Sequence[State], dim: int) -> list[int]:
-    """For each state, the axes that split a dimension, as the bits of a number."""
     split = Split(dim)
     return [sum([1 << axis for axis, sbp in enumerate(state) if sbp == split]) for state in states]
 
@@ -148,7 +144,7 @@ class Slices:
 
 def slices_of(each: Collective) -> Slices | None:
     """Slices for a reduce-scatter of a large input, to keep memory beside its result small; None to run in one go."""
-    whole = value_bytes(each.input)
+    whole = each.input.nbytes
     if whole <= SLICE or not math.prod(each.sizes):
         return None
     piece = list(each.input.shape)

@@ -112,12 +112,6 @@ def changes(
                 yield kind, axis, state[:axis] + (there,) + state[axis + 1 :]
 
 
-def whole_states(options: State, axes: int) -> tuple[State, ...]:
-    """All states without a Partial that are made of `options`."""
-    whole = [sbp for sbp in options if not isinstance(sbp, Partial)]
-    return tuple(product(whole, repeat=axes))
-
-
 def move_weight(kind: StepKind, moved: int) -> int:
     """The weight of a step against others, in bytes."""
     return moved + EXCHANGE_BYTES * (kind in EXCHANGES)
@@ -172,9 +166,9 @@ class _PathSearch:
 
     @cached_property
     def _crossings(self) -> Crossings:
-        """Transfers to the target's placement, with what each moves."""
-        states = whole_states(self._options, self.target.placement.axes)
-        return Crossings(self.target.placement, states, self.shape)
+        whole = [sbp for sbp in self._options if not isinstance(sbp, Partial)]
+        placement = self.target.placement
+        return Crossings(placement, tuple(product(whole, repeat=placement.axes)), self.shape)
 
     @cached_property
     def _options(self) -> State:
@@ -250,7 +244,6 @@ def _moved(
     shape: tuple[int, ...],
     itemsize: int,
 ) -> Bytes:
-    """Bytes that a step on one grid moves over all ranks."""
     if kind not in EXCHANGES:
         return Bytes(0)
     if kind == "all_to_all" and not _even(state[axis], after[axis], shape, math.prod(grid)):
@@ -260,7 +253,6 @@ def _moved(
 
 
 def _even(one: SBP, other: SBP, shape: tuple[int, ...], ranks: int) -> bool:
-    """True where two splits divide evenly, however they are cut."""
     splits = (sbp for sbp in (one, other) if isinstance(sbp, Split))
     return all(shape[split.dim] % ranks == 0 for split in splits)
 
@@ -347,7 +339,6 @@ def without_lone_axes(source: Layout, target: Layout, search: Search) -> tuple[B
 
 
 def _whole(layout: Layout, kept: _Kept) -> Layout:
-    """The layout, with Broadcast in place of Partials along axes of one rank."""
     pairs = enumerate(layout.sbp)
     sbps = [
         Broadcast() if axis in kept.lone and isinstance(sbp, Partial) else sbp
@@ -357,7 +348,6 @@ def _whole(layout: Layout, kept: _Kept) -> Layout:
 
 
 def _changes(source: Layout, target: Layout, axes: Sequence[int]) -> Iterator[BoxingStep]:
-    """Steps from one layout to what another has along some axes of one rank."""
     here = source
     for axis in axes:
         if here.sbp[axis] != target.sbp[axis]:

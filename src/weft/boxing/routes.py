@@ -192,7 +192,6 @@ def distinct(rows: Indices) -> tuple[Indices, Indices]:
 
 
 def _regions(layout: Layout, shape: tuple[int, ...]) -> Indices:
-    """Starts and ends at each place of the grid: [places, dimensions, 2]."""
     starts, ends = regions_of((layout.sbp,), layout.placement.shape, shape)
     return np.stack((starts[0], ends[0]), axis=-1)
 

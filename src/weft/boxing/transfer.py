@@ -67,13 +67,7 @@ def local_transfer(step: BoxingStep, shape: tuple[int, ...], rank: int) -> Local
 @final
 @dataclass(frozen=True, eq=False)
 class Crossings:
-    """Elements that cross between ranks in transfers to layouts of one placement.
-
-    Attributes:
-        placement: on which the transfers end.
-        states: SBPs, each Split or Broadcast, in which they end.
-        shape: whole shape of the tensor.
-    """
+    """Elements that cross between ranks in transfers to layouts of one placement."""
 
     placement: Placement
     states: tuple[State, ...]

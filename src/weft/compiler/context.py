@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import reduce
 from typing import Any, Literal, TypeAlias, TypeVar, cast, final, get_args
 
 from weft.cached import cached_property
@@ -35,7 +36,6 @@ class KeptResults:
     """The last results of passes, of each at most so many; with `most` 0 nothing is kept.
 
     Attributes:
-        most: results of a pass.
         results: for the name of a pass, what it was given and what it made, the latest first.
         lasting: what deductions remember, by grid and cost model (`weft.compiler.layouts.options`).
     """
@@ -90,13 +90,7 @@ class Noted:
 
 def reads_the_same(noted: Mapping[tuple[str, ...], object], of: object) -> bool:
     """True where another object has, for all that was noted, what was read then."""
-    return all(_equal(_read(of, path), value) for path, value in noted.items())
-
-
-def _read(of: Any, path: tuple[str, ...]) -> Any:
-    for name in path:
-        of = getattr(of, name)
-    return of
+    return all(_equal(reduce(getattr, path, of), value) for path, value in noted.items())
 
 
 def _equal(one: Any, other: Any) -> bool:
@@ -116,11 +110,9 @@ class Options:
     """The options of the passes.
 
     Attributes:
-        cost_model: what work and communication cost.
         bucket_bytes: size up to which small collectives are joined; None takes what the costs say
             (`weft.hardware.planning_costs.bucket_bytes`).
         stages: parts of the model in order, or into how many it is cut; () for one.
-        micro_batches: number of parts of the batch in time.
         schedule: a named preset of credits and priorities; None for the computed one.
         in_flight: for each stage, the most micro-batches between its forward and the end of its backward; None
             for those of the schedule.
@@ -128,7 +120,6 @@ class Options:
         recompute: patterns of modules whose forward runs again in the backward.
         offload: patterns of modules whose results wait in host memory for the backward.
         precision: of work, exchanges and sums; None leaves the model's own.
-        clip_norm: largest global norm of the gradients.
         memory_limit: bytes on each rank.
         activations: patterns of modules, and the SBPs of what they return, one for all axes or for each.
         modules: paths of all modules of the model: patterns may also name one that has no op.
@@ -171,16 +162,14 @@ def options_of(strategy: Strategy) -> Options:
     )
     laid = tuple((pattern, sbps_of(sbp)) for pattern, sbp in strategy.activations.items())
     told = {name: getattr(strategy, name) for name in names}
+    if not isinstance(strategy.zero, Zero | None):
+        told["zero"] = zero_rules(
+            strategy.zero
+        )  # pairs: patterns in another order mean something else
     return Options(
-        **{**told, "precision": precision_of(strategy.precision), "zero": _zero(strategy)},
+        **{**told, "precision": precision_of(strategy.precision)},
         activations=laid,
     )
-
-
-def _zero(strategy: Strategy) -> Zero | ZeroRules | None:
-    """Patterns as pairs: in another order they are something else."""
-    zero = strategy.zero
-    return zero if zero is None or isinstance(zero, Zero) else zero_rules(zero)
 
 
 @final
@@ -190,7 +179,6 @@ class Stages:
 
     Attributes:
         placements: of stage 0, 1, ….
-        homes: the stage of each parameter and buffer, by key; missing ones live in stage 0.
         calls: the stage of each forward call, by the name of its first result, its op and its module.
     """
 
@@ -210,7 +198,6 @@ class Context:
     """The wishes of the user, and all that is decided by the time that a pass runs.
 
     Attributes:
-        placement: all ranks.
         options: what the strategy says of stages, time and memory.
         hints: what the user fixed, by the number of axes of a stage's placement; from `choose_shards` on,
             with the layouts of shards.

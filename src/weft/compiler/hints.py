@@ -94,10 +94,8 @@ def enough_elements(
     """True where every rank gets at least one element along each dimension that is split.
 
     Args:
-        shape: of the whole tensor.
         sbps: one for each axis of the grid; None is no split.
-        grid: number of ranks along each axis.
-        thin: where it does not matter: see `weft.compiler.layouts.options`.
+        thin: where it does not matter: see `weft.compiler.layouts.thin`.
     """
     pieces: dict[int, int] = {}
     for sbp, parts in zip(sbps, grid, strict=True):
@@ -112,7 +110,6 @@ def enough_elements(
 
 
 def _from_the_front(sbp: SBP | None, rank: int) -> SBP | None:
-    """A split whose dimension counts from the front; one out of range stays so and is refused with the others."""
     if not isinstance(sbp, Split):
         return sbp
     return Split(sbp.dim % rank if -rank <= sbp.dim < rank else abs(sbp.dim))

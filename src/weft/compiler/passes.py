@@ -38,12 +38,6 @@ def run_on_graph(
 ) -> tuple[LogicalGraph, Context]:
     """The graph after all passes, verified before the first and after each, and what was decided.
 
-    Args:
-        rows: in the order in which they run.
-        graph: before the first.
-        context: before the first.
-        with_layouts: whether every value has a layout.
-
     Raises:
         InternalError: when a pass makes a graph that is not legal; the message names node and rule.
         UserError: what passes refuse.

@@ -57,10 +57,6 @@ class Compiled:
     """The results of the pipeline on its way, for `explain` and for the runtime.
 
     Attributes:
-        graph: the logical graph with layouts and boxing.
-        stages: where its stages run, and where its variables live.
-        programs: the local programs of the ranks that were asked for.
-        plan: their plans.
         fingerprint: equal on all ranks that compiled the same program.
         schedule: what was decided about time, for all ranks when they were planned together.
         deduced: how good the layouts of each stage are known to be.
@@ -157,13 +153,7 @@ ON_RANKS: tuple[ProgramPass, ...] = (
 @final
 @dataclass(frozen=True)
 class Laid:
-    """The graph with a layout for every value, and what was settled on the way.
-
-    Attributes:
-        graph: with boxing.
-        context: what was decided.
-        deduced: how good the layouts of each stage are known to be.
-    """
+    """The graph with a layout for every value, and what was settled on the way."""
 
     graph: LogicalGraph
     context: Context
@@ -176,7 +166,6 @@ class Lowered:
     """The programs and the plan that ranks run.
 
     Attributes:
-        communicators: all of them.
         families: for each of them, by id, those that run the same exchange at the same time.
         programs: of the ranks that were asked for, and of those that stand for others.
         schedule: their plans.
@@ -209,10 +198,8 @@ def compile_graph(
     Args:
         graph: the step, as captured.
         hints: what the user fixed; where stages have grids of several numbers of axes, for each.
-        placement: all ranks.
         ranks: those to make plans for, which are proven not to hang; None for the first of each class of equal
             ones, which are to be looked at, and prove it when they are simulated.
-        options: what the passes are told.
         homes: stages of parameters and buffers, where another program has decided them.
         begin: is told the name of each phase that begins.
         like: the same step for another shape of the batch, with the same options; what was chosen for it
@@ -313,7 +300,6 @@ def _compiled(laid: Laid, lowered: Lowered, wanted: Sequence[int] | None) -> Com
 
 
 def _peak(plan: RankPlan, schedule: Scheduled, kept: KeptResults) -> Peak:
-    """The most that a rank holds."""
     moments = schedule.moments(plan.rank)
     return kept.of(f"memory {plan.rank}", (plan, moments), lambda: memory(plan, moments))
 

@@ -23,11 +23,6 @@ def strategy_hints(
 
     One SBP stands for all axes, of any number; a tuple counts on placements with as many axes.
 
-    Args:
-        strategy: the user's.
-        graph: the captured step.
-        placements: of the stages.
-
     Raises:
         StrategyError: when a pattern names nothing, or gives a wrong number of SBPs.
         LayoutError: when a split does not fit a tensor.
@@ -95,7 +90,6 @@ def with_leaves(hints: Mapping[int, Hints], leaves: Mapping[str, Layout]) -> dic
 
 
 def _signatures(strategy: Strategy, axes: int) -> dict[str, tuple[Signature, ...]]:
-    """The signatures of single ops that count on placements with so many axes."""
     found: dict[str, tuple[Signature, ...]] = {}
     for op, text in strategy.signatures.items():
         every = (text,) * axes if isinstance(text, str) else text
@@ -110,7 +104,6 @@ def _check(
     inputs: Sequence[Input],
     placements: Sequence[Placement],
 ) -> None:
-    """Every pattern must match an input, and every tuple of SBPs a placement."""
     keys = [node.key for node in inputs]
     for pattern, sbp in patterns.items():
         matching = [node for node in inputs if matches(pattern, node.key)]
@@ -130,7 +123,6 @@ def _check(
 def _matched(
     field: str, patterns: Mapping[str, SBPs], inputs: Sequence[Input], axes: int
 ) -> dict[str, tuple[SBP | None, ...]]:
-    """The hints of one field for placements of some number of axes."""
     fitting = {
         pattern: sbp
         for pattern, sbp in patterns.items()
@@ -145,7 +137,6 @@ def _matched(
 
 
 def _axes(field: str, pattern: str, sbp: SBPs, node: Input, axes: int) -> tuple[SBP | None, ...]:
-    """One SBP for each axis of a placement, with dimensions counted from the front."""
     every = sbp if isinstance(sbp, tuple) else (sbp,) * axes
     where = _where(field, pattern, node)
     if not node.value.shape and pattern != node.key:

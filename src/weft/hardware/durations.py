@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import TypeAlias, final
 
 from weft.hardware.costs import Cost, Costs, Sent
-from weft.ir.alias import value_bytes
 from weft.ir.plan import (
     Actor,
     Collective,
@@ -251,12 +250,12 @@ def transfer_pieces(node: Exchange, rank: int, ranks: Mapping[int, Sequence[int]
 def update_bytes(node: LocalUpdate, values: Values) -> Bytes:
     """Bytes that an update reads and writes: everything is read once, target and states are written."""
     touched = (node.target, node.target, node.source, *node.states, *node.states)
-    return Bytes(sum(value_bytes(values[name]) for name in touched))
+    return Bytes(sum(values[name].nbytes for name in touched))
 
 
 def larger_side(node: Collective) -> Bytes:
     """Bytes of the larger side of a collective on one rank: what comes out of an all_gather, what goes into others."""
-    return value_bytes(node.output if node.kind == "all_gather" else node.input)
+    return (node.output if node.kind == "all_gather" else node.input).nbytes
 
 
 def _piece_bytes(value: LocalValue | None, pieces: Sequence[Piece]) -> Bytes:

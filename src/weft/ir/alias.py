@@ -6,7 +6,6 @@ makes memory of its own.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -24,9 +23,9 @@ from weft.ir.plan import (
     LocalUpdate,
     RankPlan,
 )
-from weft.ir.plan_nodes import LocalValue, RegisterKind
+from weft.ir.plan_nodes import RegisterKind
 from weft.ops.rule import sharing_ops
-from weft.units import ITEM_SIZE, NO_BYTES, Bytes
+from weft.units import NO_BYTES, Bytes
 
 
 def view_bases(
@@ -35,7 +34,6 @@ def view_bases(
     """For each result of a call that may share memory with an operand: the value that first had that memory.
 
     Args:
-        nodes: in an order in which they run.
         sharing: the ops that do so; by default those of which rules say it.
     """
     sharing = sharing_ops() if sharing is None else sharing
@@ -107,7 +105,6 @@ def own_memory(maker: Actor) -> frozenset[str]:
 
 
 def _reduced(actor: Actor) -> Iterator[str]:
-    """The inputs of all-reduces that are read once."""
     if isinstance(actor, Communicate):
         each = [one for one in actor.collectives if isinstance(one, Collective)]
         times = Counter(one.input.name for one in each)
@@ -140,11 +137,6 @@ KINDS: dict[RegisterKind, Kind] = {
     "host": "host",
     "control": "activations",
 }
-
-
-def value_bytes(value: LocalValue) -> Bytes:
-    """Size of a local tensor."""
-    return Bytes(math.prod(value.shape) * ITEM_SIZE[value.dtype])
 
 
 @final
@@ -195,10 +187,6 @@ def overwritten(calls: Sequence[LocalCall], leaving: Collection[str]) -> dict[in
     """The operands that calls of a segment may write their results over, by the places of the calls.
 
     The log-softmax is one of a loss whose backward is joined, which only CPUs have.
-
-    Args:
-        calls: in the order in which they run.
-        leaving: names of the values that are there when they have run.
     """
     backward = {call.operands[1] for call in calls if call.op == BACKWARD}
     if not backward:
@@ -222,13 +210,7 @@ def overwritten(calls: Sequence[LocalCall], leaving: Collection[str]) -> dict[in
 def with_overwrites(
     bases: Mapping[str, str], calls: Sequence[LocalCall], over: Mapping[int, str]
 ) -> dict[str, str]:
-    """For each value that shares memory, the one that first had it: views, and results written over operands.
-
-    Args:
-        bases: of views.
-        calls: in their order.
-        over: the operands that calls write over, by place.
-    """
+    """For each value that shares memory, the one that first had it: views, and results written over operands."""
     found = dict(bases)
     for place in sorted(over):
         made, operand = calls[place].makes[0].name, over[place]
@@ -239,7 +221,6 @@ def with_overwrites(
 
 
 def _alike(call: LocalCall, operand: str, makers: Mapping[str, LocalCall]) -> bool:
-    """True where the operand and the result have the same shape and dtype."""
     (made,) = call.makes
     (read,) = (value for value in makers[operand].makes if value.name == operand)
     return (made.shape, made.dtype) == (read.shape, read.dtype)

@@ -118,12 +118,7 @@ def numbered(
     kwargs: tuple[tuple[str, Arg], ...],
     outputs: tuple[Specified | None, ...],
 ) -> tuple[OpCall, tuple[str, ...]]:
-    """A call of arguments with names, and the names of its operands.
-
-    Args:
-        op, args, kwargs: the call; each `Ref` has its spec.
-        outputs: its results.
-    """
+    """A call of arguments with names, and the names of its operands."""
     specs: dict[str, TensorSpec] = {}
     numbers: dict[str, Operand] = {}
 

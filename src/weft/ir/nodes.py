@@ -84,8 +84,6 @@ class Location:
     """The place in the user's program that a node comes from.
 
     Attributes:
-        file: path of the source file.
-        line: line number in it.
         module: path of the `nn.Module` whose forward ran, such as "blocks.0.fc"; empty outside the
             model.
         backward: true where the node belongs to the backward pass of that line.
@@ -226,6 +224,16 @@ class Call(Called):
     def makes(self) -> tuple[Value, ...]:
         """The values that the call makes."""
         return tuple(value for value in self.outputs if value is not None)
+
+    @property
+    def module(self) -> str:
+        """Path of the `nn.Module` whose forward made the call, as in its location; empty outside the model."""
+        return self.location.module if self.location else ""
+
+    @property
+    def output_names(self) -> tuple[str, ...]:
+        """The name of each result; empty for one that is no tensor."""
+        return tuple([value.name if value else "" for value in self.outputs])
 
 
 @final

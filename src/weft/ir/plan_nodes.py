@@ -6,6 +6,7 @@ one actor to another stand in registers. An actor acts once a step, or once for 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, final
 
@@ -22,7 +23,7 @@ from weft.ir.nodes import (
     numbered,
 )
 from weft.ops.call import OpCall, TensorSpec, tensor_spec
-from weft.units import NO_BYTES, Bytes
+from weft.units import ITEM_SIZE, NO_BYTES, Bytes
 
 CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 # A piece that passes between two ranks: (peer's place in the communicator, (offset, length) of each
@@ -88,6 +89,11 @@ class LocalValue:
     def ref(self) -> Ref:
         """An argument that is the value."""
         return Ref(self.name, self.spec)
+
+    @property
+    def nbytes(self) -> Bytes:
+        """Size of the tensor."""
+        return Bytes(math.prod(self.shape) * ITEM_SIZE[self.dtype])
 
 
 @final
@@ -158,9 +164,6 @@ class Collective:
     """One collective on one local tensor, as rank number `index` of its communicator sees it.
 
     Attributes:
-        kind: what runs.
-        communicator: id of the communicator.
-        input, output: local values before and after.
         reduction: one of `weft.layout.REDUCTIONS`; for all_reduce and reduce_scatter.
         dim: dimension that is gathered (all_gather, all_to_all: concatenated) or scattered
             (reduce_scatter).
@@ -268,7 +271,6 @@ class Register:
     """A counted slot for one local tensor.
 
     Attributes:
-        value: the tensor in it.
         kind: for the memory table.
         producer: id of the actor that writes it.
         consumers: ids of the actors that read it (never the producer).
@@ -326,7 +328,6 @@ class Compute:
     Attributes:
         acts: acts per step: 1, or one for each micro-batch.
         priority: of two actors of a queue that may act for one step, the lower number goes first.
-        phase: that of its nodes.
         copies: what it hands on, or gives to its updates, as copies: these values lie in the memory
             of variables that are overwritten.
         parts: the places of the nodes at which parts begin that may be compiled each as one kernel;

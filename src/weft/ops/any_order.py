@@ -34,9 +34,7 @@ def rows_of(
     """The dimensions of the rows in the operands and results of a call that does not care about their order.
 
     Args:
-        call: the call.
         here: for some operands, the dimension of their rows.
-        rows: their number.
         made: for some results, the dimension of their rows.
     """
     if not has_rule(call.op):

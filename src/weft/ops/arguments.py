@@ -39,11 +39,9 @@ def slot_specs(call: OpCall) -> tuple[TensorSpec, ...]:
     return tuple(call.operands[index] for index in slots(call))
 
 
-def tensor_argument(
-    call: OpCall, position: int, name: str = "", default: Any = None
-) -> TensorSpec | None:
-    """Shape and dtype of the tensor at `position` (or keyword `name`); None when no tensor is there."""
-    value = argument(call, position, name, default)
+def tensor_argument(call: OpCall, position: int) -> TensorSpec | None:
+    """Shape and dtype of the tensor at `position`; None when no tensor is there."""
+    value = argument(call, position)
     return call.operands[value.index] if isinstance(value, Operand) else None
 
 

@@ -130,7 +130,6 @@ def bind(text: str, call: OpCall) -> Factors:
 
 
 def _missing(call: OpCall, factors: Factors) -> set[str]:
-    """Factors that some result lacks: a split would leave every rank with a value of its own."""
     made = [
         set(dims)
         for dims, spec in zip(factors.results, call.results, strict=True)

@@ -25,10 +25,6 @@ def localize(call: OpCall, signature: Signature, parts: int, index: int) -> OpCa
     For a grid of several axes, apply it axis by axis, outermost first, each on the result of the
     one before.
 
-    Args:
-        call: the call on whole tensors (whole along this axis).
-        signature: one of `signatures(call, parts)`.
-
     Raises:
         RuleError: when the op has no rule.
     """

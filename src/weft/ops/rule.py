@@ -44,11 +44,11 @@ class Cut:
         size = self.whole.operands[operand].shape[dim]
         return shard_range(size, self.parts, self.index) if sbp == Split(dim) else (0, size)
 
-    def result_range(self, dim: int, result: int = 0) -> tuple[int, int]:
-        """(offset, length) of this rank's piece of dimension `dim` of a result."""
-        spec = self.whole.results[result]
+    def result_range(self, dim: int) -> tuple[int, int]:
+        """(offset, length) of this rank's piece of dimension `dim` of the first result."""
+        spec = self.whole.results[0]
         size = spec.shape[dim] if spec else 0
-        split = self.signature.results[result] == Split(dim)
+        split = self.signature.results[0] == Split(dim)
         return shard_range(size, self.parts, self.index) if split else (0, size)
 
 

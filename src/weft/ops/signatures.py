@@ -23,8 +23,6 @@ def signatures(call: OpCall, parts: int, empty: bool = False) -> tuple[Signature
     dimensions, the split dimensions must be divisible by `parts`, so that the shards agree.
 
     Args:
-        call: on tensors that are whole along the axis.
-        parts: number of ranks.
         empty: true where a factor may also be split that has fewer elements than there are ranks, so
             that some ranks run the op on empty tensors.
 
@@ -34,11 +32,16 @@ def signatures(call: OpCall, parts: int, empty: bool = False) -> tuple[Signature
     return _signatures(rule_of(call), call, parts, empty)
 
 
+def uniform(call: OpCall, sbp: SBP) -> Signature:
+    """The signature under which all operands and results have one SBP."""
+    return Signature((sbp,) * len(call.operands), (sbp,) * len(call.results))
+
+
 @lru_cache(maxsize=KNOWN_CALLS)
 def _signatures(rule: Rule, call: OpCall, parts: int, empty: bool) -> tuple[Signature, ...]:
     groups = _existing(rule.linear_groups(call), call)
     found: Iterable[Signature | None] = chain(
-        (_uniform(call, Broadcast()),),
+        (uniform(call, Broadcast()),),
         _splits(rule, call, parts, empty),
         (
             _partial(call, group, "sum")
@@ -120,7 +123,6 @@ def _divides(sizes: tuple[int, ...], parts: int, empty: bool) -> bool:
 
 
 def _partial(call: OpCall, group: tuple[int, ...], reduction: Reduction) -> Signature | None:
-    """The operands at the positions of `group` and all results are Partial, other operands Broadcast."""
     operands: list[SBP] = []
     for position, value in enumerate((*call.args, *(value for _, value in call.kwargs))):
         inside = position in group and position < len(call.args)
@@ -140,12 +142,7 @@ def _merge(call: OpCall, by_slot: list[SBP], results: list[Any]) -> Signature | 
     return Signature(operands, tuple(results))
 
 
-def _uniform(call: OpCall, sbp: SBP) -> Signature:
-    return Signature((sbp,) * len(call.operands), (sbp,) * len(call.results))
-
-
 def _existing(groups: Groups, call: OpCall) -> Groups:
-    """The groups that hold at least one operand of this call."""
     arguments = call.args
     return tuple(
         group
@@ -173,7 +170,6 @@ def _keeps(call: OpCall, group: tuple[int, ...]) -> bool:
 
 
 def _at(call: OpCall, positions: tuple[int, ...]) -> frozenset[int]:
-    """The slots of the arguments at `positions`."""
     by_slot = [i for i, value in enumerate(call.args) for _ in operand_indices(value)]
     return frozenset(slot for slot, position in enumerate(by_slot) if position in positions)
 

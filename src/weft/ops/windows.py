@@ -214,7 +214,9 @@ def adapt_to_window(local: OpCall, cut: Cut) -> OpCall | None:
     operands = list(local.operands)
     for i, window in enumerate(windows(call, signature, cut.parts, cut.index)):
         if window is not None:
-            operands[i] = _resized(operands[i], dim, window[2])
+            shape = operands[i].shape
+            shape = (*shape[:dim], window[2], *shape[dim + 1 :])
+            operands[i] = TensorSpec(shape, operands[i].dtype)
     missing = sliding.arity - len(local.args)
     args = local.args[: sliding.arity] + sliding.defaults[len(sliding.defaults) - missing :]
     op = "weft." + call.op.split(".")[1]
@@ -232,7 +234,6 @@ def frames_of(call: OpCall) -> Frames:
 
 
 def _cut_frame(call: OpCall, signature: Signature, parts: int, index: int) -> tuple[int, Frame]:
-    """The dimension that is split, and the rank's frame of it."""
     dim = next(sbp.dim for sbp in signature.operands if isinstance(sbp, Split))
     frames = frames_of(call)
     frame = frames[dim - (len(call.operands[0].shape) - len(frames))]
@@ -241,10 +242,6 @@ def _cut_frame(call: OpCall, signature: Signature, parts: int, index: int) -> tu
 
 def _operand(call: OpCall, position: int) -> int:
     return next(operand_indices(call.args[position]))
-
-
-def _resized(spec: TensorSpec, dim: int, size: int) -> TensorSpec:
-    return TensorSpec((*spec.shape[:dim], size, *spec.shape[dim + 1 :]), spec.dtype)
 
 
 def window_bytes(call: OpCall, signature: Signature, parts: int) -> tuple[Bytes, int]:
@@ -260,7 +257,6 @@ def window_bytes(call: OpCall, signature: Signature, parts: int) -> tuple[Bytes,
 
 
 def _fetched(spec: TensorSpec, window: Window, parts: int, index: int) -> int:
-    """Bytes of a window that are not in the rank's shard."""
     dim, offset, length = window
     start, own = shard_range(spec.shape[dim], parts, index)
     kept = max(min(offset + length, start + own) - max(offset, start), 0)

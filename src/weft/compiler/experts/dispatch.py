@@ -18,7 +18,7 @@ each row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, final
@@ -41,7 +41,6 @@ def dispatch_rows(graph: LogicalGraph, context: Context) -> LogicalGraph:
 
 
 def _sent(graph: LogicalGraph, mixture: Mixture) -> LogicalGraph:
-    """The graph with the rows of one mixture sent to its experts."""
     graph, products = as_products(graph, mixture.biases)
     mixture = replace(mixture, calls=(*mixture.calls, *products), biases=())
     inside = calls_in_buffers(graph, mixture)
@@ -105,7 +104,7 @@ class _DispatchWriter:
                 else self.graph.values[name].ref
             )
 
-        self._made(in_blocks(self.graph, node, shape, moved))
+        self._made(in_blocks(node, shape, moved))
 
     def _made(self, node: Call) -> None:
         """Write a call whose results stay in the buffers, and take back those that are read outside."""
@@ -122,15 +121,13 @@ class _DispatchWriter:
                 )
 
     def _reads_rows(self, user: Node, name: str) -> bool:
-        """True where a node outside of the buffers reads rows, not sums of those of each token."""
+        """True where a node outside of the buffers reads rows, not sums of the rows of each token."""
         if id(user) in self.inside:
             return False
-        made = [value.name for value in _outputs(user)]
-        readers = [reader for one in made for reader in self.graph.users[one]]
+        readers = [reader for value in user.makes for reader in self.graph.users[value.name]]
         return not readers or any(self._source(reader) != name for reader in readers)
 
     def _source(self, node: Node) -> str | None:
-        """The value made in the buffers, where a call adds up the rows of each token of it."""
         found = summed(self.graph, node) if isinstance(node, Call) else None
         if found is None or not self._whole_tokens(found[1]):
             return None
@@ -174,19 +171,10 @@ def _made(node: Call) -> str:
     return value.name
 
 
-def _outputs(node: Node) -> Sequence[Value]:
-    return [value for value in node.outputs if value] if isinstance(node, Call) else []
-
-
 @final
 @dataclass(frozen=True)
 class Buffers:
-    """Names what is in the buffers, and makes the calls around them; `routes` come before all others.
-
-    Attributes:
-        graph: in which the mixture is.
-        mixture: with its groups of rows, its blocks of experts, and the capacity of each.
-    """
+    """Names what is in the buffers, and makes the calls around them; `routes` come before all others."""
 
     graph: LogicalGraph
     mixture: Mixture
@@ -254,8 +242,6 @@ class _Found:
 
     Attributes:
         ids: the experts of the rows; before they are known nothing can be sent.
-        inside: the products to begin with.
-        products: these.
         nodes: behind the experts.
     """
 
@@ -344,7 +330,6 @@ class _Found:
         return [x for x in node.uses if has_rows(self.graph, node, x, self.rows)]
 
     def _rows_made(self, node: Call) -> list[str]:
-        """Of a product: its rows, not the gradient of its experts."""
         shapes = ((name, self.graph.values[name].shape) for name in _names(node))
         return [name for name, shape in shapes if shape[0] == self.rows and len(shape) == 2]
 
@@ -353,7 +338,7 @@ class _Found:
 
 
 def _names(node: Node) -> list[str]:
-    return [value.name for value in node.outputs if value] if isinstance(node, Call) else []
+    return [value.name for value in node.makes]
 
 
 # Calls that work on each row alone, and the same on rows in blocks: [s, …] becomes [b, r, …].
@@ -379,7 +364,7 @@ _ALIKE = ("zeros_like", "ones_like", "full_like", "empty_like", "uniform")
 
 def works_on_rows(graph: LogicalGraph, node: Call, rows: int) -> bool:
     """True where a call makes each of `rows` rows of its results from the same rows of operands."""
-    made = [value for value in node.outputs if value]
+    made = node.makes
     if not made or any(value.shape[:1] != (rows,) for value in made):
         return False
     if node.op in _DIMS:
@@ -395,13 +380,11 @@ def works_on_rows(graph: LogicalGraph, node: Call, rows: int) -> bool:
 def has_rows(graph: LogicalGraph, node: Call, name: str, rows: int) -> bool:
     """True where an operand of such a call has the rows in its first dimension."""
     shape = graph.values[name].shape
-    rank = max(len(value.shape) for value in node.outputs if value)
+    rank = max(len(value.shape) for value in node.makes)
     return shape[:1] == (rows,) and (node.op in _DIMS or len(shape) == rank)
 
 
-def in_blocks(
-    graph: LogicalGraph, node: Call, shape: tuple[int, int], moved: Callable[[str], Ref]
-) -> Call:
+def in_blocks(node: Call, shape: tuple[int, int], moved: Callable[[str], Ref]) -> Call:
     """The call on rows in blocks of `shape`; `moved` gives what stands for an operand there.
 
     Dimensions that count from the back stay, as those behind the rows do.

@@ -27,9 +27,7 @@ class Mixture:
 
     Attributes:
         ids: the value with the expert of each row.
-        calls: the products.
         biases: calls that read tables of as many experts, split alike.
-        experts: their number.
         blocks: into how many blocks they are cut.
         groups: of rows; those of one rank.
         capacity: rows of a group that a block takes.
@@ -47,7 +45,7 @@ class Mixture:
 
     @property
     def rows(self) -> int:
-        """Of the buffers, for each block."""
+        """Rows of the buffers, for each block."""
         return self.groups * self.capacity
 
 
@@ -62,7 +60,6 @@ def mixtures(graph: LogicalGraph, context: Context) -> tuple[Mixture, ...]:
 
 
 def _by_ids(graph: LogicalGraph) -> dict[str, list[Call]]:
-    """The products that read the same experts of rows."""
     found: dict[str, list[Call]] = {}
     for node in graph.nodes:
         if isinstance(node, Call) and node.op in (EXPERT_MM, EXPERT_GRADIENT):
@@ -102,7 +99,6 @@ def note_mixtures(graph: LogicalGraph, context: Context) -> Context:
 def _splits_experts(
     graph: LogicalGraph, calls: Sequence[Call], hints: Mapping[int, Hints], stages: Stages
 ) -> bool:
-    """True where the user splits the experts of some product over several ranks."""
     grid = stages.placements[calls[0].phase.stage].shape
     on_grid = hints.get(len(grid), Hints())
     products = (call for call in calls if call.op == EXPERT_MM)
@@ -119,7 +115,7 @@ def _named(modules: Sequence[str]) -> str:
 
 
 def _module(call: Call) -> str:
-    return (call.location.module if call.location else "") or "of the step"
+    return call.module or "of the step"
 
 
 def _mixture(
@@ -147,14 +143,13 @@ def _mixture(
     even = rows / groups / blocks
     held = most if capacity is None else min(most, ceil(capacity * even))
     tables = biases(graph, ids.name, count)
-    alike = {_split_axes(graph, table_of(each), on_grid) for each in tables} == axes
+    alike = {_split_axes(graph, ref_name(each.args[0]), on_grid) for each in tables} == axes
     return Mixture(
         ids, calls, tables if alike else (), count, blocks, groups, held, capacity is not None
     )
 
 
 def _split_axes(graph: LogicalGraph, name: str, hints: Hints) -> tuple[int, ...]:
-    """The axes along which the user splits the experts of a weight."""
     maker = graph.producers[name]
     while isinstance(maker, Call) and maker.op in _BEHIND:
         if maker.op == "aten.transpose.int" and not all(
@@ -167,7 +162,6 @@ def _split_axes(graph: LogicalGraph, name: str, hints: Hints) -> tuple[int, ...]
 
 
 def _batch_axes(graph: LogicalGraph, hints: Hints, axes: int) -> tuple[int, ...]:
-    """The axes along which the user leaves the batch to be split."""
     keys = [node.key for node in graph.of_kind(Input) if node.role == "batch"]
     given = [hints.inputs[key] for key in keys if key in hints.inputs]
     return tuple(
@@ -213,11 +207,6 @@ def biases(graph: LogicalGraph, ids: str, experts: int) -> tuple[Call, ...]:
     return tuple(node for node in users if isinstance(node, Call) and _reads(graph, node, experts))
 
 
-def table_of(bias: Call) -> str:
-    """The table that such a call reads."""
-    return ref_name(bias.args[0])
-
-
 def _reads(graph: LogicalGraph, node: Call, experts: int) -> bool:
     match node:
         case Call(op=op, args=(Ref(name=table), (Ref(),))) if op == INDEX:
@@ -256,7 +245,6 @@ def as_products(
 
 
 def _product(graph: LogicalGraph, bias: Call) -> tuple[list[Call], Call]:
-    """The calls in place of one, and the product among them."""
     made = only_result(bias)
 
     def call(

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
-from weft.compiler.graph.rewriting import only_result
+from weft.compiler.graph.rewriting import only_result, ref_name
 from weft.errors import RuleError
 from weft.ir.logical import Call, LogicalGraph, Node, Ref
 from weft.ops.arguments import slots
@@ -73,8 +73,8 @@ class _Proof:
     def __init__(self, graph: LogicalGraph, sort: Call) -> None:
         self.graph = graph
         self.sort = sort
-        self.kinds: dict[str, Kind] = {value.name: Row(0) for value in sort.outputs if value}
-        values, permutation = (value.name if value else "" for value in sort.outputs)
+        self.kinds: dict[str, Kind] = {value.name: Row(0) for value in sort.makes}
+        values, permutation = sort.output_names
         self.permutation = permutation
         self.rows = graph.values[permutation or values].shape[0]
 
@@ -92,7 +92,7 @@ class _Proof:
         if node.op in ALIKE or node.op in _UNORDERED:
             return True
         if node.op in SORTS:
-            if not _is_ref(node.args[0], self.permutation) or not is_plain_sort(self.graph, node):
+            if ref_name(node.args[0]) != self.permutation or not is_plain_sort(self.graph, node):
                 return self._by_rule(node)
             if node.outputs[1]:
                 self.kinds[node.outputs[1].name] = SortedPlaces()
@@ -104,7 +104,6 @@ class _Proof:
         return self._by_rule(node)
 
     def _at_places(self, node: Call) -> bool:
-        """True where moved rows are read at places, which puts them back."""
         x, indices = node.args
         at = [(dim, i.name) for dim, i in enumerate(_parts(indices)) if isinstance(i, Ref)]
         if len(at) != 1 or not isinstance(x, Ref):
@@ -219,10 +218,6 @@ def is_range(graph: LogicalGraph, name: str) -> bool:
         return False
     length = graph.values[name].shape[0]
     return maker.args in ((length,), (0, length), (0, length, 1))
-
-
-def _is_ref(arg: object, name: str) -> bool:
-    return isinstance(arg, Ref) and arg.name == name
 
 
 def _parts(arg: object) -> tuple[object, ...]:

@@ -65,7 +65,7 @@ def unsorted(graph: LogicalGraph, _: Context) -> LogicalGraph:
     graph = needed(renamed(graph, segments_known(graph)))
     done: set[str] = set()
     while (sort := _next_sort(graph, done)) is not None:
-        done.update(value.name for value in sort.outputs if value)
+        done.update(value.name for value in sort.makes)
         graph = _without(graph, sort) or graph
     return bias_gradients(graph)
 
@@ -73,14 +73,13 @@ def unsorted(graph: LogicalGraph, _: Context) -> LogicalGraph:
 def _next_sort(graph: LogicalGraph, done: set[str]) -> Call | None:
     for node in graph.nodes:
         if isinstance(node, Call) and is_plain_sort(graph, node):
-            names = [value.name for value in node.outputs if value]
+            names = [value.name for value in node.makes]
             if len(names) == 2 and names[0] not in done:
                 return node
     return None
 
 
 def _without(graph: LogicalGraph, sort: Call) -> LogicalGraph | None:
-    """The graph without one sort; None where something needs it."""
     kinds = moved_by(graph, sort)
     values, permutation = sort.outputs
     if kinds is None or values is None or permutation is None:
@@ -117,7 +116,6 @@ class _UnsortedWriter:
         self.nodes.append(node)
 
     def _is_known(self, node: Call) -> bool:
-        """True where a call was written in another way, or is not needed."""
         match node:
             case Call(op="aten.floor_divide.default", args=(Ref(name=i), int(k))) if k > 0:
                 return self._divided(node, i, k)
@@ -200,7 +198,6 @@ class _UnsortedWriter:
         kwargs: tuple[tuple[str, Arg], ...] = (),
         base: Value | None = None,
     ) -> Ref:
-        """A call that makes one of the steps to what `node` made."""
         base = base or only_result(node)
         made = Value(f"{base.name}.{op.split('.')[1]}", shape, base.dtype)
         self.nodes.append(node.changed(op=op, args=args, kwargs=kwargs, outputs=(made,)))
@@ -302,7 +299,6 @@ def _is_choice(graph: LogicalGraph, maker: Call, name: str, experts: int) -> boo
 
 
 def _maker(graph: LogicalGraph, arg: Arg, through: str) -> Call | None:
-    """The call that made a value, behind calls of one op."""
     maker = graph.producers[arg.name] if isinstance(arg, Ref) else None
     while isinstance(maker, Call) and maker.op == through and isinstance(maker.args[0], Ref):
         maker = graph.producers[maker.args[0].name]

@@ -36,7 +36,6 @@ def _forward(call: Call | OpCall) -> bool:
 
 
 def _in_training(call: Call | OpCall) -> bool:
-    """True where a call is a BatchNorm in training, forward or backward."""
     return _forward(call) or (call.op == _BACKWARD and call.args[7] is True)
 
 
@@ -54,7 +53,6 @@ def _split_signature(call: OpCall, dim: int) -> Signature:
 
 
 def _signatures(call: OpCall, parts: int, empty: bool) -> tuple[Signature, ...]:
-    """The signatures that a BatchNorm in training allows besides those of its rule."""
     if not _in_training(call):
         return ()
     sizes = enumerate(call.operands[0].shape)
@@ -142,7 +140,7 @@ class _BatchNormParts:
         grad, x, weight, _, _, mean, rstd, *_ = self.node.args
         to_input, *to_others = self.node.outputs
         assert isinstance(mean, Ref)  # made by the forward
-        name = next(value for value in self.node.outputs if value is not None)
+        name = self.node.makes[0]
         sums = self._sums(name, "sums", self.graph.values[mean.name].dtype)
         yield self._call(_SUMS, (grad, x, mean, rstd), sums)
         total = sums.ref

@@ -116,7 +116,6 @@ class _Reads:
     def _gradient(
         self, loss: Call, softmax: Node, name: str, scores: Ref
     ) -> Iterator[tuple[int, Placed | None]]:
-        """One call in place of the two backwards."""
         if not (isinstance(softmax, Call) and (loss.op, softmax.op) == (_LOSS_GRADIENT, BACKWARD)):
             return
         layout = self.expected[name]
@@ -140,6 +139,5 @@ class _Reads:
                 )
 
     def _read(self, node: Call, name: str) -> Layout:
-        """The layout in which a call reads a value."""
         names = list(dict.fromkeys(arg.name for arg in node.args if isinstance(arg, Ref)))
         return self.assignment.operands[self.numbers[id(node)]][names.index(name)]

@@ -30,9 +30,6 @@ class Site:
     """A call that may be taken apart.
 
     Attributes:
-        graph: around it, without layouts.
-        call: the call.
-        reads: the layouts in which it reads its operands.
         values: layouts of all values; an expansion notes those of the values that it makes.
     """
 
@@ -107,10 +104,7 @@ def replaced(
     """The graph with other calls in place of some nodes.
 
     Args:
-        graph: without layouts.
-        assignment: of its values and operands.
         instead: for the number of a node the calls that take its place; it may be none.
-        values: layouts of all values, of new ones too.
     """
     nodes: list[Node] = []
     operands: dict[int, tuple[Layout, ...]] = {}

@@ -62,7 +62,6 @@ def _joined(program: LocalProgram) -> Iterator[tuple[int, LocalCall | None]]:
 
 
 def _join(program: LocalProgram, loss: LocalCall, softmax: LocalCall) -> LocalCall | None:
-    """One call in place of two; None where it would not mean the same."""
     match loss.args, softmax.args:
         case (
             (Ref() as grad, Ref() as y, Ref() as target, weight, int(kind), ignored, total),

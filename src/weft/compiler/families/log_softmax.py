@@ -23,6 +23,7 @@ from weft.ops import OpCall, Signature
 from weft.ops.arguments import argument, normal_dim
 from weft.ops.call import Token
 from weft.ops.rules.layers.loss import SUM
+from weft.ops.signatures import uniform
 from weft.units import ITEM_SIZE, Bytes
 
 _FORWARD = ("aten.nll_loss_forward.default", "aten.nll_loss2d_forward.default")
@@ -46,10 +47,9 @@ def row_sums(name: str) -> str:
 
 
 def _signatures(call: OpCall, parts: int, empty: bool) -> tuple[Signature, ...]:
-    """Everything split along the dimension of the softmax."""
     split = _split_by_classes(call)
     fits = split is not None and (empty or call.operands[0].shape[split.dim] >= parts)
-    return (_everywhere(call, split),) if split and fits else ()
+    return (uniform(call, split),) if split and fits else ()
 
 
 def _cost(
@@ -57,7 +57,7 @@ def _cost(
 ) -> float:
     """A number for each row travels for each reduction."""
     split = _split_by_classes(call)
-    if split is None or signature != _everywhere(call, split):
+    if split is None or signature != uniform(call, split):
         return 0.0
     spec, parts = call.operands[0], grid[axis]
     rows = ITEM_SIZE[spec.dtype]
@@ -85,10 +85,6 @@ def _split_by_classes(call: OpCall) -> Split | None:
         return None
     dim: int = argument(call, _DIM[call.op], "dim")
     return Split(normal_dim(dim, len(call.operands[0].shape)))
-
-
-def _everywhere(call: OpCall, sbp: SBP) -> Signature:
-    return Signature((sbp,) * len(call.operands), (sbp,) * len(call.results))
 
 
 @final

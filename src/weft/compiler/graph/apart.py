@@ -113,7 +113,6 @@ class _ApartWriter:
             self.values.known[made.name] = source, found
 
     def _lift(self, node: Call, made: Value) -> None:
-        """Write a call apart too, where what it reads is there apart, and it allows that."""
         known = {self.values.known[name][1] for name in node.uses if name in self.values.known}
         if len(known) != 1 or any(list(refs(arg)) for _, arg in node.kwargs):
             return
@@ -143,7 +142,6 @@ class _ApartWriter:
         self.lifted.add(made.name)
 
     def _product(self, node: Call, args: tuple[Arg, ...], made: Value, merged: Merged) -> Value:
-        """A batched product, with what is scaled and added to it."""
         shape, scales = merged.apart(made.shape), dict(node.kwargs)
         found = self.values.write(node, MATMUL, args[-2:], made, shape)
         if scales.get("alpha", 1) != 1:
@@ -155,7 +153,6 @@ class _ApartWriter:
 
 
 def _made(node: Node) -> Value | None:
-    """The value that a call makes, where it makes one."""
     return node.outputs[0] if isinstance(node, Call) and len(node.outputs) == 1 else None
 
 
@@ -165,7 +162,6 @@ class ApartValues:
     """Finds values apart, and writes calls that make them so.
 
     Attributes:
-        graph: as it was.
         nodes: what is written so far.
         known: of what is there apart, that value, and what is merged.
     """
@@ -239,13 +235,7 @@ _BESIDE = frozenset(aten("new_zeros new_ones new_full"))
 @final
 @dataclass(frozen=True)
 class Merged:
-    """The dimension of a tensor that merges others, with their sizes.
-
-    Attributes:
-        rank: of the tensor.
-        dim: the dimension.
-        sizes: what it merges.
-    """
+    """The dimension of a tensor that merges others, with their sizes."""
 
     rank: int
     dim: int

@@ -63,7 +63,6 @@ def _mask(call: Call) -> Ref | None:
 
 
 def _told(node: Node, graph: LogicalGraph, known: Mapping[str, Known]) -> Node:
-    """An attention without its mask, where the mask is known."""
     if not isinstance(node, Call) or node.op not in _FORMS or (mask := _mask(node)) is None:
         return node
     form = _FORMS[node.op]

@@ -46,8 +46,6 @@ def join_products(graph: LogicalGraph, context: Context) -> LogicalGraph:
 @final
 @dataclass
 class _StackWriter:
-    """Writes the nodes of the new graph."""
-
     graph: LogicalGraph
     nodes: list[Node] = field(default_factory=list)
     # Values stacked and viewed as matrices so far.
@@ -83,7 +81,6 @@ class _StackWriter:
         self._call(root, MM, (flipped.ref, y.ref), made)
 
     def _stacked(self, root: Call, names: Names) -> Value:
-        """The matrix of all rows of some matrices; made where the first sum reads it."""
         if names not in self.stacks:
             first = self.graph.values[names[0]]
             rows, columns = first.shape
@@ -187,7 +184,6 @@ def _is_sum(graph: LogicalGraph, node: Node) -> bool:
 
 
 def _tree(graph: LogicalGraph, root: Call) -> tuple[Names, tuple[Call, ...]]:
-    """The names that a sum adds up, and the adds below its root."""
     names: list[str] = []
     adds: list[Call] = []
     waiting: list[Node] = [root]
@@ -228,5 +224,4 @@ def _term(graph: LogicalGraph, name: str) -> Term | None:
 
 
 def _only_maker(graph: LogicalGraph, name: str) -> Node | None:
-    """The node that makes a value which is read once."""
     return graph.producers[name] if len(graph.users[name]) == 1 else None

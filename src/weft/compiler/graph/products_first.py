@@ -36,18 +36,16 @@ def products_first(graph: LogicalGraph, _: Context) -> LogicalGraph:
 
 
 def _products(graph: LogicalGraph) -> set[str]:
-    """Values that are products, moved or converted."""
     found: set[str] = set()
     for node in graph.of_kind(Call):
         first = node.args[0] if node.args else None
         moved = node.op in _MOVES and isinstance(first, Ref) and first.name in found
         if node.op in _PRODUCTS or moved:
-            found.update(value.name for value in node.outputs if value)
+            found.update(value.name for value in node.makes)
     return found
 
 
 def _is_sum(graph: LogicalGraph, node: Node) -> bool:
-    """True where a node is a plain sum of two tensors that are alike."""
     if not isinstance(node, Call) or node.op != ADD or node.kwargs:
         return False
     names = {arg.name for arg in node.args if isinstance(arg, Ref)}
@@ -118,6 +116,5 @@ class _Sums:
 
 
 def _name(node: Node) -> str:
-    """The name of a call's one result; empty for what is no such call."""
     made = node.outputs if isinstance(node, Call) and len(node.outputs) == 1 else (None,)
     return made[0].name if made[0] else ""

@@ -31,8 +31,7 @@ def needed(graph: LogicalGraph) -> LogicalGraph:
     used: set[str] = set()
     kept: list[Node] = []
     for node in reversed(graph.nodes):
-        made = [value.name for value in node.outputs if value] if isinstance(node, Call) else []
-        if not isinstance(node, Call) or any(name in used for name in made):
+        if not isinstance(node, Call) or any(value.name in used for value in node.makes):
             used.update(node.uses)
             kept.append(node)
     return graph.with_nodes(reversed(kept))

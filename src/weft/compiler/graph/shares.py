@@ -19,7 +19,7 @@ from math import prod
 from typing import Any, TypeAlias, final
 
 from weft.compiler.context import Context, Stages
-from weft.compiler.graph.joined.dims import CAT, SLICE, JoinedDim, in_blocks, joined_dim
+from weft.compiler.graph.joined_dims import CAT, SLICE, JoinedDim, in_blocks, joined_dim
 from weft.compiler.hints import Hints
 from weft.ir.logical import Arg, Call, Input, LogicalGraph, Node, Output, Phase, Ref, Update, Value
 from weft.ir.nodes import renamed
@@ -33,22 +33,18 @@ SharedDims: TypeAlias = "list[tuple[Shares, JoinedDim]]"
 
 
 def store_in_shares(graph: LogicalGraph, context: Context) -> LogicalGraph:
-    """The graph with variables in shares: those for which that pays, or those that another program has so.
-
-    Args:
-        graph: without layouts.
-        context: with hints and stages.
-    """
+    """The graph with variables in shares: those for which that pays, or those that another program has so."""
     hints, stages = context.hints, context.stages
     decided = [own.shares for own in hints.values() if own.shares is not None]
     if decided:
         given = {key: shares for own in decided for key, shares in own.items()}
         return _as_given(graph, given, stages)
-    return with_shares(graph, unfit_dims(graph, hints, stages))
+    search = _UnfitSearch(graph, hints, stages)
+    unfit = [each for node in graph.of_kind(Input) for each in search.of(node)]
+    return with_shares(graph, unfit)
 
 
 def _as_given(graph: LogicalGraph, given: Mapping[str, Shares], stages: Stages) -> LogicalGraph:
-    """The graph that reads what is stored in shares."""
     inputs = {n.value.name: n for n in graph.of_kind(Input) if n.key in given}
     found: SharedDims = []
     known: set[str] = set()
@@ -74,20 +70,10 @@ def _agree(
     )
 
 
-def unfit_dims(graph: LogicalGraph, hints: Mapping[int, Hints], stages: Stages) -> SharedDims:
-    """The shares in which parameters fit their splits, and the dimensions that are so; each dimension once."""
-    search = _UnfitSearch(graph, hints, stages)
-    return [each for node in graph.of_kind(Input) for each in search.of(node)]
-
-
 @final
 @dataclass
 class _UnfitSearch:
-    """Looks for parameters whose split is none of the parts.
-
-    Attributes:
-        seen: values whose dimension was followed already.
-    """
+    """Looks for parameters whose split is none of the parts."""
 
     graph: LogicalGraph
     hints: Mapping[int, Hints]
@@ -108,7 +94,6 @@ class _UnfitSearch:
                 yield Shares(dim, joined.parts, ranks), joined
 
     def _splits(self, node: Input) -> dict[int, int]:
-        """Over how many ranks hints split each dimension."""
         placement = self.stages.placements[self.stages.homes.get(node.key, 0)]
         sbps = self.hints[placement.axes].inputs.get(node.key, ())
         dims = dict.fromkeys(sbp.dim for sbp in sbps if isinstance(sbp, Split))
@@ -170,7 +155,6 @@ def in_order(graph: LogicalGraph, stored: Mapping[str, Shares], stages: Stages) 
 
 
 def _moved(source: Value, made: Value, shares: Shares, phase: Phase, back: bool) -> Iterator[Call]:
-    """Put a variable in order (`back`), or in shares."""
     dim, blocks = shares.dim, shares.blocks
 
     def call(op: str, args: tuple[Arg, ...], name: str, shape: tuple[int, ...]) -> Call:
@@ -220,8 +204,6 @@ def with_shares(graph: LogicalGraph, dims: SharedDims) -> LogicalGraph:
 @final
 @dataclass
 class _BlocksWriter:
-    """Writes the graph with some dimensions in shares."""
-
     graph: LogicalGraph
     shared_dims: SharedDims
     nodes: list[Node] = field(default_factory=list)
@@ -245,7 +227,6 @@ class _BlocksWriter:
         return replace(self.graph, nodes=tuple(self.nodes))
 
     def _end(self, node: Call, order: Mapping[str, Shares]) -> None:
-        """Cut or join within each block."""
         names = (*node.uses, *(value.name for value in node.makes))
         instead = in_blocks(node.first, next(order[name] for name in names if name in order))
         refs: list[Ref] = []

@@ -49,7 +49,7 @@ class Match:
 
     def add(self, number: int, one: Node, other: Node) -> bool:
         """Let node `number` of the other graph, `one`, be `other` of the graph, if it does the same."""
-        made, makes = _made(one), _made(other)
+        made, makes = _results(one), _results(other)
         if not self._same(one, other) or [*map(bool, made)] != [*map(bool, makes)]:
             return False
         self.numbers.append(number)
@@ -82,7 +82,7 @@ class Match:
 
 
 def _work(node: Node) -> tuple[object, ...] | None:
-    """The work of a node apart from sizes, numbers and operands; None for boxing, which comes later."""
+    """The work of a node apart from sizes, numbers and operands; None for boxing."""
     match node:
         case Call():
             return "call", node.op, node.phase, node.hint
@@ -95,8 +95,16 @@ def _work(node: Node) -> tuple[object, ...] | None:
     return None
 
 
+def _results(node: Node) -> tuple[str, ...]:
+    return node.output_names if isinstance(node, Call) else tuple(v.name for v in node.makes)
+
+
+def _is_slice(node: Node) -> bool:
+    return isinstance(node, Call) and node.op == _SLICE
+
+
 def _read(node: Node) -> tuple[str, ...]:
-    return node.operands if isinstance(node, Call) else tuple(node.uses)
+    return node.operands if isinstance(node, Call) else node.uses
 
 
 def match(before: LogicalGraph, graph: LogicalGraph) -> Match | None:
@@ -118,17 +126,6 @@ def match(before: LogicalGraph, graph: LogicalGraph) -> Match | None:
     return found if near else None
 
 
-def _is_slice(node: Node) -> bool:
-    return isinstance(node, Call) and node.op == _SLICE
-
-
-def _made(node: Node) -> list[str]:
-    """The values that a node makes; empty where a call makes none."""
-    if isinstance(node, Call):
-        return [value.name if value else "" for value in node.outputs]
-    return [value.name for value in node.makes]
-
-
 def _pairs(
     found: Match, before: LogicalGraph, graph: LogicalGraph
 ) -> Iterator[tuple[Value, Value]]:
@@ -138,7 +135,6 @@ def _pairs(
 
 
 def _near(pairs: Iterable[tuple[Value, Value]]) -> bool:
-    """True where dtypes are the same, and so are numbers of dimensions, and sizes are close."""
     for dtype, shape, other, now in {(a.dtype, a.shape, b.dtype, b.shape) for a, b in pairs}:
         least, most = sorted((prod(shape), prod(now)))
         if dtype != other or len(shape) != len(now) or most > NEAR * least:
@@ -160,11 +156,7 @@ class Solved:
     assignment: Assignment
 
     def taken(self, graph: LogicalGraph, hints: Hints, placement: Placement) -> Assignment | None:
-        """The layouts for a graph of other sizes; None where it is not alike, or they do not fit it.
-
-        Args:
-            graph, hints, placement: as `deduce` takes them. Hints may fix more inputs than before.
-        """
+        """The layouts for a graph of other sizes; None where it is not alike, or they do not fit it."""
         if placement != self.placement or not self._allowed(hints):
             return None
         found = match(self.graph, graph)
@@ -181,7 +173,6 @@ class Solved:
         )
 
     def _renamed(self, graph: LogicalGraph, found: Match) -> Assignment:
-        """The same layouts, for the values and nodes of a graph."""
         before, names = self.assignment, found.names
         values = {name: before.values[other] for name, other in names.items()}
         operands = {}
@@ -229,7 +220,7 @@ def _calls(
     """Each call, the layouts of its operands and then its results, how many these are; and what is thin."""
     for number, node in enumerate(graph.nodes):
         if isinstance(node, Call) and not is_hint(node):
-            made = [value.name if value else "" for value in node.outputs]
+            made = node.output_names
             layouts = (*assignment.operands[number], *map(assignment.values.get, made))
             names = (*node.operands, *made) if thin else ()
             ports = tuple([thin.get(name, _NONE) for name in names])
@@ -243,7 +234,6 @@ def _legal(
     thin: tuple[Thin, ...],
     grid: tuple[int, ...],
 ) -> bool:
-    """True where the rule of a call allows the layouts of its operands and results, axis by axis."""
     signatures = tuple(_signatures(layouts, results, len(grid)))
     if not all_have_elements(call, signatures, grid, thin):
         return False
@@ -258,7 +248,6 @@ def _legal(
 
 
 def _signatures(layouts: tuple[Layout | None, ...], results: int, axes: int) -> PerAxis:
-    """One for each axis of the grid."""
     by_axis = ([one.sbp[axis] if one else Broadcast() for one in layouts] for axis in range(axes))
     split = len(layouts) - results
     return tuple([Signature(tuple(sbps[:split]), tuple(sbps[split:])) for sbps in by_axis])

@@ -41,14 +41,16 @@ def box(graph: LogicalGraph, assignment: Assignment) -> LogicalGraph:
     tail: list[Node] = []
     for index, node in enumerate(graph.nodes):
         renamed = boxings.rewire(index, node)
-        late = boxings.before(index)
+        late = boxings.due.get(index, ())
         if isinstance(node, Update | Output):
             tail.append(renamed)
             nodes.extend(late)
         else:
             nodes.extend(late)
             nodes.append(renamed)
-            nodes.extend(boxings.after(renamed))
+            if isinstance(renamed, Call):
+                made = (boxings.wanted.get(value.name, {}) for value in renamed.makes)
+                nodes.extend(boxing for each in made for boxing in each.values())
     return replace(graph, nodes=tuple(nodes + tail))
 
 
@@ -60,7 +62,6 @@ class _Boxings:
     Attributes:
         wanted: for each value, the boxings of it by target layout, in the order of their first
             readers.
-        due: for each node's index, the boxings of inputs that must stand right before it.
     """
 
     graph: LogicalGraph
@@ -82,17 +83,6 @@ class _Boxings:
             if layout in self.wanted.get(name, {})
         }
         return renamed(self._with_layouts(node), names)
-
-    def before(self, index: int) -> Iterable[Node]:
-        """Boxings of inputs whose first reader is node number `index`."""
-        return self.due.get(index, ())
-
-    def after(self, node: Node) -> Iterable[Node]:
-        """Boxings of the values that `node` computes."""
-        if not isinstance(node, Call):
-            return ()
-        names = (value.name for value in node.outputs if value is not None)
-        return tuple(boxing for name in names for boxing in self.wanted.get(name, {}).values())
 
     def _operands(self, index: int, node: Node) -> Iterable[tuple[str, Layout]]:
         names = tuple(dict.fromkeys(node.uses))
@@ -117,8 +107,8 @@ class _Boxings:
         shared = self.assignment.shared.get(value.name)
         if shared is None or shared == layout:
             return None
-        direct = _moved(value, self.assignment.values[value.name], layout)
-        return shared if _moved(value, shared, layout) <= direct else None
+        direct = moved_bytes(value, self.assignment.values[value.name], layout)
+        return shared if moved_bytes(value, shared, layout) <= direct else None
 
     def _with_layouts(self, node: Node) -> Node:
         def laid(value: Value) -> Value:
@@ -134,8 +124,8 @@ class _Boxings:
                 return node
 
 
-def _moved(value: Value, source: Layout, target: Layout) -> int:
-    """Bytes that boxing `value` from one layout to another moves."""
+def moved_bytes(value: Value, source: Layout, target: Layout) -> int:
+    """Bytes that boxing `value` from one layout to another moves, over all ranks."""
     return sum(step.bytes for step in steps(source, target, value.shape, ITEM_SIZE[value.dtype]))
 
 
@@ -170,10 +160,7 @@ def deduce(
     stored then (`deduce_stored`).
 
     Args:
-        graph: the step, or one stage of it.
         hints: what the user fixed.
-        placement: where it runs.
-        cost_model: what is minimised.
         known: what other deductions on grids of this shape, with this cost model, remember.
 
     Raises:

@@ -48,12 +48,10 @@ class BoxingCosts:
 
     @cached_property
     def _several(self) -> tuple[int, ...]:
-        """The axes of several ranks."""
         return tuple(axis for axis, parts in enumerate(self.grid) if parts > 1)
 
     @cached_property
     def _small(self) -> tuple[int, ...]:
-        """The grid of these."""
         return tuple(self.grid[axis] for axis in self._several)
 
     def table(
@@ -67,7 +65,11 @@ class BoxingCosts:
         numbers = sbp_numbers(len(spec.shape), present)
         made, wanted = (
             [
-                self._place(_with(beside, axis, end), numbers, len(spec.shape) + len(present) + 1)
+                self._place(
+                    (*beside[:axis], end, *beside[axis:]),
+                    numbers,
+                    len(spec.shape) + len(present) + 1,
+                )
                 for end in each
             ]
             for beside, each in zip(others, ends, strict=True)
@@ -116,10 +118,6 @@ def _chains_of(
 _remembered = lru_cache(maxsize=512)(_chains_of)
 
 
-def _with(others: SBPs, axis: int, sbp: SBP) -> SBPs:
-    return (*others[:axis], sbp, *others[axis:])
-
-
 def reductions(made: SBPs, wanted: SBPs) -> Table:
     """1 where a Partial is made and something else is wanted, 0 elsewhere."""
     partial, final = ([isinstance(sbp, Partial) for sbp in sbps] for sbps in (made, wanted))
@@ -148,13 +146,12 @@ def sbp_numbers(dims: int, present: Reductions = REDUCTIONS) -> Mapping[SBP, int
 
 
 def _distinct(dims: int, present: Reductions) -> SBPs:
-    """One SBP for each number."""
     partials = (Partial(each) for each in REDUCTIONS[:_TOLD_APART] if each in present)
     return (Broadcast(), *partials, *map(Split, range(dims)))
 
 
 def _reductions(sbps: Iterable[SBP]) -> Reductions:
-    """Those of Partials, and sums, which a chain may pass; others than the first ones as the last of these."""
+    """The reductions of the Partials, and sums, which a chain may pass; all but the first ones count as the last."""
     found = {sbp.reduction for sbp in sbps if isinstance(sbp, Partial)} | {REDUCTIONS[0]}
     if not found.isdisjoint(REDUCTIONS[_TOLD_APART:]):
         found.add(REDUCTIONS[_TOLD_APART - 1])
@@ -202,14 +199,7 @@ class Steps:
 @final
 @dataclass(frozen=True, eq=False)
 class Chains:
-    """Costs of boxing one tensor on one grid, along axes of several ranks.
-
-    Attributes:
-        moves: of the grid.
-        cost_model: what boxing costs.
-        shape: whole shape of the tensor.
-        itemsize: bytes of one element.
-    """
+    """Costs of boxing one tensor on one grid, along axes of several ranks."""
 
     moves: GridMoves
     cost_model: CostModel
@@ -256,7 +246,6 @@ class Chains:
 
     @cached_property
     def _held(self) -> Table:
-        """Bytes that all ranks together hold in each state."""
         size = math.prod(self.shape) * self.itemsize
         return np.array(
             [size * copies(state, self.moves.grid) for state in self.moves.states], np.float64

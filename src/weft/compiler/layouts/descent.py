@@ -75,9 +75,6 @@ def settle(
     Cost and bound stay those of `choice`: what is stored otherwise is no part of them.
 
     Args:
-        problem: with the same variables as the one that `choice` is of.
-        known: as in `descend`.
-        choice: of all variables.
         free: for an axis, the variables that are chosen anew along it.
     """
     form = known.number(form_of(problem))
@@ -91,7 +88,6 @@ def settle(
 def _settle(
     problem: Problem, known: Known, choice: LayoutChoice, free: Mapping[int, Collection[int]]
 ) -> LayoutChoice:
-    """The axes of `free` in turn."""
     descent, settled, exact = _Descent(problem, known), choice, choice.exact
     for axis, variables in free.items():
         settled = descent.solve(axis, settled, variables)
@@ -116,8 +112,6 @@ def form_of(problem: Problem) -> tuple[object, ...]:
 @final
 @dataclass(frozen=True)
 class _Descent:
-    """The steps of one descent."""
-
     problem: Problem
     known: Known
 
@@ -198,8 +192,8 @@ class _Descent:
     def _seen(self, options: Sequence[SignatureOptions]) -> dict[int, set[SBP]]:
         """For each Share: the SBPs that its value may be made in or wanted in.
 
-        Never a Partial that only a reader wants: it comes from Broadcast at no cost, and the other
-            readers want that.
+        A Partial that only a reader wants is left out: it comes from Broadcast at no cost, and the other
+        readers want that.
         """
         variables = self.problem.variables
         seen: dict[int, set[SBP]] = {
@@ -275,7 +269,6 @@ def joined(
 
 
 def _breaks(edge: ReadEdge, costs: ReadCosts, choices: Sequence[int]) -> int:
-    """1 where an edge does what is forbidden."""
     if costs.forbidden is None:
         return 0
     return int(costs.forbidden[choices[edge.source], choices[edge.target]])
@@ -284,7 +277,7 @@ def _breaks(edge: ReadEdge, costs: ReadCosts, choices: Sequence[int]) -> int:
 def _present(
     options: Sequence[SignatureOptions], axis: int, chosen: Sequence[PerAxis]
 ) -> Iterator[list[int]]:
-    """The choices as they stand, where they are still among the options; found when asked for."""
+    """The choices as they stand, where all are still among the options."""
     pairs = list(zip(options, chosen, strict=True))
     if all(every[axis] in one.signatures for one, every in pairs):
         yield [one.signatures.index(every[axis]) for one, every in pairs]

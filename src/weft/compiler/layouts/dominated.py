@@ -40,7 +40,6 @@ class _Pruning:
     Attributes:
         around: for each variable its neighbours, each with the table that has the variable first.
         kinds: for each variable a number for its own table and those of its neighbours.
-        left: for each variable the choices that are left.
         names: the same as bytes, to look them up.
         worst: by table and choices on both sides: how much dearer each choice is than each other
             in the worst case; layers share tables, so most are there already.
@@ -77,7 +76,6 @@ class _Pruning:
         return self.left
 
     def _shrinks(self, variable: int) -> bool:
-        """Leave out dominated choices of a variable; whether there were any."""
         mine, names = self.left[variable], self.names
         if len(mine) == 1:
             return False

@@ -115,7 +115,6 @@ def uses(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, str
     What repeats one, as a token for each sequence of the batch, is an activation.
 
     Args:
-        graph: of a stage.
         parameters: by name, the SBPs that the strategy says: a hint that says the same ends no intent.
     """
     found = {name: name for name in parameters}
@@ -144,7 +143,7 @@ def gradients(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str
         if update.target.name in parameters
     }
     for node in reversed(graph.of_kind(Call)):
-        made = [value.name for value in node.outputs if value]
+        made = [value.name for value in node.makes]
         if len(made) != 1 or made[0] not in found:
             continue
         for name in _passed(node):
@@ -154,7 +153,6 @@ def gradients(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str
 
 
 def _passed(node: Call) -> tuple[str, ...]:
-    """The operands that are gradients when the result is one."""
     names = node.operands
     if node.op == "weft.scale":
         return names[:1]
@@ -203,13 +201,7 @@ def _as_whole(node: Node) -> Node:
 @final
 @dataclass(frozen=True)
 class Storage:
-    """The values that may lie otherwise along an axis than where parameters are whole.
-
-    Attributes:
-        made: values that may be made otherwise.
-        read: values that may be boxed otherwise for their readers; those that are made as before
-            are gradients as the backward leaves them.
-    """
+    """The values that may lie otherwise along an axis than where parameters are whole: as made, as boxed to be read."""
 
     made: frozenset[str]
     read: frozenset[str]
@@ -219,9 +211,7 @@ def storage(graph: LogicalGraph, stored: Mapping[str, int], axis: int) -> Storag
     """The values that may lie otherwise along `axis` than where parameters are whole.
 
     Args:
-        graph: with the takes and hints of `weft.compiler.training.shards`.
         stored: the axis of the shards, for the key of each parameter that is stored in some.
-        axis: one of them.
     """
     inputs = [node for node in graph.of_kind(Input) if node.role == "parameter"]
     names = {node.value.name: node.key for node in inputs if stored.get(node.key) == axis}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import TypeAlias, final
 
 import numpy as np
@@ -41,12 +42,25 @@ class SignatureOptions:
         return self._sbps[key]
 
     def wanted(self, operand: int) -> frozenset[SBP]:
-        """Those that an operand may be wanted in, without Partials."""
+        """The SBPs that an operand may be wanted in, without Partials."""
         key = "wanted", operand
         if key not in self._sbps:
             found = frozenset(one.operands[operand] for one in self.signatures)
             self._sbps[key] = frozenset(sbp for sbp in found if not isinstance(sbp, Partial))
         return self._sbps[key]
+
+
+def candidates(call: OpCall, parts: int, empty: bool) -> Sequence[Signature]:
+    """The legal signatures along an axis; one of them along an axis of one rank, where all mean the same."""
+    every = legal_signatures(call, parts, empty)
+    return every if parts > 1 else every[:1]
+
+
+def work_cost(local: OpCall, grid: tuple[int, ...], cost_model: CostModel) -> float:
+    """The cost of a local call on all ranks of a grid."""
+    devices = prod(grid)
+    touched = Bytes(devices * traffic(local))
+    return cost_model.work(Flops(devices * flops(local)), touched, item(local))
 
 
 @final
@@ -74,10 +88,9 @@ class WorkOptions:
         return self._pinned(work, axis, found) if work.pinned else found
 
     def _pinned(self, work: OpChoice, axis: int, options: SignatureOptions) -> SignatureOptions:
-        """The one option that the user fixed."""
         pin = work.pinned[axis]
         if pin not in options.signatures:
-            every = options.signatures or self._candidates(work.call, axis, bool(work.thin))
+            every = options.signatures or candidates(work.call, self.grid[axis], bool(work.thin))
             legal = "; ".join(map(str, every[:8]))
             raise LayoutError(
                 f"signatures={{{work.node.makes[0].name!r}: …}} fixes {pin} along axis {axis} for {work.node.op}, "
@@ -94,7 +107,7 @@ class WorkOptions:
         for before in range(axis):
             outer = localize(outer, chosen[before], self.grid[before], 0)
         found: dict[Signature, float] = {}
-        for signature in self._candidates(outer, axis, empty):
+        for signature in candidates(outer, self.grid[axis], empty):
             every = chosen[:axis] + (signature,) + chosen[axis + 1 :]
             if all_have_elements(work.call, every, self.grid, work.thin):
                 mine = localize(outer, signature, self.grid[axis], 0)
@@ -102,26 +115,15 @@ class WorkOptions:
                 if local is not None:
                     inside = reduction_cost(outer, signature, self.grid, axis, self.cost_model)
                     halo = halo_cost(outer, signature, self.grid, axis, self.cost_model)
-                    found[signature] = self._cost(local) + inside + halo
+                    found[signature] = work_cost(local, self.grid, self.cost_model) + inside + halo
         return SignatureOptions(tuple(found), np.array(list(found.values())))
 
-    def _candidates(self, call: OpCall, axis: int, empty: bool) -> Sequence[Signature]:
-        every = legal_signatures(call, self.grid[axis], empty)
-        # Along an axis of one rank all signatures mean the same.
-        return every if self.grid[axis] > 1 else every[:1]
-
     def _inner(self, call: OpCall, axis: int, chosen: PerAxis, empty: bool) -> OpCall | None:
-        """The call localized along the axes after `axis` too; None when their signatures do not fit it."""
         for after in range(axis + 1, len(self.grid)):
             if chosen[after] not in legal_signatures(call, self.grid[after], empty):
                 return None
             call = localize(call, chosen[after], self.grid[after], 0)
         return call
-
-    def _cost(self, local: OpCall) -> float:
-        devices = int(np.prod(self.grid))
-        touched = Bytes(devices * traffic(local))
-        return self.cost_model.work(Flops(devices * flops(local)), touched, item(local))
 
 
 @final
@@ -174,7 +176,7 @@ class GivenOptions:
     def _fitting(
         self, port: Given | Share, every: tuple[Signature, ...], axis: int, chosen: PerAxis
     ) -> tuple[Signature, ...]:
-        """Those that leave no rank without elements where it must have some; all where none does so."""
+        """The signatures that leave no rank without elements where it must have some; all, where none does so."""
         fit = tuple(
             one
             for one in every
@@ -222,7 +224,6 @@ class LayoutChoice:
     """The choice of a deduction: for each variable, its signature on each axis.
 
     Attributes:
-        signatures: the choices.
         cost: of all work and boxing, in bytes, with the charges along the axis solved last.
         bound: the least that any choices along the axis solved last could cost, with the others as
             they are.
@@ -301,13 +302,3 @@ class Known:
         if found is None:
             found = self.kept[signature] = SignatureOptions((signature,), np.zeros(1))
         return found
-
-
-# Thin splits: of a dimension with fewer elements than ranks, so that some ranks hold nothing of it.
-#
-# Deduction does not choose them by itself. Where the user asks for one (a batch of 3 on 4 ranks), it
-# may go on along the ops that carry the dimension: what reads or makes a value that is split thinly
-# may be split so too.
-
-
-# For each value where its splits may be thin; a value without any has no entry.

@@ -10,10 +10,9 @@ from weft.compiler.hints import Hints, Thin, hinted_sbps, is_hint
 from weft.compiler.layouts.intent import Intents, Storage, intents
 from weft.compiler.layouts.thin import ThinSplits, thin_splits
 from weft.errors import LayoutError
-from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update, Value
+from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update
 from weft.layout import SBP, Broadcast, Partial, Placement, Split
 from weft.ops import OpCall, Signature, TensorSpec
-from weft.ops.call import tensor_spec
 
 
 @final
@@ -42,7 +41,6 @@ class Given:
     from an update. A hint passes its value through; an output takes it as Broadcast.
 
     Attributes:
-        spec: the tensor.
         choices: for each axis, the signatures to choose from; those that leave ranks empty are
             passed over, except where `thin` allows them.
         prefer_broadcast: true where a Split needs a better reason than a tie.
@@ -97,8 +95,6 @@ class Problem:
 
     Attributes:
         maker_of: for each value, the variable and result that decide its layout.
-        variable_of: for each node number, its variable; updates have none.
-        share_of: for each value with several readers, its Share.
         intents: for each value that carries a parameter or a gradient, what its edges are charged
             for.
         thin: for each value where its splits may leave ranks empty.
@@ -171,18 +167,21 @@ def build(
             given = _input(node, hints, placement, whole, thin, _free(node))
             variable: Variable = replace(given, sent=node.sent is not None)
         elif isinstance(node, Call):
-            variable = _call(graph, node, placement, problem, hints)
+            variable = _call(node, placement, problem, hints)
         elif isinstance(node, Output):
-            variable = _output(graph.values[node.value.name], placement)
+            variable = Given(
+                graph.values[node.value.name].spec,
+                ((Signature((Broadcast(),), ()),),) * placement.axes,
+            )
         else:
             if isinstance(node, Update):  # its source goes to the layout of its target
                 target, _ = problem.maker_of[node.target.name]
-                problem.read(node.source.name, target, 0, _spec(graph.values[node.source.name]))
+                problem.read(node.source.name, target, 0, graph.values[node.source.name].spec)
             continue
         problem.variable_of[number] = problem.add(variable)
         _connect(problem, graph, number, node, readers)
     for name in sorted(hints.leaving):
-        spec = _spec(graph.values[name])
+        spec = graph.values[name].spec
         leaves = problem.add(
             Given(spec, (_whole(spec),) * placement.axes, thin=thin.get(name, frozenset()))
         )
@@ -193,18 +192,20 @@ def build(
 def _connect(
     problem: Problem, graph: LogicalGraph, number: int, node: Node, readers: Mapping[str, int]
 ) -> None:
-    """Edges into a node's variable, and the Shares of what it makes."""
     here = problem.variable_of[number]
     names = node.operands if isinstance(node, Call) else ()
     names = (node.value.name,) if isinstance(node, Output) else names
     for operand, name in enumerate(names):
-        problem.read(name, here, operand, _spec(graph.values[name]))
-    for result, value in enumerate(_results(node)):
+        problem.read(name, here, operand, graph.values[name].spec)
+    results = node.outputs if isinstance(node, Call) else node.makes
+    for result, value in enumerate(results):
         if value is not None:
             problem.maker_of[value.name] = (here, result)
             if readers[value.name] > 1:
-                share = problem.add(_share(value, problem.thin))
-                problem.read(value.name, share, 0, _spec(value))
+                share = problem.add(
+                    Share(value.spec, value.name, problem.thin.get(value.name, frozenset()))
+                )
+                problem.read(value.name, share, 0, value.spec)
                 problem.share_of[value.name] = share
 
 
@@ -241,17 +242,9 @@ def _readers(graph: LogicalGraph) -> dict[str, int]:
     return found
 
 
-def _results(node: Node) -> tuple[Value | None, ...]:
-    if isinstance(node, Input):
-        return (node.value,)
-    return node.outputs if isinstance(node, Call) else ()
-
-
-def _call(
-    graph: LogicalGraph, node: Call, placement: Placement, problem: Problem, hints: Hints
-) -> Variable:
+def _call(node: Call, placement: Placement, problem: Problem, hints: Hints) -> Variable:
     call = node.first
-    made = [value.name if value else "" for value in node.outputs]
+    made = node.output_names
     ports = tuple(problem.thin.get(name, frozenset()) for name in (*node.operands, *made))
     if not is_hint(node):
         times = max(map(problem.times, made))
@@ -278,14 +271,6 @@ def _whole(spec: TensorSpec) -> tuple[Signature, ...]:
     return tuple(map(_same, sbps))
 
 
-def _share(value: Value, thin: ThinSplits) -> Share:
-    return Share(_spec(value), value.name, thin.get(value.name, frozenset()))
-
-
-def _output(value: Value, placement: Placement) -> Given:
-    return Given(_spec(value), ((Signature((Broadcast(),), ()),),) * placement.axes)
-
-
 def _input(
     node: Input,
     hints: Hints,
@@ -301,11 +286,10 @@ def _input(
     prefer = node.role in ("parameter", "buffer")
     allowed = thin.get(node.value.name, frozenset())
     fed = node.role == "batch"
-    return Given(_spec(node.value), tuple(choices), prefer, allowed, fed=fed)
+    return Given(node.value.spec, tuple(choices), prefer, allowed, fed=fed)
 
 
 def _free(node: Input) -> tuple[SBP, ...]:
-    """The SBPs of an input that no hint fixes; leaves that are cut have the micro-batches first."""
     first = int(node.cut)
     dims = range(len(node.value.shape))
     match node.role:
@@ -320,7 +304,3 @@ def _free(node: Input) -> tuple[SBP, ...]:
 
 def _same(sbp: SBP) -> Signature:
     return Signature((sbp,), (sbp,))
-
-
-def _spec(value: Value) -> TensorSpec:
-    return tensor_spec(value.shape, value.dtype)

@@ -45,8 +45,6 @@ class Solution(NamedTuple):
 
 @final
 class _Factor(NamedTuple):
-    """A cost table over some variables: `table.ndim == len(variables)`."""
-
     variables: tuple[int, ...]
     table: Table
 
@@ -77,7 +75,6 @@ def minimize(
         unary: for each variable, the cost of each of its choices (at least one).
         pairwise: for two different variables (i, j), the costs of their choices, of shape
             (choices of i, choices of j). (i, j) and (j, i) may both be there and add up.
-        limit: entries of the largest table to build.
         starts: solutions that are known; the result is never worse.
 
     Returns:
@@ -164,13 +161,9 @@ class _Elimination:
 
     Attributes:
         unary, pairwise: as in `minimize`.
-        left: for each variable the choices that are left.
-        known: tables that other variables had, too.
         factors: live tables by number; every variable in them is still open.
         factors_of: numbers of the live tables that mention each variable.
         neighbours: open variables that share a table with each open variable.
-        order: what was eliminated, in order.
-        sizes: how many choices each variable has.
         bound: what was taken out of tables so far: they hold differences, so that small ones are
             not lost beside large sums.
     """
@@ -217,11 +210,9 @@ class _Elimination:
         return self._chosen()
 
     def _size(self, variable: int) -> int:
-        """Entries of the table that eliminating `variable` builds."""
         return math.prod([self.sizes[o] for o in self.neighbours[variable]]) * self.sizes[variable]
 
     def _eliminate(self, variable: int, size: int) -> None:
-        """Replace all tables that mention `variable` by what its best choices leave."""
         factors = self._take(variable)
         self.order.append(_Eliminated(variable, tuple(factors)))
         for group in self._groups(variable, size, factors):
@@ -238,7 +229,7 @@ class _Elimination:
         groups: list[tuple[set[int], list[_Factor]]] = []
         for factor in largest_first:
             for around, group in groups:
-                if self._entries(around.union(factor.variables)) <= self.limit:
+                if math.prod([self.sizes[o] for o in around.union(factor.variables)]) <= self.limit:
                     around.update(factor.variables)
                     group.append(factor)
                     break
@@ -246,11 +237,7 @@ class _Elimination:
                 groups.append(({variable, *factor.variables}, [factor]))
         return (group for _, group in groups)
 
-    def _entries(self, variables: set[int]) -> int:
-        return math.prod([self.sizes[each] for each in variables])
-
     def _add(self, variables: tuple[int, ...], table: Table, least: float) -> None:
-        """Add a table over variables that have a choice, from which `least` was taken."""
         self.bound += least
         if not variables:
             return
@@ -265,7 +252,6 @@ class _Elimination:
                 around.discard(variable)
 
     def _take(self, variable: int) -> list[_Factor]:
-        """Remove and return all tables that mention `variable`, oldest first."""
         factors = []
         for number in sorted(self.factors_of[variable]):
             factor = self.factors.pop(number)
@@ -291,7 +277,6 @@ def _without_least(table: Table, shape: tuple[int, ...]) -> tuple[Table, float]:
 
 
 def _along(table: Table, where: Sequence[int]) -> Table:
-    """The costs of each choice of the variable at -1 where the others have theirs."""
     column: Table = table[tuple(slice(None) if place < 0 else place for place in where)]
     return column
 
@@ -310,7 +295,6 @@ def _summed(tables: Sequence[Table], places: Sequence[tuple[int, ...]], dims: in
 def _improve(
     choices: list[int], unary: Sequence[Table], pairwise: Mapping[tuple[int, int], Table]
 ) -> None:
-    """Change single choices, in place, as long as the total falls."""
     around: list[list[tuple[int, Table]]] = [[] for _ in unary]
     for (i, j), table in pairwise.items():
         around[i].append((j, table))

@@ -33,7 +33,6 @@ def thin_splits(graph: LogicalGraph, hints: Hints, placement: Placement) -> Thin
 def _fixed(
     graph: LogicalGraph, hints: Hints, placement: Placement
 ) -> Iterator[tuple[str, Sequence[SBP | None]]]:
-    """The values whose layout the user fixed."""
     for node in graph.nodes:
         if isinstance(node, Input) and node.key in hints.inputs:
             yield node.value.name, hints.inputs[node.key]
@@ -44,7 +43,6 @@ def _fixed(
 def _thin(
     shape: tuple[int, ...], sbps: Sequence[SBP | None], grid: tuple[int, ...]
 ) -> Iterator[tuple[int, int]]:
-    """The axes that together cut a dimension into more pieces than it has elements."""
     for dim, size in enumerate(shape):
         axes = [axis for axis, sbp in enumerate(sbps) if sbp == Split(dim)]
         pieces = 1
@@ -80,8 +78,7 @@ class _Spread:
                 self._same(node.target.name, node.source.name)
 
     def _call(self, node: Call) -> None:
-        made = [value.name if value else "" for value in node.outputs]
-        names = (*node.operands, *made)
+        names = (*node.operands, *node.output_names)
         if not any(name in self.thin for name in names):
             return
         if is_hint(node):
@@ -95,7 +92,6 @@ class _Spread:
                 self._split(axis, {name: s.dim for name, s in pairs if isinstance(s, Split)})
 
     def _split(self, axis: int, dims: Mapping[str, int]) -> None:
-        """One split of an op: thin for all of its tensors where it may be so for one."""
         if any((axis, dim) in self.thin.get(name, ()) for name, dim in dims.items()):
             for name, dim in dims.items():
                 self.add(name, ((axis, dim),))

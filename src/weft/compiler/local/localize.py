@@ -46,8 +46,6 @@ def localize(
     """The part of `graph` that `rank` runs: nodes on placements that hold it, its part of boxing between placements.
 
     Args:
-        graph: with layouts on all values.
-        rank: any rank of the job.
         communicators: of all boxings of the graph.
         homes: the stages of variables by key, for the phases of updates.
     """
@@ -247,10 +245,6 @@ def node_phases(graph: LogicalGraph, homes: Mapping[str, int]) -> list[Phase]:
 
     A boxing with several readers is the first one's; one for the caller stands in the phase that
     makes its value.
-
-    Args:
-        graph: whose calls have phases.
-        homes: the stages of parameters and buffers by key; those without one live in stage 0.
     """
     found: dict[str, Phase] = {}
 
@@ -329,11 +323,16 @@ class Shared:
         call = self.call(node, rank)
         key = id(node), id(call), *names
         if key not in self.local_calls:
-            self.local_calls[key] = call, _local_call(node, call, names, phase)
+            outputs = tuple(
+                LocalValue(value.name, spec.shape, spec.dtype) if value and spec else None
+                for value, spec in zip(node.outputs, call.results, strict=True)
+            )
+            local = LocalCall(outputs=outputs, phase=phase, **applied(call, names))
+            self.local_calls[key] = call, local
         return self.local_calls[key][1]
 
     def _checked(self, node: Call, rank: int) -> OpCall:
-        """The rule's idea of the local results must be the layouts'."""
+        """The call of a rank; the rule's idea of its results must be the layouts'."""
         call = localized_call(self.graph, node, rank)
         expected = tuple(
             value and TensorSpec(value.laid.local_shape(value.shape, rank), value.dtype)
@@ -344,17 +343,6 @@ class Shared:
                 f"the rule of {node.op} gives rank {rank} {call.results}, its layouts say {expected}"
             )
         return call
-
-
-def _local_call(node: Call, call: OpCall, names: Sequence[str], phase: Phase) -> LocalCall:
-    """`call`, a rank's part of `node`, on the local values of these names."""
-    outputs = tuple(
-        [
-            LocalValue(value.name, spec.shape, spec.dtype) if value and spec else None
-            for value, spec in zip(node.outputs, call.results, strict=True)
-        ]
-    )
-    return LocalCall(outputs=outputs, phase=phase, **applied(call, names))
 
 
 def localized_call(graph: LogicalGraph, node: Call, rank: int) -> OpCall:
@@ -404,10 +392,6 @@ def families(
 
     They are the groups of one step of boxing, which share the links between the ranks. A communicator with which
     several steps have different company is given the largest.
-
-    Args:
-        graph: with layouts on all values.
-        communicators: of all its boxings.
     """
     ids = {each.ranks: each.id for each in communicators}
     found: dict[int, tuple[int, ...]] = {}

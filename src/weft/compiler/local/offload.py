@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from weft.compiler.context import Context
-from weft.ir.alias import value_bytes, variable_views, view_bases
+from weft.ir.alias import variable_views, view_bases
 from weft.ir.arguments import with_names
 from weft.ir.logical import FORWARD, Call, LogicalGraph, Phase
 from weft.ir.plan import (
@@ -38,7 +38,6 @@ def offload(program: LocalProgram, context: Context) -> LocalProgram:
     batch, or with what the step returns; and what is made once a step and read for each micro-batch.
 
     Args:
-        program: of one rank.
         context: with the patterns of module paths; what lies below a module belongs to it. And with the graph
             that the program was made from.
 
@@ -58,7 +57,7 @@ def offload(program: LocalProgram, context: Context) -> LocalProgram:
         value.name: place
         for value, place in _kept(program)
         if value.name in named
-        and value_bytes(value) >= SMALLEST
+        and value.nbytes >= SMALLEST
         and not _is_read_again(program, value, place)
     }
     looped = first.keys() & program.loop
@@ -108,7 +107,6 @@ def _is_read_again(program: LocalProgram, value: LocalValue, place: int) -> bool
 
 
 def _nodes(program: LocalProgram, first: Mapping[str, int], device: Token) -> Iterator[LocalNode]:
-    """The nodes, with copies to the host and back."""
     due: dict[int, list[str]] = {}
     for name, place in first.items():
         due.setdefault(place, []).append(name)
@@ -151,7 +149,6 @@ def _awaited(program: LocalProgram, place: int, looped: bool) -> str | None:
 
 
 def _reading(node: LocalNode, names: Mapping[str, str]) -> LocalNode:
-    """`node` reading other values, by the names of those that it read."""
     if not names or isinstance(node, LocalUpdate):
         return node
     if isinstance(node, LocalCall):

@@ -45,12 +45,7 @@ def overlap(program: LocalProgram, context: Context) -> LocalProgram:
 
 
 def in_parts(program: LocalProgram, parts: int) -> LocalProgram:
-    """The program with its batch in parts.
-
-    Args:
-        program: of one rank, without micro-batches.
-        parts: how many; with 1 the program stays as it is.
-    """
+    """The program with its batch in parts."""
     if parts == 1:
         return program
     cutter = _PartsCutter(program.values, parts, Turns(parts))
@@ -81,8 +76,6 @@ class _PartsCutter:
     """Cuts one node after another.
 
     Attributes:
-        values: of the program.
-        parts: how many.
         cut: the values of which there are parts, and along which dimension.
         whole: those of them that there are as a whole too.
         order: what is done, in the turns of the parts.
@@ -153,7 +146,6 @@ class _PartsCutter:
         self.order.take()
 
     def _call(self, node: LocalCall) -> bool:
-        """Run a call in parts, if it reads parts and can."""
         names = node.operands
         if self.cut.keys().isdisjoint(names):
             return False
@@ -172,7 +164,6 @@ class _PartsCutter:
         return True
 
     def _signature(self, call: OpCall, cut: tuple[int | None, ...]) -> Signature | None:
-        """The signature of a call's parts: once for all equal calls."""
         key = call, cut
         if key not in self.signatures:
             self.signatures[key] = part_signature(call, cut, self.parts)
@@ -214,7 +205,6 @@ class _PartsCutter:
             self._add_up(value)
 
     def _add_up(self, total: LocalValue) -> None:
-        """A sum over the batch of what its parts make."""
         for call in sum_of_parts(total, self.parts):
             self.origins.update({v.name: total.name for v in call.makes if v is not total})
             self.order.add_late(call)
@@ -226,8 +216,6 @@ class Turns:
     """Nodes in an order in which they may run.
 
     Attributes:
-        parts: how many there are.
-        nodes: what is done, in order.
         turns: for each part, what runs in its turn before the next exchange.
         late: what waits for the turns of all parts.
         late_values: what it makes.
@@ -277,9 +265,7 @@ def part_signature(call: OpCall, cut: Sequence[int | None], parts: int) -> Signa
     """The signature along the batch under which operands are read as they are cut; None where there is none.
 
     Args:
-        call: on whole operands.
         cut: for each operand the dimension along which it is cut; None for those that are whole.
-        parts: how many.
     """
     try:
         fitting = [each for each in even_signatures(call, parts) if _fits(call, each, cut)]
@@ -312,7 +298,9 @@ def _elements(specs: Iterable[TensorSpec]) -> int:
 def part_call(node: LocalCall, call: OpCall, reads: Sequence[str], number: int) -> LocalCall:
     """The call that one part runs for a call of the batch."""
     outputs = tuple(
-        None if old is None or spec is None else _part(old, spec, number)
+        None
+        if old is None or spec is None
+        else LocalValue(f"{old.name}.part{number}", spec.shape, spec.dtype)
         for old, spec in zip(node.outputs, call.results, strict=True)
     )
     return LocalCall(outputs=outputs, phase=node.phase, **applied(call, reads))
@@ -327,10 +315,6 @@ def sum_of_parts(total: LocalValue, parts: int) -> Iterator[LocalCall]:
         args = (so_far.ref, term.ref)
         yield LocalCall.of("aten.add.Tensor", args, (made,))
         so_far = made
-
-
-def _part(value: LocalValue, spec: TensorSpec, number: int) -> LocalValue:
-    return LocalValue(f"{value.name}.part{number}", spec.shape, spec.dtype)
 
 
 # So many parts are tried. Four hid more of a GPT's exchanges over 1 Gbit/s, but slowed down its
@@ -376,13 +360,7 @@ def may_cut(graph: LogicalGraph, options: Options) -> bool:
 
 
 def best_cut(program: LocalProgram, durations: Durations, bucket_bytes: Bytes) -> BatchCut:
-    """Into how many parts the batch is best cut: one or two.
-
-    Args:
-        program: of one rank.
-        durations: of what the ranks compute and exchange.
-        bucket_bytes: the size from which a bucket starts.
-    """
+    """Into how many parts the batch is best cut: one or two."""
     clock = _RankEstimates(program, durations, bucket_bytes)
     exchanged = clock.exchanged()
     whole = clock.step(program) if exchanged else NONE

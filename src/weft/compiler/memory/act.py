@@ -19,7 +19,7 @@ from weft.boxing.overlaps import slices_of
 from weft.cached import cached_property
 from weft.compiler.memory.strides import merges
 from weft.compiler.plans.specialize import join_sums
-from weft.ir.alias import KINDS, Kind, overwritten, value_bytes, view_bases, with_overwrites
+from weft.ir.alias import KINDS, Kind, overwritten, view_bases, with_overwrites
 from weft.ir.logical import OVER_STEP
 from weft.ir.nodes import NO_UPDATE_BYTES
 from weft.ir.plan import (
@@ -64,9 +64,7 @@ def act_memory(
     """The memory that an act of `actor` takes.
 
     Args:
-        actor: any; those of the host take nothing.
         sources: names of what optimizers read.
-        registers: all of the rank, by name.
         strided: names of values that may lie out of order.
     """
     match actor:
@@ -108,7 +106,7 @@ def _compute(
         if copied or update.takes != NO_UPDATE_BYTES:
             run, target = (update.rule, update.skip), registers[update.target].value
             elements, takes = prod(target.shape), update.takes
-            together[run] += takes.together * elements + (value_bytes(target) if copied else 0)
+            together[run] += takes.together * elements + (target.nbytes if copied else 0)
             # While one begins, tensors of the last one are there; they go as those of its own come.
             alone = takes.alone * elements + FEW if takes.alone else 0
             left = takes.left * elements
@@ -125,14 +123,12 @@ def _compute(
 
 
 def _parts(actor: Compute) -> tuple[list[LocalCall], list[LocalUpdate]]:
-    """The calls and the updates of an act. Sums of products are joined where they run."""
     nodes = join_sums(actor.nodes, actor.produces)[0] if actor.acts > 1 else actor.nodes
     calls = [node for node in nodes if isinstance(node, LocalCall)]
     return calls, [node for node in nodes if isinstance(node, LocalUpdate)]
 
 
 def _made_by(calls: Iterable[LocalCall], ops: Collection[str]) -> frozenset[str]:
-    """The names of what calls of some ops make."""
     return frozenset(value.name for call in calls if call.op in ops for value in call.makes)
 
 
@@ -165,7 +161,7 @@ def _sizes(
     calls: Sequence[LocalCall], made: Mapping[str, LocalValue], taking: Mapping[int, OpCall]
 ) -> dict[str, Bytes]:
     """The bytes of each result, with what its kernel makes around it; `taking` are calls that take more, by place."""
-    found = {name: value_bytes(value) for name, value in made.items()}
+    found = {name: value.nbytes for name, value in made.items()}
     for place, call in taking.items():
         for value, more in zip(calls[place].outputs, padding(call), strict=True):
             if value is not None:
@@ -183,7 +179,7 @@ def _besides(
     found = {place: beside(call) for place, call in taking.items()}
     for place, each in enumerate(calls):
         if each.op in LAYING:
-            copied = sum(value_bytes(values[x]) for x in each.operands if x in strided)
+            copied = sum(values[x].nbytes for x in each.operands if x in strided)
             found[place] = Bytes(found.get(place, 0) + copied)
     return found
 
@@ -214,12 +210,10 @@ class _Segment:
     """A run of calls.
 
     Attributes:
-        calls: in their order.
         bases: for each view, the value whose memory it shares.
         shared: the same, and for what may be a view.
         lasting: what stays until the end: results, and what updates read.
         kept: what was there before; it does not count.
-        kind: of every value.
         sizes: bytes of the memory of what calls make.
         besides: bytes that calls take beside it while they run, by their places.
         updating: bytes that the updates behind the calls take.
@@ -297,8 +291,6 @@ def communicate(
     """The memory that an act of a communicating actor takes and leaves.
 
     Args:
-        actor: what runs.
-        sources: names of what optimizers read.
         strided: names of values that may lie out of order, and are copied before they are sent.
     """
     bases: dict[str, str] = {}
@@ -310,7 +302,7 @@ def communicate(
                 continue
             bases[value.name] = value.name
             kind: Kind = "gradients" if value.name in sources else "communication"
-            fresh[value.name] = (kind, value_bytes(value))
+            fresh[value.name] = (kind, value.nbytes)
     copying = [
         (each, _laid(each, strided))
         for each in actor.collectives
@@ -329,7 +321,7 @@ def _laid(each: Exchange, strided: Collection[str]) -> Bytes:
             or (each.kind == "all_to_all" and each.split_dim)
             or (each.kind == "reduce_scatter" and (each.dim or slices_of(each)))
         )
-        return Bytes(0) if in_pieces else value_bytes(each.input)
+        return Bytes(0) if in_pieces else each.input.nbytes
     size = sum(math.prod(length for _, length in region) for _, region in each.sends)
     return Bytes(size * ITEM_SIZE[each.input.dtype])
 
@@ -361,12 +353,12 @@ def exchange_bytes(each: Exchange) -> Bytes:
     if isinstance(each, Transfer):
         size = 0
         if each.output is not None:
-            size += value_bytes(each.output)
+            size += each.output.nbytes
             size += sum(_copied(each.output, region) for _, region in each.receives)
         if each.input is not None:
             size += sum(_copied(each.input, region) for _, region in each.sends)
         return Bytes(size)
-    before, after = value_bytes(each.input), value_bytes(each.output)
+    before, after = each.input.nbytes, each.output.nbytes
     others = after - (before if each.kind == "all_gather" else 0)
     match each.kind:
         case "all_reduce":
@@ -386,7 +378,6 @@ def exchange_bytes(each: Exchange) -> Bytes:
 
 
 def _copied(value: LocalValue, region: Region) -> Bytes:
-    """The bytes of a piece that is not contiguous in a tensor, and so gets a buffer of its own."""
     lengths = [length for _, length in region]
     cut = [dim for dim, length in enumerate(lengths) if length < value.shape[dim]]
     if not cut or math.prod(lengths[: cut[-1]]) <= 1:

@@ -30,12 +30,6 @@ def check_limit(
 ) -> tuple[Peak, ...]:
     """The peaks, when no rank would hold more than `options.memory_limit`.
 
-    Args:
-        peaks: of some ranks.
-        graph: that they run.
-        programs: of these ranks, and of others.
-        options: with the limit.
-
     Raises:
         StrategyError: names the rank, the kinds, the largest values with the lines that make them,
             and what would help.
@@ -118,7 +112,6 @@ def _remedies(peak: Peak, makers: _Makers, options: Options) -> Iterator[str]:
 
 
 def _of_modules(peak: Peak, makers: _Makers, options: Options) -> Iterator[str]:
-    """Modules whose forward values are held for the backward."""
     saved: dict[str, Counter[str]] = {}
     for held in peak.held:
         node = makers.of(held.register)

@@ -7,7 +7,7 @@ from typing import NamedTuple, final
 
 from weft.compiler.memory.act import ActMemory
 from weft.ir.alias import Kind
-from weft.ir.plan import Actor, Communicate, Compute, Fetch, Hold, RankPlan, Register
+from weft.ir.plan import Actor, Communicate, Fetch, Hold, RankPlan, Register
 from weft.simulator.timing.one_step import Timed
 from weft.units import Bytes
 
@@ -45,10 +45,10 @@ def moments(plan: RankPlan) -> Iterator[Moment]:
 def _acts(plan: RankPlan) -> Iterator[tuple[Actor, int]]:
     """The acts that run once a step before the loop, the loop, and the acts that come after it."""
     actors = [actor for actor in plan.actors if not isinstance(actor, Hold)]
-    looping = [place for place, actor in enumerate(actors) if acts_of(actor) > 1]
+    looping = [place for place, actor in enumerate(actors) if actor.acts > 1]
     first, last = (looping[0], looping[-1] + 1) if looping else (len(actors), len(actors))
     yield from ((actor, 0) for actor in actors[:first])
-    after = [actor for actor in actors[first:last] if acts_of(actor) == 1]
+    after = [actor for actor in actors[first:last] if actor.acts == 1]
     loop = [actors[place] for place in looping]
     yield from _once(after, loop, before=True)
     for micro in range(plan.micro_batches if loop else 0):
@@ -60,7 +60,6 @@ def _acts(plan: RankPlan) -> Iterator[tuple[Actor, int]]:
 def _once(
     actors: Iterable[Actor], loop: Iterable[Actor], before: bool
 ) -> Iterator[tuple[Actor, int]]:
-    """Of the actors between those of the loop: those that read nothing it makes, or the others."""
     made = {name for actor in loop for name in actor.produces}
     for actor in actors:
         late = not made.isdisjoint(actor.consumes)
@@ -68,11 +67,6 @@ def _once(
             made.update(actor.produces)
         if late != before:
             yield actor, 0
-
-
-def acts_of(actor: Actor) -> int:
-    """The number of acts of an actor in a step."""
-    return actor.acts if isinstance(actor, (Compute, Communicate)) else 1
 
 
 def moments_of(timeline: Iterable[Timed]) -> Iterator[Moment]:
@@ -103,9 +97,7 @@ class Left(NamedTuple):
     """A register that an actor fills.
 
     Attributes:
-        name: of the register.
         rate: its versions in a step.
-        readers: how many actors read each.
         base: the name of what it stands on.
         base_rate: versions of that in a step; 0 where it is no register.
         fresh: kind and bytes of a storage of its own; None where it looks at what was read.
@@ -126,7 +118,6 @@ class ActVersions(NamedTuple):
     """The versions that the acts of an actor read and leave.
 
     Attributes:
-        acts: how many there are in a step.
         reads: registers that they read, with versions in a step.
         gives: true where what they read is given to the caller.
         kept: what is there from the first act on.
@@ -152,7 +143,7 @@ def versions_of(plan: RankPlan, acts: Sequence[ActMemory]) -> list[ActVersions]:
         ]
         found.append(
             ActVersions(
-                acts_of(actor),
+                actor.acts,
                 tuple([(name, registers[name].rate) for name in actor.consumes]),
                 isinstance(actor, Fetch),
                 tuple([each for each in left if each.base in act.kept]),

@@ -58,13 +58,7 @@ def out_of_order(plan: RankPlan) -> frozenset[str]:
 def _made(
     call: LocalCall, values: Mapping[str, LocalValue], found: Mapping[str, bool]
 ) -> dict[str, bool]:
-    """The results of a call that may lie out of order, and whether with dimensions turned around, not cut or repeated.
-
-    Args:
-        call: any.
-        values: of the rank, by name.
-        found: the same of all calls before.
-    """
+    """The results of a call that may lie out of order; true for those with dimensions turned around."""
     strided = [name for name in call.operands if name in found]
     shares = shares_memory(call.op)
     if call.op == "weft.slice" or not (strided or shares or _turns(call.op)):
@@ -89,7 +83,6 @@ def _views(call: LocalCall, base: Sequence[int] | None, turned: bool) -> dict[st
     """The results of a view that may lie out of order.
 
     Args:
-        call: the view.
         base: the shape of its base; None where that lies out of order itself, or there is none.
         turned: True where an operand is turned around.
     """
@@ -101,7 +94,6 @@ def _views(call: LocalCall, base: Sequence[int] | None, turned: bool) -> dict[st
 
 
 def _in_two_dims(call: LocalCall) -> list[LocalValue]:
-    """The results of a call with more than one dimension to put in order."""
     return [value for value in call.makes if sum(size > 1 for size in value.shape) > 1]
 
 

@@ -31,7 +31,6 @@ def turns(plan: RankPlan, order: Sequence[Moment]) -> tuple[Turn, ...]:
     """The acts of one step that take memory, in the order in which they begin in the plan.
 
     Args:
-        plan: of a rank.
         order: when its acts begin and end: that for which its peak was told.
     """
     levels, windows = _windows(plan, order)
@@ -90,7 +89,6 @@ class _Window:
 
 
 def _windows(plan: RankPlan, order: Sequence[Moment]) -> tuple[list[int], list[_Window]]:
-    """The bytes held after each moment, and the acts as they stand in the plan's order."""
     walk = MemoryWalk(plan)
     levels: list[int] = []
     found: dict[_Key, _Window] = {}

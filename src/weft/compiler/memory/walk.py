@@ -16,7 +16,7 @@ from typing import NamedTuple, final
 from weft.compiler.memory.act import Taken, act_memory, gradient_sources
 from weft.compiler.memory.order import ActVersions, Left, Moment, moments, versions_of
 from weft.compiler.memory.strides import out_of_order
-from weft.ir.alias import KINDS, Kind, Memory, value_bytes
+from weft.ir.alias import KINDS, Kind, Memory
 from weft.ir.plan import Collective, Communicate, RankPlan
 from weft.units import NO_BYTES, Bytes
 
@@ -37,7 +37,6 @@ class Peak:
     """The moment when a rank holds most.
 
     Attributes:
-        rank: whose.
         memory: bytes by kind.
         held: what registers and running acts hold then, largest first, without variables and batch.
         actor: the actor that runs then; None when the rank holds nothing but variables.
@@ -57,7 +56,6 @@ def memory(plan: RankPlan, order: Iterable[Moment] | None = None) -> Peak:
     """The most that a rank holds in a step.
 
     Args:
-        plan: what the rank runs.
         order: when its acts begin and end, in the order of time; by default the order of the plan.
     """
     walk = MemoryWalk(plan)
@@ -81,7 +79,6 @@ class VersionStorage:
 
     Attributes:
         register: that it was made for.
-        kind, bytes: what it is, and how much.
         users: how many versions of registers stand on it.
     """
 
@@ -128,11 +125,9 @@ class MemoryWalk:
     """The memory of a rank, moment after moment: held now, and that held when it was most.
 
     Attributes:
-        versions: those that are there, by register and number.
         storages: those that some version stands on.
         running: what the acts that run take.
         extras: what acts were found to take, by actor and what it may free.
-        now: bytes by kind, without `running`.
         held: bytes of `now`, without the host's.
         extra: bytes of `running`.
         most: the peak so far.
@@ -166,7 +161,7 @@ class MemoryWalk:
         self.acts = [act_memory(actor, *given) for actor in self.plan.actors]
         self.touched = versions_of(self.plan, self.acts)
         for item in self.plan.inputs:
-            self._add(KINDS[item.role], value_bytes(item.value))
+            self._add(KINDS[item.role], item.value.nbytes)
         self._note_peak(None)
 
     def take(self, moment: Moment) -> None:
@@ -295,7 +290,6 @@ class MemoryWalk:
             self.held += size
 
     def _note_peak(self, actor: int | None) -> None:
-        """Remember the moment, if more is held than ever before."""
         total = self.held + self.extra
         if actor is not None and self.touched[actor].acts > 1:
             self.of_micro_batch = max(self.of_micro_batch, total)

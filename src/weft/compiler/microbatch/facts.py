@@ -18,7 +18,7 @@ from weft.compiler.hints import Hints
 from weft.errors import StrategyError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Ref, Update, Varying
 from weft.ir.nodes import renamed
-from weft.layout import SBP, Split
+from weft.layout import Split
 from weft.ops.call import Token
 from weft.ops.rule import factors_of
 from weft.ops.rules.common import pointwise
@@ -58,7 +58,7 @@ def facts(graph: LogicalGraph, micro_batches: int) -> Facts:
     nothing: set[str] = set()
     of_batch, of_model = set(leaves), _variables(graph)
     for node in graph.of_kind(Call):
-        uses, made = node.uses, {value.name for value in node.outputs if value}
+        uses, made = node.uses, {value.name for value in node.makes}
         if all(name in nothing for name in uses):
             nothing |= made
         if any(name in of_batch for name in uses):
@@ -70,7 +70,6 @@ def facts(graph: LogicalGraph, micro_batches: int) -> Facts:
 
 
 def _leaves(graph: LogicalGraph, micro_batches: int) -> tuple[int, frozenset[str]]:
-    """The size of the batch, and the leaves that have it as their first dimension."""
     leaves = [node for node in graph.of_kind(Input) if node.role == "batch"]
     sizes = Counter(node.value.shape[0] for node in leaves if node.value.shape)
     if not sizes:
@@ -100,7 +99,7 @@ def _saved(graph: LogicalGraph) -> frozenset[str]:
             kept = (node.outputs[each] for each in statistics.saved)
             found.update(value.name for value in kept if value is not None)
         elif node.op == "aten._to_copy.default" and not found.isdisjoint(node.uses):
-            found.update(value.name for value in node.outputs if value is not None)
+            found.update(value.name for value in node.makes)
     return frozenset(found)
 
 
@@ -148,15 +147,13 @@ def on_cut_leaves(graph: LogicalGraph, context: Context) -> Context:
 
 
 def _cut(hints: Hints, keys: Collection[str]) -> Hints:
-    """The hints with a dimension in front of those of some inputs."""
     inputs = {
-        key: tuple(map(_moved, sbps)) if key in keys else sbps for key, sbps in hints.inputs.items()
+        key: tuple([Split(s.dim + 1) if isinstance(s, Split) else s for s in sbps])
+        if key in keys
+        else sbps
+        for key, sbps in hints.inputs.items()
     }
     return replace(hints, inputs=inputs)
-
-
-def _moved(sbp: SBP | None) -> SBP | None:
-    return Split(sbp.dim + 1) if isinstance(sbp, Split) else sbp
 
 
 # Before a batch is cut in time: what need not wait for micro-batches stands alone.
@@ -200,7 +197,6 @@ def prepared(graph: LogicalGraph, device_type: str) -> LogicalGraph:
 
 
 def _alone(node: Call, device_type: str) -> Call:
-    """A call that makes the same from nothing."""
     op, position = _BORROWERS[node.op]
     made = only_result(node)
     device = dict(node.kwargs).get("device", Token("device", device_type))
@@ -238,7 +234,6 @@ def sum_of_leaf(
 
 
 def _keeps_elements(graph: LogicalGraph, node: Call) -> bool:
-    """True where a call makes one element of each element of its only operand."""
     operands = node.operands
     if len(operands) != 1 or len(node.outputs) != 1 or node.outputs[0] is None:
         return False

@@ -53,7 +53,6 @@ class Source:
     """The facts of a value that a call reads.
 
     Attributes:
-        spec: of the whole tensor.
         form: as it is made; None for one that is made from nothing, in any form that is asked for.
         whole: true where it can be made whole, once a step, before any micro-batch.
         pieces: the dimensions along which a value made from nothing can be made in pieces.
@@ -150,8 +149,6 @@ def cheapest(candidates: Iterable[Way], sources: Sequence[Source], batch: int) -
     """The way that fits the operands best as they are; the first of equals.
 
     Args:
-        candidates: ways to run one call, the all-Broadcast one among them.
-        sources: the operands.
         batch: size of the whole batch: values made from nothing that have it as their first
             dimension are made in pieces when they can be.
     """
@@ -203,15 +200,7 @@ def _cost_from_nothing(source: Source, wanted: Form, batch: int) -> float:
 def micro_call(
     node: Call, call: OpCall, signature: Signature, reads: Sequence[Value], parts: int
 ) -> Call:
-    """`node` under a signature along time; the names of its outputs stay.
-
-    Args:
-        node: a call of the whole-batch graph.
-        call: the same as rules see it.
-        signature: one of `call`.
-        reads: what each operand reads now.
-        parts: number of micro-batches.
-    """
+    """`node` under a signature along time; the names of its outputs stay."""
     return reading(node, of_parts(node, call, signature, parts), reads)
 
 

@@ -57,10 +57,6 @@ _Chosen: TypeAlias = dict[tuple[OpCall, tuple[Source, ...]], tuple[Way, OpCall]]
 def split_time(graph: LogicalGraph, context: Context) -> LogicalGraph:
     """The step in micro-batches.
 
-    Args:
-        graph: of the whole batch.
-        context: with the number of equal parts of the batch; with 1 the graph stays as it is.
-
     Raises:
         StrategyError: naming the leaf that cannot be cut into equal parts, the BatchNorm whose
             micro-batches are too small, or what differentiates the gradient of one again.
@@ -108,7 +104,7 @@ def _call(values: Values, node: Call, chosen: _Chosen) -> None:
 
     Equal calls of equal sources, such as those of repeated layers, run in the way `chosen` first.
     """
-    made = [value.name for value in node.outputs if value is not None]
+    made = [value.name for value in node.makes]
     operands = node.operands
     if values.facts.nothing.issuperset(made):
         return  # made where it is read, in the form that is wanted there
@@ -194,13 +190,7 @@ def over_samples(statistics: SampleStatistics, form: Form | None) -> bool:
 
 
 def check_size(micro_batches: int, node: Call, call: OpCall, statistics: SampleStatistics) -> None:
-    """Refuse statistics of a single value.
-
-    Args:
-        micro_batches: their number.
-        node, call: a call that takes statistics, in the graph and as rules see it.
-        statistics: what is known of them.
-    """
+    """Refuse statistics of a single value."""
     own = statistics.size(call) // micro_batches
     if own < 2:
         raise StrategyError(
@@ -233,10 +223,6 @@ def in_order(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGraph:
     What makes one value of all micro-batches stands right behind what it reads, so that no
     micro-batch's value waits. Calls that run once a step stand in the loop when the loop reads what
     they make of the loop's results.
-
-    Args:
-        graph: with its calls in an order in which they could run.
-        leaves: the leaves of the batch as they were before they were cut.
     """
     calls = _joins_early(_read(graph.of_kind(Call), graph.nodes))
     loop, late = _kinds(calls)
@@ -258,7 +244,6 @@ def _read(calls: Sequence[Call], nodes: Iterable[Node]) -> list[Call]:
 
 
 def _needed(calls: Sequence[Call], readers: Iterable[Node]) -> set[int]:
-    """The numbers of the calls that `readers` need."""
     used = {name for node in readers for name in node.uses}
     found = set()
     for index in reversed(range(len(calls))):
@@ -269,7 +254,6 @@ def _needed(calls: Sequence[Call], readers: Iterable[Node]) -> set[int]:
 
 
 def _joins_early(calls: Sequence[Call]) -> list[Call]:
-    """Accumulations and packings right behind the calls whose results they join."""
     joins: dict[str, list[Call]] = {}
     for call in calls:
         if call.op in OVER_STEP:
@@ -283,7 +267,6 @@ def _joins_early(calls: Sequence[Call]) -> list[Call]:
 
 
 def _kinds(calls: Sequence[Call]) -> tuple[set[int], set[int]]:
-    """The numbers of the calls in the loop, and of those that need results of the loop."""
     loop, late = set(), set()
     looped: set[str] = set()
     waiting: set[str] = set()
@@ -299,7 +282,6 @@ def _kinds(calls: Sequence[Call]) -> tuple[set[int], set[int]]:
 
 
 def _whole_leaves(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGraph:
-    """Leaves of which no micro-batch reads a part stay as the user gives them."""
     read = {call.uses[0] for call in graph.of_kind(Call) if call.op == SELECT and call.varyings}
     uncut = leaves.keys() - read
     leaves = {name: leaves[name] for name in uncut}
@@ -307,7 +289,8 @@ def _whole_leaves(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGr
     nodes: list[Node] = []
     for node in graph.nodes:
         uses = node.uses
-        if isinstance(node, Call) and uses and _is_whole(node, leaves.get(uses[0])):
+        leaf = leaves.get(uses[0]) if isinstance(node, Call) and uses else None
+        if leaf is not None and node.makes[0].shape == leaf.shape:
             # The view of the whole leaf is the leaf now.
             names[node.makes[0].name] = uses[0]
         elif isinstance(node, Input) and node.value.name in uncut:
@@ -317,8 +300,3 @@ def _whole_leaves(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGr
         else:
             nodes.append(renamed(node, names))
     return graph.with_nodes(nodes)
-
-
-def _is_whole(node: Call, leaf: Value | None) -> bool:
-    """True where a call is the view of a whole leaf."""
-    return leaf is not None and node.makes[0].shape == leaf.shape

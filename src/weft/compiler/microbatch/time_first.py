@@ -29,12 +29,7 @@ from weft.ops.rule import aten
 
 
 def time_first(graph: LogicalGraph, context: Context) -> LogicalGraph:
-    """The graph with rows of tokens by time, where the hints split time and that keeps them split.
-
-    Args:
-        graph: without layouts.
-        context: with hints for the batch, and the placements of stages.
-    """
+    """The graph with rows of tokens by time, where the hints split time and that keeps them split."""
     known = (
         each
         for placement in context.stages.placements
@@ -156,7 +151,6 @@ class _TimeFirstWriter:
         self.plain.add(target.name)
 
     def _plain(self, node: Node, name: str) -> None:
-        """Put rows back that are there by time alone."""
         if name in self.plain or name not in self.rows:
             return
         value, dim = self.graph.values[name], self.rows[name]
@@ -181,7 +175,6 @@ class _TimeFirstWriter:
         self.nodes.extend(turned(like, source, cut, dim, made))
 
     def _moved(self, value: Value) -> Value:
-        """The value whose rows are by time."""
         return replace(value, name=f"{self.same.get(value.name, value.name)}.by_time")
 
     def _maker(self, value: Value) -> Call:
@@ -265,7 +258,6 @@ def tokens_of(graph: LogicalGraph, hints: Hints, placement: Placement) -> Iterat
 
 
 def _shapes(graph: LogicalGraph, node: Node) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """From which shape to which a view takes its operand."""
     if not isinstance(node, Call) or node.op not in VIEWS or not isinstance(node.args[0], Ref):
         return None
     made = node.outputs[0]

@@ -13,8 +13,7 @@ from weft.errors import StrategyError
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
 from weft.ir.nodes import FORWARD, Phase, Varying
 from weft.layout import SBP, Broadcast, Partial, Split
-from weft.ops import Signature, TensorSpec
-from weft.ops.call import tensor_spec
+from weft.ops import Signature
 from weft.ops.rule import rule_of
 
 # What makes of a leaf that is cut the part of one micro-batch.
@@ -27,12 +26,9 @@ class Values:
     """The values that have been made so far; `read` makes those that are missing.
 
     Attributes:
-        graph: the whole-batch graph.
-        micro_batches: their number.
         forms: how each value of `graph` is made; one made from nothing has no entry.
         made: the new values by the old one's name, their form, and the stage that they are for
             (None for all).
-        calls: the calls of the new graph.
     """
 
     graph: LogicalGraph
@@ -56,7 +52,7 @@ class Values:
 
     def source(self, name: str, phase: Phase) -> Source:
         """The facts that a call of `phase` needs of a value that it reads."""
-        spec = _spec(self.graph.values[name])
+        spec = self.graph.values[name].spec
         if name in self.facts.nothing:
             dims = (dim for dim in range(len(spec.shape)) if self._can_make(name, Split(dim)))
             return Source(spec, None, pieces=frozenset(dims))
@@ -128,7 +124,6 @@ class Values:
         return made
 
     def _packed(self, name: str, form: Strided, read: Value) -> Value:
-        """All blocks whole again."""
         old, dim, home = self.graph.values[name], form.dim, self._home(name)
         blocks = (*old.shape[:dim], form.outer, read.shape[dim] // form.outer)
         rest = old.shape[dim + 1 :]
@@ -140,7 +135,6 @@ class Values:
         return made
 
     def _whole(self, name: str, phase: Phase) -> Value:
-        """Once a step: made whole where that is possible, else of all micro-batches."""
         if name in self.facts.leaves:
             args = (self._ref(name), self.graph.values[name].shape)
             return self._converted(name, "whole", "aten.reshape.default", args, Broadcast(), phase)
@@ -182,7 +176,6 @@ class Values:
         return made
 
     def _average(self, name: str, form: Partial) -> Value:
-        """The value that adds up to the mean over the micro-batches of their own values."""
         value = self.read(name, Own())
         if form != Partial() or "float" not in value.dtype:
             raise StrategyError(
@@ -229,7 +222,6 @@ class Values:
         return made
 
     def _is_view(self, name: str) -> bool:
-        """True where a value is all of another one, seen otherwise."""
         node = self._producer(name)
         operands = node.operands
         size = prod(self.graph.values[name].shape)
@@ -284,7 +276,6 @@ class Values:
         return node
 
     def _home(self, name: str) -> Phase:
-        """The phase in which a value is made."""
         node = self.graph.producers[name]
         return node.phase if isinstance(node, Call) else FORWARD
 
@@ -295,7 +286,6 @@ class Values:
         return (*old.shape[: form.dim], length, *old.shape[form.dim + 1 :])
 
     def _copy_name(self, name: str) -> str:
-        """The old name for the first that is made from nothing, another for each later copy."""
         if name in self._given or name in self.forms:
             return self._fresh(f"{name}.whole" if name in self.forms else f"{name}.again")
         self._given.add(name)
@@ -308,7 +298,3 @@ class Values:
             name = f"{wish}{count}"
         self._names.add(name)
         return name
-
-
-def _spec(value: Value) -> TensorSpec:
-    return tensor_spec(value.shape, value.dtype)

@@ -82,7 +82,7 @@ class Target:
 def specialize(plan: RankPlan, target: Target) -> RankPlan:
     """The plan in the ops that run on a device; legal before and after."""
     return verify_plan(
-        replace(plan, actors=tuple(_segment(actor, plan, target) for actor in plan.actors))
+        replace(plan, actors=tuple(_segment(actor, target) for actor in plan.actors))
     )
 
 
@@ -107,7 +107,7 @@ def variant(call: LocalCall, target: Target) -> LocalCall:
     return call
 
 
-def _segment(actor: Actor, plan: RankPlan, target: Target) -> Actor:
+def _segment(actor: Actor, target: Target) -> Actor:
     if not isinstance(actor, Compute):
         return actor
     nodes = actor.nodes
@@ -133,10 +133,6 @@ def join_sums(
 
     The gradient of a weight is `mm` and then `weft.accumulate`. Joined, BLAS adds to the sum itself:
     the product is neither written nor read, and takes no memory of its own.
-
-    Args:
-        nodes: of a segment that acts for each micro-batch.
-        leaving: names of the values that it hands on.
 
     Returns:
         The nodes; and for each old place, and the end, the new one of what stands there or follows.
@@ -243,7 +239,6 @@ def outline(plan: RankPlan, fewest: int = FEWEST) -> RankPlan:
 
 
 def _places(segment: Compute, begins: Collection[int]) -> tuple[int, ...]:
-    """The places of nodes with these ids; a segment begins a part anyway."""
     places = range(1, len(segment.nodes))
     return tuple(place for place in places if id(segment.nodes[place]) in begins)
 
@@ -252,7 +247,6 @@ def repeats(calls: Sequence[LocalCall], fewest: int = FEWEST) -> list[int]:
     """The places before which to cut, so that equal stretches of calls become equal parts.
 
     Args:
-        calls: all local calls of a rank, in the order in which they run.
         fewest: the calls of a part, at least, where repeats are long enough.
 
     Returns:
@@ -281,7 +275,6 @@ def _repeat(marks: Sequence[int], place: int, equal: Sequence[int]) -> tuple[int
     """The (period, copies) of the longest stretch from `place` on that repeats; (1, 1) without one.
 
     Args:
-        marks: of all calls.
         place: where it begins.
         equal: all places of the mark at `place`, increasing.
     """
@@ -297,7 +290,6 @@ def _repeat(marks: Sequence[int], place: int, equal: Sequence[int]) -> tuple[int
 
 
 def _matching(marks: Sequence[int], place: int, period: int) -> int:
-    """The number of marks from `place` on that equal the ones `period` later."""
     end = place
     while end + period < len(marks) and marks[end] == marks[end + period]:
         end += 1
@@ -341,10 +333,7 @@ def replays(
     """Decide for a rank.
 
     Args:
-        plan: of the rank.
-        program: that it was made from.
         device: estimates, with the seconds of a launch as `start`.
-        mode: what the user wants.
         obstacle: says of an op why it cannot be captured; None when it can.
 
     Returns:
@@ -352,7 +341,9 @@ def replays(
     """
     segments = [actor for actor in plan.actors if isinstance(actor, Compute)]
     launches = {each.id: segment_launches(each) * each.acts for each in segments}
-    seconds = Durations(replace(device, start=SHORTEST), ()).of(program, list(map(_bare, segments)))
+    # Views take no time of the device.
+    bare = [replace(each, nodes=tuple(filter(_kernels, each.nodes))) for each in segments]
+    seconds = Durations(replace(device, start=SHORTEST), ()).of(program, bare)
     busy = Seconds(sum(one * each.acts for one, each in zip(seconds, segments, strict=True)))
     host = Seconds(device.start * sum(launches.values()))
     reasons: dict[int, str] = {}
@@ -385,11 +376,6 @@ def _kernels(node: LocalCall | LocalUpdate) -> int:
         return 1
     own = WEFT_OPS.get(node.op)
     return int(not shares_memory(node.op)) if own is None else own.launches
-
-
-def _bare(segment: Compute) -> Compute:
-    """Without what takes no time of the device."""
-    return replace(segment, nodes=tuple(node for node in segment.nodes if _kernels(node)))
 
 
 def _off(mode: GraphMode, host: Seconds, device: Seconds) -> str | None:

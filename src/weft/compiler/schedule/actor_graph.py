@@ -41,7 +41,6 @@ class Web:
     """All plans of a program together.
 
     Attributes:
-        plans: of all its ranks.
         seconds: for each rank, how long an act of each of its actors takes.
     """
 
@@ -134,7 +133,10 @@ class Web:
         }
         found: dict[Node, int] = {}
         for node in self._in_order(waits):
-            levels = (found[x.source] + self._is_barrier(x) for x in waits[node])
+            levels = (
+                found[x.source] + (x.register.rate == 1 and x.source in self.loop)
+                for x in waits[node]
+            )
             found[node] = max(levels, default=0)
         return found
 
@@ -162,9 +164,6 @@ class Web:
         if not isinstance(actor, Compute | Communicate):
             return f"rank {rank}: {actor_text(actor)}"
         return f"rank {rank}: {actor.phase.kind} of stage {actor.phase.stage}, {actor_text(actor)}"
-
-    def _is_barrier(self, link: Link) -> bool:
-        return link.register.rate == 1 and link.source in self.loop
 
     def crosses_barrier(self, link: Link) -> bool:
         """True where a loop register is read only after all its versions have been made."""
@@ -207,7 +206,6 @@ class Web:
 
     @cached_property
     def _between(self) -> list[tuple[Edge[Node], list[tuple[Slot, Register]]]]:
-        """The loop's edges of data, each with the registers between its nodes."""
         found: dict[tuple[Node, Node], list[tuple[Slot, Register]]] = {}
         for link in self._turning:
             found.setdefault((link.source, link.target), []).append((link.slot, link.register))
@@ -270,7 +268,6 @@ def prove_live(plan: RankPlan) -> RankPlan:
 
 
 def _waits(plan: RankPlan) -> dict[int, dict[int, str]]:
-    """For each actor, the actors that it waits for before its first act, and over what."""
     waits: dict[int, dict[int, str]] = {actor.id: {} for actor in plan.actors}
     for register in plan.registers:
         for consumer in register.consumers:

@@ -17,7 +17,6 @@ from math import isqrt
 from typing import Protocol, TypeAlias, final
 
 from weft.cached import cached_property
-from weft.ir.alias import value_bytes
 from weft.ir.nodes import FORWARD, OVER_STEP, Phase
 from weft.ir.plan import (
     Collective,
@@ -66,7 +65,7 @@ class Bucket:
 
     @property
     def phase(self) -> Phase:
-        """That of all its collectives."""
+        """The phase, the same for all collectives."""
         return self.collectives[0].phase
 
 
@@ -108,14 +107,12 @@ class _Joiner:
     """Puts the nodes of a program in order, and collectives into buckets.
 
     Attributes:
-        limit: bytes of a bucket.
         loop: values of which there is one for each micro-batch.
         staged: true where only what is of one phase is joined.
         parameters: values that are made of parameters alone.
         once, again: for each communicator, the bytes that are reduced once a step behind a loop, and in an act of one.
         urgent: values that are reduced alone and at once.
         sums: communicated values that are added up over the micro-batches, and what comes of them.
-        items: what has its place.
         open: of each kind, the collectives that wait to be joined.
         behind: of each kind, the calls that add up what these bring.
         kinds: of what both make, the kind.
@@ -136,7 +133,8 @@ class _Joiner:
 
     def add(self, node: LocalNode) -> None:
         found = {self.kinds[name] for name in node.reads if name in self.kinds}
-        if found and isinstance(node, LocalCall) and self._is_sum(node):
+        adds = any(value.name in self.sums for value in node.makes)
+        if found and adds and isinstance(node, LocalCall):
             (key,) = found  # a sum reads one value
             self.behind.setdefault(key, []).append(node)
             self.kinds[node.makes[0].name] = key
@@ -151,9 +149,6 @@ class _Joiner:
         else:
             self.close(key for key in self.open if key[0] == node.communicator)
             self.items.append(Bucket((node,)))
-
-    def _is_sum(self, call: LocalCall) -> bool:
-        return any(value.name in self.sums for value in call.makes)
 
     def close(self, keys: Iterable[_Kind]) -> None:
         for key in tuple(keys):
@@ -191,19 +186,18 @@ class _Joiner:
 def _bytes(each: Collective) -> Bytes:
     """Bytes that a rank gives to a collective, on average: shards that are not even differ between ranks."""
     if each.kind == "all_gather":
-        return Bytes(value_bytes(each.output) // len(each.sizes))
-    return value_bytes(each.input)
+        return Bytes(each.output.nbytes // len(each.sizes))
+    return each.input.nbytes
 
 
 def _reduced(program: LocalProgram) -> tuple[Counter[int], Counter[int]]:
-    """For each communicator, the bytes that are reduced once a step behind a loop, and in each act of the loop."""
     once, again = Counter[int](), Counter[int]()
     if not program.loop:
         return once, again
     for node in program.nodes:
         if isinstance(node, Collective) and node.kind in ("all_reduce", "reduce_scatter"):
             found = again if node.output.name in program.loop else once
-            found[node.communicator] += value_bytes(node.input)
+            found[node.communicator] += node.input.nbytes
     return once, again
 
 
@@ -221,8 +215,6 @@ def parameter_values(
 
 
 class _Item(Protocol):
-    """A node of a local program, or several that run as one."""
-
     @property
     def reads(self) -> frozenset[str]: ...
     @property

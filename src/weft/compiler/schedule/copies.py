@@ -11,7 +11,7 @@ from weft.actors.deadlock import Edge, max_cycle_ratio
 from weft.compiler.schedule.actor_graph import Link, Node, Slot, Web
 from weft.compiler.schedule.presets import Preset
 from weft.errors import StrategyError
-from weft.ir.alias import copied_results, overwritable, value_bytes
+from weft.ir.alias import copied_results, overwritable
 from weft.ir.legal.plans import verify_plan
 from weft.ir.plan import (
     Actor,
@@ -104,7 +104,6 @@ def enough(web: Web, room: Mapping[int, Bytes] | None = None) -> dict[Slot, int]
     take the least memory.
 
     Args:
-        web: all plans.
         room: for each rank, the bytes that more copies may take; unbounded by default.
     """
     return _Raise(web, fewest(web), dict(room) if room is not None else None).run()
@@ -116,7 +115,6 @@ class _Raise:
     """The search for copies.
 
     Attributes:
-        copies: so far.
         room: bytes left on each rank, if there is a limit.
         groups: the registers of each group; all but those that cross a barrier have equally many
             copies.
@@ -131,7 +129,7 @@ class _Raise:
 
     def __post_init__(self) -> None:
         for link in _loop_links(self.web):
-            self.sizes[link.slot] = value_bytes(link.register.value)
+            self.sizes[link.slot] = link.register.value.nbytes
             group = self._group(link)
             known = self.group_of.get(link.slot)
             if known is None or isinstance(known[1], str):
@@ -157,21 +155,18 @@ class _Raise:
                 return self.copies
 
     def _raise(self, cycle: Sequence[Edge[Node]], goal: Seconds) -> bool:
-        """Give the cheapest registers of a cycle the copies that it lacks."""
         tokens, seconds = sum(e.tokens for e in cycle), sum(e.seconds for e in cycle)
         lack = max(1, math.ceil(seconds / (goal * ENOUGH) - 1e-9) - tokens)
         labels = [edge.label for edge in cycle if isinstance(edge.label, tuple)]
-        choices = [self._choice(label, lack) for label in labels if self._may_raise(label)]
+        # A variable that the loop writes has no second copy.
+        loose = (label for label in labels if all(slot in self.group_of for slot in label))
+        choices = [self._choice(label, lack) for label in loose]
         for _, slots, more in sorted(c for c in choices if c is not None):
             if self._fits(slots, more):
                 for slot in slots:
                     self.copies[slot] += more
                 return True
         return False
-
-    def _may_raise(self, label: Iterable[Slot]) -> bool:
-        """True where an edge can be loosened: a variable that the loop writes has no second copy."""
-        return all(slot in self.group_of for slot in label)
 
     def _choice(self, label: Iterable[Slot], lack: int) -> tuple[int, tuple[Slot, ...], int] | None:
         """Bytes a copy, registers and copies that loosen an edge; None when it has a copy for every micro-batch."""
@@ -182,7 +177,6 @@ class _Raise:
         return (sum(self.sizes[slot] for slot in slots), slots, more) if more > 0 else None
 
     def _fits(self, slots: Iterable[Slot], more: int) -> bool:
-        """True where the ranks have room, which is then taken."""
         if self.room is None:
             return True
         needed: dict[int, int] = {}
@@ -196,7 +190,6 @@ class _Raise:
 
 
 def _loop_links(web: Web) -> list[Link]:
-    """The tensors of the loop between acting nodes; variables have the copy that they are."""
     return [
         link
         for link in web.links
@@ -222,9 +215,7 @@ def credit(
     with those of the other ranks.
 
     Args:
-        program: of the rank.
-        actors: its actors.
-        controls: registers that only make actors wait (`schedule/gathers/`).
+        controls: registers that only make actors wait (`schedule/gathers_first.py`).
     """
     kinds: dict[str, RegisterKind] = {item.value.name: item.role for item in program.inputs}
     for actor in actors:

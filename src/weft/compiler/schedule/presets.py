@@ -45,9 +45,7 @@ class Preset:
 
     Attributes:
         name: which.
-        stages: number of stages.
         around: number of stages after which they begin again on the same ranks.
-        micro_batches: of a step.
         given: for each stage, the micro-batches in flight, in place of those of the schedule; () for these.
     """
 
@@ -68,7 +66,7 @@ class Preset:
         return max(1, min(found, self.micro_batches))
 
     def priority(self, phase: Phase) -> int:
-        """Of a phase: lower goes first. Of equal kinds, that of the later stage does."""
+        """The priority of a phase: a lower one goes first. Among equal kinds the later stage goes first."""
         kind = self.row.order.index(phase.kind)
         return 1 + kind * self.stages + self.stages - 1 - phase.stage
 
@@ -131,9 +129,6 @@ def preset(
     """A named schedule for the stages of a program.
 
     Args:
-        name: of the schedule.
-        stages: of the program.
-        micro_batches: of a step.
         given: for each stage, the micro-batches in flight; None for those of the schedule.
 
     Raises:
@@ -170,8 +165,6 @@ def with_priorities(
     forward that has begun is ended before a backward goes on: the next stage waits for it.
 
     Args:
-        actors: of the rank.
-        preset: the schedule.
         early: actors that the loop waits for.
     """
     last = 1 + 3 * preset.stages

@@ -24,7 +24,7 @@ from weft.compiler.schedule.actor_graph import Slot, Web, prove_live, with_copie
 from weft.compiler.schedule.bucket import bucket
 from weft.compiler.schedule.copies import credit, enough, fewest, of_preset
 from weft.compiler.schedule.fold.classes import like
-from weft.compiler.schedule.gathers.gathers_first import gathers_first, prefetch
+from weft.compiler.schedule.gathers_first import gathers_first, prefetch
 from weft.compiler.schedule.presets import (
     Preset,
     computed,
@@ -73,8 +73,6 @@ def plan_ranks(
 
     Args:
         programs: of the first rank of each class, and of others that a plan is wanted for.
-        communicators: between all ranks.
-        context: stages, schedule, micro-batches, memory limit, buckets, ZeRO and costs.
         classes: for each rank, the first of those that are like it; empty for one stage that acts once a step.
         families: for each communicator, those that run the same exchange at the same time.
 
@@ -104,7 +102,6 @@ class Draft:
     Attributes:
         web: the plans as they were before.
         split: true where weights' gradients are split from the backward.
-        rule: the priorities.
         plans, simulation: with copies.
     """
 
@@ -123,12 +120,6 @@ class Draft:
 @final
 @dataclass(frozen=True)
 class _Kind:
-    """Plans to be given copies.
-
-    Attributes:
-        split: true where weights' gradients are split from the backward.
-    """
-
     web: Web
     split: bool
     rule: Preset
@@ -147,8 +138,6 @@ class _Kind:
 @final
 @dataclass(frozen=True)
 class _Making:
-    """A maker of plans from programs."""
-
     communicators: tuple[Communicator, ...]
     context: Context
     classes: Mapping[int, int]
@@ -182,7 +171,7 @@ class _Making:
         return self.better(best, split.preset())
 
     def enough(self, kind: _Kind) -> Draft:
-        """As many copies as pay, of those that the memory limit leaves room for above the fewest."""
+        """With as many copies as pay and the memory limit leaves room for, above the fewest."""
         limit, room = self.context.options.memory_limit, None
         if limit is not None:
             held = kind.draft(fewest(kind.web)).peaks()
@@ -255,13 +244,15 @@ def split_backward(program: LocalProgram) -> LocalProgram:
     stages = {value.name: node.phase.stage for node in program.nodes for value in node.makes}
     for node in reversed(program.nodes):
         needed = any(value.name in awaited for value in node.makes)
-        if _in_loop(program, node):
+        looped = _in_loop(program, node)
+        if looped:
             awaited.update(
                 name
                 for name in node.reads
                 if needed or stages.get(name, node.phase.stage) != node.phase.stage
             )
-        found.append(node if needed or not _may_wait(program, node) else _for_weights(node))
+        waits = isinstance(node, LocalCall | Collective) and node.phase.kind == "backward"
+        found.append(_for_weights(node) if waits and looped and not needed else node)
     return program.with_nodes(reversed(found))
 
 
@@ -269,14 +260,6 @@ def _in_loop(program: LocalProgram, node: LocalNode) -> bool:
     if not program.loop.isdisjoint(node.reads):
         return True
     return any(value.name in program.loop for value in node.makes)
-
-
-def _may_wait(program: LocalProgram, node: LocalNode) -> bool:
-    return (
-        isinstance(node, LocalCall | Collective)
-        and node.phase.kind == "backward"
-        and _in_loop(program, node)
-    )
 
 
 def _for_weights(node: LocalNode) -> LocalNode:
@@ -290,7 +273,6 @@ class Scheduled:
     """The decisions about time.
 
     Attributes:
-        name: of the preset, or "computed".
         plans: of the ranks that were planned: of each class of equal ranks the first, and those
             that were asked for.
         seconds: how long acts of the first of each class take; nothing where nothing had to be decided.

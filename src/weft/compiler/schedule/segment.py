@@ -113,10 +113,8 @@ class _RunCutter:
             made.
         step_parts: which part of the step an item belongs to; a run keeps to one.
         apart: communicated values that are only added up over the micro-batches, and all that comes of them.
-        work: finished runs and buckets.
         sums: calls that make values of `apart`, to be added later, each with the number of reductions before it.
         reductions: the number of buckets so far that bring values of `apart`.
-        run: the nodes of the run that grows.
         waited: communicated values that `run` waits for before it starts; all of a bucket come
             together.
         together: for each value of a bucket, all of them.
@@ -214,7 +212,6 @@ def _work(
     queues: Mapping[int, str],
     parts: StepParts,
 ) -> list[Actor]:
-    """Give every run and bucket its number, its queue, and the registers it reads and writes."""
     readers, bases = _readers(program, work), variable_views(program)
     actors: list[Actor] = []
     for number, item in enumerate(work, _FIRST):
@@ -234,7 +231,6 @@ def _work(
 
 
 def _readers(program: LocalProgram, work: Sequence[Run | Bucket]) -> dict[str, set[int]]:
-    """For each value, the actors that read it; -1 stands for the caller."""
     found: dict[str, set[int]] = {output.name: {-1} for output in program.outputs}
     for number, item in enumerate(work, _FIRST):
         for name in item.reads:
@@ -273,8 +269,6 @@ class StepParts:
     """Knows the part of every item of a rank's schedule.
 
     Args:
-        program: of the rank.
-        schedule: its items.
         staged: true where phases make parts; otherwise all phases are one.
     """
 
@@ -415,12 +409,9 @@ def _waits(program: LocalProgram, items: list[ScheduleItem]) -> list[set[int]]:
             found.update([last[communicator]] if communicator in last else [])
             last[communicator] = number
             found.update(sent[-1:])
-            sent += [number] if _sends(item) else []
+            if any(isinstance(each, Transfer) and each.sends for each in item.collectives):
+                sent.append(number)
         for name in item.reads:
             readers.setdefault(bases.get(name, name), []).append(number)
         waits.append(found - {number})
     return waits
-
-
-def _sends(item: Bucket) -> bool:
-    return any(isinstance(each, Transfer) and each.sends for each in item.collectives)

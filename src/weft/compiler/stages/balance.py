@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from weft.errors import RuleError, StrategyError
 from weft.hardware import CostModel
-from weft.ir.logical import Call, Input, LogicalGraph, Value
+from weft.ir.logical import Call, Input, LogicalGraph
 from weft.ops import OpCall, flops, item, traffic
-from weft.units import ITEM_SIZE, Bytes
+from weft.ops.cost import tensor_bytes
 
 Floats = NDArray[np.float64]
 
@@ -43,12 +43,6 @@ def even_stages(
 ) -> dict[str, int]:
     """The stage of each forward call, by the name of its first result.
 
-    Args:
-        graph: the step.
-        calls: its forward calls, in order.
-        count: number of stages.
-        cost_model: what calls cost.
-
     Raises:
         StrategyError: when there are fewer calls than stages.
     """
@@ -61,7 +55,7 @@ def even_stages(
     depths = [_depth(before, after) for before, after in pairwise(calls)]
     cuts = _cuts(depths, costs, across, count, LEAST) or _cuts(depths, costs, across, count, 0.0)
     stage_of = np.searchsorted(np.array(cuts), np.arange(len(calls)), side="right")
-    return {_first(call).name: int(stage) for call, stage in zip(calls, stage_of, strict=True)}
+    return {call.makes[0].name: int(stage) for call, stage in zip(calls, stage_of, strict=True)}
 
 
 def _cuts(
@@ -71,8 +65,6 @@ def _cuts(
 
     Args:
         depths: of the places between two calls.
-        costs, across: of the calls, and what crosses before each.
-        count: number of stages.
         least: what part of an even share of all but the dearest call a stage costs.
     """
     share = max(costs.sum() / count, costs.max())
@@ -96,7 +88,6 @@ def _cuts(
 
 
 def _costs(graph: LogicalGraph, calls: Sequence[Call], cost_model: CostModel) -> Floats:
-    """The cost of each forward call, with the backward calls that belong to it."""
     number = {
         call.autograd: index
         for index, call in reversed(list(enumerate(calls)))
@@ -106,10 +97,9 @@ def _costs(graph: LogicalGraph, calls: Sequence[Call], cost_model: CostModel) ->
 
     def cost(call: Call) -> float:
         whole = call.first
-        found = known.get(whole)
-        if found is None:
-            found = known[whole] = _cost(whole, cost_model)
-        return found
+        if whole not in known:
+            known[whole] = call_cost(whole, cost_model)
+        return known[whole]
 
     costs = np.array([cost(call) for call in calls])
     for call in graph.of_kind(Call):
@@ -118,12 +108,7 @@ def _costs(graph: LogicalGraph, calls: Sequence[Call], cost_model: CostModel) ->
     return costs
 
 
-def call_cost(graph: LogicalGraph, call: Call, cost_model: CostModel) -> float:
-    """The cost of one call."""
-    return _cost(call.first, cost_model)
-
-
-def _cost(whole: OpCall, cost_model: CostModel) -> float:
+def call_cost(whole: OpCall, cost_model: CostModel) -> float:
     """The cost of one call; an op without a rule, which deduction will refuse, costs nothing."""
     try:
         return cost_model.work(flops(whole), traffic(whole), item(whole))
@@ -136,19 +121,18 @@ def _bytes_across(graph: LogicalGraph, calls: Sequence[Call]) -> Floats:
 
     What is made of no input, as positions and masks are, is the same for all micro-batches, and counts nothing.
     """
-    number = {_first(call).name: index for index, call in enumerate(calls)}
+    number = {call.makes[0].name: index for index, call in enumerate(calls)}
     change = np.zeros(len(calls) + 1)
     known = {node.value.name for node in graph.of_kind(Input)}
     for index, call in enumerate(calls):
         if known.isdisjoint(call.operands):
             continue
-        for value in call.outputs:
-            if value is not None:
-                known.add(value.name)
-                readers = (n for n in graph.users[value.name] if isinstance(n, Call))
-                last = max((number.get(_first(n).name, index) for n in readers), default=index)
-                change[index + 1] += _bytes(value)
-                change[last + 1] -= _bytes(value)
+        for value in call.makes:
+            known.add(value.name)
+            readers = (n for n in graph.users[value.name] if isinstance(n, Call))
+            last = max((number.get(n.makes[0].name, index) for n in readers), default=index)
+            change[index + 1] += tensor_bytes(value.spec)
+            change[last + 1] -= tensor_bytes(value.spec)
     return np.cumsum(change)[:-1]
 
 
@@ -179,7 +163,6 @@ def _chain(step: Floats, join: np.ufunc, count: int) -> tuple[float, list[int]]:
     Args:
         step: [points, points], what a step from one to another costs.
         join: how costs of steps add up.
-        count: number of steps.
     """
     best = step[0]
     came: list[NDArray[np.intp]] = []
@@ -196,18 +179,10 @@ def _chain(step: Floats, join: np.ufunc, count: int) -> tuple[float, list[int]]:
 
 def _depth(before: Call, after: Call) -> int:
     """The number of modules that stand around both of two calls: a cut between them goes through these."""
-    paths = [call.location.module.split(".") if call.location else [""] for call in (before, after)]
+    paths = [call.module.split(".") for call in (before, after)]
     depth = 0
     for one, other in zip(*paths, strict=False):
         if one != other or not one:
             break
         depth += 1
     return depth
-
-
-def _first(call: Call) -> Value:
-    return next(value for value in call.outputs if value is not None)
-
-
-def _bytes(value: Value) -> Bytes:
-    return Bytes(int(np.prod(value.shape, dtype=np.int64)) * ITEM_SIZE.get(value.dtype, 8))

@@ -84,7 +84,7 @@ def _by_patterns(
     """The stages that the strategy's patterns name, which go before notes in the code."""
     assert not isinstance(options.stages, int)  # a number has no patterns
     stages = options.stages
-    modules = {name: _module(call) for name, call in forward_calls(graph).items()}
+    modules = {name: call.module for name, call in forward_calls(graph).items()}
     variables = [node.key for node in graph.of_kind(Input) if node.role in ("parameter", "buffer")]
     if homes is None:
         check_patterns(stages, {*modules.values(), *options.modules}, variables)
@@ -96,22 +96,16 @@ def _by_patterns(
 
 
 def _matched(stages: Sequence[Stage], paths: Mapping[str, str]) -> dict[str, int]:
-    """The stages of those whose path a pattern matches."""
     found = pattern_stages(stages, list(paths.values()))
     return {name: found[path] for name, path in paths.items() if path in found}
 
 
 def call_kind(name: str, call: Call) -> tuple[str, str, str]:
     """By which a forward call is known again in the same step for another shape of the batch: `Stages.calls`."""
-    return name, call.op, _module(call)
-
-
-def _module(call: Call) -> str:
-    return call.location.module if call.location else ""
+    return name, call.op, call.module
 
 
 def _note(call: Call, count: int) -> int | None:
-    """The stage that `weft.stage` in the code names."""
     stage = call.location.stage if call.location else None
     if stage is not None and stage >= count:
         raise StrategyError(
@@ -124,7 +118,6 @@ def _note(call: Call, count: int) -> int | None:
 def _forward(
     graph: LogicalGraph, fixed: Mapping[str, int], homes: Mapping[str, int]
 ) -> dict[str, int]:
-    """The stage of every forward call, by the name of its first result."""
     keys = {node.value.name: node.key for node in graph.of_kind(Input)}
     made: dict[str, int | None] = {name: homes.get(key) for name, key in keys.items()}
     calls = forward_calls(graph)
@@ -142,7 +135,6 @@ def _forward(
 
 
 def _first_reader(graph: LogicalGraph, names: Sequence[str], made: Mapping[str, int | None]) -> int:
-    """The first stage of the calls that read one of the values."""
     readers = (node for name in names for node in graph.users[name])
     wanted = (made.get(first_result(node)) for node in readers if isinstance(node, Call))
     return min((stage for stage in wanted if stage is not None), default=0)
@@ -151,7 +143,6 @@ def _first_reader(graph: LogicalGraph, names: Sequence[str], made: Mapping[str, 
 def _homes(
     graph: LogicalGraph, given: Mapping[str, int], forward: Mapping[str, int]
 ) -> dict[str, int]:
-    """The stage of every parameter and buffer: the given one, else that of its first reader."""
     found = {}
     for node in graph.of_kind(Input):
         if node.role in ("parameter", "buffer"):
@@ -179,17 +170,11 @@ def forward_calls(graph: LogicalGraph) -> dict[str, Call]:
 
 def first_result(node: Node) -> str:
     """The name of a call's first result; empty for what is no call."""
-    made = node.outputs if isinstance(node, Call) else ()
-    return next((value.name for value in made if value is not None), "")
+    return node.makes[0].name if isinstance(node, Call) and node.makes else ""
 
 
 def assign_stages(graph: LogicalGraph, context: Context) -> LogicalGraph:
-    """The graph with a stage for every call: forward calls as chosen, backward calls with their forward.
-
-    Args:
-        graph: as captured; phases say what is backward.
-        context: with the stages (`choose_stages`).
-    """
+    """The graph with a stage for every call: forward calls as chosen, backward calls with their forward."""
     stages = context.stages
     if len(stages.placements) == 1:
         return graph

@@ -13,10 +13,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-from weft.boxing import steps
 from weft.cached import cached_property
 from weft.compiler.context import Stages
-from weft.compiler.layouts.box import describe
+from weft.compiler.layouts.box import describe, moved_bytes
 from weft.compiler.layouts.intent import gradients
 from weft.ir.logical import (
     ROLES,
@@ -31,8 +30,6 @@ from weft.ir.logical import (
     Value,
 )
 from weft.ir.nodes import Sent, renamed
-from weft.layout import Layout
-from weft.units import ITEM_SIZE
 
 # Made anew in every stage that reads them: they read nothing.
 _MADE_ANYWHERE = ("aten.arange", "aten.full.", "aten.ones.", "aten.zeros.", "aten.scalar_tensor")
@@ -44,8 +41,6 @@ class StageGraph:
     """One stage's part of a graph.
 
     Attributes:
-        stage: its number.
-        graph: its nodes.
         crossing: for each input that another stage makes, the value that it is: name here -> name
             there.
         leaving: names of values that its calls make for other stages, but for parameters' gradients, which
@@ -109,7 +104,6 @@ def _is_source(graph: LogicalGraph, node: Call) -> bool:
 
 
 def _copies(graph: LogicalGraph, node: Call) -> Iterator[tuple[Call, int]]:
-    """A copy of `node` for each other stage that reads what it makes."""
     readers = (reader for value in node.makes for reader in graph.users[value.name])
     stages = {reader.phase.stage for reader in readers if isinstance(reader, Call)}
     for stage in sorted(stages - {node.phase.stage}):
@@ -229,9 +223,7 @@ class LaidOut:
     """One stage's part of the graph, with layouts and boxing.
 
     Attributes:
-        stage: its number.
         crossing: for each input that another stage makes: name here -> name there.
-        graph: its nodes.
     """
 
     stage: int
@@ -308,23 +300,16 @@ def join_stages(graph: LogicalGraph, parts: Sequence[LaidOut], stages: Stages) -
 
 
 def _arrivals(parts: Sequence[LaidOut]) -> dict[str, list[Box]]:
-    """The boxings between stages, by the value from which they start."""
     found: dict[str, list[Box]] = {}
     for part in parts:
         for here, there in part.crossing.items():
             output = part.graph.values[here]
             values = [value for other in parts for value in other.standing(there)]
-            source = min(values, key=lambda value: _moved(value, output.laid))
+            source = min(values, key=lambda value: moved_bytes(value, value.laid, output.laid))
             reader = part.graph.users[here][0]
             cause = reader.cause if isinstance(reader, Box) else describe(reader, part.graph)
             found.setdefault(source.name, []).append(Box(source.ref, output, cause))
     return found
-
-
-def _moved(value: Value, layout: Layout) -> int:
-    """Bytes that boxing `value` to `layout` moves."""
-    chain = steps(value.laid, layout, value.shape, ITEM_SIZE[value.dtype])
-    return sum(step.bytes for step in chain)
 
 
 def _updates(graph: LogicalGraph, parts: Sequence[LaidOut]) -> Iterator[Update]:

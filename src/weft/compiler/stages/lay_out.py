@@ -28,7 +28,7 @@ from weft.ir.logical import (
     Input,
     LogicalGraph,
 )
-from weft.layout import SBP, Partial, Placement
+from weft.layout import Partial, Placement
 
 
 @final
@@ -37,7 +37,6 @@ class Deduced:
     """The bound on the layouts of a stage, in the cost model's bytes.
 
     Attributes:
-        stage: its number.
         cost: what they cost.
         bound: the least that any could cost, along the axis solved last with the others as they are.
         proven: whether they are the cheapest, along each axis with the others as they are.
@@ -70,8 +69,6 @@ def lay_out(
     Also what is known of how good they are.
 
     Args:
-        graph: without layouts; its calls have stages.
-        context: with hints for every number of axes that a placement has, stages, and the cost model.
         before: what was deduced for another shape of the batch, with the same cost model.
     """
     hints, stages = context.hints, context.stages
@@ -101,7 +98,6 @@ def lay_out(
 
 
 def _check_signatures(graph: LogicalGraph, hints: GridHints) -> None:
-    """Every op whose signature is fixed must be there."""
     names = {name for one in hints.values() for name in one.signatures}
     if not names:
         return
@@ -138,10 +134,8 @@ class _Solver:
     """Deduces stages: as before, where that fits, else anew.
 
     Attributes:
-        cost_model: for deduction.
         before: of stages, what was deduced for another shape of the batch.
         kept: stages that were deduced for other plans.
-        own_kernels: whether losses over split classes may be fused.
         known: what deductions on grids of one shape remember.
     """
 
@@ -191,7 +185,6 @@ class _Solver:
 def _own_hints(
     part: StageGraph, hints: Hints, placement: Placement, earlier: Sequence[LaidOut]
 ) -> Hints:
-    """The hints for a stage's inputs: the user's, and where values of earlier stages lie."""
     keys = {node.key for node in part.graph.of_kind(Input)} - set(part.crossing)
     found = {key: sbps for key, sbps in hints.inputs.items() if key in keys}
     for here, there in part.crossing.items():
@@ -200,10 +193,6 @@ def _own_hints(
         whole = (x for x in layouts if not any(isinstance(sbp, Partial) for sbp in x.sbp))
         layout = next(whole, None)
         if layout is not None and layout.placement.axes == placement.axes:
-            found[here] = tuple(map(_kept, layout.sbp, layout.placement.shape, placement.shape))
+            sizes = zip(layout.sbp, layout.placement.shape, placement.shape, strict=True)
+            found[here] = tuple([sbp if before == now > 1 else None for sbp, before, now in sizes])
     return replace(hints, inputs=found, leaving=part.leaving)
-
-
-def _kept(sbp: SBP, there: int, here: int) -> SBP | None:
-    """The SBP that a value keeps along an axis when it comes from `there` ranks to `here`; None for any."""
-    return sbp if there == here > 1 else None

@@ -78,7 +78,6 @@ def check_in_flight(in_flight: Sequence[int] | None, stages: int) -> None:
 
 
 def _rows(placement: Placement, index: int, stages: int) -> Placement:
-    """The rows of the grid that stage number `index` runs on."""
     rows = placement.shape[0]
     parts = min(rows, stages)
     offset, length = shard_range(rows, parts, index % parts)
@@ -132,8 +131,6 @@ def check_homes(
     Those of the model itself, outside of all modules, need none: they live where they are read.
 
     Args:
-        graph: the step.
-        stages: of the strategy.
         homes: the stages of variables that a pattern covers, by key.
         fixed: the stages of calls that a pattern or a note puts there, by first result.
     """

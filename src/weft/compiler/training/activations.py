@@ -29,17 +29,16 @@ def lay_activations(graph: LogicalGraph, context: Context) -> LogicalGraph:
     What a module returns is what it makes and other calls of the forward read. A scalar beside
     tensors, such as a loss that balances experts, is passed over.
 
-    Args:
-        graph: without layouts.
-        context: with the patterns, and what they ask for.
-
     Raises:
         StrategyError: when a pattern names no module.
     """
     layouts = context.options.activations
     if not layouts:
         return graph
-    _check(graph, layouts, context.options.modules)
+    paths = {path for call in graph.of_kind(Call) for path in _around(call)}
+    for pattern, _ in layouts:
+        named = f"activations={{{pattern!r}: …}}"
+        check_named(named, pattern, paths.union(context.options.modules), "modules")
     hinted: dict[str, tuple[str, str]] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
@@ -78,7 +77,6 @@ def _on_sums(graph: LogicalGraph) -> LogicalGraph:
 
 
 def _hinted_terms(node: Node, hints: Mapping[str, Call], alone: Collection[str]) -> tuple[str, ...]:
-    """The two terms of a plain sum that have equal hints, of which it is the one reader."""
     if not isinstance(node, Call) or node.op != ADD or node.kwargs or len(node.operands) != 2:
         return ()
     known = [hints[name] for name in node.operands if name in alone]
@@ -106,33 +104,22 @@ def _returned(
 
 
 def _leaves(graph: LogicalGraph, value: Value, path: str) -> bool:
-    """True where a module's value is read outside of it."""
     return any(_outside(reader, path) for reader in graph.users[value.name])
 
 
 def _returns_tensors(graph: LogicalGraph, path: str) -> bool:
-    """True where a module returns anything that has dimensions."""
     inside = (node for node in graph.of_kind(Call) if _inside(node, path))
     made = (value for node in inside for value in node.makes if value.shape)
     return any(_leaves(graph, value, path) for value in made)
 
 
 def _outside(node: Node, path: str) -> bool:
-    """True where a node is a call of the forward outside of a module."""
     return isinstance(node, Call) and node.phase.kind == "forward" and not _inside(node, path)
 
 
 def _inside(node: Node, path: str) -> bool:
-    """True where a node belongs to the forward of a module."""
     return isinstance(node, Call) and node.phase.kind == "forward" and path in _around(node)
 
 
 def _around(node: Call) -> Iterator[str]:
-    """The paths of the modules around a call, outermost first."""
-    return around(node.location.module if node.location else "")
-
-
-def _check(graph: LogicalGraph, layouts: Layouts, modules: Sequence[str]) -> None:
-    paths = {path for call in graph.of_kind(Call) for path in _around(call)} | set(modules)
-    for pattern, _ in layouts:
-        check_named(f"activations={{{pattern!r}: …}}", pattern, paths, "modules")
+    return around(node.module)

@@ -28,7 +28,6 @@ from weft.ir.logical import (
     Node,
     Phase,
     Ref,
-    Value,
     Varying,
     runs_in_loop,
 )
@@ -60,7 +59,7 @@ class Gather:
         """Readers of one group share a gather: those of a block ("blocks.0") in one phase."""
         if not self.each_time:
             return reader.phase.stage
-        return reader.phase, block_of(reader.location.module if reader.location else "")
+        return reader.phase, block_of(reader.module)
 
 
 def _is_backward_of(group: Hashable, other: Hashable) -> bool:
@@ -84,8 +83,6 @@ def gather_parameters(
     """Give the readers of some parameters, named by their values, chains as above.
 
     Args:
-        graph: without layouts.
-        gathers: of parameters.
         turning: the stage in which the backward of a micro-batch follows its forward at once, if any. Where that of a
             block follows with no other block between, as that of the last one does, both share what is gathered. In
             other stages it would stay for as long as the micro-batch is in flight, and keep the next one from its own.
@@ -111,7 +108,6 @@ class _GatherRewriter:
             follows its forward at once, the forward's.
         last: by stage the group that was read last, and whether for each micro-batch.
         early: new nodes that run once a step, before all others.
-        body: all other nodes.
         wanted: by group, the values of chains and their readers, where a group is gathered
             together.
         whole: blocks with parameters, none of which is gathered each time.
@@ -149,7 +145,7 @@ class _GatherRewriter:
     def note(self, node: Node) -> None:
         """Find the chains and their readers."""
         if isinstance(node, Call) and self._continues(node):
-            source, made = node.operands[0], _result(node)
+            source, made = node.operands[0], node.makes[0].name
             self.root[made], self.chain[made] = self.root[source], node
         elif isinstance(node, Call):
             for name in self._read(node):
@@ -157,7 +153,7 @@ class _GatherRewriter:
                     self._note_group(self._given_group(name, node), node)
                     self.wanted.setdefault(self._group(name, node), []).append((name, node))
             # A block whose parameters are whole stands between the backward of those around it and their forward.
-            block = block_of(node.location.module) if node.location else ""
+            block = block_of(node.module)
             if block in self.whole:
                 self.last[node.phase.stage] = (node.phase, block), self._in_loop(node)
 
@@ -192,13 +188,11 @@ class _GatherRewriter:
         return tuple(name for name in dict.fromkeys(node.uses) if name in self.root)
 
     def _gathered(self, name: str, reader: Call) -> None:
-        """Make whole what a value is a view of; the views themselves stand before their reader."""
         while not self._is_shard(name):
             name = self._source(name)
         self._whole(name, reader)
 
     def _continues(self, node: Call) -> bool:
-        """True where a call makes a view or a cast of a parameter."""
         names = node.operands
         cheap = (
             (shares_memory(node.op) or node.op in _CASTS)
@@ -216,7 +210,6 @@ class _GatherRewriter:
         return self._copied(name, "whole", self._whole(self._source(name), reader), reader)
 
     def _shard(self, name: str, reader: Call) -> str:
-        """The name that stands for the shard of a parameter or a cast of it, for a reader."""
         gather = self.gathers[self.root[name]]
         stored = self._stored(name, reader)
         if not gather.each_time:
@@ -227,7 +220,6 @@ class _GatherRewriter:
         )
 
     def _stored(self, name: str, reader: Call) -> str:
-        """The parameter, or a cast of its shard: one for a step and stage."""
         if name not in self.chain:
             return name
         key = (reader.phase.stage, "shard", name)
@@ -237,13 +229,11 @@ class _GatherRewriter:
         return self.made[key]
 
     def _is_shard(self, name: str) -> bool:
-        """True where a value of a chain is the parameter, or a cast of a shard of it."""
         if name not in self.chain:
             return True
         return self.chain[name].op in _CASTS and self._is_shard(self._source(name))
 
     def _ref(self, name: str, form: str) -> Ref:
-        """An argument that is a form of a value."""
         return replace(self.graph.values[name].ref, name=form)
 
     def _source(self, name: str) -> str:
@@ -277,7 +267,7 @@ class _GatherRewriter:
         early |= self.graph.micro_batches > 1 and not runs_in_loop(call, self.loop)
         call = call.changed(phase=reader.phase)
         if self._in_loop(reader) and not early:
-            self.loop.add(_result(call))
+            self.loop.add(call.makes[0].name)
         (self.early if early else self.body).append(call)
 
     def _in_loop(self, reader: Call) -> bool:
@@ -288,19 +278,12 @@ class _GatherRewriter:
         return f"{name}.{kind}{self.count}"
 
 
-def _result(call: Call) -> str:
-    value = call.outputs[0]
-    assert isinstance(value, Value)  # chains hold calls with one tensor
-    return value.name
-
-
 def _without_dead(nodes: list[Node], chain: Mapping[str, Call]) -> tuple[Node, ...]:
-    """The nodes without those of the old chains that nobody reads any more."""
     read: set[str] = set()
     kept = []
     for node in reversed(nodes):
         if isinstance(node, Call) and len(node.outputs) == 1:
-            name = _result(node) if node.outputs[0] else ""
+            (name,) = node.output_names
             if name in chain and name not in read:
                 continue
         read.update(node.uses)

@@ -32,13 +32,7 @@ _OF_FIRST = ("weft.scale", "aten.embedding_dense_backward.default")
 @final
 @dataclass(frozen=True)
 class Gradient:
-    """The source of an optimizer's update.
-
-    Attributes:
-        value: the gradient.
-        target: the name of the parameter.
-        phase: of the call that makes it.
-    """
+    """The source of an optimizer's update."""
 
     value: Value
     target: str
@@ -49,7 +43,6 @@ def gradients(graph: LogicalGraph, homes: Mapping[str, int] | None = None) -> tu
     """The gradients of all parameters that an optimizer updates, in the order of the updates.
 
     Args:
-        graph: a step, or updates by gradients that are fed.
         homes: the stages of parameters by key, where fed gradients are read.
     """
     return tuple(
@@ -98,7 +91,6 @@ def _passed(graph: LogicalGraph, node: Node) -> tuple[str, ...]:
 
 
 def _leads_to(reader: Node, found: set[str]) -> bool:
-    """True where a reader makes a gradient, or updates by one."""
     if isinstance(reader, Update):
         return by_optimizer(reader)
     return any(value.name in found for value in reader.makes)
@@ -131,13 +123,7 @@ def _phase(graph: LogicalGraph, update: Update, homes: Mapping[str, int]) -> Pha
 @final
 @dataclass
 class Scalars:
-    """Calls on numbers of the step, such as norms, and on gradients, at the end of the backward.
-
-    Attributes:
-        prefix: of the names of what they make.
-        dtype: of the numbers.
-        calls: those so far.
-    """
+    """Calls on numbers of the step, such as norms, and on gradients, at the end of the backward."""
 
     prefix: str
     dtype: str = "float32"
@@ -196,10 +182,6 @@ def clip_norm(graph: LogicalGraph, context: Context) -> LogicalGraph:
     """Let optimizers read gradients that are scaled to a global norm of at most `Options.clip_norm`.
 
     With the metric "grad_norm", the norm is one more output.
-
-    Args:
-        graph: without layouts.
-        context: with the largest norm, None for any; the metrics; and where parameters live.
     """
     max_norm = context.options.clip_norm
     found = gradients(graph, context.stages.homes)
@@ -252,7 +234,6 @@ def unscale(graph: LogicalGraph, _: Context) -> LogicalGraph:
 
 
 def _skipping(graph: LogicalGraph, overflow: Ref, made: tuple[Value, Value]) -> LogicalGraph:
-    """The graph whose optimizers skip their updates on overflow, and with updates of the scale."""
     nodes = [
         replace(node, skip=overflow) if isinstance(node, Update) and by_optimizer(node) else node
         for node in graph.nodes

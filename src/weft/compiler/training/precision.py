@@ -110,12 +110,7 @@ def _operand(node: Call) -> str:
 
 
 def lay_exchanges(graph: LogicalGraph, context: Context) -> LogicalGraph:
-    """The graph whose sums travel in the dtypes that the user names.
-
-    Args:
-        graph: with layouts and boxing.
-        context: with the precision of the step; None leaves every sum as it is made.
-    """
+    """The graph whose sums travel in the dtypes that the user names."""
     wanted = _wanted(graph, context.options.precision or Precision())
     if not wanted:
         return graph
@@ -140,7 +135,6 @@ def _wanted(graph: LogicalGraph, precision: Precision) -> dict[str, str]:
 
 
 def _adds_up(graph: LogicalGraph, node: Box) -> bool:
-    """True where a boxing adds up parts that ranks have."""
     before, after = graph.values[node.input.name].layout, node.output.layout
     assert before is not None
     assert after is not None
@@ -155,7 +149,6 @@ class _DtypeRewriter:
 
     Attributes:
         wanted: for the results of boxings, the dtype to travel in.
-        nodes: those of the new graph.
         names: what stands for a value.
         kept: the same values in the dtype that travelled, for conversions to it; by name.
     """

@@ -37,10 +37,6 @@ def recompute(graph: LogicalGraph, context: Context) -> LogicalGraph:
 
     Its patterns are of module paths ("blocks.*" is each block), or of ops ("aten.gelu.default").
 
-    Args:
-        graph: without layouts; every call has its phase.
-        context: with the patterns.
-
     Raises:
         StrategyError: when a pattern names nothing.
     """
@@ -91,7 +87,6 @@ class _RecomputeWalk:
         self.nodes.append(node)
 
     def _make_again(self, number: int, reader: Call) -> None:
-        """Copies of all calls that `reader` needs made again, in the order of the originals."""
         missing = self._missing(reader)
         if not missing:
             return
@@ -107,7 +102,6 @@ class _RecomputeWalk:
             self.copies.update((v.name, f"{v.name}.again") for v in call.makes)
 
     def _missing(self, reader: Call) -> set[int]:
-        """The numbers of the calls that must be copied before `reader`."""
         found: set[int] = set()
         waiting = list(reader.uses)
         while waiting:
@@ -156,7 +150,7 @@ def regions(
         StrategyError: when a pattern names neither a module nor an op of the forward.
     """
     forward = [call for call in graph.of_kind(Call) if call.phase.kind == "forward"]
-    paths = {path for call in forward for path in around(_module(call))} | set(modules)
+    paths = {path for call in forward for path in around(call.module)} | set(modules)
     known = paths | {call.op for call in forward}
     for pattern in patterns:
         check_named(f"recompute=[{pattern!r}]", pattern, known, "modules and ops of the forward")
@@ -191,13 +185,9 @@ def kept_values(graph: LogicalGraph, region_of: Mapping[str, str]) -> frozenset[
 
 def _region(call: Call, patterns: Sequence[str]) -> str | None:
     """The outermost module around a call that a pattern names, or its checkpoint; `OPS` when one names its op."""
-    for path in around(_module(call)):
+    for path in around(call.module):
         if first_match(patterns, path) is not None:
             return path
     if call.location is not None and call.location.checkpoint is not None:
         return f"checkpoint {call.location.checkpoint}"
     return OPS if first_match(patterns, call.op) is not None else None
-
-
-def _module(call: Call) -> str:
-    return call.location.module if call.location else ""

@@ -42,16 +42,12 @@ def choose_shards(graph: LogicalGraph, context: Context) -> Context:
     The hints get the layouts of the shards; a parameter that stays as it is, is noted, and so are all where another
     program has them whole.
 
-    Args:
-        graph: without layouts.
-        context: with levels and axis, None for nothing but what hints say is stored in shards; hints and stages.
-
     Raises:
         StrategyError: when no placement has the axis; a pattern names no parameter; or another plan has decided that
             a parameter lies in parts, and its update needs it whole.
     """
     stages = context.stages
-    stored = _stored(context)
+    stored = {key: axis for own in context.hints.values() for key, axis in own.stored.items()}
     keys = {node.value.name: node.key for node in graph.of_kind(Input)}
     whole = {keys[u.target.name]: u.rule for u in graph.of_kind(Update) if not u.elementwise}
     context = _kept_whole(context, whole, stored)
@@ -86,7 +82,6 @@ def choose_shards(graph: LogicalGraph, context: Context) -> Context:
 
 
 def _kept_whole(context: Context, rules: Mapping[str, str], stored: Collection[str]) -> Context:
-    """Let parameters that hints split lie whole where their updates need that."""
     hints = context.hints
     split = {
         key: rule
@@ -115,16 +110,6 @@ def _is_decided(hints: Mapping[int, Hints], stored: Collection[str]) -> bool:
     return bool(stored) or any(each.shares is not None for each in hints.values())
 
 
-def _stored(context: Context) -> dict[str, int]:
-    """The parameters that another program has sharded: for the key, the axis."""
-    return {key: axis for each in context.hints.values() for key, axis in each.stored.items()}
-
-
-def shard_level(context: Context, key: str) -> int:
-    """The level of a parameter in shards; one that only another program shards is gathered as level 3 does."""
-    return level_of(zero_rules(context.options.zero), key) or 3
-
-
 def _along_ranks(asked: int, stages: Stages) -> tuple[int, tuple[str, ...]]:
     """An axis with ranks: that of a placement cut into stages is used up by them; and a note of it."""
 
@@ -144,8 +129,6 @@ class _Search:
     """Looks for what can be sharded.
 
     Attributes:
-        rules: levels by patterns of parameters.
-        axis: of the shards.
         stored: what another program has sharded; nothing else is then.
         whole: the rules of updates that need the whole tensor, by the key of the parameter.
         decided: true where another plan has decided what lies in shards.
@@ -247,10 +230,6 @@ def shard_variables(graph: LogicalGraph, context: Context) -> LogicalGraph:
     """The graph with gathers of what lies in shards, and at levels 2 and 3 with early reductions.
 
     Of what lies whole and is split where it is used, hints say so.
-
-    Args:
-        graph: without layouts.
-        context: with what was chosen to lie in shards (`choose_shards`).
     """
     parts = {
         node.value.name: Gather((), _parts(context, node.key), False)
@@ -264,7 +243,9 @@ def shard_variables(graph: LogicalGraph, context: Context) -> LogicalGraph:
     shards = {
         node.value.name: _hints(context, axis, _home_sbps(context, node)[axis]) for node in stored
     }
-    levels = {node.value.name: shard_level(context, node.key) for node in stored}
+    # A parameter that only another program shards is gathered as level 3 does.
+    rules = zero_rules(context.options.zero)
+    levels = {node.value.name: level_of(rules, node.key) or 3 for node in stored}
     whole = _hints(context, axis, Broadcast())
     gathers = {name: Gather(shard, whole, levels[name] == 3) for name, shard in shards.items()}
     early = {name: shard for name, shard in shards.items() if levels[name] > 1}
@@ -281,13 +262,11 @@ def _parts(context: Context, key: str) -> tuple[Hint, ...]:
 
 
 def _home_sbps(context: Context, node: Input) -> tuple[SBP | None, ...]:
-    """The SBPs that hints fix of a parameter, on the placement where it lives."""
     axes = context.stages.placements[context.stages.homes.get(node.key, 0)].axes
     return context.hints[axes].inputs[node.key]
 
 
 def _hints(context: Context, stored: int, sbp: SBP | None) -> tuple[Hint, ...]:
-    """For each stage a hint that fixes the axis of the shards alone."""
     return tuple(
         Hint(tuple(sbp if axis == stored else None for axis in range(placement.axes)), stored)
         for placement in context.stages.placements

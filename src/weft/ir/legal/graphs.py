@@ -93,14 +93,11 @@ def keys_unique(graph: LogicalGraph) -> Iterator[Finding]:
     for node in graph.nodes:
         if not isinstance(node, Input | Output):
             continue
-        entries = {(*_role_and_key(node), rank) for rank in _leaf_ranks(node)}
+        role = node.role if isinstance(node, Input) else "output"
+        entries = {(role, node.key, rank) for rank in _leaf_ranks(node)}
         if seen & entries:
             yield node, f"the key {node.key!r} stands twice"
         seen |= entries
-
-
-def _role_and_key(node: Input | Output) -> tuple[str, str]:
-    return node.role if isinstance(node, Input) else "output", node.key
 
 
 def _leaf_ranks(node: Input | Output) -> tuple[int, ...]:

@@ -162,7 +162,6 @@ def verify_plan(plan: RankPlan, rules: Sequence[PlanRule] | None = None) -> Rank
     """Return `plan` when it is legal.
 
     Args:
-        plan: what to check.
         rules: those that it may break; `COPY_RULES` for a legal plan that was given other copies and
             orders.
 
@@ -288,7 +287,6 @@ def _transfer_adds_up(node: Transfer, index: int, ranks: int) -> bool:
 
 
 def _inside(pieces: Sequence[Piece], value: LocalValue | None, ranks: int) -> bool:
-    """True where there is one piece at most for each peer, each of them a region of `value`."""
     if value is None:
         return not pieces
     peers = [peer for peer, _ in pieces]

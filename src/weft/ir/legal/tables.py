@@ -87,7 +87,6 @@ def verify(graph: LogicalGraph, *, with_layouts: bool = False) -> LogicalGraph:
     """Return `graph` when it is legal. What was found to hold of this very graph is not asked again.
 
     Args:
-        graph: what to check.
         with_layouts: also require a layout on every value, and equal layouts where the graph says
             so.
 

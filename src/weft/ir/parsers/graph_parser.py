@@ -33,25 +33,23 @@ def parse_graph(text: str) -> LogicalGraph:
     Raises:
         UserError: naming the line and what was expected there.
     """
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    if not lines:
+    lines = _scanners(text)
+    header = next(lines, None)
+    if header is None:
         raise Scanner("", 1).error('expected graph "name", found nothing')
-    header = Scanner(lines[0][1], lines[0][0])
     with header.told():
         header.expect("graph")
         name, micro_batches = header.string(), header.micro()
         header.end()
     placements: list[Placement] = []
     nodes: list[Node] = []
-    specs: dict[str, TensorSpec] = {}
-    for number, line in lines[1:]:
-        scanner = Scanner(line, number, specs)
+    for scanner in lines:
         with scanner.told():
             if scanner.accept("placement"):
                 placements.append(scanner.placement(len(placements)))
             else:
                 nodes.append(_node(scanner, placements))
-                specs.update((value.name, value.spec) for value in nodes[-1].makes)
+                scanner.specs.update((value.name, value.spec) for value in nodes[-1].makes)
             scanner.end()
     return LogicalGraph(name, tuple(nodes), micro_batches)
 
@@ -221,7 +219,6 @@ def _scanners(text: str) -> Iterator[Scanner]:
 
 
 def _loop(scanner: Scanner) -> frozenset[str]:
-    """The values of the loop, one after another."""
     names = set()
     while scanner.kind() == "value":
         names.add(scanner.name())

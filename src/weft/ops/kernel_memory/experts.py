@@ -35,7 +35,6 @@ def _routes(call: OpCall) -> int:
 
 
 def _places(rows: int) -> int:
-    """Masks, numbers of rows and their places, while they are found."""
     return (4 * INT + 4) * rows
 
 
@@ -57,15 +56,11 @@ def _combine(call: OpCall) -> int:
     return (wide - 1) * 2 * tensor_bytes(whole) + max(_places(rows), adding) + FEW
 
 
-def _segments(call: OpCall) -> int:
-    return count(result(call)) * item(call.operands[0]) + FEW
-
-
 BESIDE: dict[str, Formula] = {
     "weft.expert_mm": _products,
     "weft.expert_gradient": _products,
     "weft.routes": _routes,
     "weft.dispatch": _dispatch,
     "weft.combine": _combine,
-    "weft.segments": _segments,
+    "weft.segments": lambda call: count(result(call)) * item(call.operands[0]) + FEW,
 }

@@ -110,10 +110,6 @@ def _batch_moments(call: OpCall) -> int:
     return some * (image * item(x) + channels * (2 * item(x) + 6 * INT)) + 4 * INT * channels
 
 
-def _batch_statistics(call: OpCall) -> int:
-    return 5 * INT * call.operands[0].shape[1] + FEW
-
-
 def _mean_of_moments(call: OpCall) -> tuple[int, ...]:
     """In float64 the mean is a view of moments."""
     mean = result(call, 1)
@@ -131,7 +127,6 @@ def _batch_norm_gradient(call: OpCall) -> int:
 
 
 def _batch_norm(call: OpCall) -> int:
-    """Of `weft.batch_norm`, which runs in its place for large images."""
     x = call.operands[0]
     large = len(x.shape) == 4 and argument(call, 5) is True and x.dtype == "float32"
     if not large or prod(x.shape[2:]) < MANY_POSITIONS or count(x) < 2 * ELEMENTS_AT_A_TIME:
@@ -140,7 +135,6 @@ def _batch_norm(call: OpCall) -> int:
 
 
 def _batch_norm_backward(call: OpCall) -> int:
-    """Of `weft.batch_norm_backward`, which runs in its place for small images."""
     x = slot_specs(call)[1]
     return _turned(x) if argument(call, 7) is True and x.dtype == "float32" else 0
 
@@ -171,10 +165,6 @@ def _attention_rows_backward(call: OpCall) -> int:
     return max(2 * tensor_bytes(key), tensor_bytes(result(call))) + FEW
 
 
-def _embedding_shard(call: OpCall) -> int:
-    return (2 * INT + 1) * count(slot_specs(call)[1]) + FEW
-
-
 def _embedding_gradient(call: OpCall) -> int:
     rows = count(slot_specs(call)[1])
     return max((INT + 1) * rows, (2 * INT + 3) * rows - made(call)) + FEW
@@ -191,13 +181,7 @@ def _bag_indices(call: OpCall) -> tuple[int, ...]:
     return (0, *(INT if count(result(call, number)) else 0 for number in (1, 2)))
 
 
-def _bag_backward(call: OpCall) -> int:
-    """The gradient of a mean, divided."""
-    return tensor_bytes(call.operands[0])
-
-
 def _matmul(call: OpCall) -> int:
-    """Operands with all leading dimensions, laid for one product."""
     whole = result(call)
     operands = (spec for spec in call.operands if len(spec.shape) > 2)
     return sum(prod(whole.shape[:-2]) * prod(x.shape[-2:]) * item(x) for x in operands)
@@ -208,7 +192,7 @@ BESIDE: dict[str, Formula] = {
     "weft.lstm": _lstm,
     "weft.lstm_backward": _lstm_backward,
     "weft.batch_moments": _batch_moments,
-    "weft.batch_statistics": _batch_statistics,
+    "weft.batch_statistics": lambda call: 5 * INT * call.operands[0].shape[1] + FEW,
     "weft.batch_norm_sums": _batch_norm_sums,
     "weft.batch_norm_gradient": _batch_norm_gradient,
     "aten._native_batch_norm_legit_functional.default": _batch_norm,
@@ -217,9 +201,11 @@ BESIDE: dict[str, Formula] = {
     "weft.batch_norm_backward": _batch_norm_backward,
     "weft.attention_rows": _attention_rows,
     "weft.attention_rows_backward": _attention_rows_backward,
-    "weft.embedding_shard": _embedding_shard,
+    "weft.embedding_shard": lambda call: (2 * INT + 1) * count(slot_specs(call)[1]) + FEW,
     "weft.embedding_dense_backward_shard": _embedding_gradient,
-    "aten._embedding_bag_backward.default": _bag_backward,
+    "aten._embeddinglambda call: tensor_bytes(call.operands[0]).default": lambda call: tensor_bytes(
+        call.operands[0]
+    ),
 }
 PADDING = {
     "weft.lstm": _workspace,

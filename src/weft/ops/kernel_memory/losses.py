@@ -19,10 +19,6 @@ def _rows(spec: TensorSpec) -> int:
     return some * width * item(spec)
 
 
-def _cross_entropy_backward(call: OpCall) -> int:
-    return _rows(result(call))
-
-
 def _sum_exp(call: OpCall) -> int:
     x = slot_specs(call)[0]
     if len(x.shape) != 2 or argument(call, 2) != 1:
@@ -48,10 +44,6 @@ def _own_classes(call: OpCall) -> int:
 def _ctc(call: OpCall) -> int:
     sums = result(call, 1)
     return 2 * tensor_bytes(sums) + 4 * count(sums) + INT * sum(sums.shape[1:]) + FEW
-
-
-def _ctc_backward(call: OpCall) -> int:
-    return tensor_bytes(slot_specs(call)[5])
 
 
 def _reduced(call: OpCall) -> int:
@@ -94,7 +86,6 @@ def _on_cpu(call: OpCall) -> bool:
 
 
 def _runs(size: tuple[int, ...], length: tuple[int, ...]) -> int:
-    """The number of runs of numbers that stand together in the whole, of a block."""
     inner = len(size)
     while inner and length[inner - 1] == size[inner - 1]:
         inner -= 1
@@ -103,14 +94,14 @@ def _runs(size: tuple[int, ...], length: tuple[int, ...]) -> int:
 
 BESIDE: dict[str, Formula] = {
     "weft.uniform": _uniform,
-    "weft.cross_entropy_backward": _cross_entropy_backward,
+    "weft.cross_entropy_backward": lambda call: _rows(result(call)),
     "weft.sum_exp": _sum_exp,
     "weft.class_loss": _class_loss,
     "weft.class_loss_backward": _class_loss_backward,
     "weft.nll_loss_shard": _own_classes,
     "weft.nll_loss_backward_shard": _own_classes,
     "weft.ctc_loss": _ctc,
-    "weft.ctc_loss_backward": _ctc_backward,
+    "weft.ctc_loss_backward": lambda call: tensor_bytes(slot_specs(call)[5]),
     "aten.mse_loss.default": _reduced,
     "aten.smooth_l1_loss.default": _reduced,
     "aten.soft_margin_loss.default": _reduced,

@@ -36,10 +36,6 @@ def _reached(grad: TensorSpec, x: TensorSpec, frames: tuple[Frame, ...], everywh
     return prod(x.shape[: len(x.shape) - len(frames)]) * prod(sizes) * item(grad)
 
 
-def _convolution(call: OpCall) -> int:
-    return _padded(call.operands[0], _frames(call), everywhere=False)
-
-
 def _convolution_backward(call: OpCall) -> int:
     grad, x = slot_specs(call)[:2]
     frames = _frames(call)
@@ -72,7 +68,7 @@ def _avg_pool_backward(call: OpCall) -> int:
 
 
 _FORMULAS: dict[str, Formula] = {
-    "convolution": _convolution,
+    "convolution": lambda call: _padded(call.operands[0], _frames(call), everywhere=False),
     "convolution_backward": _convolution_backward,
     "max_pool2d_with_indices": _max_pool,
     "max_pool2d_with_indices_backward": _max_pool_backward,

@@ -15,6 +15,11 @@ EITHER = ((0,), (1,))  # in the first and in the second, one at a time
 TOGETHER = ((0, 1),)  # in the first two together
 
 
+def no_work(call: OpCall) -> int:
+    """No flops, or no bytes."""
+    return 0
+
+
 def of_floats(call: OpCall) -> Groups:
     """Linear in the first argument, but for integers, whose results are rounded: sums do not pass that."""
     result = call.results[0]
@@ -74,8 +79,8 @@ def spread(value: Any, count: int) -> tuple[int, ...]:
     return tuple(numbers * count if len(numbers) == 1 else numbers)
 
 
-def channels(shape: tuple[int, ...], batch: str = "n", channel: str = "c") -> Dims:
+def channels(shape: tuple[int, ...], channel: str = "c") -> Dims:
     """Factors of (batch, channel, positions ...), or of a vector of channels."""
     if len(shape) < 2:
         return (channel,) * len(shape)
-    return (batch, channel, *(f"s{i}" for i in range(len(shape) - 2)))
+    return ("n", channel, *(f"s{i}" for i in range(len(shape) - 2)))

@@ -63,7 +63,7 @@ def stage_table(graph: LogicalGraph, stages: Stages) -> Iterator[Table]:
     work, parameters = Counter[int](), Counter[int]()
     for call in graph.of_kind(Call):
         times = graph.micro_batches if runs_in_loop(call, loop) else 1
-        work[call.phase.stage] += times * int(call_cost(graph, call, CostModel()))
+        work[call.phase.stage] += times * int(call_cost(call.first, CostModel()))
     for node in graph.of_kind(Input):
         if node.role == "parameter":
             size = prod(node.value.shape) * ITEM_SIZE[node.value.dtype]

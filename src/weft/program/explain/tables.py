@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from weft.compiler.schedule.bucket import Bucket
-from weft.ir.alias import Memory, value_bytes
+from weft.ir.alias import Memory
 from weft.ir.plan import Communicate, RankPlan
 from weft.runtime.compiled.parts import Distinct
 from weft.runtime.devices.replay import Replayer
@@ -120,7 +120,7 @@ def bucket_tables(plan: RankPlan) -> tuple[Table, ...]:
         return ()
     rows = []
     for (communicator, kind), buckets in found.items():
-        sizes = sorted(sum(value_bytes(value) for value in bucket.makes) for bucket in buckets)
+        sizes = sorted(sum(value.nbytes for value in bucket.makes) for bucket in buckets)
         number = sum(len(bucket.collectives) for bucket in buckets)
         least, most = (bytes_text(Bytes(size)) for size in (sizes[0], sizes[-1]))
         span = least if least == most else f"{least} to {most}"

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from weft.hardware.durations import call_text, lying, makers_of
-from weft.ir.alias import value_bytes
 from weft.ir.nodes import OVER_STEP
 from weft.ir.plan import LocalCall, LocalProgram, LocalValue
 from weft.ops import OpCall, shares_memory
@@ -44,7 +43,7 @@ class CallOfProgram:
     def bytes(self) -> Bytes:
         """The bytes of its operands and results."""
         names = {*self.node.operands, *(each.name for each in self.node.makes)}
-        return Bytes(sum(value_bytes(self.values[name]) for name in names))
+        return Bytes(sum(self.values[name].nbytes for name in names))
 
     @property
     def call(self) -> OpCall:

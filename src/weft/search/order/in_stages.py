@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import TypeAlias, final
 
-from weft.compiler.schedule.gathers.gathers_first import AHEAD
+from weft.compiler.schedule.gathers_first import AHEAD
 from weft.planning.stored_step import StoredStep
 from weft.search.bounds.floors import Floors
 from weft.search.evaluation.evaluator import Evaluator

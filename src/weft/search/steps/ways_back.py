@@ -180,7 +180,7 @@ def forward_calls_of(graph: LogicalGraph, model: CostModel) -> ForwardCalls:
             inside[path].add(number)
         placed |= {number} if module else set()
     return ForwardCalls(
-        [_WITH_BACKWARD * call_cost(graph, call, model) for call in calls],
+        [_WITH_BACKWARD * call_cost(call.first, model) for call in calls],
         [frozenset(call.uses) for call in calls],
         [frozenset(value.name for value in call.makes) for call in calls],
         {name: frozenset(own) for name, own in readers.items()},

@@ -103,7 +103,6 @@ def viewed(step: KnownCall) -> Known | None:
 
 
 def _after(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
-    """The dimensions behind one that is counted from the end."""
     return shape[len(shape) + axis + 1 :]
 
 
@@ -294,7 +293,6 @@ def _triangle(upper: bool) -> Rule:
 
 
 def _copied(step: KnownCall) -> Known | None:
-    """The same elements, perhaps in another dtype."""
     x, dtype = step.operand(), step.made.dtype
     if isinstance(x, Band):
         inside, outside = step.as_made(x.inside), step.as_made(x.outside)

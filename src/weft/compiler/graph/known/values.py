@@ -48,7 +48,6 @@ class Band:
     Attributes:
         first: [queries], int64.
         last: [queries], int64, nowhere below `first`.
-        keys: how many.
     """
 
     first: Data
@@ -116,7 +115,6 @@ def applied(function: Function, a: Known, b: Known) -> Known | None:
 
 
 def _pair(known: Known, like: Band) -> tuple[Scalar, Scalar] | None:
-    """The values inside and outside of the intervals of a band."""
     if isinstance(known, Along):
         value = value_of(known)
         return None if value is None else (value, value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeAlias, final
+from typing import TypeAlias, final
 
 import numpy as np
 
@@ -37,7 +37,6 @@ class LeastSum:
     """The sum of a stage's calls and boxing, beside the least.
 
     Attributes:
-        cost: of the layouts as they are, in the cost model's bytes.
         bound: the least that any layouts cost.
         cheapest: signatures of calls, by the name of the first result, of the cheapest layouts that were found; and of
             inputs, by their keys.
@@ -51,30 +50,18 @@ class LeastSum:
 
 
 @final
-class _Solved(NamedTuple):
-    """Choices as they are, their cost, the best, and what is charged for what is forbidden."""
-
-    here: Sequence[int]
-    cost: float
-    found: Solution
-    never: float
-
-
-@final
 @dataclass(frozen=True)
 class LeastSums:
-    """Least sums of stages on grids of one shape; equal calls and edges share their tables, equal stages all.
-
-    Attributes:
-        grid: the number of ranks along each axis.
-        cost_model: what is summed.
-    """
+    """Least sums of stages on grids of one shape; equal calls and edges share their tables, equal stages all."""
 
     grid: tuple[int, ...]
     cost_model: CostModel
     _signatures: JointSignatures = field(init=False, repr=False)
     _tables: JointTables = field(init=False, repr=False)
-    _solved: dict[object, _Solved] = field(default_factory=dict, repr=False)
+    # By the form of a problem and the options as they stand: the choices now, their cost, the best, what a ban costs.
+    _solved: dict[object, tuple[list[int], float, Solution, float]] = field(
+        default_factory=dict, repr=False
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_signatures", JointSignatures(self.grid, self.cost_model))
@@ -110,7 +97,10 @@ class LeastSums:
             return None
         key = form_of(problem), tuple(known.items())
         if key not in self._solved:
-            self._solved[key] = self._solve(problem, options, known)
+            unary, pairwise, never = self._tables.of(problem, options)
+            here = with_rest(known, unary, pairwise)
+            found = minimize(unary, pairwise, starts=[here])
+            self._solved[key] = here, total(here, unary, pairwise), found, never
         here, cost, found, never = self._solved[key]
         if max(cost, found.cost) >= never:
             return None
@@ -119,15 +109,6 @@ class LeastSums:
         differing = tuple(name for name in chosen if chosen[name] != before[name])
         return LeastSum(cost, found.bound, chosen, differing)
 
-    def _solve(
-        self, problem: Problem, options: Sequence[JointOptions], known: Mapping[int, int]
-    ) -> _Solved:
-        unary, pairwise, never = self._tables.of(problem, options)
-        here = with_rest(known, unary, pairwise)
-        return _Solved(
-            here, total(here, unary, pairwise), minimize(unary, pairwise, starts=[here]), never
-        )
-
 
 def _named(
     graph: LogicalGraph,
@@ -135,7 +116,6 @@ def _named(
     options: Sequence[JointOptions],
     choices: Sequence[int],
 ) -> dict[str, PerAxis]:
-    """Signatures by the names of calls and the keys of inputs."""
     signatures = [each.signatures[choice] for each, choice in zip(options, choices, strict=True)]
     found: dict[str, PerAxis] = {}
     for number, node in enumerate(graph.nodes):
@@ -158,9 +138,6 @@ def freed(
     comes from other stages may come in any layout.
 
     Args:
-        graph: the stage, without layouts.
-        hints: of it.
-        placement: where it runs.
         held: keys of inputs, and names of results of hints and calls, of which the layout is no choice.
     """
     inputs = {key: sbps for key, sbps in hints.inputs.items() if key in hints.stored or key in held}
@@ -192,12 +169,7 @@ def _freed(node: Node, held: Collection[str]) -> Node:
 @final
 @dataclass(frozen=True)
 class JointTables:
-    """Tables of problems on a grid; equal edges share them.
-
-    Attributes:
-        grid: the number of ranks along each axis.
-        cost_model: of boxing.
-    """
+    """Tables of problems on a grid; equal edges share them."""
 
     grid: tuple[int, ...]
     cost_model: CostModel
@@ -259,12 +231,6 @@ def standing(
     problem: Problem, graph: LogicalGraph, assignment: Assignment, options: Sequence[JointOptions]
 ) -> dict[int, int]:
     """The number of each variable's option; an assignment does not say it of what leaves for other stages.
-
-    Args:
-        problem: of the graph.
-        graph: without layouts.
-        assignment: its layouts.
-        options: of the variables.
 
     Raises:
         NoOption: a layout is none of the options.

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import product
 from typing import TypeAlias, final
 
 import numpy as np
 
-from weft.compiler.families.table import legal_signatures, reduction_cost
+from weft.compiler.families.table import reduction_cost
 from weft.compiler.hints import Thin, enough_elements
 from weft.compiler.layouts.boxing_costs import Table
-from weft.compiler.layouts.options import PerAxis, all_have_elements
+from weft.compiler.layouts.options import PerAxis, all_have_elements, candidates, work_cost
 from weft.compiler.layouts.problem import Given, OpChoice, Problem, Share
 from weft.compiler.signatures import halo_cost
 from weft.hardware import CostModel
 from weft.layout import SBP, Partial
-from weft.ops import OpCall, Signature, TensorSpec, flops, item, localize, traffic
-from weft.units import Bytes, Flops
+from weft.ops import OpCall, Signature, TensorSpec, localize
 
 # One SBP for each axis.
 SBPs: TypeAlias = tuple[SBP, ...]
@@ -44,12 +43,7 @@ class JointOptions:
 @final
 @dataclass(frozen=True)
 class JointSignatures:
-    """Options on a grid; equal variables share them.
-
-    Attributes:
-        grid: the number of ranks along each axis.
-        cost_model: of work.
-    """
+    """Options on a grid; equal variables share them."""
 
     grid: tuple[int, ...]
     cost_model: CostModel
@@ -71,7 +65,9 @@ class JointSignatures:
                 seen[edge.target].update(found[edge.source].made(edge.result))
             if edge.source in seen:
                 wanted = found[edge.target].wanted(edge.operand)
-                seen[edge.source].update(filter(_is_whole, wanted))
+                seen[edge.source].update(
+                    sbps for sbps in wanted if not any(isinstance(sbp, Partial) for sbp in sbps)
+                )
         for number, layouts in seen.items():
             share = variables[number]
             assert isinstance(share, Share)
@@ -79,7 +75,6 @@ class JointSignatures:
         return found
 
     def _own(self, variable: OpChoice | Given | Share) -> JointOptions:
-        """The options of a variable by itself; none yet of a Share."""
         if isinstance(variable, Share):
             return JointOptions((), np.zeros(0))
         if isinstance(variable, Given):
@@ -97,12 +92,14 @@ class JointSignatures:
     def _shared(self, share: Share, layouts: frozenset[SBPs]) -> JointOptions:
         key = "shared", share.spec, share.thin, layouts
         if key not in self._known:
-            every = (_passed(sbps) for sbps in sorted(layouts, key=str))
+            every = (
+                tuple(Signature((sbp,), (sbp,)) for sbp in sbps)
+                for sbps in sorted(layouts, key=str)
+            )
             self._known[key] = self._given(share.spec, share.thin, every)
         return self._known[key]
 
     def _given(self, spec: TensorSpec, thin: Thin, every: Iterable[PerAxis]) -> JointOptions:
-        """Those that leave no rank without elements where it must have some; all where none does so."""
         found = tuple(every)
         fit = tuple(
             one
@@ -131,31 +128,13 @@ class JointSignatures:
                     cost + self._inside(call, one, axis),
                 )
                 for signatures, call, cost in ways
-                for one in self._candidates(work, call, axis)
+                for one in work.pinned[axis : axis + 1] or candidates(call, parts, bool(work.thin))
             ]
-        devices = int(np.prod(self.grid))
         for signatures, call, cost in ways:
-            touched = Bytes(devices * traffic(call))
-            own = self.cost_model.work(Flops(devices * flops(call)), touched, item(call))
-            yield signatures, cost + own
-
-    def _candidates(self, work: OpChoice, call: OpCall, axis: int) -> Sequence[Signature]:
-        if work.pinned:
-            return work.pinned[axis : axis + 1]
-        every = legal_signatures(call, self.grid[axis], bool(work.thin))
-        # Along an axis of one rank all signatures mean the same.
-        return every if self.grid[axis] > 1 else every[:1]
+            yield signatures, cost + work_cost(call, self.grid, self.cost_model)
 
     def _inside(self, call: OpCall, one: Signature, axis: int) -> float:
         model = self.cost_model
         return reduction_cost(call, one, self.grid, axis, model) + halo_cost(
             call, one, self.grid, axis, model
         )
-
-
-def _passed(sbps: SBPs) -> PerAxis:
-    return tuple(Signature((sbp,), (sbp,)) for sbp in sbps)
-
-
-def _is_whole(sbps: SBPs) -> bool:
-    return not any(isinstance(sbp, Partial) for sbp in sbps)

@@ -56,9 +56,6 @@ def rank_classes(
     """For each rank, the first of those that are like it.
 
     Args:
-        graph: with layouts on all values.
-        communicators: of all its boxings.
-        ranks: of all its placements.
         by_memory: true where ranks of one class must also hold as much; without a limit, plans do not depend on it.
         kinds: for each rank the number of its kind of device, where there are several: those of one class have one.
     """
@@ -174,7 +171,7 @@ class Meetings:
 def _used(
     steps: Sequence[TensorStep], communicators: Sequence[Communicator], colours: Colours
 ) -> list[tuple[Numbers, Numbers]]:
-    """Of each step, of those on the same groups the first: the places of its ranks, and who uses which communicator."""
+    """For each step, one of several on the same groups: the places of its ranks, and who uses which communicator."""
     ids = {each.ranks: each.id for each in communicators}
     found = {}
     for step, _, _ in steps:

@@ -53,19 +53,15 @@ def by_calls(graph: LogicalGraph) -> Iterator[Feature]:
         if not adapts(node.op):
             continue
         signatures = tuple(axis_signatures(graph, node))
-        if not any(_splits(signature) for signature, _ in signatures):
+        sbps = [sbp for one, _ in signatures for sbp in (*one.operands, *one.results)]
+        if not any(isinstance(sbp, Split) for sbp in sbps):
             continue
-        value = next(value for value in node.makes if value is not None)
-        placement = value.laid.placement
+        placement = node.makes[0].laid.placement
         times = graph.micro_batches if node.varyings else 1
         calls = tuple(node.call.at(micro) for micro in range(times))
         if (key := (calls, signatures, placement)) not in seen:
             seen.add(key)
             yield Feature(placement.ranks, _local_calls(calls, signatures))
-
-
-def _splits(signature: Signature) -> bool:
-    return any(isinstance(sbp, Split) for sbp in (*signature.operands, *signature.results))
 
 
 @lru_cache(maxsize=1024)
@@ -170,14 +166,12 @@ def _received(found: Routes) -> Numbers:
 
 
 def _sizes(layout: Layout, shape: tuple[int, ...]) -> Numbers:
-    """The local shapes at the places of a grid: [places, dimensions]."""
     starts, ends = regions_of((layout.sbp,), layout.placement.shape, shape)
     found: Numbers = (ends - starts)[0]
     return found
 
 
 def _alike(rows: Numbers) -> Numbers:
-    """A number for each row; equal ones have the same."""
     if not rows.shape[1]:
         return np.zeros(len(rows), dtype=np.int64)
     return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
@@ -203,12 +197,7 @@ Numbers: TypeAlias = NDArray[np.int64]
 
 @final
 class Colours:
-    """A colour for each of some ranks: one for all at first.
-
-    Attributes:
-        ranks: all of them, in order.
-        of: the colour of each.
-    """
+    """A colour for each of some ranks: one for all at first."""
 
     __slots__ = ("_count", "_next", "of", "ranks")
 

@@ -28,14 +28,6 @@ def _normalized(call: OpCall, shape: Any, contracted: bool) -> Factors:
     )
 
 
-def _layer_norm(call: OpCall) -> Factors:
-    return _normalized(call, argument(call, 1, "normalized_shape"), contracted=False)
-
-
-def _layer_norm_backward(call: OpCall) -> Factors:
-    return _normalized(call, argument(call, 2, "normalized_shape"), contracted=True)
-
-
 def _group_norm_of(call: OpCall, groups: int, backward: bool) -> Factors:
     """Split by batch, or by groups of channels: the channels of a group stay together."""
 
@@ -49,14 +41,6 @@ def _group_norm_of(call: OpCall, groups: int, backward: bool) -> Factors:
         contracted=frozenset("n") if backward else frozenset(),
         hidden=(("g", groups),),
     )
-
-
-def _group_norm(call: OpCall) -> Factors:
-    return _group_norm_of(call, argument(call, 6, "group"), backward=False)
-
-
-def _group_norm_backward(call: OpCall) -> Factors:
-    return _group_norm_of(call, argument(call, 8, "group"), backward=True)
 
 
 def _adapt_group_norm(x: int, sizes: int) -> Any:
@@ -76,14 +60,23 @@ def _adapt_group_norm(x: int, sizes: int) -> Any:
     return adapt
 
 
-rule(aten("native_layer_norm _fused_rms_norm"), _layer_norm)
 rule(
-    aten("native_layer_norm_backward _fused_rms_norm_backward"), _layer_norm_backward, linear=FIRST
+    aten("native_layer_norm _fused_rms_norm"),
+    lambda call: _normalized(call, argument(call, 1, "normalized_shape"), contracted=False),
 )
-rule(aten("native_group_norm"), _group_norm, adapt=_adapt_group_norm(0, 3))
+rule(
+    aten("native_layer_norm_backward _fused_rms_norm_backward"),
+    lambda call: _normalized(call, argument(call, 2, "normalized_shape"), contracted=True),
+    linear=FIRST,
+)
+rule(
+    aten("native_group_norm"),
+    lambda call: _group_norm_of(call, argument(call, 6, "group"), backward=False),
+    adapt=_adapt_group_norm(0, 3),
+)
 rule(
     aten("native_group_norm_backward"),
-    _group_norm_backward,
+    lambda call: _group_norm_of(call, argument(call, 8, "group"), backward=True),
     linear=FIRST,
     adapt=_adapt_group_norm(1, 5),
 )
@@ -119,18 +112,6 @@ def _batch_norm_of(call: OpCall, training: bool, backward: bool) -> Factors:
     )
 
 
-def _batch_norm_inference(call: OpCall) -> Factors:
-    return _batch_norm_of(call, training=False, backward=False)
-
-
-def _batch_norm(call: OpCall) -> Factors:
-    return _batch_norm_of(call, bool(argument(call, 5, "training")), backward=False)
-
-
-def _batch_norm_backward(call: OpCall) -> Factors:
-    return _batch_norm_of(call, bool(argument(call, 7, "train")), backward=True)
-
-
 def _sums(call: OpCall) -> Factors:
     """Two numbers for each channel, [2, C], are added up over batch and positions."""
     operands = tuple(channels(spec.shape) for spec in slot_specs(call))
@@ -149,9 +130,19 @@ def _gradient(call: OpCall) -> Factors:
     return Factors((*operands, (WHOLE, "c")), (operands[0],))
 
 
-rule(aten("_native_batch_norm_legit_no_training"), _batch_norm_inference)
-rule(aten("native_batch_norm _native_batch_norm_legit_functional"), _batch_norm)
-rule(aten("native_batch_norm_backward"), _batch_norm_backward, linear=FIRST)
+rule(
+    aten("_native_batch_norm_legit_no_training"),
+    lambda call: _batch_norm_of(call, training=False, backward=False),
+)
+rule(
+    aten("native_batch_norm _native_batch_norm_legit_functional"),
+    lambda call: _batch_norm_of(call, bool(argument(call, 5, "training")), backward=False),
+)
+rule(
+    aten("native_batch_norm_backward"),
+    lambda call: _batch_norm_of(call, bool(argument(call, 7, "train")), backward=True),
+    linear=FIRST,
+)
 rule("weft.batch_moments", _sums)
 rule("weft.batch_statistics", _statistics)
 rule("weft.batch_norm_sums", _sums, linear=FIRST)

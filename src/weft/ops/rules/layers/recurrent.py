@@ -23,16 +23,10 @@ SAVED = 3
 
 
 def saved_bytes(steps: int, inputs: int, hidden: int, dtype: str, fused: bool) -> int:
-    """Bytes that a layer saves of one sample for its backward.
+    """Bytes that a layer saves of one sample for its backward; of oneDNN (`fused`), its workspace.
 
-    Args:
-        steps: length of the sequence.
-        inputs: width of the input.
-        hidden: width of the state.
-        dtype: of the input, such as "float32".
-        fused: true where oneDNN makes it. Then the number is that of its workspace on processors with
-            AVX-512, without the rounding to pages (`workspace_bytes`), which on others is a little
-            different; else gates and cells are saved.
+    The workspace is that on processors with AVX-512, without the rounding to pages (`workspace_bytes`); on others it
+    is a little different. Without oneDNN, gates and cells are saved.
     """
     if not fused:
         return 5 * steps * hidden * ITEM_SIZE[dtype]

@@ -53,11 +53,6 @@ def _backward(call: OpCall) -> Factors:
     return Factors(operands, (_class_dims(scores.shape),))
 
 
-def _total_weight(call: OpCall) -> tuple[int, ...]:
-    """Only a mean's gradient looks at the total weight."""
-    return () if argument(call, 4, "reduction", MEAN) == MEAN else (6,)
-
-
 def _on_shard(op: str, scores: int) -> Adapt:
     """Run `op` with the first class's number where the scores (the tensor in slot `scores`) are split by classes."""
 
@@ -84,7 +79,8 @@ rule(
     (*aten("nll_loss_backward nll_loss2d_backward"), NLL_GRADIENT_SHARD),
     _backward,
     linear=FIRST,
-    ignored=_total_weight,
+    # Only a mean's gradient looks at the total weight.
+    ignored=lambda call: () if argument(call, 4, "reduction", MEAN) == MEAN else (6,),
     adapt=_on_shard(NLL_GRADIENT_SHARD, 1),
 )
 
@@ -98,7 +94,6 @@ def _sum_exp(call: OpCall) -> Factors:
 
 
 def _class_loss(call: OpCall) -> Factors:
-    """As the negative log-likelihood of log-probabilities."""
     results = tuple(_target_dims(shape_of(spec)) for spec in call.results)
     contracted = frozenset("c") if argument(call, 3) == NONE else frozenset("nc")
     return Factors((("n", "c"), ("n", WHOLE), ("n",)), results, contracted)

@@ -33,7 +33,7 @@ from weft.ops.call import OpCall
 from weft.ops.cost import tensor_bytes
 from weft.ops.factors import WHOLE, Factors
 from weft.ops.rule import Cut, rule
-from weft.ops.rules.common import EITHER, FIRST, shape_of
+from weft.ops.rules.common import EITHER, FIRST, no_work, shape_of
 
 EXPERT_MM, EXPERT_GRADIENT, SEGMENTS = "weft.expert_mm", "weft.expert_gradient", "weft.segments"
 ROUTES, DISPATCH, COMBINE = "weft.routes", "weft.dispatch", "weft.combine"
@@ -146,20 +146,17 @@ def _combined(call: OpCall) -> int:
     return min(tensor_bytes(call.operands[0]), rows) + (tensor_bytes(made) if made else 0)
 
 
-def _no_work(call: OpCall) -> int:
-    return 0
-
-
-def _linear_rows(call: OpCall) -> tuple[tuple[int, ...], ...]:
-    """Dispatch is linear where nothing but zeros stands around the rows."""
-    return () if argument(call, 5) else FIRST
-
-
 rule(EXPERT_MM, _product, linear=EITHER, adapt=_adapt_product, flops=_work)
 rule(EXPERT_GRADIENT, _gradient, linear=EITHER, adapt=_adapt_gradient, flops=_work)
 rule(SEGMENTS, "e! -> s", adapt=_adapt_segments)
-rule(ROUTES, _routes, adapt=_adapt_routes, flops=_no_work)
+rule(ROUTES, _routes, adapt=_adapt_routes, flops=no_work)
 rule(
-    DISPATCH, _dispatch, linear=_linear_rows, adapt=_adapt_dispatch, flops=_no_work, traffic=_moved
+    DISPATCH,
+    _dispatch,
+    # Linear where nothing but zeros stands around the rows.
+    linear=lambda call: () if argument(call, 5) else FIRST,
+    adapt=_adapt_dispatch,
+    flops=no_work,
+    traffic=_moved,
 )
-rule(COMBINE, _combine, linear=FIRST, adapt=_adapt_combine, flops=_no_work, traffic=_combined)
+rule(COMBINE, _combine, linear=FIRST, adapt=_adapt_combine, flops=no_work, traffic=_combined)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from weft.ops.arguments import argument, normal_dim, slot_specs
 from weft.ops.call import OpCall
 from weft.ops.factors import WHOLE, Factors, whole_factors
-from weft.ops.rule import Groups, rule
-from weft.ops.rules.common import FIRST, except_dims, numbered, pointwise
+from weft.ops.rule import rule
+from weft.ops.rules.common import FIRST, except_dims, no_work, numbered, pointwise
 
 
 def _first_alone(call: OpCall) -> Factors:
@@ -15,15 +15,11 @@ def _first_alone(call: OpCall) -> Factors:
     return Factors((names, (WHOLE,) * len(slot_specs(call)[1].shape)), (names,))
 
 
-def _no_work(call: OpCall) -> int:
-    return 0
-
-
 # The sum of the squares of all elements; whether an element is no finite number, 0.0 or 1.0. They
 # count as no work, so that they look at a gradient where it lies: cutting it would save little and
 # cost a collective.
-rule("weft.square_sum", "...+ -> ", flops=_no_work, traffic=_no_work)
-rule("weft.nonfinite", "...+ -> ", reduction="max", flops=_no_work, traffic=_no_work)
+rule("weft.square_sum", "...+ -> ", flops=no_work, traffic=no_work)
+rule("weft.nonfinite", "...+ -> ", reduction="max", flops=no_work, traffic=no_work)
 # A tensor times a number that is a tensor: what becomes of a gradient stays a gradient.
 rule("weft.scale", pointwise, linear=FIRST)
 # Conversions of what is added up: of each part of a sum, as the user has allowed it; of the whole sum.
@@ -45,15 +41,10 @@ rule(
     monotone=FIRST,
     anyhow=(1,),
     view=True,
-    traffic=_no_work,
+    traffic=no_work,
 )
 # The first operand, where the second is true; else the rank raises.
-rule("weft.required", _first_alone, linear=FIRST, monotone=FIRST, view=True, traffic=_no_work)
-
-
-def _sums(call: OpCall) -> Groups:
-    """A sum over micro-batches may come before the sum over ranks."""
-    return FIRST if argument(call, 1, "reduction") == "sum" else ()
+rule("weft.required", _first_alone, linear=FIRST, monotone=FIRST, view=True, traffic=no_work)
 
 
 def _along(call: OpCall) -> Factors:
@@ -65,7 +56,13 @@ def _along(call: OpCall) -> Factors:
 
 # The reduction of a value over all micro-batches; their concatenation along a dimension. Views, so
 # that ranks without elements run them as well: what they make is made once a step.
-rule("weft.accumulate", pointwise, linear=_sums, view=True)
+# A sum over micro-batches may come before the sum over ranks.
+rule(
+    "weft.accumulate",
+    pointwise,
+    linear=lambda call: FIRST if argument(call, 1, "reduction") == "sum" else (),
+    view=True,
+)
 rule("weft.pack", _along, linear=FIRST, monotone=FIRST, view=True)
 # A micro-batch's part of a value of the step (the offset varies).
 rule("weft.slice", _along, linear=FIRST, monotone=FIRST, view=True)

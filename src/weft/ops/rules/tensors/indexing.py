@@ -62,18 +62,8 @@ def _read_bytes(call: OpCall) -> int:
     return sum(tensor_bytes(spec) for spec in (result, result, *others) if spec)
 
 
-def _no_flops(call: OpCall) -> int:
-    """Looking up computes nothing, however large the table is."""
-    return 0
-
-
-def _added_rows(call: OpCall) -> int:
-    """One addition for each element of the rows that are added to a table."""
-    return prod(call.operands[0].shape)
-
-
-# A result that is looked up in the first operand.
-_LOOKUP = {"linear": FIRST, "traffic": _read_bytes, "flops": _no_flops}
+# A result that is looked up in the first operand: that computes nothing, however large the table is.
+_LOOKUP = {"linear": FIRST, "traffic": _read_bytes, "flops": lambda call: 0}
 
 
 def _index(indices: Any, source: OpCall, rank: int) -> tuple[Dims, list[Dims], Dims]:
@@ -231,7 +221,8 @@ rule(
     _embedding_backward,
     linear=FIRST,
     adapt=_adapt_embedding_backward,
-    flops=_added_rows,
+    # One addition for each element of the rows that are added to a table.
+    flops=lambda call: prod(call.operands[0].shape),
 )
 rule(aten("index.Tensor _unsafe_index.Tensor"), _index_tensor, **_LOOKUP)
 rule(aten("index_put _unsafe_index_put"), _index_put, linear=((0, 2),), added=(0,))

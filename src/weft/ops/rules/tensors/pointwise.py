@@ -74,7 +74,7 @@ def _ordered(source: int) -> Callable[[OpCall], Groups]:
 
 
 def _dtypes(call: OpCall, source: int) -> tuple[str, str]:
-    """Of the result, and of the argument at a position."""
+    """The dtypes of the result and of the argument at a position."""
     operand = next(operand_indices(call.args[source]))
     result = call.results[0]
     return result.dtype if result else "", call.operands[operand].dtype
@@ -123,7 +123,6 @@ HINT = "weft.hint"
 
 
 def _made(call: OpCall) -> Factors:
-    """Operands only lend their dtype and device."""
     operands = tuple((WHOLE,) * len(spec.shape) for spec in slot_specs(call))
     return Factors(operands, (numbered(len(shape_of(call.results[0]))),))
 

@@ -42,7 +42,6 @@ def _over(position: int, contracted: bool = False, default: Any = None) -> Calla
 
 
 def _transformed(call: OpCall) -> Factors:
-    """Fourier transforms: whole along their dimensions."""
     names = numbered(len(call.operands[0].shape))
     whole = frozenset(f"d{i}" for i in normal_dims(argument(call, 1, "dim"), len(names)))
     return Factors((names,), (names,), whole=whole)
@@ -56,10 +55,7 @@ def _crossed(call: OpCall) -> Factors:
 
 
 def _over_all(contracted: bool) -> Callable[..., Factors]:
-    def factors(call: OpCall) -> Factors:
-        return _reduce(call, normal_dims(None, len(call.operands[0].shape)), contracted)
-
-    return factors
+    return lambda call: _reduce(call, normal_dims(None, len(call.operands[0].shape)), contracted)
 
 
 def along(position: int, default: int = -1) -> Callable[..., Factors]:

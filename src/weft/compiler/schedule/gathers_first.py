@@ -27,12 +27,6 @@ def gathers_first(
     Nothing hangs by it: in the new order, too, everything comes before what waits for it; a control
     register of which that does not hold is left out. For plans in the order of the graph; others
     find the orders of communicators by a simulation.
-
-    Args:
-        program: of the rank.
-        actors: told by `prefetch`.
-        controls: the registers between them.
-        zero: which parameters are gathered for each use.
     """
     if not controls:
         return actors, controls
@@ -83,7 +77,6 @@ def _places(
 
 
 def _untold(actor: Actor, controls: Collection[str]) -> Actor:
-    """An actor without some of its control registers."""
     if isinstance(actor, Compute):
         return replace(actor, produces=tuple(n for n in actor.produces if n not in controls))
     if isinstance(actor, Communicate):
@@ -143,7 +136,6 @@ def _controls(ring: Sequence[ParameterGather], micro_batches: int) -> Iterator[R
 
 
 def _told(actor: Actor, waits: Mapping[int, str], signals: Mapping[int, tuple[str, ...]]) -> Actor:
-    """An actor with the control registers that it waits for and gives."""
     made = signals.get(actor.id, ())
     if isinstance(actor, Compute) and made:
         return replace(actor, produces=(*actor.produces, *made))

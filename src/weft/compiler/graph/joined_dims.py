@@ -28,7 +28,6 @@ class JoinedDim:
     """A dimension, wherever ops pass it on in any order.
 
     Attributes:
-        size: of it.
         dims: its number in each value that has it.
         ends: the calls that cut it or join it, by the first value that they make.
         pieces: beginnings and ends of what they cut out, or put in.
@@ -97,8 +96,7 @@ class _DimWalk:
             return node.role in VARIABLE_ROLES
         if not isinstance(node, Call):
             return False
-        results = [value.name if value else "" for value in node.outputs]
-        return self._call(node, {}, {results.index(name): self.dims[name]})
+        return self._call(node, {}, {node.output_names.index(name): self.dims[name]})
 
     def _read(self, node: Node, name: str) -> bool:
         if isinstance(node, Update):
@@ -121,7 +119,7 @@ class _DimWalk:
         found = rows_of(call, here, self.size, made)
         if found is None:
             return self._end(node, here, made)
-        results = (value.name if value else "" for value in node.outputs)
+        results = node.output_names
         return self._add_all(node.operands, found[0]) and self._add_all(results, found[1])
 
     def _add_all(self, names: Iterable[str], dims: Iterable[int | None]) -> bool:
@@ -198,12 +196,7 @@ Piece = tuple[int, int]
 @final
 @dataclass(frozen=True)
 class InBlocks:
-    """The calls that run in place of one.
-
-    Attributes:
-        op, args: on operands with the blocks apart.
-        operands, results: their shapes then.
-    """
+    """The calls that run in place of one."""
 
     op: str
     args: tuple[Argument, ...]
@@ -296,7 +289,6 @@ def _op(call: OpCall, shares: Shares) -> tuple[str, tuple[Argument, ...]]:
 
 
 def _turned(call: OpCall, shares: Shares) -> InBlocks:
-    """[..., blocks, parts, each, ...] -> [..., parts, blocks, each, ...], or back."""
     result = call.results[0]
     assert result is not None  # a view
     joins = result.shape[shares.dim : shares.dim + 1] == (shares.size,)
@@ -338,7 +330,6 @@ def _in_a_row(sizes: Iterable[int]) -> tuple[Piece, ...]:
 
 
 def _of_glu(call: OpCall, dim: int, joins: bool) -> tuple[Piece, ...]:
-    """A gated linear unit cuts in the middle; what it makes is a part."""
     backward = call.op == GLU_BACKWARD
     spec = call.operands[-1]
     same = normal_dim(argument(call, 1 + backward, "dim", -1), len(spec.shape)) == dim
@@ -347,7 +338,6 @@ def _of_glu(call: OpCall, dim: int, joins: bool) -> tuple[Piece, ...]:
 
 
 def _range(call: OpCall, size: int, first: int) -> tuple[int, int]:
-    """The begin and the end of a slice, which the arguments from number `first` on say."""
     start = argument(call, first, "start", None)
     end = argument(call, first + 1, "end", None)
     begin, stop, _ = slice(start, end).indices(size)
@@ -355,7 +345,6 @@ def _range(call: OpCall, size: int, first: int) -> tuple[int, int]:
 
 
 def _pads(call: OpCall, rank: int) -> dict[int, tuple[int, int]]:
-    """Elements before and after each dimension."""
     given = argument(call, 1, "pad")
     pairs: Iterator[tuple[int, int]] = zip(given[::2], given[1::2], strict=True)
     found = dict.fromkeys(range(rank), (0, 0))
@@ -363,6 +352,5 @@ def _pads(call: OpCall, rank: int) -> dict[int, tuple[int, int]]:
 
 
 def _blocks(shape: _Shape, shares: Shares) -> _Shape:
-    """The shape of the whole dimension, or of a part of it, with the blocks apart."""
     dim, blocks = shares.dim, shares.blocks
     return (*shape[:dim], blocks, shape[dim] // blocks, *shape[dim + 1 :])

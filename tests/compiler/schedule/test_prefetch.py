@@ -10,7 +10,7 @@ from local_programs import all_reduce, call, gather, program
 from weft.compiler.schedule.actor_graph import prove_live
 from weft.compiler.schedule.bucket import bucket
 from weft.compiler.schedule.copies import credit
-from weft.compiler.schedule.gathers.gathers_first import (
+from weft.compiler.schedule.gathers_first import (
     AHEAD,
     gather_rings,
     gathers_first,
