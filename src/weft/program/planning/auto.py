@@ -58,8 +58,8 @@ def asked_of(
         )
     measure = auto.measure
     if isinstance(measure, bool) or not isinstance(measure, int) or measure < 0:
-        raise StrategyError(
-            f"weft.Auto: measure takes the number of strategies to run, from 0, found {measure!r}"
+        raise wrong(
+            "weft.Auto: measure", "the number of strategies to run, from 0", measure, StrategyError
         )
     if auto.fixed is not None and not isinstance(auto.fixed, Strategy):
         expected = "a weft.Strategy with the entries that hold for all"

@@ -124,7 +124,7 @@ class Checkpoints:
         _check_program(program)
         check_names(extra, (SCORE,), "the score of a checkpoint stands")
         if score is not None and (isinstance(score, bool) or not isinstance(score, Real)):
-            raise UserError(f"weft.Checkpoints: score takes a number, found {score!r}")
+            raise wrong("weft.Checkpoints: score", "a number", score)
         # The first process's score counts, also where others have found another one.
         scored: dict[str, float] = (
             {SCORE: float(score)} if score is not None and program.is_first else {}
