@@ -16,7 +16,7 @@ from weft.compiler.assignment import Assignment
 from weft.hardware import CostModel
 from weft.ir.logical import Call, LogicalGraph, Node
 from weft.layout import Layout
-from weft.ops import OpCall, Signature
+from weft.ops import OpCall, Signature, TensorSpec
 
 # A call and the layouts in which it reads its operands.
 Placed: TypeAlias = "tuple[Call, tuple[Layout, ...]]"
@@ -108,14 +108,30 @@ def replaced(
     """
     nodes: list[Node] = []
     operands: dict[int, tuple[Layout, ...]] = {}
+    remade: dict[str, TensorSpec] = {}  # in another dtype
     for index, node in enumerate(graph.nodes):
         if index not in instead and index in assignment.operands:
             operands[len(nodes)] = assignment.operands[index]
         placed = instead.get(index)
         if placed is None:
-            nodes.append(node)
+            nodes.append(_reading(node, remade) if isinstance(node, Call) else node)
             continue
         for call, reads in placed:
             operands[len(nodes)] = reads
-            nodes.append(call)
+            nodes.append(_reading(call, remade))
+            made = (value for value in call.makes if value.name in graph.values)
+            remade.update(
+                (value.name, value.spec)
+                for value in made
+                if value.spec != graph.values[value.name].spec
+            )
     return graph.with_nodes(nodes), replace(assignment, values=dict(values), operands=operands)
+
+
+def _reading(call: Call, remade: Mapping[str, TensorSpec]) -> Call:
+    """`call` with the dtypes of what it reads."""
+    if remade.keys().isdisjoint(call.operands):
+        return call
+    pairs = zip(call.operands, call.call.operands, strict=True)
+    operands = tuple([remade.get(name, spec) for name, spec in pairs])
+    return replace(call, call=replace(call.call, operands=operands))
