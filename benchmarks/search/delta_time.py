@@ -32,10 +32,10 @@ from weft.planning.stored_step import StoredStep
 from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
 from weft.search.evaluation.evaluator import Evaluator
-from weft.search.moves.local_search import TEMPERATURE
 from weft.search.moves.neighbours import Neighbours
 from weft.search.state import SearchState
 from weft.search.steps.facts import StepFacts
+from weft.search.tuning import TEMPERATURE
 from weft.units import Seconds
 
 # Results that each pass keeps, as in a search.

@@ -130,7 +130,7 @@ def found_by(evaluator: Evaluator, seed: int, moves: int, within: Space | None) 
     """Seconds of what a local search from data parallel finds; what was planned before is not planned again."""
     facts = StepFacts(evaluator.step, evaluator.machine, Strategy())
     found = SearchState(evaluator, Floors(facts, None), Budget.of(1.0, moves))
-    found.plan("data parallel", plain())
+    found.log.plan("data parallel", plain())
     improve(found, seed, within)
     assert found.best is not None
     return found.best[2].seconds

@@ -15,8 +15,8 @@ from search.jobs import layers
 from weft.cli import search as command
 from weft.cli.main import app
 from weft.search.evaluation.evaluator import Evaluator
-from weft.search.pace import Pace
-from weft.search.record.record import SearchRecord
+from weft.search.log import SearchLog
+from weft.search.record import SearchRecord
 from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy
 from weft.whole_files import write_whole
@@ -50,15 +50,15 @@ def test_strategies_are_searched_without_torch(graph: Path) -> None:
 
 
 def test_interrupted_it_keeps_the_best(graph: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan, seen = SearchState.plan, []
+    plan, seen = SearchLog.plan, []
 
-    def interrupted(self: SearchState, *arguments: object) -> object:
+    def interrupted(self: SearchLog, *arguments: object) -> object:
         seen.append(1)
         if len(seen) > 3:
             raise KeyboardInterrupt
         return plan(self, *arguments)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(SearchState, "plan", interrupted)
+    monkeypatch.setattr(SearchLog, "plan", interrupted)
     output = graph.parent / "so_far.yaml"
     done = run("search", graph, "--topology", "h100x2", "-o", output, "--json")
     assert done.exit_code == 0, done.output
@@ -70,19 +70,19 @@ def test_interrupted_twice_it_has_written_all_it_knew(
     graph: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second Ctrl-C comes while the result is made."""
-    plan, seen = SearchState.plan, []
+    plan, seen = SearchLog.plan, []
 
-    def interrupted(self: SearchState, *arguments: object) -> object:
+    def interrupted(self: SearchLog, *arguments: object) -> object:
         seen.append(1)
         if len(seen) > 4:
             raise KeyboardInterrupt
         return plan(self, *arguments)  # type: ignore[arg-type]
 
     def again(self: SearchState) -> object:
-        assert not Pace(self).affords()
+        assert not self.affords()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(SearchState, "plan", interrupted)
+    monkeypatch.setattr(SearchLog, "plan", interrupted)
     monkeypatch.setattr(SearchState, "result", again)
     output = graph.parent / "twice.yaml"
     done = run("search", graph, "--topology", "h100x2", "-o", output)
@@ -98,7 +98,7 @@ def test_interrupted_before_it_knows_any_it_says_so(
     def interrupted(*_: object) -> object:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(SearchState, "plan", interrupted)
+    monkeypatch.setattr(SearchLog, "plan", interrupted)
     output = graph.parent / "none.yaml"
     done = run("search", graph, "--topology", "h100x2", "-o", output)
     assert (done.exit_code, done.stderr) == (
@@ -152,7 +152,7 @@ def test_it_goes_on_where_it_ended(graph: Path, monkeypatch: pytest.MonkeyPatch)
     done = run(*search, "--resume", "--json")
     assert done.exit_code == 0, done.output
     second = json.loads(done.stdout)
-    assert len(made) <= 8 + 1  # and the simulation of the best
+    assert len(made) <= 8 + 2  # and the simulations of the best at first and at last
     assert second["simulation"]["step_seconds"] <= first["simulation"]["step_seconds"]
     assert len(SearchRecord.load(record).learned.answers) > len(first["tried"])
 

@@ -17,7 +17,6 @@ from weft.planning.machine import machine_of
 from weft.planning.stored_step import StoredStep
 from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
-from weft.search.enumeration.room import Fronts
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.measures import Measures
 from weft.search.space.fixed import space_of
@@ -109,9 +108,9 @@ def arranged(
     base: Strategy = Strategy(),  # noqa: B008 (frozen)
     every_rank: bool = False,
 ) -> SearchState:
-    """The beginning of a search whose points are in its fronts."""
+    """The beginning of a search whose points are in its queue."""
     found = begun(step, topology, limit, base)
-    Fronts(found).arrange(space_of(found.facts, every_rank))
+    found.arrange(space_of(found.facts, every_rank))
     return found
 
 

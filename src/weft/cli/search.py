@@ -22,7 +22,7 @@ from weft.planning.stored_step import StoredStep
 from weft.report import Report, write_report
 from weft.report.content import REPORT
 from weft.search.outcome.result import SearchResult
-from weft.search.record.record import SearchRecord
+from weft.search.record import SearchRecord
 from weft.search.search import limited, search
 from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy

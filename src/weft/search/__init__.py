@@ -3,5 +3,5 @@
 from weft.search.budget import Auto as Auto
 from weft.search.outcome.result import SearchResult as SearchResult
 from weft.search.outcome.result import Tried as Tried
-from weft.search.record.record import SearchRecord as SearchRecord
+from weft.search.record import SearchRecord as SearchRecord
 from weft.search.search import search as search

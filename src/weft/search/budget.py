@@ -64,9 +64,11 @@ class Budget:
         """One that allows nothing."""
         return replace(self, moves=0)
 
-    def part(self) -> float:
-        """The part of the seconds that has gone; 0 of a number of strategies."""
-        return 0.0 if isinf(self.ends) else (self.now() - self.begins) / (self.ends - self.begins)
+    def part(self, later: float = 0.0) -> float:
+        """The part of the seconds that has gone, so many from now; 0 of a number of strategies."""
+        if isinf(self.ends):
+            return 0.0
+        return (self.now() + later - self.begins) / (self.ends - self.begins)
 
 
 @final

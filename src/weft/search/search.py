@@ -8,7 +8,7 @@ at or above the best is a proof that a point need not be planned. Moves from the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from math import inf
@@ -23,23 +23,18 @@ from weft.planning.simulated import Capturable, as_stored
 from weft.planning.stored_step import StoredStep
 from weft.search.bounds.floors import Floors
 from weft.search.budget import Budget
-from weft.search.enumeration.beginnings import Beginnings
-from weft.search.enumeration.enumeration import Enumeration
-from weft.search.enumeration.room import Fronts, Room
+from weft.search.enumeration import Enumeration
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.planners import Planners
 from weft.search.moves.local_search import improve
 from weft.search.outcome.result import SearchResult
-from weft.search.record.record import Learned, SearchRecord
+from weft.search.record import Learned, SearchRecord
 from weft.search.space.fixed import hand_only, space_of, with_fixed
 from weft.search.state import SearchState, Told
 from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy, data_parallel
 from weft.tracebacks import shortened
 
-# Parts of the seconds at which strategies that people write by hand end, and what comes first and second of other
-# points and moves.
-_BY_HAND, _FIRST, _SECOND = 0.4, 0.7, 0.9
 # Each keeps the step and what its last plans can use again.
 _MOST_PLANNERS = 7
 IDLE = "the start: fewer ranks take part than must"
@@ -89,17 +84,57 @@ def search(
     machine = limited(machine_of(topology), memory_limit)
     stored = as_stored(step, fixed or data_parallel())
     base = stored.in_precision(fixed or Strategy())
-    first, earlier = _begin(start)
+    earlier = start.record if isinstance(start, SearchResult) else start
+    first = earlier if isinstance(earlier, Strategy | None) else earlier.best
     with passed_over(), Planners(_count(planners)) as processes:
         processes.begin(len(stored.graph.nodes))
         facts = StepFacts(stored, machine, base)
         floors = Floors(facts, machine.least_limit)
-        learned = Learned() if earlier is None else earlier.learned_of(stored, machine, base)
+        learned = Learned()
+        if isinstance(earlier, SearchRecord):
+            learned = earlier.learned_of(stored, machine, base)
         evaluator = Evaluator(stored, machine, facts.ranks, planners=processes)
         state = SearchState(evaluator, floors, budget, learned, told)
         _plan_given(state, first, every_rank)
-        _plan_all(state, every_rank, partial(improve, state, seed))
+        move = partial(improve, state, seed)
+        if hand_only(base):
+            move()
+        else:
+            state.arrange(space_of(facts, every_rank))
+            for until, go_on in _phases(state, move):
+                state.until = until
+                go_on()
         return state.result()
+
+
+def _phases(
+    state: SearchState, move: Callable[[], None]
+) -> Iterator[tuple[float, Callable[[], None]]]:
+    """The phases of a search: the part of the seconds at which each ends, and what it tries.
+
+    First points that should be quick, and moves, each for a part of the time; then all that is left.
+    """
+    points = Enumeration(state)
+    by_hand, others = partial(points.plan, True), partial(points.plan, False)
+    if state.budget.moves < inf:  # all points before moves: what so many find depends on no clock
+        yield 1.0, points.look_at_smallest
+        yield 1.0, points.plan_cheapest
+    else:
+        yield 0.4, points.look_at_smallest
+        yield 0.4, points.look_at_kinds
+        yield 0.4, points.plan_cheapest
+        yield 0.4, partial(by_hand, likely=True)
+        likely = partial(others, likely=True)
+        first, second = (likely, move) if points.others_are_better() else (move, likely)
+        yield 0.7, first
+        yield 0.9, second
+        # What was not reached in its part of the time: nothing by hand that should be quicker is left out for moves.
+        yield 1.0, partial(by_hand, likely=True)
+        yield 1.0, move
+    for each in (by_hand, others, by_hand):
+        yield 1.0, partial(each, likely=False)
+    if not state.log.locality:
+        yield 1.0, move
 
 
 def _plan_given(state: SearchState, start: Strategy | None, every_rank: bool) -> None:
@@ -122,9 +157,9 @@ def _plan_given(state: SearchState, start: Strategy | None, every_rank: bool) ->
                 )
             state.leave_out(IDLE)
             continue
-        state.plan(name, strategy)
-        if name == "start":
-            state.forget_refused(strategy)
+        state.log.plan(name, strategy)
+        if name == "start" and (why := state.log.forget_refused(strategy)):
+            state.leave_out(f"the start is refused: {why}")
         state.tell()
 
 
@@ -138,7 +173,6 @@ def _has_idle_ranks(evaluator: Evaluator, strategy: Strategy) -> bool:
 
 
 def _count(planners: object) -> int:
-    """The number of processes beside this one."""
     if planners is None:
         return min(cores() - 1, _MOST_PLANNERS)
     if not is_whole(planners, 0):
@@ -146,15 +180,6 @@ def _count(planners: object) -> int:
             "weft.search: planners", "the number of processes beside this one, from 0", planners
         )
     return planners
-
-
-def _begin(
-    start: Strategy | SearchResult | SearchRecord | None,
-) -> tuple[Strategy | None, SearchRecord | None]:
-    """The strategy that is tried first, and the record of an earlier search."""
-    if isinstance(start, SearchResult):
-        return start.best, start.record
-    return (start.best, start) if isinstance(start, SearchRecord) else (start, None)
 
 
 def _check_arguments(
@@ -171,51 +196,6 @@ def _check_arguments(
         (isinstance(every_rank, bool), "every_rank", "True or False", every_rank),
         (callable(told), "told", "a function of what is known", told),
     )
-
-
-def _plan_all(state: SearchState, every_rank: bool, move: Callable[[], None]) -> None:
-    """Plan the points, those first that should be quick, and move from the best between them."""
-    enumeration = Enumeration(state)
-    if not hand_only(state.facts.base):
-        Fronts(state).arrange(space_of(state.facts, every_rank))
-        _plan_likely(state, enumeration, move)
-    move()
-    # Those by hand may leave the first plan to others.
-    for by_hand in (True, False, True):
-        enumeration.plan_points(by_hand, likely=False)
-    if not state.locality:
-        move()
-
-
-def _plan_likely(state: SearchState, enumeration: Enumeration, move: Callable[[], None]) -> None:
-    """Plan the points that should be quick, and move from the best, each for a part of the time.
-
-    A search of so many moves plans all points before it moves: what it finds hangs on no clock.
-    """
-    beginnings = Beginnings(state)
-    if state.budget.moves < inf:
-        beginnings.look_at_smallest()
-        beginnings.plan_cheapest()
-        for by_hand in (True, False):
-            enumeration.plan_points(by_hand, likely=False)
-        return
-    state.until = _BY_HAND
-    beginnings.look_at_kinds()
-    beginnings.plan_cheapest()
-    enumeration.plan_points(True, likely=True)
-    # Others come first where those by hand lack room, or are slower, as small steps say it; else moves.
-    others = partial(enumeration.plan_points, False, likely=True)
-    room = Room(state)
-    others_first = room.others_are_better()
-    state.until = _FIRST
-    (others if others_first else move)()
-    state.until = _SECOND
-    if others_first and room.others_are_far_quicker():
-        others()
-    (move if others_first else others)()
-    state.until = 1.0
-    # What was not reached in its part of the time: nothing by hand that should be quicker is left out for moves.
-    enumeration.plan_points(True, likely=True)
 
 
 def limited(machine: Machine, asked: int | None) -> Machine:

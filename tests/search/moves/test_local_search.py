@@ -31,7 +31,7 @@ SLOW = replace(
 def searched(seed: int, moves: int) -> SearchState:
     found = begun(layers(), "flexflow-k80x2")
     found.budget = Budget.of(1.0, moves)
-    found.plan("slow", SLOW)
+    found.log.plan("slow", SLOW)
     improve(found, seed)
     return found
 
@@ -44,8 +44,8 @@ def test_nothing_is_tried_beyond_the_budget_and_equal_seeds_give_equal_results()
     first = one.evaluator.of(SLOW)
     assert isinstance(first, Measures)
     assert one.best[2].seconds < first.seconds
-    assert "not all of" in one.locality
-    assert one.locality in str(one.result())
+    assert "not all of" in one.log.locality
+    assert one.log.locality in str(one.result())
 
 
 @final
@@ -79,10 +79,10 @@ def _signed(text: str, strategy: Strategy) -> Strategy:
 def test_a_local_optimum_is_one() -> None:
     """Whatever it says was tried is tried again here, by full plans."""
     found = begun(layers(), "flexflow-k80x2")
-    found.plan("slow", _signed("B -> B", _cut(8, replace(data_parallel(), grid=(2,)))))
+    found.log.plan("slow", _signed("B -> B", _cut(8, replace(data_parallel(), grid=(2,)))))
     improve(found, 0, Few())
-    assert found.locality.startswith("none of ")
-    assert "nor any of " in found.locality
+    assert found.log.locality.startswith("none of ")
+    assert "nor any of " in found.log.locality
     assert found.best is not None
     _, strategy, best = found.best
     assert strategy.micro_batches == 1
@@ -99,8 +99,8 @@ def test_the_quickest_pipeline_is_improved_beside_a_best_that_is_none(
     """A simulation errs about all pipelines alike: the best with stages, and without, are worth a real run."""
     monkeypatch.setattr(module, "NEAR_STAGED", 9.0)
     found = begun(layers(), "flexflow-k80x2")
-    found.plan("flat", replace(data_parallel(), grid=(2,)))
-    found.plan("staged", replace(data_parallel(), grid=(2,), stages=2, micro_batches=8))
+    found.log.plan("flat", replace(data_parallel(), grid=(2,)))
+    found.log.plan("staged", replace(data_parallel(), grid=(2,), stages=2, micro_batches=8))
     improve(found, 0, Few())
     tried = [each.strategy for each in found.result().tried]
     assert any(each.stages == 2 and each.micro_batches == 1 for each in tried)
@@ -110,7 +110,7 @@ def test_moves_are_named_by_what_they_go_on_from() -> None:
     """Not by the best so far, from which they may be far."""
     found = begun(layers(), "flexflow-k80x2")
     strategy = _cut(8, replace(data_parallel(), grid=(2,)))
-    found.plan("best", strategy)
+    found.log.plan("best", strategy)
     assert found.best is not None
     search = LocalSearch(found, Random(0), Few())
     search.descend("far away; 3 stages", strategy, found.best[2])

@@ -13,7 +13,7 @@ def test_cuts_are_the_moves_that_make_stages() -> None:
     """The same as among all moves, without going through those of each call."""
     found = begun(layers(), "flexflow-k80x2")
     strategy = replace(data_parallel(), grid=(2,))
-    found.plan("data 2", strategy)
+    found.log.plan("data 2", strategy)
     moves = Neighbours(found)
     cuts = [each.name for each in moves.cuts(strategy)]
     assert cuts

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cache
 from random import Random
 from typing import Any, final
@@ -81,7 +81,7 @@ def pipeline(**fields: Any) -> Strategy:
     )
 
 
-def given(moves: Sequence[StrategyMove], strategy: Strategy) -> set[object]:
+def given(moves: Iterable[StrategyMove], strategy: Strategy) -> set[object]:
     return {move.on(strategy).in_flight for move in moves}
 
 
@@ -148,7 +148,7 @@ def descended(limit: int) -> tuple[tuple[int, ...], Measures]:
     """From one micro-batch at a time, which is what has room in any case."""
     found = begun(step(), "flexflow-k80x2", limit)
     found.budget = Budget.of(1.0, 30)
-    found.plan("one at a time", pipeline(in_flight=(1, 1)))
+    found.log.plan("one at a time", pipeline(in_flight=(1, 1)))
     improve(found, 0, OnlyInFlight(found))
     assert found.best is not None
     assert found.best[1].in_flight is not None

@@ -123,7 +123,7 @@ def descended(limit: int, count: int) -> tuple[SearchState, Strategy, Measures]:
     found = begun(tables(), "h100x4", limit)
     found.budget = Budget.of(1.0, count)
     for level in (1, 3):
-        found.plan(f"ZeRO {level}", replace(BASE, zero=Zero(level)))
+        found.log.plan(f"ZeRO {level}", replace(BASE, zero=Zero(level)))
     improve(found, 0, OnlyZero())
     assert found.best is not None
     assert found.best[2].memory <= limit

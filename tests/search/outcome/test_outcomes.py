@@ -28,9 +28,13 @@ EVERY = (
 )
 
 
+def keyed() -> dict[str, PlannedStrategy]:
+    return {str(each.strategy.micro_batches): each for each in EVERY}
+
+
 def test_rows_stand_in_the_order_of_what_came_of_them() -> None:
     """The quickest that fit first: the best, slower ones, those without room, those that were refused."""
-    found = rows(EVERY, str(BEST.strategy), 2 * 10**9)
+    found = rows(keyed(), "1", 2 * 10**9)
     assert [(each.name, each.outcome, each.why) for each in found] == [
         ("best", "best", ""),
         ("exposed", "slower", "1000.000 ms more exchanges that nothing hides"),
@@ -46,7 +50,7 @@ def test_rows_stand_in_the_order_of_what_came_of_them() -> None:
 
 def test_all_fit_without_a_limit() -> None:
     quickest = EVERY[1]
-    found = rows(EVERY, str(quickest.strategy), None)
+    found = rows(keyed(), str(quickest.strategy.micro_batches), None)
     assert [each.name for each in found] == ["crowded", "best", "exposed", "waiting", "refused"]
     assert [each.outcome for each in found][1:4] == ["slower"] * 3
 

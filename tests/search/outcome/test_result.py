@@ -11,7 +11,7 @@ from search.jobs import layers
 from weft.search.bounds.additive import AdditivePart
 from weft.search.outcome.result import SearchResult, Tried
 from weft.search.outcome.why_not import WhyNot
-from weft.search.record.record import Learned, SearchRecord
+from weft.search.record import Learned, SearchRecord
 from weft.simulator.results.simulation import Simulation
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds

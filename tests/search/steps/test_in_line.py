@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from search.jobs import decoder, dense, step_of
 from weft.planning.stored_step import StoredStep
+from weft.search.steps.parts import is_sequential, part_calls
 from weft.search.steps.repeated import repeated_blocks
-from weft.search.steps.ways_back import is_sequential, part_calls
 
 
 class Stacks(nn.Module):

@@ -54,11 +54,6 @@ def additive_part(
     """The additive part of a strategy's plan; None where it cannot be said.
 
     That is on one rank, on grids of three axes of several ranks, and where an op has no rule on the grid as a whole.
-
-    Args:
-        facts: of the step.
-        strategy: as it was planned.
-        deduced: its stages.
     """
     sums: dict[tuple[tuple[int, ...], CostModel], LeastSums] = {}
     found: list[LeastSum] = []

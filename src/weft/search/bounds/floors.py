@@ -42,11 +42,9 @@ class Exchanges:
     _grouped: dict[object, list[tuple[int, ...]]] = field(default_factory=dict, repr=False)
 
     def reduction(self, points: Points, least: bool = False) -> Floats:
-        """Seconds in which gradients of weights are added up along the data axis.
+        """Seconds in which gradients of weights are added up along the data axis; "free" layouts need add up none.
 
-        Args:
-            points: of the space; "free" layouts need add up none.
-            least: where each rank may gather what is around a layer, and make the whole gradient.
+        With `least` each rank may gather what is around a layer, and make the whole gradient.
         """
         if least and self.facts.guided:
             return np.zeros(len(points))
@@ -84,11 +82,9 @@ class Exchanges:
         )
 
     def sums(self, points: Points, least: bool = False) -> Floats:
-        """Seconds in which what is in parts along the tensor axis is added up.
+        """Seconds in which what layers cut by columns and rows leave in parts along the tensor axis is added up.
 
-        Args:
-            points: of the space; only layers cut by columns and rows leave parts.
-            least: where weights may be gathered in place.
+        With `least` weights may be gathered in place.
         """
         cut = points.laid("columns") | points.laid("sequence")
         found = np.zeros(len(points))
@@ -107,15 +103,8 @@ class Exchanges:
         return self.facts.guided or any(first_match(base, each) is not None for each in weights)
 
     def _added_up(self, point: Point, least: bool) -> float:
-        key = (
-            "sums",
-            point.data,
-            point.tensor,
-            point.stages,
-            point.outer,
-            point.micro_batches,
-            least,
-        )
+        grid = point.data, point.tensor, point.stages, point.outer
+        key = "sums", grid, point.micro_batches, least
         return once(self._seconds, key, lambda: self._all_sums(point, least))
 
     def _all_sums(self, point: Point, least: bool) -> float:
@@ -259,10 +248,6 @@ class Floors:
         found: Floats = self.facts.flops / used[points.ranks - 1]
         return found
 
-    def states_of(self, point: Point) -> float:
-        """Bytes of parameters and optimizer states on a rank, and what its device reserves, at least."""
-        return float(self.states(Points.one(point))[0])
-
     def states(self, points: Points) -> Floats:
         """Bytes of parameters and optimizer states of each point on a rank, with what its device reserves.
 
@@ -297,6 +282,15 @@ class Floors:
     def reserve(self) -> int:
         """Bytes that a device reserves, the mean of all, as they compare with the least limit."""
         return int(self._beside[-1])
+
+    @cached_property
+    def is_tight(self) -> bool:
+        """True where data parallel on all ranks may lack room, by what one device keeps for the backward."""
+        if self.limit is None:
+            return False
+        ranks = len(self.facts.ranks)
+        states = float(self.states(Points.one(Point(ranks)))[0])
+        return states + self.facts.kept / ranks > self.limit
 
     def memory(self, points: Points) -> Floats:
         """Bytes that a rank takes at least, for each point."""

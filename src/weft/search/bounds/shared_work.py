@@ -116,21 +116,12 @@ class SharedWork:
         one = found[0] if len(found) == 1 else found[0].along(found[1], self.facts.along)
         start = self._start(first)
         update = self._costs.of_update(first, "AdamW", self.facts.updated).seconds
-        return replace(one, starts=start * self._products, update=max(update - start, 0.0))
-
-    @cached_property
-    def _products(self) -> float:
-        """The number of matrix products."""
-        found = [
-            sum(count for each, count in calls.items() if each.call.op in _MATRIX)
-            for calls in self.facts.calls
-        ]
-        return found[0] if len(found) == 1 else found[0] + self.facts.along * (found[1] - found[0])
+        return replace(one, update=max(update - start, 0.0))
 
     def _work_of(self, first: int, calls: Mapping[CountedCall, int]) -> StepWork:
-        """Of some calls on a device of a device kind, without starts and updates."""
+        """Of some calls on a device of a device kind, without updates."""
         start = self._start(first)
-        total = again = all_again = losses = forward = 0.0
+        total = starts = again = all_again = losses = forward = 0.0
         for (call, runs_again, in_forward), count in calls.items():
             seconds = max(self._costs.of_call(first, call).seconds - start, 0.0)
             dtype = next((spec.dtype for spec in call.operands if "float" in spec.dtype), "float32")
@@ -138,6 +129,7 @@ class SharedWork:
                 work = flops(call)
                 seconds = min(seconds, work / self._rate(first, dtype)) if work else seconds
                 again += count * seconds if runs_again else 0.0
+                starts += count * start
             all_again += count * seconds if runs_again else 0.0
             loss = call.op in _LOSS
             losses += count * seconds if loss else 0.0
@@ -145,7 +137,7 @@ class SharedWork:
             total += count * seconds
         return StepWork(
             calls=total,
-            starts=0.0,
+            starts=starts,
             again=again,
             all_again=all_again,
             update=0.0,
@@ -161,7 +153,6 @@ class SharedWork:
         )
 
     def _rate(self, first: int, dtype: str) -> float:
-        """FLOP/s of the largest products."""
         square = tensor_spec((_LARGE, _LARGE), dtype)
         call = OpCall("aten.mm.default", (operand(0), operand(1)), (), (square, square), (square,))
 
@@ -177,12 +168,7 @@ class SharedWork:
         return self._costs.of_call(self.facts.ranks[0], call).seconds
 
     def busy(self, points: Points, least: bool = False) -> Floats:
-        """Seconds of the busiest compute queue.
-
-        Args:
-            points: of the space.
-            least: without what some plan of the point can leave out.
-        """
+        """Seconds of the busiest compute queue; of `least` without what some plan of the point can leave out."""
         starts = self._of_ranks(points, lambda each: each.starts)
         update = self._of_ranks(points, lambda each: each.update)
         calls = self._calls(points, least)
@@ -211,7 +197,6 @@ class SharedWork:
         return np.where(none, 0.0, found)
 
     def _calls(self, points: Points, least: bool) -> Floats:
-        """Seconds of calls without their starts."""
         calls = self._of_ranks(points, lambda each: each.calls)
         again = self._of_ranks(points, lambda each: each.again if least else each.all_again)
         calls += again * points.recompute / self._blocks
@@ -226,7 +211,6 @@ class SharedWork:
         return self.facts.blocks.count if self.facts.blocks is not None else 1
 
     def _of_ranks(self, points: Points, seconds: Callable[[StepWork], float]) -> Floats:
-        """Seconds that hang on the number of ranks alone."""
         every, inverse = np.unique(points.ranks, return_inverse=True)
         found = [
             once(self._shared, int(ranks), partial(self._shared_by, int(ranks))) for ranks in every
@@ -257,11 +241,8 @@ def _through(waited: Floats, own: Floats, points: Points) -> Floats:
     """Seconds in which the last of some stages is done, at least.
 
     A stage does its part of `own` for all micro-batches, and waits before it for the part of `waited`, of one
-    micro-batch, of each stage before it. The balance of stages that ends first has all of them end at the same time.
-
-    Args:
-        waited, own: seconds of all ranks together, of a whole step.
-        points: with stages and micro-batches.
+    micro-batch, of each stage before it; both are of all ranks together, of a whole step. The balance of stages that
+    ends first has all of them end at the same time.
     """
     part = np.minimum(waited / (np.maximum(own, 1e-30) * points.micro_batches), 1.0)
     share = 1 - (1 - part) ** points.stages
@@ -279,13 +260,9 @@ _PIECES = 2
 
 
 def unevenness_of(blocks: int, outside: float, stages: int, turns: int) -> float:
-    """Seconds of the busiest group of ranks over the mean of all groups.
+    """Seconds of the busiest group of ranks over the mean of all groups, each of which runs so many parts in turn.
 
-    Args:
-        blocks: that come again in the model.
-        outside: the part of the step's seconds that is in none of them.
-        stages: groups of ranks.
-        turns: parts that each group runs.
+    `outside` is the part of the step's seconds that is in no block.
     """
     whole = _busiest(blocks, outside, stages, turns)
     if whole <= TOLERANCE * (1 + 1e-9):

@@ -38,12 +38,7 @@ UNBOUNDED = Seconds(inf)
 @final
 @dataclass(frozen=True)
 class Whole:
-    """All that a plan says of a strategy.
-
-    Attributes:
-        simulation: of it, as `weft.simulate` gives it.
-        deduced: its layouts, by stage.
-    """
+    """All that a plan says of a strategy."""
 
     simulation: Simulation
     deduced: tuple[Deduced, ...]
@@ -108,11 +103,12 @@ class Evaluator:
         if not self.planners.has_time():
             return False
         if not self.knows(strategy, most):
-            self.planners.ask(self.name, key_of(strategy), strategy, most, self._setup)
-        return True
 
-    def _setup(self) -> Setup:
-        return Setup(self.name, self.step, self.machine, self.ranks, self.most_classes)
+            def setup() -> Setup:
+                return Setup(self.name, self.step, self.machine, self.ranks, self.most_classes)
+
+            self.planners.ask(self.name, key_of(strategy), strategy, most, setup)
+        return True
 
     def placement(self, strategy: Strategy) -> Placement:
         """The ranks of a strategy, as its grid says.

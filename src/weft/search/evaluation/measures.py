@@ -52,16 +52,22 @@ class Refused:
 @final
 @dataclass(frozen=True)
 class Longer:
-    """A strategy that takes longer than was asked for, which is all that is known of it.
-
-    Attributes:
-        seconds: that a step takes at least.
-    """
+    """A strategy that takes longer than was asked for, which is all that is known of it."""
 
     seconds: Seconds
 
 
 Answer: TypeAlias = Measures | Refused
+
+
+def along(one: Measures, two: Measures, times: float) -> Measures:
+    """The measures as far from one as `times` the way to the other."""
+    return Measures(
+        Seconds(one.seconds + times * (two.seconds - one.seconds)),
+        Bytes(int(one.memory + times * (two.memory - one.memory))),
+        Seconds(max(one.exposed + times * (two.exposed - one.exposed), 0.0)),
+        Seconds(max(one.idle + times * (two.idle - one.idle), 0.0)),
+    )
 
 
 def memory_of(peaks: Mapping[int, Bytes], machine: Machine) -> Bytes:

@@ -49,12 +49,7 @@ class Question(NamedTuple):
 
 @final
 class PlannedAhead(NamedTuple):
-    """The measures of a strategy that was planned ahead.
-
-    Attributes:
-        answer: as `Evaluator.within` gives it.
-        took: seconds of planning.
-    """
+    """The measures of a strategy that was planned ahead, and the seconds of planning."""
 
     answer: Answer | Longer
     took: float
@@ -118,14 +113,9 @@ class Planners:
         most: Seconds,
         setup: Callable[[], Setup],
     ) -> None:
-        """Have a strategy planned, where one has time and it was not asked for.
+        """Have a strategy planned, where one has time and it was not asked for; `setup` makes what it is planned with.
 
-        Args:
-            name: of the step.
-            key: of the strategy.
-            strategy: to plan.
-            most: seconds that a step may take to be simulated whole.
-            setup: makes what the step is planned with.
+        It is simulated whole where a step takes at most so many seconds.
         """
         asked = name, key
         every = self._collected()

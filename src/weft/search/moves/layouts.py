@@ -17,11 +17,12 @@ from weft.ir.logical import Call, Input, LogicalGraph
 from weft.layout import SBP, broadcast, split
 from weft.ops import Signature
 from weft.planning.stored_step import StoredStep
-from weft.search.moves.sequences import MadeLater, StrategyMove, chained
-from weft.search.steps.repeated import Blocks
+from weft.search.moves.sequences import MadeLater, Several, StrategyMove, chained
+from weft.search.steps.exchanged import tensor_bytes
+from weft.search.steps.repeated import Blocks, folded
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import SBPs
-from weft.units import ITEM_SIZE, Bytes
+from weft.units import Bytes
 
 
 @final
@@ -60,24 +61,17 @@ class GroupEdge:
 
 
 def groups_of(graph: LogicalGraph, blocks: Blocks | None) -> tuple[Group, ...]:
-    """The groups of a step; those that read and write most first.
-
-    Args:
-        graph: the step, as captured.
-        blocks: that come again in it.
-    """
+    """The groups of a step; those that read and write most first."""
     seen: dict[tuple[str, str, int, bool], list[Call]] = {}
     places: dict[tuple[str, bool], int] = {}
     for call in graph.of_kind(Call):
         if call.hint is not None or not call.makes:
             continue
         module = call.location.module if call.location is not None else ""
-        number = blocks.of(module) if blocks is not None else None
         forward = call.phase.kind == "forward"
         place = places[module, forward] = places.get((module, forward), -1) + 1
-        if number is not None and blocks is not None:
-            module = f"*{module.removeprefix(blocks.path(number))}"
-        seen.setdefault((call.op, module, place, forward), []).append(call)
+        key = call.op, folded(blocks, module), place, forward
+        seen.setdefault(key, []).append(call)
     found = [
         Group(_name(own[0]), tuple(map(_name, own)), _size(graph, own[0])) for own in seen.values()
     ]
@@ -88,11 +82,7 @@ def places_of(names: Iterable[str], blocks: Blocks | None) -> dict[str, list[str
     """The names of variables that each pattern stands for: the same place in every block."""
     found: dict[str, list[str]] = {}
     for name in names:
-        number = blocks.of(name) if blocks is not None else None
-        pattern = name
-        if number is not None and blocks is not None:
-            pattern = f"{blocks.prefix}.*{name.removeprefix(blocks.path(number))}"
-        found.setdefault(pattern, []).append(name)
+        found.setdefault(folded(blocks, name), []).append(name)
     return found
 
 
@@ -113,7 +103,7 @@ def edges_of(graph: LogicalGraph, groups: Sequence[Group]) -> tuple[GroupEdge, .
             source, result = made.get(used, ("", 0))
             target = group[_name(call)]
             if source and source != target:
-                size = _bytes(graph, used)
+                size = tensor_bytes(graph.values[used])
                 found.setdefault((source, target), GroupEdge(source, target, result, operand, size))
     return tuple(sorted(found.values(), key=lambda each: -each.size))
 
@@ -139,12 +129,8 @@ def _name(call: Call) -> str:
 
 
 def _size(graph: LogicalGraph, call: Call) -> Bytes:
-    return Bytes(sum(_bytes(graph, name) for name in (*call.uses, *(v.name for v in call.makes))))
-
-
-def _bytes(graph: LogicalGraph, name: str) -> Bytes:
-    value = graph.values[name]
-    return Bytes(prod(value.shape) * ITEM_SIZE[value.dtype])
+    names = (*call.uses, *(value.name for value in call.makes))
+    return Bytes(sum(tensor_bytes(graph.values[each]) for each in names))
 
 
 # For each axis.
@@ -154,14 +140,7 @@ Signatures: TypeAlias = tuple[Signature, ...]
 @final
 @dataclass(frozen=True)
 class LayoutMoves:
-    """The moves of layouts on one grid of ranks.
-
-    Attributes:
-        step: as it was captured.
-        blocks: that come again in it.
-        grid: the number of ranks along each axis.
-        base: entries that hold for every strategy.
-    """
+    """The moves of layouts on one grid of ranks."""
 
     step: StoredStep
     blocks: Blocks | None
@@ -189,23 +168,22 @@ class LayoutMoves:
         return product(*self._every(call))
 
     def _every(self, call: str) -> tuple[tuple[Signature, ...], ...]:
-        """The signatures of a call along each axis."""
         return tuple(self._legal[parts][call][: None if parts > 1 else 1] for parts in self.grid)
 
     @cached_property
-    def groupwise(self) -> Sequence[StrategyMove]:
+    def groupwise(self) -> Several:
         """Every signature of every group, and none."""
         none = StrategyMove("no signature fixed", partial(replace, signatures=self.base.signatures))
         return chained(((none,), *(self._of_calls(each.name, each.calls) for each in self.groups)))
 
     @cached_property
-    def single(self) -> Sequence[StrategyMove]:
+    def single(self) -> Several:
         """Every signature of every single call of a group of several."""
         several = (group for group in self.groups if len(group.calls) > 1)
         calls = (call for group in several for call in group.calls)
         return chained(self._of_calls(f"only {call}", (call,)) for call in calls)
 
-    def _of_calls(self, name: str, calls: tuple[str, ...]) -> Sequence[StrategyMove]:
+    def _of_calls(self, name: str, calls: tuple[str, ...]) -> Several:
         """The deduced signatures, then each that is legal, where there are several."""
         every = self._every(calls[0])
         count = prod(map(len, every))
@@ -278,10 +256,9 @@ class LayoutMoves:
 
     def _of_tensor(self, entry: str, pattern: str, shape: Sequence[int]) -> Iterator[StrategyMove]:
         fixed: Mapping[str, SBPs] = getattr(self.base, entry)
-        for sbps in product(*(_choices(shape, parts) for parts in self.grid)):
-            said = sbps[0] if len(sbps) == 1 else sbps
+        for sbps in product(*(choices_of(shape, parts) for parts in self.grid)):
             name = f"{pattern} {', '.join(map(str, sbps))}"
-            yield StrategyMove(name, partial(_laid, entry, pattern, said, fixed))
+            yield StrategyMove(name, partial(_laid, entry, pattern, said_of(sbps), fixed))
 
     def _shapes(self, role: str) -> dict[str, tuple[int, ...]]:
         return {
@@ -292,11 +269,14 @@ class LayoutMoves:
         }
 
 
-def _choices(shape: Sequence[int], parts: int) -> list[SBP]:
-    """Layouts of a stored tensor along an axis."""
-    if parts == 1:
-        return [broadcast]
-    return [broadcast, *(split(dim) for dim, size in enumerate(shape) if size >= parts)]
+def choices_of(shape: Sequence[int], parts: int) -> list[SBP]:
+    """Layouts of a stored tensor along an axis of so many ranks."""
+    return [broadcast, *(split(dim) for dim, size in enumerate(shape) if size >= parts > 1)]
+
+
+def said_of(sbps: tuple[SBP, ...]) -> SBPs:
+    """The layouts along all axes as a strategy says them."""
+    return sbps[0] if len(sbps) == 1 else sbps
 
 
 def _agree(edge: GroupEdge, source: Signatures, target: Signatures) -> bool:

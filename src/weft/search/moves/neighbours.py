@@ -15,12 +15,14 @@ from weft.cached import cached_property
 from weft.compiler.schedule.schedule import in_flight
 from weft.compiler.stages.stages import stage_placements
 from weft.ir.logical import Input, LogicalGraph
+from weft.search.evaluation.measures import key_of
 from weft.search.moves.layouts import LayoutMoves, places_of
-from weft.search.moves.places.staged import StageMoves
-from weft.search.moves.sequences import StrategyMove, chained
+from weft.search.moves.sequences import Several, StrategyMove, chained
+from weft.search.moves.stages import StageMoves
 from weft.search.space.fixed import divisors, with_fitting_in_flight
 from weft.search.state import SearchState
 from weft.search.steps.repeated import Blocks
+from weft.search.tuning import WORTH
 from weft.strategy.parts import SCHEDULES, Zero, Zeros, level_of, zero_axis, zero_rules
 from weft.strategy.strategy import Strategy, stage_count
 
@@ -29,28 +31,29 @@ from weft.strategy.strategy import Strategy, stage_count
 _MORE = (1, 2, 3)
 
 
-def time_moves(strategy: Strategy, base: Strategy, samples: int) -> Iterator[StrategyMove]:
-    """Other micro-batches, schedules and numbers of stages.
+def _entry(name: str, **entries: Any) -> StrategyMove:
+    return StrategyMove(name, lambda strategy: replace(strategy, **entries))
 
-    Args:
-        strategy: to move from.
-        base: entries that hold for every strategy.
-        samples: of the batch; 0 where it cannot be cut.
-    """
+
+def time_moves(strategy: Strategy, base: Strategy, samples: int) -> Iterator[StrategyMove]:
+    """Other micro-batches (of so many samples; 0 where they cannot be cut), schedules and numbers of stages."""
     if base.micro_batches == 1:
         for count in divisors(samples):
             if count != strategy.micro_batches:
-                yield _entry(f"{count} micro-batches", "micro_batches", count)
+                yield _entry(f"{count} micro-batches", micro_batches=count)
     if base.schedule is None and stage_count(strategy) > 1:
         # With the micro-batches in flight that it gives.
         own = {} if base.in_flight is not None else {"in_flight": None}
-        yield _entry("computed schedule", "schedule", None, **own)
+        yield _entry("computed schedule", schedule=None, **own)
         for schedule in SCHEDULES:
-            yield _entry(f"schedule {schedule}", "schedule", schedule, **own)
+            yield _entry(f"schedule {schedule}", schedule=schedule, **own)
     if strategy.grid and not base.stages and isinstance(strategy.stages or 1, int):
+
+        def staged(stages: Any, strategy: Strategy) -> Strategy:
+            return with_fitting_in_flight(replace(strategy, stages=stages), base)
+
         for count in divisors(strategy.grid[0]):
-            found = {"stages": count if count > 1 else ()}
-            yield StrategyMove(f"{count} stages", partial(_staged, found, base))
+            yield StrategyMove(f"{count} stages", partial(staged, count if count > 1 else ()))
 
 
 def in_flight_moves(
@@ -65,15 +68,15 @@ def in_flight_moves(
     """
     if base.in_flight is not None or len(counts) < 2:
         return
-    yield _entry("in flight as scheduled", "in_flight", None)
+    yield _entry("in flight as scheduled", in_flight=None)
     for more in _MORE if len(counts) > 2 else ():
         half = half_in_flight(len(counts), more, strategy.micro_batches)
-        yield _entry(f"half of 1F1B's and {more} more in flight", "in_flight", half)
+        yield _entry(f"half of 1F1B's and {more} more in flight", in_flight=half)
     for stage, count in enumerate(counts):
         for other in (count - 1, count + 1):
             if 1 <= other <= strategy.micro_batches:
                 every = (*counts[:stage], other, *counts[stage + 1 :])
-                yield _entry(f"{other} in flight in stage {stage}", "in_flight", every)
+                yield _entry(f"{other} in flight in stage {stage}", in_flight=every)
 
 
 def half_in_flight(stages: int, more: int, micro_batches: int) -> tuple[int, ...]:
@@ -86,52 +89,30 @@ def memory_moves(
 ) -> Iterator[StrategyMove]:
     """Other levels of ZeRO along each axis; recomputation and offload of all blocks, of half of them, and of each.
 
-    Args:
-        strategy: to move from.
-        base: entries that hold for every strategy.
-        blocks: that come again; without any, all modules together are one.
+    Without blocks all modules together are one.
     """
     if base.zero is None:
-        yield _entry("no ZeRO", "zero", None)
+        yield _entry("no ZeRO", zero=None)
         for axis in range(max(len(strategy.grid), 1)):
             for level in (1, 2, 3):
-                yield _entry(f"ZeRO {level} along axis {axis}", "zero", Zero(level, axis))
+                yield _entry(f"ZeRO {level} along axis {axis}", zero=Zero(level, axis))
+    every = () if blocks is None else tuple(map(blocks.path, range(blocks.count)))
+    half = len(every) // 2
+    several: dict[str, tuple[str, ...]] = {"all": ("*",)}
+    if every:
+        several = {
+            "all blocks": every,
+            "the first half of the blocks": every[:half],
+            "the last half of the blocks": every[half:],
+        }
     for entry in ("recompute", "offload"):
         if not getattr(base, entry):
-            yield _entry(f"{entry} nothing", entry, ())
-            for name, patterns in _parts(blocks):
-                yield _entry(f"{entry} {name}", entry, patterns)
-            for number in range(blocks.count if blocks is not None else 0):
-                assert blocks is not None
-                path = blocks.path(number)
-                every = tuple(map(blocks.path, range(blocks.count)))
-                yield StrategyMove(
-                    f"{entry} {path}, or no more", partial(_toggled, entry, path, every)
-                )
-
-
-def _parts(blocks: Blocks | None) -> Iterator[tuple[str, Sequence[str]]]:
-    """All blocks, and the first and the last half of them."""
-    if blocks is None:
-        yield "all", ("*",)
-        return
-    every = tuple(map(blocks.path, range(blocks.count)))
-    half = blocks.count // 2
-    yield "all blocks", every
-    yield "the first half of the blocks", every[:half]
-    yield "the last half of the blocks", every[half:]
-
-
-def _entry(name: str, entry: str, value: Any, **others: Any) -> StrategyMove:
-    return StrategyMove(name, partial(_with, {entry: value, **others}))
-
-
-def _with(entries: Mapping[str, Any], strategy: Strategy) -> Strategy:
-    return replace(strategy, **entries)
-
-
-def _staged(entries: Mapping[str, Any], base: Strategy, strategy: Strategy) -> Strategy:
-    return with_fitting_in_flight(_with(entries, strategy), base)
+            yield _entry(f"{entry} nothing", **{entry: ()})
+            for name, patterns in several.items():
+                yield _entry(f"{entry} {name}", **{entry: patterns})
+            for path in every:
+                toggled = partial(_toggled, entry, path, every)
+                yield StrategyMove(f"{entry} {path}, or no more", toggled)
 
 
 def _toggled(entry: str, path: str, every: Sequence[str], strategy: Strategy) -> Strategy:
@@ -142,16 +123,10 @@ def _toggled(entry: str, path: str, every: Sequence[str], strategy: Strategy) ->
     return replace(strategy, **changed)
 
 
-# The part of a step that ranks wait, from which on places come first; chosen by hand.
-_WORTH = 0.01
-# The part of drawn moves that sign both ends of an edge: two single moves seldom meet on what goes along it.
-_ALONG_EDGE = 0.25
-
-
 class Moves(Protocol):
     """Moves from strategies."""
 
-    def every(self, strategy: Strategy) -> Sequence[StrategyMove]:
+    def every(self, strategy: Strategy) -> Several:
         """All single moves."""
 
     def cuts(self, strategy: Strategy) -> Iterator[StrategyMove]:
@@ -172,26 +147,25 @@ class Neighbours:
         self._zero = ZeroMoves(self._facts.step.graph, self._facts.blocks)
         self._stages = StageMoves(state.facts, state.evaluator)
 
-    def families(self, strategy: Strategy) -> tuple[Sequence[StrategyMove], ...]:
+    def families(self, strategy: Strategy) -> tuple[Several, ...]:
         """All single moves, in families.
 
         Those of tensors, of time and memory, of ZeRO for groups of parameters, of stages, of places and runs, of
         groups, of single calls. Moves after which the strategy is the same are among them.
         """
-        layouts = self._layouts(strategy)
-        places = tuple(each.move for each in self._stages.places(strategy))
-        runs = tuple(move for _, move in self._runs(strategy))
+        layouts, base = self._layouts(strategy), self._facts.base
+        flying = in_flight_moves(strategy, base, self._in_flight(strategy))
         return (
             layouts.tensors,
-            self._rest(strategy),
-            tuple(self._zero.moves(strategy, self._facts.base)),
-            (*self._stages.borders(strategy), *self._in_flight_moves(strategy)),
-            (*places, *runs),
+            self._time_and_memory(strategy),
+            tuple(self._zero.moves(strategy, base)),
+            (*self._stages.borders(strategy), *flying),
+            self._places_and_runs(strategy),
             layouts.groupwise,
             layouts.single,
         )
 
-    def every(self, strategy: Strategy) -> Sequence[StrategyMove]:
+    def every(self, strategy: Strategy) -> Several:
         """All single moves; where ranks wait, places and runs that save bytes stand between those of tensors."""
         tensors, rest, zero, stages, _, groupwise, single = self.families(strategy)
         first, last = self._along(strategy)
@@ -205,74 +179,61 @@ class Neighbours:
         """Those that cut a strategy without stages into some: of places and runs, of time, of borders."""
         first, last = self._along(strategy)
         stages = self._stages.borders(strategy)
-        return (
-            move
-            for move in chain(first, self._rest(strategy), stages, last)
-            if move.on(strategy).stages
-        )
-
-    def _along(self, strategy: Strategy) -> tuple[list[StrategyMove], list[StrategyMove]]:
-        """Moves of places and runs: those that save bytes, where ranks wait, and all others."""
-        along = [(each.worth, each.move) for each in self._stages.places(strategy)]
-        along += [(float(saved), move) for saved, move in self._runs(strategy)]
-        along.sort(key=lambda each: -each[0])
-        count = sum(worth > 0 for worth, _ in along) if self._waits() else 0
-        moves = [move for _, move in along]
-        return moves[:count], moves[count:]
+        every = chain(first, self._time_and_memory(strategy), stages, last)
+        return (move for move in every if move.on(strategy).stages)
 
     def drawn(self, random: Random, strategy: Strategy) -> StrategyMove:
-        """A move: of one family like of the others, or along an edge."""
-        draws = random.random() < _ALONG_EDGE
-        along = self._layouts(strategy).drawn_along_edge(random) if draws else None
-        families = [family for family in self.families(strategy) if family]
+        """A move: of one family like of the others. Moves along an edge are one: both of its ends are signed.
+
+        Two single moves seldom meet on what goes along it.
+        """
+        families = [family for family in self.families(strategy) if len(family)]
+        number = random.randrange(len(families) + 1)
+        if number < len(families):
+            return random.choice(families[number])
+        along = self._layouts(strategy).drawn_along_edge(random)
         return along or random.choice(random.choice(families))
 
-    def _rest(self, strategy: Strategy) -> tuple[StrategyMove, ...]:
-        """Moves of time and memory."""
+    def _places_and_runs(self, strategy: Strategy) -> list[StrategyMove]:
+        grid, fixed = self._grid(strategy), self._facts.base.parameters
+        found = list(self._stages.places(strategy))
+        for run in self._stages.runs if prod(grid) > 1 else ():
+            found += run.moves(grid, fixed)
+        return found
+
+    def _along(self, strategy: Strategy) -> tuple[list[StrategyMove], list[StrategyMove]]:
+        """Moves of places and runs: those that save bytes, where ranks of the best wait, and all others."""
+        moves = sorted(self._places_and_runs(strategy), key=lambda each: -each.worth)
+        best = self._state.log.best
+        waits = 0.0 if best is None else best.measures.exposed + best.measures.idle
+        if best is None or waits <= WORTH * best.measures.seconds:
+            return [], moves
+        count = sum(each.worth > 0 for each in moves)
+        return moves[:count], moves[count:]
+
+    def _time_and_memory(self, strategy: Strategy) -> tuple[StrategyMove, ...]:
         facts = self._facts
         # Micro-batches have statistics of their own: their number changes what a step computes.
         samples = 0 if facts.statistics else facts.samples
-        return (
-            *time_moves(strategy, facts.base, samples),
-            *memory_moves(strategy, facts.base, facts.blocks),
-        )
-
-    def _in_flight_moves(self, strategy: Strategy) -> Sequence[StrategyMove]:
-        """Moves of the micro-batches in flight of one stage."""
-        return tuple(in_flight_moves(strategy, self._facts.base, self._in_flight(strategy)))
+        time = time_moves(strategy, facts.base, samples)
+        return (*time, *memory_moves(strategy, facts.base, facts.blocks))
 
     def _in_flight(self, strategy: Strategy) -> tuple[int, ...]:
         """The micro-batches in flight of each stage, as given or as planned; none where there are no stages."""
         if self._facts.base.in_flight is not None or not strategy.stages:
             return ()
         if strategy.in_flight is not None:
-            most = strategy.micro_batches
-            return tuple(min(count, most) for count in strategy.in_flight)
-        key = str(strategy)
+            return tuple(min(count, strategy.micro_batches) for count in strategy.in_flight)
+        key = key_of(strategy)
         if key not in self._scheduled:
-            self._scheduled[key] = self._planned_in_flight(strategy)
+            compiled = self._evaluator.compiled_or_none(strategy)
+            plans = () if compiled is None else compiled.schedule.plans
+            placements = () if compiled is None else compiled.stages.placements
+            self._scheduled[key] = tuple(
+                max((in_flight(p, stage) for p in plans if p.rank in placement.ranks), default=1)
+                for stage, placement in enumerate(placements)
+            )
         return self._scheduled[key]
-
-    def _planned_in_flight(self, strategy: Strategy) -> tuple[int, ...]:
-        compiled = self._evaluator.compiled_or_none(strategy)
-        if compiled is None:
-            return ()
-        plans = compiled.schedule.plans
-        return tuple(
-            max((in_flight(p, stage) for p in plans if p.rank in placement.ranks), default=1)
-            for stage, placement in enumerate(compiled.stages.placements)
-        )
-
-    def _runs(self, strategy: Strategy) -> list[tuple[int, StrategyMove]]:
-        """Moves of runs of parameters, with the bytes that each run should save."""
-        grid, fixed = self._grid(strategy), self._facts.base.parameters
-        runs = self._stages.runs if prod(grid) > 1 else ()
-        return [(run.saved, move) for run in runs for move in run.moves(grid, fixed)]
-
-    def _waits(self) -> bool:
-        """True where ranks of the best wait for a part of the step that is worth moves."""
-        best = self._state.best
-        return best is not None and best[2].exposed + best[2].idle > _WORTH * best[2].seconds
 
     def _layouts(self, strategy: Strategy) -> LayoutMoves:
         grid = self._grid(strategy)
@@ -297,12 +258,7 @@ class Neighbours:
 @final
 @dataclass(frozen=True)
 class ZeroMoves:
-    """The moves of ZeRO for groups of the parameters of a step.
-
-    Attributes:
-        graph: the step, as captured.
-        blocks: that come again in it.
-    """
+    """The moves of ZeRO for groups of the parameters of a step."""
 
     graph: LogicalGraph
     blocks: Blocks | None
@@ -332,12 +288,7 @@ class ZeroMoves:
         return {**several, **{place: (place,) for place in self.places}}
 
     def moves(self, strategy: Strategy, base: Strategy) -> Iterator[StrategyMove]:
-        """Every other level of every group; where nothing is sharded, along each axis of several ranks.
-
-        Args:
-            strategy: to move from.
-            base: entries that hold for every strategy.
-        """
+        """Every other level of every group; where nothing is sharded, along each axis of several ranks."""
         if base.zero is not None or len(self.places) < 2:
             return
         known = zero_axis(strategy.zero)

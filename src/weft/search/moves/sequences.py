@@ -1,12 +1,12 @@
-"""Sequences of moves that are made when they are asked for: steps of many calls have hundreds of thousands."""
+"""Moves, and sequences of them that are made when asked for: steps of many calls have hundreds of thousands."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import final, overload
+from typing import TypeAlias, final
 
 from weft.strategy.strategy import Strategy
 
@@ -19,40 +19,36 @@ class StrategyMove:
     Attributes:
         name: what differs then, in words.
         on: the strategy with the change; one that has it already stays as it is.
+        worth: of a move of places or runs, bytes that all ranks together should save.
     """
 
     name: str
     on: Callable[[Strategy], Strategy]
+    worth: float = 0.0
 
 
 @final
-class MadeLater(Sequence[StrategyMove]):
-    """So many moves, of which each is made when it is asked for.
+@dataclass(frozen=True)
+class MadeLater:
+    """So many moves; `make` makes the one of a number, from 0, when it is asked for."""
 
-    Args:
-        count: of them.
-        make: the move of a number, from 0.
-    """
-
-    def __init__(self, count: int, make: Callable[[int], StrategyMove]) -> None:
-        self._count, self._make = count, make
+    count: int
+    make: Callable[[int], StrategyMove]
 
     def __len__(self) -> int:
-        return self._count
+        return self.count
 
-    @overload
-    def __getitem__(self, number: int) -> StrategyMove: ...
+    def __getitem__(self, number: int) -> StrategyMove:
+        return self.make(range(self.count)[number])
 
-    @overload
-    def __getitem__(self, number: slice) -> Sequence[StrategyMove]: ...
-
-    def __getitem__(self, number: int | slice) -> StrategyMove | Sequence[StrategyMove]:
-        if isinstance(number, slice):
-            return [self._make(each) for each in range(self._count)[number]]
-        return self._make(range(self._count)[number])
+    def __iter__(self) -> Iterator[StrategyMove]:
+        return map(self.make, range(self.count))
 
 
-def chained(parts: Iterable[Sequence[StrategyMove]]) -> Sequence[StrategyMove]:
+Several: TypeAlias = Sequence[StrategyMove] | MadeLater
+
+
+def chained(parts: Iterable[Several]) -> MadeLater:
     """Sequences of moves, one after the other, as one; none of them is gone through."""
     filled = tuple(part for part in parts if len(part))
     ends = tuple(accumulate(map(len, filled)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import inf
 from typing import Any, Literal, NamedTuple, TypeAlias, final
@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, final
 from weft.search.bounds.additive import AdditivePart
 from weft.search.evaluation.measures import Answer, Measures, Refused
 from weft.search.outcome.why_not import LookedAt, WhyNot, loses_by, too_much
-from weft.search.record.record import SearchRecord
+from weft.search.record import SearchRecord
 from weft.simulator.results.simulation import Simulation
 from weft.strategy.strategy import Strategy, stage_count
 from weft.units import Bytes, Seconds, bytes_text
@@ -182,36 +182,27 @@ def not_searched(statistics: bool) -> tuple[str, ...]:
     return (*_NOT_SEARCHED, _OF_EACH) if statistics else _NOT_SEARCHED
 
 
-def rows(
-    planned: Collection[PlannedStrategy], best_text: str, limit: int | None
-) -> tuple[Tried, ...]:
+def rows(planned: Mapping[str, PlannedStrategy], best: str, limit: int | None) -> tuple[Tried, ...]:
     """The rows of strategies that were planned, the quickest that fit first.
 
     Args:
-        planned: all.
-        best_text: the best of them, as text.
+        planned: all, by key.
+        best: the key of the best.
         limit: bytes of memory.
     """
-    (best,) = (each.answer for each in planned if str(each.strategy) == best_text)
-    assert isinstance(best, Measures)
-    return tuple(sorted((_row(each, best_text, best, limit) for each in planned), key=_place))
+    quickest = planned[best].answer
+    assert isinstance(quickest, Measures)
 
+    def row(key: str, name: str, strategy: Strategy, found: Answer, by_hand: bool) -> Tried:
+        if isinstance(found, Refused):
+            return Tried(name, strategy, "refused", None, None, found.why, by_hand)
+        over, outcome = too_much(found.memory, limit), "does not fit"
+        if not over:
+            outcome = "best" if key == best else "slower"
+        why = over or ("" if key == best else loses_by(found, quickest))
+        return Tried(name, strategy, outcome, found.seconds, found.memory, why, by_hand)  # type: ignore[arg-type]
 
-def _row(each: PlannedStrategy, best_text: str, best: Measures, limit: int | None) -> Tried:
-    name, strategy, found, by_hand = each
-    if isinstance(found, Refused):
-        return Tried(name, strategy, "refused", None, None, found.why, by_hand)
-    outcome: Outcome = "slower" if limit is None or found.memory <= limit else "does not fit"
-    outcome = "best" if str(strategy) == best_text else outcome
-    why = _why(outcome, found, best, limit or 0)
-    return Tried(name, strategy, outcome, found.seconds, found.memory, why, by_hand)
-
-
-def _why(outcome: Outcome, found: Measures, best: Measures, limit: int) -> str:
-    """The term that loses most against the best."""
-    if outcome == "best":
-        return ""
-    return too_much(found.memory, limit) if outcome == "does not fit" else loses_by(found, best)
+    return tuple(sorted((row(key, *each) for key, each in planned.items()), key=_place))
 
 
 def _place(tried: Tried) -> tuple[int, float, str]:
@@ -284,47 +275,26 @@ def worth_running(
         fits: true where a strategy that was not tried can be planned and has room; it is behind the others.
         split: says of a strategy which parameters it splits.
     """
-    fit = list(_unlike(each for each in tried if each.outcome in ("best", "slower")))
-    half = max(1, count // 2)
+    fit = _unlike(
+        [each for each in tried if each.outcome in ("best", "slower")],
+        (),
+        # Of an outline those that take the same time and memory to the last digit have equal plans.
+        lambda each: (each.seconds, each.memory, _outline(each.strategy)[:3]),
+    )
     bare = _bare(fit, fixed or Strategy()) if count > 2 else None
     # Patterns count in their order, which equal mappings need not have.
     known = next((each for each in tried if str(each.strategy) == str(bare)), None)
-    if bare is not None and known is None and fits(bare):
-        return [*_some(fit, half, count - 1, split), bare]
-    return _some(fit, half, count, split, known)
-
-
-def _some(
-    fit: Sequence[Tried],
-    half: int,
-    count: int,
-    split: Callable[[Strategy], Hashable],
-    bare: Tried | None = None,
-) -> list[Strategy]:
-    """So many strategies, the quickest first: half of them the quickest, then others, then the next ones.
-
-    Args:
-        fit: those that fit, the quickest first.
-        half: how many are the quickest.
-        count: how many are returned at most.
-        split: says of a strategy which parameters it splits.
-        bare: the one without what is added to its layouts, where it is among those that were tried.
-    """
-    taken = list(fit[:half])
-    for each in (*_others(fit, taken, split, bare), *fit):
-        if len(taken) < count and each not in taken:
+    added = [bare] if bare is not None and known is None and fits(bare) else []
+    first = [each for each in fit if each.by_hand][:1] + [each for each in fit if each is known]
+    half = fit[: max(1, count // 2)]
+    near = [each for each in fit if (each.seconds or inf) <= _NEAR * (fit[0].seconds or inf)]
+    others = _unlike(near, [*half, *first], lambda each: split(each.strategy))
+    outlines = _unlike(fit, [*half, *first, *others], lambda each: _outline(each.strategy))
+    taken = list[Tried]()
+    for each in (*half, *first, *others, *outlines, *fit):
+        if len(taken) < count - len(added) and each not in taken:
             taken.append(each)
-    return [each.strategy for each in fit if each in taken]
-
-
-def _unlike(fit: Iterable[Tried]) -> Iterator[Tried]:
-    """One of those of an outline that take the same time and memory to the last digit: their plans are equal."""
-    seen = set[object]()
-    for each in fit:
-        plan = (each.seconds, each.memory, _outline(each.strategy)[:3])
-        if plan not in seen:
-            seen.add(plan)
-            yield each
+    return [each.strategy for each in fit if each in taken] + added
 
 
 def _bare(fit: Sequence[Tried], fixed: Strategy) -> Strategy | None:
@@ -339,34 +309,16 @@ def _bare(fit: Sequence[Tried], fixed: Strategy) -> Strategy | None:
     return found if found != flat else None
 
 
-def _others(
-    fit: Sequence[Tried],
-    taken: Sequence[Tried],
-    split: Callable[[Strategy], Hashable],
-    bare: Tried | None,
-) -> Iterator[Tried]:
-    """The quickest by hand, the bare one if it fits, and the quickest of each that those taken are all unlike.
-
-    First of those that split other parameters, as far as these are near; then of each other outline.
-    """
-    first = [each for each in fit if each.by_hand][:1] + [each for each in fit if each is bare]
-    yield from first
-    taken = [*taken, *first]
-    near = [each for each in fit if (each.seconds or inf) <= _NEAR * (fit[0].seconds or inf)]
-    others = list(_unlike_by(near, taken, lambda each: split(each.strategy)))
-    yield from others
-    yield from _unlike_by(fit, [*taken, *others], lambda each: _outline(each.strategy))
-
-
-def _unlike_by(
+def _unlike(
     fit: Iterable[Tried], taken: Iterable[Tried], trait: Callable[[Tried], Hashable]
-) -> Iterator[Tried]:
+) -> list[Tried]:
     """The first of each trait that none of those taken has."""
-    known = set(map(trait, taken))
+    known, found = set(map(trait, taken)), list[Tried]()
     for each in fit:
         if (own := trait(each)) not in known:
             known.add(own)
-            yield each
+            found.append(each)
+    return found
 
 
 def _outline(strategy: Strategy) -> _Outline:

@@ -75,13 +75,7 @@ class Sources:
 
 
 def why_not(points: Points, best: Measures, sources: Sources) -> tuple[WhyNot, ...]:
-    """The rows of all kinds that these points have.
-
-    Args:
-        points: that people write by hand.
-        best: the figures of the best strategy.
-        sources: of figures.
-    """
+    """The rows of all kinds that these points have."""
     kinds = kinds_of(points)
     every = ((kind, points.where(kinds == number)) for number, kind in enumerate(KINDS))
     return tuple(_of_kind(kind, own, best, sources) for kind, own in every if len(own))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import cache
 from itertools import product
 from math import prod
-from typing import Any, TypeAlias, final
+from typing import Any
 
 import numpy as np
 
@@ -21,85 +21,84 @@ from weft.strategy.strategy import Strategy, stage_count
 from weft.strategy.text import LAYOUTS
 from weft.units import counted
 
-# Numbers of blocks that run again, and of those that wait in host memory.
-_Kept: TypeAlias = tuple[tuple[int, int], ...]
 
-
-@final
-@dataclass(frozen=True)
-class Sizes:
-    """The sizes that say how large the space is.
-
-    Attributes:
-        ranks: numbers of ranks that may be used.
-        samples: of the batch; 0 where it cannot be cut.
-        blocks: that come again; 1 where none do.
-        parts: that stages can be made of, one at least each.
-        cuts: true where there are layers that a Megatron grid cuts.
-        positions: true where the activations between them have positions that can be split.
-        hosts: true where devices have a host whose memory is not their own.
-        experts: what the numbers of experts of all mixtures are multiples of; 0 without any.
-        micro_batches: the number that is fixed; 0 for none.
-        stages: the number of stages, of all ranks together, that is fixed, which may be more than there are parts; 0
-            for none.
-        idle: true where ranks along the data axis may be without a sample.
-    """
-
-    ranks: tuple[int, ...]
-    samples: int
-    blocks: int
-    parts: int
-    cuts: bool
-    positions: bool
-    hosts: bool = False
-    experts: int = 0
-    micro_batches: int = 0
-    stages: int = 0
-    idle: bool = False
-
-    @property
-    def kept(self) -> _Kept:
-        """Ways of the results of blocks until the backward: kept, made again, or sent to the host."""
-        if self.blocks < 2:
-            return ((0, 0),)
-        host = ((0, self.blocks),) if self.hosts else ()
-        return ((0, 0), (self.blocks, 0), *host)
-
-
-def points(sizes: Sizes) -> Points:
-    """All points of the space, each once.
+def points(facts: StepFacts, every_rank: bool, idle: bool) -> Points:
+    """All points of the space of a step, each once.
 
     Of blocks all or none run again here: how many of them suffice is found when the memory of both is known.
+
+    Args:
+        facts: of the step.
+        every_rank: true where all ranks must take part.
+        idle: true where ranks along the data axis may be without a sample.
     """
-    found = [part for ranks in sizes.ranks for part in _of_ranks(sizes, ranks)]
+    found = [part for ranks in _ranks(facts, every_rank) for part in _of_ranks(facts, ranks, idle)]
     return Points(np.concatenate(found)) if found else Points.of(())
 
 
-def _of_ranks(sizes: Sizes, ranks: int) -> Iterator[Ints]:
+def _ranks(facts: StepFacts, every_rank: bool) -> tuple[int, ...]:
+    """Numbers of ranks that are tried, all first: the divisors of the number of devices, and what is fixed.
+
+    Where none of them can be the stages that are fixed, also the most that can.
+    """
+    base, most = facts.base, len(facts.ranks)
+    if every_rank:
+        return (most,)
+    stages, fixed, found = _fixed_stages(facts) or 1, prod(base.grid), set(divisors(most))
+    if all(each % stages for each in found) and most >= stages:
+        found.add(most - most % stages)
+    if base.grid and fixed < most:
+        found.add(fixed)
+    return tuple(sorted(found, reverse=True))
+
+
+def _fixed_stages(facts: StepFacts) -> int:
+    """The number of stages, of all ranks together, that is fixed; 0 for none."""
+    return facts.base.stages if isinstance(facts.base.stages, int) else 0
+
+
+def _of_ranks(facts: StepFacts, ranks: int, idle: bool) -> Iterator[Ints]:
+    blocks = facts.blocks.count if facts.blocks is not None else 1
+    # Results of blocks until the backward: kept, made again, or sent to the host.
+    kept: tuple[tuple[int, int], ...] = ((0, 0),)
+    if blocks > 1:
+        host = ((0, blocks),) if is_launched(facts.machine.device_type) else ()
+        kept = (*kept, (blocks, 0), *host)
+    experts = facts.experts.count
     for stages in divisors(ranks):
-        if stages > max(sizes.parts, 1) and stages != sizes.stages:
+        if stages > max(facts.parts, 1) and stages != _fixed_stages(facts):
             continue
         for tensor in divisors(ranks // stages):
             data = ranks // stages // tensor
-            fits = _in_time(sizes, data)
-            for turns in _turns(sizes.blocks, stages):
-                for layouts, outer in _ways(sizes, data, tensor, stages):
+            micro = _in_time(facts, data, idle)
+            for turns in _turns(blocks, stages):
+                for layouts, outer in _ways(facts, data, tensor, stages):
                     zeros = 4 if data > 1 and layouts != "free" else 1
-                    inner = _inner(fits, _schedules(stages, turns), zeros, sizes.kept)
-                    grid = data, tensor, stages, turns
-                    yield _rows(grid, layouts, outer, inner)
-                    if zeros > 1 and sizes.experts and sizes.experts % data == 0:
-                        yield _rows(grid, layouts, outer, inner, experts=True)
+                    named = IN_TURN if turns > 1 else ONCE
+                    schedules = ("", *named) if stages > 1 else ("",)
+                    inner = _inner(micro, schedules, zeros, kept)
+                    for split in (0, 1) if zeros > 1 and experts and experts % data == 0 else (0,):
+                        yield Points.made(
+                            len(inner),
+                            data=data,
+                            tensor=tensor,
+                            stages=stages,
+                            layouts=layouts_code(layouts),
+                            outer=int(outer),
+                            turns=turns,
+                            experts=split,
+                            **dict(zip(_INNER, inner.T, strict=True)),
+                        ).rows
 
 
-def _in_time(sizes: Sizes, data: int) -> tuple[int, ...]:
+def _in_time(facts: StepFacts, data: int, idle: bool) -> tuple[int, ...]:
     """Numbers of micro-batches of which each has a sample for every rank along the data axis, or more for some."""
-    samples, fixed = sizes.samples, sizes.micro_batches
+    samples, fixed = facts.samples, facts.base.micro_batches
     if not samples:
         return (1,)
-    every = (fixed,) if fixed else (1, *_powers(samples))
+    every = (fixed,) if fixed > 1 else (1, *_powers(samples))
     return tuple(
-        each for each in every if samples % each == 0 and (sizes.idle or samples // each >= data)
+        each for each in every if samples % each == 0 and (idle or samples // each >= data)
     )
 
 
@@ -111,56 +110,33 @@ def _turns(blocks: int, stages: int) -> Sequence[int]:
     return divisors(most) if blocks % stages == 0 else [1, *_powers(most)]
 
 
-def _schedules(stages: int, turns: int) -> tuple[str, ...]:
-    if stages == 1:
-        return ("",)
-    return ("", *(IN_TURN if turns > 1 else ONCE))
-
-
 # The coordinates that are combined on a grid, in this order.
 _INNER = ("micro_batches", "schedule", "zero", "recompute", "offload")
 
 
 @cache
-def _inner(micro: tuple[int, ...], schedules: tuple[str, ...], zeros: int, kept: _Kept) -> Ints:
+def _inner(
+    micro: tuple[int, ...],
+    schedules: tuple[str, ...],
+    zeros: int,
+    kept: tuple[tuple[int, int], ...],
+) -> Ints:
     """Micro-batches, schedules, levels of ZeRO, and what becomes of the results of blocks: all combinations."""
-    codes = map(schedule_code, schedules)
-    every = product(micro, codes, range(zeros), kept)
+    every = product(micro, map(schedule_code, schedules), range(zeros), kept)
     return np.array([(m, s, z, *k) for m, s, z, k in every], np.int64).reshape(-1, len(_INNER))
 
 
-def _rows(
-    grid: tuple[int, int, int, int],
-    layouts: Layouts,
-    outer: bool,
-    inner: Ints,
-    experts: bool = False,
-) -> Ints:
-    data, tensor, stages, turns = grid
-    return Points.made(
-        len(inner),
-        data=data,
-        tensor=tensor,
-        stages=stages,
-        layouts=layouts_code(layouts),
-        outer=int(outer),
-        turns=turns,
-        experts=int(experts),
-        **dict(zip(_INNER, inner.T, strict=True)),
-    ).rows
-
-
-def _ways(sizes: Sizes, data: int, tensor: int, stages: int) -> Iterator[tuple[Layouts, bool]]:
+def _ways(facts: StepFacts, data: int, tensor: int, stages: int) -> Iterator[tuple[Layouts, bool]]:
     """Ways to lay a model out on a grid, and whether the tensor axis is the outer one."""
     if tensor == 1:
         yield "data", False
     if stages == 1 and data * tensor > 1 and (tensor == 1 or data > 1):  # one axis has no two names
         yield "free", False
-    if tensor == 1 or not sizes.cuts:
+    if tensor == 1 or not facts.linears.rows:
         return
     for outer in (False, True) if data > 1 else (False,):
         yield "columns", outer
-        if sizes.positions:
+        if facts.positions:
             yield "sequence", outer
 
 
@@ -171,19 +147,7 @@ def divisors(number: int) -> Sequence[int]:
 
 
 def _powers(most: int) -> list[int]:
-    """2, 4, … up to `most`."""
     return [1 << power for power in range(1, most.bit_length()) if 1 << power <= most]
-
-
-def ranks_used(devices: int, stages: int = 1) -> tuple[int, ...]:
-    """Numbers of ranks that are tried, all first: the divisors of the number of devices.
-
-    Where none of them can be so many stages, also the most that can.
-    """
-    found = divisors(devices)
-    if all(each % stages for each in found) and devices >= stages:
-        found = sorted((*found, devices - devices % stages))
-    return tuple(reversed(found))
 
 
 def hand_only(base: Strategy) -> bool:
@@ -260,42 +224,19 @@ def space_of(facts: StepFacts, every_rank: bool) -> Points:
         UserError: there is none.
     """
     base = facts.base
-    sizes = _sizes(facts, every_rank)
     for idle in (False, True):
-        every = points(replace(sizes, idle=idle))
+        every = points(facts, every_rank, idle)
         mask = fitting(every, base)
         if facts.statistics:
             mask &= every.micro_batches == base.micro_batches
         if mask.any():
             return every.where(mask)
-    ranks_text = " or ".join(map(str, sizes.ranks))
+    ranks_text = " or ".join(map(str, _ranks(facts, every_rank)))
     raise UserError(
         f"weft.search: no strategy on {ranks_text} {'rank' if ranks_text == '1' else 'ranks'} has all that is fixed"
         f"{_said(base)}: a grid has all of these ranks, stages divide them, the number of micro-batches divides the "
-        f"{sizes.samples} samples of a step, ZeRO needs its axis and several ranks along the data axis, layouts for "
+        f"{facts.samples} samples of a step, ZeRO needs its axis and several ranks along the data axis, layouts for "
         "several axes need a grid of as many; fix less, or take another size of batch or number of ranks"
-    )
-
-
-def _sizes(facts: StepFacts, every_rank: bool) -> Sizes:
-    """The sizes of the space, with numbers that are fixed among those that are tried."""
-    base, most = facts.base, len(facts.ranks)
-    stages = base.stages if isinstance(base.stages, int) else 0
-    used = ranks_used(most, max(stages, 1))
-    fixed = prod(base.grid)
-    if base.grid and fixed < most:
-        used = tuple(sorted({*used, fixed}, reverse=True))
-    return Sizes(
-        (most,) if every_rank else used,
-        facts.samples,
-        facts.blocks.count if facts.blocks is not None else 1,
-        facts.parts,
-        bool(facts.linears.rows),
-        facts.positions,
-        is_launched(facts.machine.device_type),
-        facts.experts.count,
-        base.micro_batches if base.micro_batches > 1 else 0,
-        stages,
     )
 
 

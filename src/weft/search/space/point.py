@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any, Literal, TypeAlias, TypeVar, final, get_args
 
 from weft.layout import SBP, broadcast, split
 from weft.search.steps.linears import Experts, Linears
 from weft.search.steps.repeated import Blocks
-from weft.strategy.parts import Schedule, Zero
+from weft.strategy.parts import Zero
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import SBPs
 
@@ -22,11 +22,9 @@ LAYOUTS: tuple[Layouts, ...] = get_args(Layouts)
 ONCE, IN_TURN = ("gpipe", "1f1b", "zero_bubble"), ("interleaved",)
 NAMED = (*ONCE, *IN_TURN)
 SCHEDULES = ("", *NAMED)
-# What a field says of its coordinate: what it may be; or from which whole number on, where that is not 1.
-CHOICES, LEAST = "choices", "least"
 # Names that a strategy of such a point is known by.
-_SCHEDULES: dict[Schedule | None, str] = {
-    None: "computed",
+SCHEDULE_NAMES: Mapping[str, str] = {
+    "": "computed",
     "gpipe": "GPipe",
     "1f1b": "1F1B",
     "interleaved": "interleaved",
@@ -57,15 +55,15 @@ class Point:
     data: int
     tensor: int = 1
     stages: int = 1
-    layouts: Layouts = field(default="data", metadata={CHOICES: LAYOUTS})
+    layouts: Layouts = "data"
     micro_batches: int = 1
-    schedule: str = field(default="", metadata={CHOICES: SCHEDULES})
-    zero: int = field(default=0, metadata={CHOICES: (0, 1, 2, 3)})
-    recompute: int = field(default=0, metadata={LEAST: 0})
-    outer: bool = field(default=False, metadata={CHOICES: (False, True)})
+    schedule: str = ""
+    zero: int = 0
+    recompute: int = 0
+    outer: bool = False
     turns: int = 1
-    offload: int = field(default=0, metadata={LEAST: 0})
-    experts: bool = field(default=False, metadata={CHOICES: (False, True)})
+    offload: int = 0
+    experts: bool = False
 
     @property
     def ranks(self) -> int:
@@ -91,14 +89,7 @@ class Point:
         blocks: Blocks | None,
         experts: Experts = Experts((), 0),  # noqa: B008 (frozen)
     ) -> Strategy:
-        """The strategy of this point.
-
-        Args:
-            linears: of the model.
-            base: what all strategies of the search have in common.
-            blocks: that come again in the model.
-            experts: of the model.
-        """
+        """The strategy of this point."""
         batch, parameters, activations = self._layouts(linears)
         if self.experts:
             split_ones = self._on(split(0)) if self._has_one_axis else self._on(split(0), broadcast)
@@ -160,7 +151,7 @@ class Point:
             parts.append({"sequence": "sequence split", "free": "free layouts"}[self.layouts])
         if self.stages > 1:
             turns = f" in {self.turns} turns" if self.turns > 1 else ""
-            parts.append(f"{self.stages} stages{turns} {_SCHEDULES[self.schedule or None]}")  # type: ignore[index]
+            parts.append(f"{self.stages} stages{turns} {SCHEDULE_NAMES[self.schedule]}")
         if self.micro_batches > 1:
             parts.append(f"{self.micro_batches} micro-batches")
         parts += ["experts split"] if self.experts else []
@@ -189,62 +180,44 @@ def fixed_first(fixed: Mapping[str, _T], others: Mapping[str, _T]) -> dict[str, 
     return {**fixed, **others, **fixed}
 
 
-# The coordinates of points: what each may be, and by which number it stands in a column.
-#
-# `Point` declares them, one a field; all else that goes over every coordinate goes over these.
+# The coordinates of points by number, in columns: those with choices by the place of their choice.
+COLUMNS: Mapping[str, int] = {each.name: number for number, each in enumerate(fields(Point))}
+WIDTH = len(COLUMNS)
+_CHOICES: Mapping[str, tuple[Any, ...]] = {
+    "layouts": LAYOUTS,
+    "schedule": SCHEDULES,
+    "zero": (0, 1, 2, 3),
+    "outer": (False, True),
+    "experts": (False, True),
+}
 
 
-@final
-@dataclass(frozen=True)
-class Coordinate:
-    """A coordinate of points.
-
-    Attributes:
-        name: of the field.
-        choices: what it may be; empty for whole numbers.
-        least: of whole numbers.
-        default: MISSING where each point says it.
-    """
-
-    name: str
-    choices: tuple[Any, ...]
-    least: int
-    default: Any
-
-    def code(self, found: Any) -> int:
-        """The number that stands for it in a column."""
-        return self.choices.index(found) if self.choices else found
-
-    def decoded(self, code: int) -> Any:
-        """The coordinate that a number in a column stands for."""
-        return self.choices[code] if self.choices else code
-
-    def may_be(self, found: object) -> bool:
-        """True for what it may be, by its type too: True is equal to 1."""
-        if self.choices:
-            return found in self.choices and type(found) is type(self.choices[0])
-        return isinstance(found, int) and not isinstance(found, bool) and found >= self.least
+def _code(name: str, found: Any) -> int:
+    return _CHOICES[name].index(found) if name in _CHOICES else found
 
 
-# In the order of the fields, which is that of columns and of files.
-COORDINATES = tuple(
-    Coordinate(each.name, each.metadata.get(CHOICES, ()), each.metadata.get(LEAST, 1), each.default)
-    for each in fields(Point)
-)
-WIDTH = len(COORDINATES)
-# The numbers of the columns.
-COLUMNS: Mapping[str, int] = {each.name: number for number, each in enumerate(COORDINATES)}
 # The numbers of those that a point need not say; no point is without the others.
 DEFAULTS: Mapping[str, int] = {
-    each.name: each.code(each.default) for each in COORDINATES if each.default is not MISSING
+    each.name: _code(each.name, each.default)
+    for each in fields(Point)
+    if each.default is not MISSING
 }
 
 
 def row_of(point: Point) -> tuple[int, ...]:
     """The numbers of a point, by column."""
-    return tuple(each.code(getattr(point, each.name)) for each in COORDINATES)
+    return tuple(_code(name, getattr(point, name)) for name in COLUMNS)
 
 
 def point_of(row: list[int]) -> Point:
     """The point that `row_of` gives the numbers of."""
-    return Point(*(each.decoded(code) for each, code in zip(COORDINATES, row, strict=True)))
+    found: dict[str, Any] = dict(zip(COLUMNS, row, strict=True))
+    return Point(**found | {name: every[found[name]] for name, every in _CHOICES.items()})
+
+
+def may_be(name: str, found: object) -> bool:
+    """True for what a coordinate may be, by its type too: True is equal to 1."""
+    if name in _CHOICES:
+        return found in _CHOICES[name] and type(found) is type(_CHOICES[name][0])
+    least = 0 if name in ("recompute", "offload") else 1
+    return isinstance(found, int) and not isinstance(found, bool) and found >= least

@@ -14,6 +14,7 @@ from weft.search.space.point import (
     COLUMNS,
     DEFAULTS,
     LAYOUTS,
+    SCHEDULE_NAMES,
     SCHEDULES,
     WIDTH,
     Layouts,
@@ -139,7 +140,6 @@ class Points:
         return self._with(layouts=laid)
 
     def _with(self, **columns: int | Ints) -> Points:
-        """With other numbers in these columns."""
         rows = self.rows.copy()
         for name, numbers in columns.items():
             rows[:, COLUMNS[name]] = numbers
@@ -170,6 +170,11 @@ class Points:
         same = self.rows == np.array(row_of(point))
         same[:, [COLUMNS[name] for name in ("stages", "schedule", "turns")]] = True
         found: Mask = same.all(axis=1)
+        return found
+
+    def fully_sharded(self, ranks: int) -> Mask:
+        """Those of data parallel on so many ranks with ZeRO 3."""
+        found: Mask = (self.data == ranks) & (self.zero == 3) & (self.tensor * self.stages == 1)
         return found
 
     @property
@@ -223,22 +228,17 @@ class Points:
         return found
 
 
-# The kinds of pipelines, by the schedule that a point names.
-_SCHEDULES = {
-    "gpipe": "GPipe",
-    "1f1b": "1F1B",
-    "interleaved": "interleaved",
-    "zero_bubble": "zero bubble",
-}
-# Those without stages begin with the levels of ZeRO, in their order.
+# Those without stages begin with the levels of ZeRO, in their order; pipelines are by the schedule that a point names.
 KINDS = (
-    *("data parallel", "ZeRO 1", "ZeRO 2", "ZeRO 3"),
-    *("Megatron grid", *_SCHEDULES.values()),
+    *("data parallel", "ZeRO 1", "ZeRO 2", "ZeRO 3", "Megatron grid"),
+    *("GPipe", "1F1B", "interleaved", "zero bubble"),
 )
 
 
 def kinds_of(points: Points) -> Ints:
     """The kinds of strategies that people write by hand, by their numbers in `KINDS`."""
-    staged = [KINDS.index(_SCHEDULES.get(name, "Megatron grid")) for name in SCHEDULES]
-    alone = np.where(points.laid("data"), points.zero, KINDS.index("Megatron grid"))
+    grid = KINDS.index("Megatron grid")
+    names = [SCHEDULE_NAMES[each] for each in SCHEDULES]
+    staged = [KINDS.index(name) if name in KINDS else grid for name in names]
+    alone = np.where(points.laid("data"), points.zero, grid)
     return np.where(points.stages > 1, np.array(staged)[points.schedule], alone)

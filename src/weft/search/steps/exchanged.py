@@ -9,15 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from math import prod
-from typing import final
+from typing import NamedTuple, final
 
-from weft.ir.logical import Call, Input, LogicalGraph
+from weft.ir.logical import Call, Input, LogicalGraph, Update, Value
 from weft.ops.rule import has_rule, rule_of
-from weft.search.steps.linears import PRODUCTS, TURNS
-from weft.search.steps.ways_back import WaysBack, forward, tensor_bytes, trained
+from weft.search.steps.linears import PRODUCTS, TURNS, forward
 from weft.units import ITEM_SIZE, Bytes
 
+# More bytes than any weight has: nothing else keeps a sum away.
+_MANY = Bytes(1 << 62)
 _CONVOLUTION = "aten.convolution.default"
 # Calls that only look at the elements of a tensor in another shape.
 _VIEWS = frozenset(
@@ -28,6 +30,18 @@ _VIEWS = frozenset(
         *("_to_copy.default", "expand.default", "contiguous.default", "unflatten.int"),
     )
 )
+
+
+def tensor_bytes(value: Value) -> Bytes:
+    """Bytes of a whole tensor."""
+    return Bytes(prod(value.shape) * ITEM_SIZE[value.dtype])
+
+
+def trained(graph: LogicalGraph) -> tuple[Input, ...]:
+    """The parameters that an optimizer updates: no other one needs a gradient."""
+    updates = graph.of_kind(Update)
+    targets = {each.target.name for each in updates if each.rule != "copy"}
+    return tuple(node for node in graph.of_kind(Input) if node.value.name in targets)
 
 
 @final
@@ -85,12 +99,7 @@ class Sum:
 
 
 def sums(graph: LogicalGraph, cuts: Mapping[str, str]) -> tuple[Sum, ...]:
-    """The tensors that are added up over the tensor axis, at least.
-
-    Args:
-        graph: the captured step.
-        cuts: "columns" or "rows" for each module that is cut.
-    """
+    """The tensors that are added up over the tensor axis, at least."""
     if not cuts:
         return ()
     walk = _Walk(graph, cuts)
@@ -100,13 +109,80 @@ def sums(graph: LogicalGraph, cuts: Mapping[str, str]) -> tuple[Sum, ...]:
 
 
 @final
-class _Walk:
-    """A walk through the forward that finds where parts of sums must have been added up.
+class WayBack(NamedTuple):
+    """A way that parts of a gradient go.
 
-    Args:
-        graph: the captured step.
-        cuts: of each module that is cut.
+    Attributes:
+        size: bytes of its smallest tensor.
+        weights: bytes of the weights at its end: with these gathered, it does not end there.
     """
+
+    size: Bytes
+    weights: Bytes
+
+
+@final
+class WaysBack:
+    """The ways of gradients: from a tensor back to where parts of it must have been added up.
+
+    That is at a trained parameter, and at what a layer by rows made. A gradient may stay in parts up to there, as what
+    lies between is linear in it; so it may be added up where it is smallest. Ways that share no tensor need a sum each.
+    """
+
+    def __init__(self, graph: LogicalGraph) -> None:
+        self._graph = graph
+        self._maker: dict[str, Call] = {}
+        # Tensors that need a gradient; where ways end, with the bytes of weights that keep a sum away, too.
+        self._differentiable = {node.value.name for node in trained(graph)}
+        self._ends = dict.fromkeys(self._differentiable, _MANY)
+        self._used = set[str]()
+
+    def over(self, call: Call, rows: Input | None, stops: bool) -> None:
+        """Go over the next call of the forward.
+
+        Args:
+            call: which.
+            rows: the weight, where it is the product of a layer by rows.
+            stops: true where no parts go back through it: it is one of a layer by columns.
+        """
+        if self._differentiable.isdisjoint(call.uses):
+            return
+        for value in call.makes:
+            self._differentiable.add(value.name)
+            if rows is not None:
+                self._ends[value.name] = tensor_bytes(rows.value)
+            elif not stops:
+                self._maker[value.name] = call
+
+    def lead_to(self, name: str) -> bool:
+        """True where a tensor needs a gradient."""
+        return name in self._differentiable
+
+    def widest(self, name: str) -> WayBack | None:
+        """The way whose smallest tensor is the largest, of those that are left; None where there is none."""
+        waiting: list[tuple[int, int, tuple[str, ...]]] = [(-self._size(name), 0, (name,))]
+        seen = set[str]()
+        while waiting:
+            width, steps, way = heappop(waiting)
+            last = way[-1]
+            if last in seen or last in self._used:
+                continue
+            seen.add(last)
+            if last in self._ends:
+                self._used.update(way)
+                return WayBack(Bytes(-width), self._ends[last])
+            uses = self._maker[last].uses if last in self._maker else ()
+            for each in self._differentiable.intersection(uses):
+                heappush(waiting, (max(width, -self._size(each)), steps + 1, (*way, each)))
+        return None
+
+    def _size(self, name: str) -> int:
+        return tensor_bytes(self._graph.values[name])
+
+
+@final
+class _Walk:
+    """A walk through the forward that finds where parts of sums must have been added up."""
 
     def __init__(self, graph: LogicalGraph, cuts: Mapping[str, str]) -> None:
         self._graph, self._cuts = graph, cuts

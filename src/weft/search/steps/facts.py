@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import NamedTuple, final
 
 from weft.cached import cached_property
@@ -20,14 +19,14 @@ from weft.planning.machine import Machine
 from weft.planning.plans import plan_stored
 from weft.planning.progress import uncollected
 from weft.planning.stored_step import StoredStep, batch_size
-from weft.search.steps.exchanged import Sum, WeightGradient, gradients, sums
+from weft.search.steps.exchanged import Sum, WeightGradient, gradients, sums, tensor_bytes, trained
 from weft.search.steps.linears import Experts, Linears, experts_of, linears_of, vocabularies
+from weft.search.steps.parts import is_sequential, part_calls
 from weft.search.steps.repeated import Blocks, repeated_blocks, with_fewer_blocks
-from weft.search.steps.ways_back import is_sequential, part_calls, trained
 from weft.simulator.steps.planned import step_flops
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import sbps_of
-from weft.units import ITEM_SIZE, Bytes
+from weft.units import Bytes
 
 # Numbers of blocks of the two small steps that the whole one is a line through.
 FEW, MORE = 3, 4
@@ -51,13 +50,7 @@ class CountedCall(NamedTuple):
 @final
 @dataclass(frozen=True)
 class StepFacts:
-    """A step, and what is read off it and off its plan on one device.
-
-    Attributes:
-        step: as it was captured.
-        machine: that it is searched for.
-        base: what all strategies have in common.
-    """
+    """A step, and what is read off it and off its plan on one device."""
 
     step: StoredStep
     machine: Machine
@@ -128,7 +121,7 @@ class StepFacts:
         for update in self.step.graph.of_kind(Update):
             if update.target.name in own:
                 own.update(state.name for state in update.states if state.name in values)
-        return float(sum(_bytes(values[name]) for name in own))
+        return float(sum(tensor_bytes(values[name].value) for name in own))
 
     @cached_property
     def small(self) -> tuple[StoredStep, StoredStep] | None:
@@ -244,17 +237,17 @@ class StepFacts:
     @cached_property
     def parameters(self) -> int:
         """Bytes of all parameters and buffers."""
-        return sum(_bytes(node) for node in self._inputs("parameter", "buffer"))
+        return sum(tensor_bytes(node.value) for node in self._inputs("parameter", "buffer"))
 
     @cached_property
     def states(self) -> int:
         """Bytes of the optimizers' states."""
-        return sum(_bytes(node) for node in self._inputs("state"))
+        return sum(tensor_bytes(node.value) for node in self._inputs("state"))
 
     @cached_property
     def trained(self) -> int:
         """Bytes of the parameters that an optimizer updates."""
-        return sum(map(_bytes, trained(self.step.graph)))
+        return sum(tensor_bytes(node.value) for node in trained(self.step.graph))
 
     @cached_property
     def updated(self) -> Bytes:
@@ -263,10 +256,6 @@ class StepFacts:
 
     def _inputs(self, *roles: str) -> list[Input]:
         return [node for node in self.step.graph.of_kind(Input) if node.role in roles]
-
-
-def _bytes(node: Input) -> int:
-    return prod(node.value.shape) * ITEM_SIZE[node.value.dtype]
 
 
 def made_again(graph: LogicalGraph, blocks: Blocks) -> frozenset[str]:

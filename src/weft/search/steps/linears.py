@@ -12,7 +12,6 @@ from weft.ir.logical import Call, Input, LogicalGraph, Ref
 from weft.ops.rules.own.experts import EXPERT_MM
 from weft.planning.stored_step import StoredStep
 from weft.search.steps.repeated import Blocks, repeated_blocks
-from weft.search.steps.ways_back import forward
 
 # Products that linear layers become, and calls that only turn or cast a weight.
 PRODUCTS = frozenset(("aten.mm.default", "aten.addmm.default"))
@@ -20,6 +19,11 @@ TURNS = frozenset(
     ("aten.t.default", "aten.transpose.int", "aten.permute.default", "aten._to_copy.default")
 )
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+def forward(graph: LogicalGraph) -> Iterator[Call]:
+    """The calls of the forward, in order."""
+    return (call for call in graph.of_kind(Call) if call.phase.kind == "forward")
 
 
 @final

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
+from weft.compiler.stages.balance import call_cost
 from weft.hardware import CostModel
-from weft.ir.logical import Input, LogicalGraph
-from weft.search.steps.repeated import Blocks
-from weft.search.steps.ways_back import ForwardCalls, forward_calls_of
+from weft.ir.logical import Call, Input, LogicalGraph
+from weft.ops import flops
+from weft.patterns import around
+from weft.search.steps.exchanged import tensor_bytes
+from weft.search.steps.linears import forward
+from weft.search.steps.repeated import Blocks, folded, unit_of
+from weft.search.tuning import WORTH
 from weft.units import Bytes
 
-# A part that holds and does so little of all is in no way a place of its own.
-_SMALL = 0.01
 # Up to the end of the first numbers of a path: "stages.2.5" of "stages.2.5.body.0".
 _NUMBERED = re.compile(r".*?\.\d+(\.\d+)*(?=\.|$)")
 
@@ -62,13 +65,7 @@ class Parts:
 
 
 def parts_of(graph: LogicalGraph, blocks: Blocks | None, model: CostModel) -> Parts:
-    """The parts of a captured step's model.
-
-    Args:
-        graph: the step.
-        blocks: that come again in it: each is a unit.
-        model: what calls cost.
-    """
+    """The parts of a captured step's model."""
     calls = forward_calls_of(graph, model)
     units = {path: _part(calls, (path,), calls.inside[path]) for path in _units(calls, blocks)}
     whole = _part(calls, (), calls.inside[""])
@@ -76,13 +73,9 @@ def parts_of(graph: LogicalGraph, blocks: Blocks | None, model: CostModel) -> Pa
     for patterns, own in _groups(graph, calls, units, blocks):
         if own not in found and own != calls.inside[""]:
             found[own] = _part(calls, patterns, own)
-    every = (part for part in found.values() if _counts(part, whole))
+    most, work = WORTH * whole.parameters, WORTH * whole.work
+    every = (part for part in found.values() if part.parameters > most or part.work > work)
     return Parts(units, tuple(every), calls)
-
-
-def _counts(part: ModelPart, whole: ModelPart) -> bool:
-    """True where a part is worth ranks of its own."""
-    return part.parameters > _SMALL * whole.parameters or part.work > _SMALL * whole.work
 
 
 def _part(calls: ForwardCalls, patterns: tuple[str, ...], own: frozenset[int]) -> ModelPart:
@@ -94,16 +87,13 @@ def _part(calls: ForwardCalls, patterns: tuple[str, ...], own: frozenset[int]) -
 def _units(calls: ForwardCalls, blocks: Blocks | None) -> list[str]:
     """Blocks, what else is numbered, and modules that are not; none around another."""
     found = {_unit(path, blocks) for path in calls.inside if path}
-    around = {path for path in found if any(one.startswith(f"{path}.") for one in found)}
-    return sorted(found - around, key=lambda path: min(calls.inside[path]))
+    outer = {path for path in found if any(one.startswith(f"{path}.") for one in found)}
+    return sorted(found - outer, key=lambda path: min(calls.inside[path]))
 
 
 def _unit(path: str, blocks: Blocks | None) -> str:
-    number = blocks.of(path) if blocks is not None else None
-    if number is not None and blocks is not None:
-        return blocks.path(number)
     numbered = _NUMBERED.match(path)
-    return numbered.group() if numbered else path
+    return unit_of(blocks, path) or (numbered.group() if numbered else path)
 
 
 def _groups(
@@ -115,10 +105,8 @@ def _groups(
             yield (path,), calls.inside[path]
     places: dict[str, set[int]] = defaultdict(set)
     for path, own in calls.inside.items():
-        number = blocks.of(path) if blocks is not None else None
-        if number is not None and blocks is not None and path != blocks.path(number):
-            rest = path.removeprefix(blocks.path(number))
-            places[f"{blocks.prefix}.*{rest}"] |= own
+        if unit_of(blocks, path) not in (None, path):
+            places[folded(blocks, path)] |= own
     yield from (((pattern,), frozenset(own)) for pattern, own in places.items())
     for alike in _alike(graph, units):
         yield alike, frozenset[int]().union(*(calls.inside[path] for path in alike))
@@ -136,3 +124,126 @@ def _alike(graph: LogicalGraph, units: Iterable[str]) -> Iterator[tuple[str, ...
         if held:
             same[tuple(sorted(held))].append(path)
     yield from (tuple(paths) for paths in same.values() if len(paths) > 1)
+
+
+# A backward takes about twice as long as its forward.
+_WITH_BACKWARD = 3.0
+
+
+@final
+@dataclass(frozen=True)
+class ForwardCalls:
+    """The forward calls of a step, by their numbers in order.
+
+    Attributes:
+        work: of each, with its backward, in the units of the cost model.
+        uses: names of what each reads.
+        makes: names of what each makes.
+        readers: of each value.
+        sizes: bytes of each value.
+        held: names of parameters.
+        inside: for each module the calls of it and of all below; of the whole model under "".
+        placed: those of modules.
+    """
+
+    work: Sequence[float]
+    uses: Sequence[frozenset[str]]
+    makes: Sequence[frozenset[str]]
+    readers: Mapping[str, frozenset[int]]
+    sizes: Mapping[str, Bytes]
+    held: frozenset[str]
+    inside: Mapping[str, frozenset[int]]
+    placed: frozenset[int]
+
+    def parameters(self, calls: Collection[int]) -> Bytes:
+        """Bytes of the parameters that only these calls read."""
+        own = frozenset(calls)
+        read = {name for call in calls for name in self.uses[call] & self.held}
+        alone = (name for name in read if self.readers[name] <= own)
+        return Bytes(sum(self.sizes[name] for name in alone))
+
+    def moved(self, calls: Collection[int]) -> Bytes:
+        """Bytes that these calls read of others and modules of them, in the forward.
+
+        What is in no module, such as the loss, is where its operands are.
+        """
+        made = frozenset(name for call in calls for name in self.makes[call])
+        read = frozenset(name for call in calls for name in self.uses[call]) - made - self.held
+        others = self.placed - frozenset(calls)
+        sent = (name for name in made if self.readers.get(name, frozenset()) & others)
+        return Bytes(sum(self.sizes[name] for name in (*read, *sent)))
+
+
+def forward_calls_of(graph: LogicalGraph, model: CostModel) -> ForwardCalls:
+    """The forward calls of a captured step."""
+    calls = [call for call in forward(graph) if call.makes and call.hint is None]
+    readers: dict[str, set[int]] = defaultdict(set)
+    inside: dict[str, set[int]] = defaultdict(set)
+    placed = set[int]()
+    for number, call in enumerate(calls):
+        for name in call.uses:
+            readers[name].add(number)
+        module = call.location.module if call.location is not None else ""
+        for path in ("", *around(module)):
+            inside[path].add(number)
+        placed |= {number} if module else set()
+    return ForwardCalls(
+        [_WITH_BACKWARD * call_cost(call.first, model) for call in calls],
+        [frozenset(call.uses) for call in calls],
+        [frozenset(value.name for value in call.makes) for call in calls],
+        {name: frozenset(own) for name, own in readers.items()},
+        {name: tensor_bytes(value) for name, value in graph.values.items()},
+        frozenset(node.value.name for node in graph.of_kind(Input) if node.role == "parameter"),
+        {path: frozenset(own) for path, own in inside.items()},
+        frozenset(placed),
+    )
+
+
+def part_calls(graph: LogicalGraph) -> Sequence[Call]:
+    """The forward calls that read a parameter, or what is made of it alone, and something else; in order."""
+    parameters = _of_parameters(graph)
+    return [
+        call
+        for call in forward(graph)
+        if not parameters.isdisjoint(call.uses) and not parameters.issuperset(call.uses)
+    ]
+
+
+def _of_parameters(graph: LogicalGraph) -> set[str]:
+    """Parameters, and what forward calls make of nothing else: casts and views."""
+    found = {node.value.name for node in graph.of_kind(Input) if node.role == "parameter"}
+    for call in forward(graph):
+        if call.uses and found.issuperset(call.uses):
+            found.update(value.name for value in call.makes)
+    return found
+
+
+def is_sequential(graph: LogicalGraph, blocks: Blocks | None) -> bool:
+    """True where each part reads, through others, what the one before it made; so a step goes through all in turn.
+
+    Parts are blocks, and outside of them products with a parameter. Towers side by side are
+    not in line, nor gates of a cell.
+    """
+    parameters, heavy = _of_parameters(graph), {id(call) for call in part_calls(graph)}
+    latest, last = dict[str, int](), -1
+    number_of, linked = dict[object, int](), set[int]()
+    for call in forward(graph):
+        if parameters.issuperset(call.uses):
+            continue
+        before = max(latest.get(name, -1) for name in call.uses)
+        part = _place_of(blocks, call, heavy)
+        if part is not None:
+            last = number_of.setdefault(part, len(number_of))
+            if before == last - 1:
+                linked.add(last)
+            before = max(before, last)
+        for value in call.makes:
+            latest[value.name] = before
+    return len(linked) == len(number_of)
+
+
+def _place_of(blocks: Blocks | None, call: Call, heavy: Collection[int]) -> object | None:
+    """By which the part of a call is known: its block, or itself; None where it is of none."""
+    block = unit_of(blocks, call.location.module if call.location is not None else "")
+    is_product = id(call) in heavy and flops(call.first) > 0
+    return block or (id(call) if is_product else None)

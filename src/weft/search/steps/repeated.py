@@ -16,12 +16,7 @@ from weft.planning.stored_step import StoredStep
 @final
 @dataclass(frozen=True)
 class Blocks:
-    """Modules `<prefix>.0` to `<prefix>.<count - 1>`.
-
-    Attributes:
-        prefix: the path of what holds them.
-        count: how many there are.
-    """
+    """Modules `<prefix>.0` to `<prefix>.<count - 1>`."""
 
     prefix: str
     count: int
@@ -36,6 +31,18 @@ class Blocks:
         number = rest.partition(".")[0]
         inside = rest != path and number.isdecimal() and int(number) < self.count
         return int(number) if inside else None
+
+
+def unit_of(blocks: Blocks | None, path: str) -> str | None:
+    """The path of the block that a module or variable is in; None outside of all."""
+    number = None if blocks is None else blocks.of(path)
+    return None if blocks is None or number is None else blocks.path(number)
+
+
+def folded(blocks: Blocks | None, path: str) -> str:
+    """A path with a star in place of the number of its block: the same place in every block; itself outside of all."""
+    unit = unit_of(blocks, path)
+    return path if blocks is None or unit is None else f"{blocks.prefix}.*{path.removeprefix(unit)}"
 
 
 def repeated_blocks(modules: Sequence[str]) -> Blocks | None:
@@ -77,7 +84,6 @@ def spans_of(graph: LogicalGraph, blocks: Blocks) -> Spans | None:
 
 
 def _ranges(places: Sequence[tuple[int, int]], order: Sequence[int]) -> tuple[range, ...] | None:
-    """The stretches of the blocks in `order`."""
     first: dict[int, int] = {}
     last: dict[int, int] = {}
     for number, block in places:
@@ -100,12 +106,7 @@ def ops_in(graph: LogicalGraph, span: range) -> tuple[str, ...]:
 
 
 def with_fewer_blocks(step: StoredStep, count: int) -> StoredStep | None:
-    """The step with so many of its blocks; None where blocks differ, or read each other in other ways.
-
-    Args:
-        step: as it was captured.
-        count: of blocks that stay, three at least.
-    """
+    """The step with so many of its blocks; None where blocks differ, or read each other in other ways."""
     blocks = repeated_blocks(step.modules)
     spans = blocks and spans_of(step.graph, blocks)
     if not blocks or not spans or not 3 <= count < blocks.count:

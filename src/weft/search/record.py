@@ -13,7 +13,7 @@ from weft.errors import UNREADABLE, UserError
 from weft.planning.machine import Machine
 from weft.planning.stored_step import StoredStep
 from weft.search.evaluation.measures import Answer, Longer, Measures, Refused
-from weft.search.space.point import COORDINATES, WIDTH, Point
+from weft.search.space.point import COLUMNS, WIDTH, Point, may_be
 from weft.strategy.parts import zero_axis, zero_rules
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import LAYOUTS
@@ -171,12 +171,11 @@ def from_json(content: Mapping[str, Any]) -> Learned:
         {str(key): _answer(each) for key, each in content["answers"].items()},
         {str(key): Longer(Seconds(_number(each))) for key, each in content["longer"].items()},
         {_point(row): _answer(answer) for *row, answer in content["points"]},
-        {_point(row): _look(answer, seconds) for *row, answer, seconds in content["looks"]},
+        {
+            _point(row): Look(None if answer is None else _answer(answer), _number(seconds))
+            for *row, answer, seconds in content["looks"]
+        },
     )
-
-
-def _look(answer: Any, seconds: Any) -> Look:
-    return Look(None if answer is None else _answer(answer), _number(seconds))
 
 
 def _answer(found: Any) -> Answer:
@@ -197,9 +196,9 @@ def _number(found: Any) -> float:
 def _point(row: list[Any]) -> Point:
     if len(row) != WIDTH:
         raise ValueError(f"expected the {WIDTH} coordinates of a point, found {row!r}")
-    for each, found in zip(COORDINATES, row, strict=True):
-        if not each.may_be(found):
-            raise ValueError(f"expected a point's {each.name}, found {found!r}")
+    for name, found in zip(COLUMNS, row, strict=True):
+        if not may_be(name, found):
+            raise ValueError(f"expected a point's {name}, found {found!r}")
     return Point(*row)
 
 

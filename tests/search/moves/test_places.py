@@ -7,8 +7,8 @@ from dataclasses import replace
 from search.jobs import begun, decoder, layers
 from weft.layout import Placement
 from weft.search.evaluation.measures import Measures
-from weft.search.moves.places.placements import PlacementMoves
-from weft.search.moves.places.staged import StageMoves, share_moves
+from weft.search.moves.places import PlacementMoves
+from weft.search.moves.stages import StageMoves, share_moves
 from weft.strategy.parts import Stage
 from weft.strategy.strategy import Strategy, data_parallel
 
@@ -18,7 +18,7 @@ FOUR = replace(data_parallel(), grid=(4,))
 def moves(start: Strategy = FOUR) -> tuple[StageMoves, list[Strategy]]:
     found = begun(decoder(), "h100x4")
     stages = StageMoves(found.facts, found.evaluator)
-    return stages, [each.move.on(start) for each in stages.places(start)]
+    return stages, [each.on(start) for each in stages.places(start)]
 
 
 def ranks_of(strategy: Strategy) -> list[tuple[int, ...]]:
@@ -51,11 +51,12 @@ def test_the_same_place_in_all_blocks_is_the_first_stage_so_that_it_counts() -> 
     parts = stages.parts
     place = next(each for each in parts.every if each.patterns == ("blocks.*.attention",))
     start = Stage(tuple(parts.units), Placement("cuda", (4,), (0, 1, 2, 3)))
-    found = PlacementMoves(replace(parts, every=(place,)), (start,), (1,)).best()
-    placed = [each for each in found if place.patterns in [s.patterns for s in each.stages]]
+    every = PlacementMoves(replace(parts, every=(place,)), (start,), (1,)).best()
+    found = [each.on(FOUR) for each in every]
+    placed = [each for each in found if place.patterns in [s.patterns for s in each.stages]]  # type: ignore[union-attr]
     assert placed
-    assert all(each.stages[0].patterns == place.patterns for each in placed)
-    assert isinstance(stages.evaluator.of(placed[0].move.on(FOUR)), Measures)
+    assert all(each.stages[0].patterns == place.patterns for each in placed)  # type: ignore[index]
+    assert isinstance(stages.evaluator.of(placed[0]), Measures)
 
 
 def test_a_large_table_of_few_samples_is_worth_more_than_none() -> None:
@@ -65,7 +66,9 @@ def test_a_large_table_of_few_samples_is_worth_more_than_none() -> None:
     worth = [each.worth for each in placed]
     assert worth == sorted(worth, reverse=True)
     assert worth[0] > 0
-    assert placed[0].stages[0].patterns == ("0",)
+    first = placed[0].on(FOUR).stages
+    assert not isinstance(first, int)
+    assert first[0].patterns == ("0",)
 
 
 def test_what_is_fixed_has_no_other_places() -> None:

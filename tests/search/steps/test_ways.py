@@ -8,7 +8,8 @@ from torch import nn
 import weft
 from search.jobs import dense, loss
 from weft.ir.logical import LogicalGraph
-from weft.search.steps.ways_back import WaysBack, forward, tensor_bytes, trained
+from weft.search.steps.exchanged import WaysBack, tensor_bytes, trained
+from weft.search.steps.linears import forward
 
 WIDTH, ROWS = 16, 64
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import weft
 from search.jobs import begun, decoder
-from weft.search.moves.places.runs import Weight, runs_of
-from weft.search.moves.places.staged import StageMoves
+from weft.search.moves.parameter_runs import Weight, runs_of
+from weft.search.moves.stages import StageMoves
 from weft.strategy.strategy import Strategy
 
 WEIGHTS = [

@@ -10,24 +10,24 @@ from typing import final
 
 from weft.cached import cached_property
 from weft.compiler.pipeline import Compiled
+from weft.errors import StrategyError
 from weft.hardware.costs import seconds_model
 from weft.ir.logical import Call
 from weft.layout import Placement
-from weft.planning.moves import Candidate, StageBorder
 from weft.search.evaluation.evaluator import Evaluator
-from weft.search.moves.places.placements import PlacementMove, PlacementMoves, with_stages
-from weft.search.moves.places.runs import (
-    WeightRun,
+from weft.search.evaluation.measures import key_of
+from weft.search.moves.parameter_runs import WeightRun, runs_of, weights_of
+from weft.search.moves.places import (
+    PlacementMoves,
     joined_rows,
     row_count,
-    runs_of,
     some_rows,
-    weights_of,
+    with_stages,
 )
 from weft.search.moves.sequences import StrategyMove
 from weft.search.steps.facts import StepFacts
 from weft.search.steps.parts import Parts, parts_of
-from weft.search.steps.repeated import Blocks
+from weft.search.steps.repeated import Blocks, unit_of
 from weft.strategy.parts import Stage
 from weft.strategy.strategy import Strategy
 
@@ -38,18 +38,13 @@ _CUT = 4
 @final
 @dataclass(frozen=True, eq=False)
 class StageMoves:
-    """The moves of stages of one step.
-
-    Attributes:
-        facts: of the step.
-        evaluator: which plans it.
-    """
+    """The moves of stages of one step, which `evaluator` plans."""
 
     facts: StepFacts
     evaluator: Evaluator
     _named: dict[str, Strategy | None] = field(default_factory=dict, repr=False)
     _borders: dict[str, tuple[StrategyMove, ...]] = field(default_factory=dict, repr=False)
-    _placed: dict[object, tuple[PlacementMove, ...]] = field(default_factory=dict, repr=False)
+    _placed: dict[object, tuple[StrategyMove, ...]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def parts(self) -> Parts:
@@ -69,16 +64,19 @@ class StageMoves:
         """Modules, and ranks, that go to another stage; none where it has no stages."""
         if strategy.stages in ((), 1):
             return ()
-        key = str(strategy)
+        key = key_of(strategy)
         if key not in self._borders:
             named = self._with_names(strategy)
             found = () if named is None else (*border_moves(named), *share_moves(named))
-            self._borders[key] = tuple(
-                StrategyMove(each.name, partial(_named_and, named, each)) for each in found if named
-            )
+
+            def on(change: StrategyMove, strategy: Strategy) -> Strategy:
+                assert named is not None
+                return change.on(replace(strategy, stages=named.stages, grid=()))
+
+            self._borders[key] = tuple(StrategyMove(each.name, partial(on, each)) for each in found)
         return self._borders[key]
 
-    def places(self, strategy: Strategy) -> tuple[PlacementMove, ...]:
+    def places(self, strategy: Strategy) -> tuple[StrategyMove, ...]:
         """Parts on ranks of their own, and stages that become two; those of the most worth first."""
         if len(self.facts.ranks) == 1:
             return ()
@@ -107,29 +105,16 @@ class StageMoves:
         if stages in ((), 1):
             whole = Stage(tuple(self.parts.units), self.evaluator.placement(strategy))
             return replace(strategy, stages=(whole,), grid=())
-        key = str(strategy)
+        key = key_of(strategy)
         if key not in self._named:
-            self._named[key] = self._named_anew(strategy)
+            compiled, blocks = self.evaluator.compiled_or_none(strategy), self.facts.blocks
+            named = None if compiled is None else with_named_stages(strategy, compiled, blocks)
+            self._named[key] = named
         return self._named[key]
-
-    def _named_anew(self, strategy: Strategy) -> Strategy | None:
-        compiled = self.evaluator.compiled_or_none(strategy)
-        if compiled is None:
-            return None
-        return with_named_stages(strategy, compiled, self.facts.blocks)
-
-
-def _named_and(named: Strategy, change: StrategyMove, strategy: Strategy) -> Strategy:
-    """The change of a strategy once its stages have names."""
-    return change.on(replace(strategy, stages=named.stages, grid=()))
 
 
 def border_moves(strategy: Strategy) -> Iterator[StrategyMove]:
-    """The last module of a stage to the next one, the first of it to the one before.
-
-    Args:
-        strategy: whose stages name modules (`with_named_stages`); others have no such moves.
-    """
+    """The last module of a stage to the next one, the first to the one before; none where stages name no modules."""
     if isinstance(strategy.stages, int):
         return
     for number, stage in enumerate(strategy.stages):
@@ -162,26 +147,17 @@ def _moved(module: str, stage: int, strategy: Strategy) -> Strategy:
 def with_named_stages(
     strategy: Strategy, compiled: Compiled, blocks: Blocks | None
 ) -> Strategy | None:
-    """A strategy with a number of stages, as one that names the modules and ranks of each.
+    """A strategy with a number of stages, as one that names the modules and ranks of each, as its plans say.
 
-    A module that an even cut goes through lies in the stage where it begins; the plans stay the same without any.
-
-    Args:
-        strategy: with a number of stages.
-        compiled: its plans.
-        blocks: that come again: each is one module here, all else as deep as calls are.
-
-    Returns:
-        None where no module begins in a stage.
+    Each block is one module, all else as deep as calls are. A module that an even cut goes through lies in the stage
+    where it begins; the plans stay the same without any. None where no module begins in a stage.
     """
     held: dict[str, int] = {}
     for call in compiled.graph.of_kind(Call):
         module = call.location.module if call.location is not None else ""
         if not module or call.phase.kind != "forward":
             continue
-        number = blocks.of(module) if blocks is not None else None
-        path = module if number is None or blocks is None else blocks.path(number)
-        held.setdefault(path, call.phase.stage)
+        held.setdefault(unit_of(blocks, module) or module, call.phase.stage)
     placements = compiled.stages.placements
     own: Sequence[list[str]] = [
         [path for path, stage in held.items() if stage == number]
@@ -196,11 +172,7 @@ Stages = tuple[Stage, ...]
 
 
 def share_moves(strategy: Strategy) -> Iterator[StrategyMove]:
-    """Ranks given to another stage, and stages joined.
-
-    Args:
-        strategy: whose stages name modules; others have no such moves.
-    """
+    """Ranks given to another stage, and stages joined; none where stages name no modules."""
     if isinstance(strategy.stages, int) or len(strategy.stages) < 2:
         return
     stages = tuple(strategy.stages)
@@ -216,14 +188,8 @@ def _joined(stages: Stages) -> Iterator[tuple[str, Stages]]:
         placement = joined_rows(one.placement, two.placement)
         if placement is not None:
             both = Stage((*one.patterns, *two.patterns), placement)
-            yield (
-                f"stages {number} and {number + 1} as one",
-                (
-                    *stages[:number],
-                    both,
-                    *stages[number + 2 :],
-                ),
-            )
+            joined = *stages[:number], both, *stages[number + 2 :]
+            yield f"stages {number} and {number + 1} as one", joined
 
 
 def _given(stages: Stages) -> Iterator[tuple[str, Stages]]:
@@ -258,7 +224,6 @@ def _resized(stages: Stages) -> Iterator[tuple[str, Stages]]:
 
 
 def _apart(placement: Placement) -> bool:
-    """True where ranks are no neighbours."""
     ranks = sorted(placement.ranks)
     return ranks[-1] - ranks[0] >= len(ranks)
 
@@ -268,3 +233,51 @@ def _on(stages: Stages, placements: dict[int, Placement]) -> Stages:
         Stage(stage.patterns, placements.get(number, stage.placement))
         for number, stage in enumerate(stages)
     )
+
+
+@final
+@dataclass(frozen=True)
+class Candidate:
+    """A strategy that moves change."""
+
+    strategy: Strategy
+
+
+@final
+@dataclass(frozen=True)
+class StageBorder:
+    """A module goes to another stage. The strategy names it, by its whole path, in one of its stages."""
+
+    module: str
+    stage: int
+
+    def on(self, candidate: Candidate) -> Candidate:
+        """The candidate with the change.
+
+        Raises:
+            StrategyError: when the change does not fit the candidate.
+        """
+        stages = candidate.strategy.stages
+        if isinstance(stages, int):
+            raise StrategyError(
+                f"StageBorder({self.module!r}, {self.stage}): the strategy has stages={stages}; name the modules of "
+                "each stage with weft.Stage"
+            )
+        if not 0 <= self.stage < len(stages):
+            raise StrategyError(
+                f"StageBorder({self.module!r}, {self.stage}): the strategy has {len(stages)} stages; use one of them"
+            )
+        if not any(self.module in each.patterns for each in stages):
+            raise StrategyError(
+                f"StageBorder({self.module!r}, {self.stage}): no stage names just this module; use a name of its "
+                "patterns"
+            )
+        moved = tuple(
+            Stage(self._patterns(each, number == self.stage), each.placement)
+            for number, each in enumerate(stages)
+        )
+        return Candidate(replace(candidate.strategy, stages=moved))
+
+    def _patterns(self, stage: Stage, here: bool) -> list[str]:
+        rest = [pattern for pattern in stage.patterns if pattern != self.module]
+        return [*rest, self.module] if here else rest

@@ -8,7 +8,7 @@ import pytest
 
 from search.jobs import begun, decoder
 from weft.search.evaluation.measures import Measures, Refused
-from weft.search.order.in_stages import Lines
+from weft.search.evaluation.small import SmallSteps
 from weft.search.space.point import Point
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
@@ -36,8 +36,8 @@ def measures(seconds: float, of_micro_batch: int, of_step: int) -> Measures:
 def along(few: Measures | Refused, more: Measures | Refused) -> object:
     """The answer for a step of 8 blocks, through those of 3 and 4."""
     search = begun(decoder(8), "h100x2")
-    small: list[Any] = [Small(few), Small(more)]
-    return Lines(search.facts, search.evaluator, small).of(Strategy())
+    small: Any = (Small(few), Small(more))
+    return SmallSteps(search.facts, search.evaluator, small).of(Strategy())
 
 
 def test_what_micro_batches_and_the_rest_hold_grow_on_lines_of_their_own() -> None:
@@ -65,7 +65,10 @@ def test_what_cannot_be_planned_has_no_line() -> None:
 def test_lines_meet_the_whole_step(zero: int, micro_batches: int) -> None:
     search = begun(decoder(8), "h100x2")
     strategy = search.strategy(Point(2, zero=zero, micro_batches=micro_batches))
-    line, whole = search.estimates.lines.of(strategy), search.evaluator.of(strategy)
+    line, whole = (
+        SmallSteps(search.facts, search.evaluator).of(strategy),
+        search.evaluator.of(strategy),
+    )
     assert isinstance(line, Measures)
     assert isinstance(whole, Measures)
     reserve = search.floors.reserve

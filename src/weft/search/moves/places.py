@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import final
 
 from weft.layout import Placement
 from weft.patterns import around, covers, matches
-from weft.search.moves.places.runs import row_count, some_rows
 from weft.search.moves.sequences import StrategyMove
 from weft.search.steps.parts import ModelPart, Parts
 from weft.strategy.parts import Stage
@@ -25,28 +25,9 @@ MOST_PARTS, MOST = 24, 64
 _CUTS = 3
 
 
-@final
-@dataclass(frozen=True)
-class PlacementMove:
-    """A move of places.
-
-    Attributes:
-        worth: in bytes that all ranks send together.
-        name: in words.
-        stages: after it.
-        micro_batches: after it.
-    """
-
-    worth: float
-    name: str
-    stages: tuple[Stage, ...]
-    micro_batches: int
-
-    @property
-    def move(self) -> StrategyMove:
-        """It as a move from any strategy of the same model."""
-        cut = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
-        return StrategyMove(self.name + cut, partial(with_stages, self.stages, self.micro_batches))
+def _move(worth: float, name: str, stages: Sequence[Stage], micro_batches: int) -> StrategyMove:
+    cut = f", {micro_batches} micro-batches" if micro_batches > 1 else ""
+    return StrategyMove(name + cut, partial(with_stages, stages, micro_batches), worth)
 
 
 def with_stages(stages: Sequence[Stage], micro_batches: int, strategy: Strategy) -> Strategy:
@@ -72,14 +53,19 @@ class PlacementMoves:
     stages: tuple[Stage, ...]
     micro_batches: tuple[int, ...]
 
-    def best(self) -> list[PlacementMove]:
+    def best(self) -> list[StrategyMove]:
         """Those of the most worth, in this order."""
         found = [*self._of_parts(), *self._cuts()]
         return sorted(found, key=lambda each: -each.worth)[:MOST]
 
-    def _of_parts(self) -> Iterator[PlacementMove]:
+    def _of_parts(self) -> Iterator[StrategyMove]:
         held = [(part, number) for part in self.parts.every for number in self._holders(part)]
-        held.sort(key=lambda each: self._half_worth(*each), reverse=True)
+
+        def worth(part: ModelPart, number: int) -> float:
+            every = len(self.stages[number].placement.ranks)
+            return _worth(part, every, (every + 1) // 2) - part.work
+
+        held.sort(key=lambda each: worth(*each), reverse=True)
         for part, number in held[:MOST_PARTS]:
             yield from self._on_some(part, number)
             yield from self._alone(part, number)
@@ -91,11 +77,7 @@ class PlacementMoves:
         if len(found) == 1 and not all(_holds(part, p) for p in self.stages[found[0]].patterns):
             yield found[0]
 
-    def _half_worth(self, part: ModelPart, number: int) -> float:
-        every = len(self.stages[number].placement.ranks)
-        return _worth(part, every, (every + 1) // 2) - part.work
-
-    def _on_some(self, part: ModelPart, number: int) -> Iterator[PlacementMove]:
+    def _on_some(self, part: ModelPart, number: int) -> Iterator[StrategyMove]:
         """A part on some ranks of its stage, neighbours or far apart; all of them still do the rest."""
         every = self.stages[number].placement
         count = row_count(every)
@@ -105,9 +87,9 @@ class PlacementMoves:
                 waits = part.work * (count / size - 1)
                 worth = _worth(part, len(every.ranks), len(own.ranks)) - waits
                 stages = self._with_own(part, number, own, every)
-                yield PlacementMove(worth, f"{part} on {_text(own)}", stages, self.micro_batches[0])
+                yield _move(worth, f"{part} on {_text(own)}", stages, self.micro_batches[0])
 
-    def _alone(self, part: ModelPart, number: int) -> Iterator[PlacementMove]:
+    def _alone(self, part: ModelPart, number: int) -> Iterator[StrategyMove]:
         """A part on as many ranks as its work is of the whole; the rest of its stage leaves them."""
         every, held = self.stages[number].placement, self._work(self.stages[number].patterns)
         count = row_count(every)
@@ -121,7 +103,7 @@ class PlacementMoves:
         for micro in self.micro_batches:
             mine, theirs = part.work / size, max(held - part.work, 0.0) / (count - size)
             worth = saved + held - count * _in_turn(mine, theirs, micro)
-            yield PlacementMove(worth, f"{part} alone on {_text(own)}", stages, micro)
+            yield _move(worth, f"{part} alone on {_text(own)}", stages, micro)
 
     def _with_own(
         self, part: ModelPart, number: int, own: Placement, others: Placement
@@ -138,7 +120,7 @@ class PlacementMoves:
         stages.insert(0 if inside else before, Stage(part.patterns, own))
         return tuple(stages)
 
-    def _cuts(self) -> Iterator[PlacementMove]:
+    def _cuts(self) -> Iterator[StrategyMove]:
         """A stage as two, each on half of its ranks: neighbours, or every second one."""
         for number, stage in enumerate(self.stages):
             count = row_count(stage.placement)
@@ -157,7 +139,7 @@ class PlacementMoves:
         }
         return sorted(uneven, key=lambda place: uneven[place])[:_CUTS]
 
-    def _cut(self, number: int, place: int, rows: Sequence[int]) -> Iterator[PlacementMove]:
+    def _cut(self, number: int, place: int, rows: Sequence[int]) -> Iterator[StrategyMove]:
         stage = self.stages[number]
         count = row_count(stage.placement)
         own, others = stage.patterns[:place], stage.patterns[place:]
@@ -173,9 +155,7 @@ class PlacementMoves:
             took = _in_turn(
                 self._work(own) / len(rows), self._work(others) / (count - len(rows)), micro
             )
-            yield PlacementMove(
-                saved + self._work(stage.patterns) - count * took, name, stages, micro
-            )
+            yield _move(saved + self._work(stage.patterns) - count * took, name, stages, micro)
 
     def _first(self, stage: Stage) -> int:
         units = self.parts.units
@@ -214,3 +194,42 @@ def _text(placement: Placement) -> str:
         return f"rank{'s' if len(ranks) > 1 else ''} {' and '.join(map(str, ranks))}"
     apart = "" if step == 1 else f", {step} apart"
     return f"{len(ranks)} ranks from {ranks[0]}{apart}"
+
+
+# Rows of a grid, along its first axis of several ranks.
+
+
+def row_count(placement: Placement) -> int:
+    """The number of rows of a grid; 1 without several ranks."""
+    return placement.shape[_axis(placement)]
+
+
+def some_rows(placement: Placement, rows: Sequence[int]) -> Placement:
+    """The ranks of some rows of a grid, one at least."""
+    axis = _axis(placement)
+    inner = prod(placement.shape[axis + 1 :])
+    ranks = [placement.ranks[row * inner + place] for row in rows for place in range(inner)]
+    return _like(placement, axis, len(rows), ranks)
+
+
+def joined_rows(one: Placement, other: Placement) -> Placement | None:
+    """The ranks of both, in their order; None where their rows are not of the same shape."""
+    axis = min(_axis(one), _axis(other))
+    if one.axes != other.axes or one.shape[axis + 1 :] != other.shape[axis + 1 :]:
+        return None
+    blocks = _blocks(one, axis) | _blocks(other, axis)
+    return _like(one, axis, len(blocks), [rank for block in sorted(blocks) for rank in block])
+
+
+def _blocks(placement: Placement, axis: int) -> set[tuple[int, ...]]:
+    inner, ranks = prod(placement.shape[axis + 1 :]), placement.ranks
+    return {ranks[place : place + inner] for place in range(0, len(ranks), inner)}
+
+
+def _axis(placement: Placement) -> int:
+    return next((axis for axis, size in enumerate(placement.shape) if size > 1), 0)
+
+
+def _like(placement: Placement, axis: int, count: int, ranks: Sequence[int]) -> Placement:
+    shape = (*placement.shape[:axis], count, *placement.shape[axis + 1 :])
+    return Placement(placement.device_type, shape, tuple(ranks))

@@ -17,7 +17,7 @@ from weft.errors import UserError
 from weft.hardware.topology import topology
 from weft.planning.machine import machine_of
 from weft.search.evaluation.measures import Longer, Measures, Refused
-from weft.search.record.record import Learned, Look, SearchRecord
+from weft.search.record import Learned, Look, SearchRecord
 from weft.search.space.point import Point
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds

@@ -6,7 +6,7 @@ import pytest
 
 import weft
 from weft.errors import StrategyError
-from weft.planning.moves import Candidate, StageBorder
+from weft.search.moves.stages import Candidate, StageBorder
 from weft.strategy.strategy import Strategy
 
 STAGES = (

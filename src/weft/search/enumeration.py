@@ -1,0 +1,282 @@
+"""Points of the space, planned one after the other, those first that should be the quickest."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import islice
+from math import inf
+from typing import final
+
+import numpy as np
+
+from weft.ir.logical import Input
+from weft.layout import split
+from weft.search.bounds.additive import additive_part
+from weft.search.evaluation.measures import Measures
+from weft.search.space.fixed import fits
+from weft.search.space.point import Point
+from weft.search.space.points import Mask, Points, kinds_of
+from weft.search.state import ADDED_UP, NO_TIME, NOT_QUICKER, SearchState
+from weft.search.tuning import ABOUT, FAILED, LIKELY, LIKELY_UNSEEN, SLOWER
+
+SLOWER_BEFORE = "far slower in the search that this one starts from, with something else fixed"
+# So many of the next points are looked at ahead, and so many are gone through for one whose plan ends soon.
+_AHEAD, _NEXT = 8, 512
+
+
+@final
+class Enumeration:
+    """Plans points for a search, while its budget lasts."""
+
+    def __init__(self, state: SearchState) -> None:
+        self._state, self._queue = state, state.queue
+        self._facts, self._estimates = state.facts, state.estimates
+        self._by_hand: Mask = state.queue.points.by_hand
+        # Points with fewer blocks that run again, which took another's place; and those others, once they stand again.
+        self._offered, self._whole = set[Point](), set[Point]()
+
+    @property
+    def is_crowded(self) -> bool:
+        """True where data parallel on all ranks lacks room, as far as is known."""
+        return not self._estimates.has_room(Point(len(self._facts.ranks)))
+
+    def look_at_kinds(self) -> None:
+        """Look at the best, by its estimate, of each kind of strategy that people write by hand.
+
+        By small steps where there are any, else by a plan of the whole. It ends where time for a plan of the best would
+        be spent on looks.
+        """
+        state, plan, took = self._state, 0.0, 0.0
+        for point in self._one_of_each_kind():
+            if not state.affords() or (plan and not state.budget.has(plan + took)):
+                return
+            if not state.looks_in_time(point):
+                continue
+            begin = state.budget.now()
+            if self._facts.small is None:
+                state.plan_point(point)
+            else:
+                self._estimates.look(point)
+                if self._estimates.has_room(point):
+                    soon = self._estimates.seconds_of_plan(point)
+                    plan = min(plan, soon) if plan else soon
+            took = state.budget.now() - begin
+
+    def _one_of_each_kind(self) -> list[Point]:
+        """Of each kind the quickest, those without a tensor axis or stages first, whose ranks are alike.
+
+        Of points about as quick, one of few micro-batches: it is planned quickly.
+        """
+        points = self._queue.points.where(self._by_hand & self._queue.left)
+        kinds, seconds = kinds_of(points), self._estimates.of(points).seconds()
+        order, found = np.lexsort((seconds, points.micro_batches)), list[Point]()
+        for kind in sorted(set(kinds.tolist())):
+            quick = (kinds == kind) & (seconds <= ABOUT * seconds[kinds == kind].min())
+            found.append(points.point(int(order[quick[order]][0])))
+        return found
+
+    def look_at_smallest(self) -> None:
+        """Look at fully sharded data parallel, until a point of it has room, where data parallel lacks it.
+
+        With blocks that run again, or none, by small steps. Where there are none, or moves count in place of seconds,
+        one is planned of which all blocks run again.
+        """
+        state, points = self._state, self._queue.points
+        among = points.fully_sharded(len(self._facts.ranks))
+        whole = self._facts.small is None or state.budget.moves < inf
+        if whole:
+            among &= points.recompute == self._estimates.blocks
+        for _ in range(FAILED if self.is_crowded else 0):
+            every = self._queue.first(among)
+            if not every or not state.affords() or not state.looks_in_time(every[0][0]):
+                return
+            point, _ = every[0]
+            if whole:
+                state.plan_point(point)
+                return
+            self._estimates.look(point)
+            if self._estimates.has_room(point):
+                return
+
+    def plan(self, by_hand: bool, *, likely: bool) -> None:
+        """Plan points, the quickest by estimate first, while the budget lasts.
+
+        Args:
+            by_hand: those that people write by hand, or the others; both as long as nothing fits.
+            likely: only those that should be quicker than the best.
+        """
+        state, queue = self._state, self._queue
+        while state.affords() or state.must_plan():
+            if state.log.best is not None:
+                state.leave_out(NOT_QUICKER, queue.drop(state.log.quickest))
+            own = self._by_hand if by_hand else ~self._by_hand
+            among = own if state.log.best is not None else np.ones_like(own)
+            point = self._next(among, likely)
+            if point is None:
+                return
+            came_out = int(
+                queue.take(point)
+            )  # one with fewer blocks that run again is none of the space
+            if not state.must_plan() and not state.in_time(point):
+                state.leave_out(NO_TIME, came_out)
+            elif self._was_slower(point):
+                state.leave_out(SLOWER_BEFORE, came_out)
+            else:
+                self._plan_ahead(among)
+                state.plan_point(point)
+
+    def others_are_better(self) -> bool:
+        """True where points that nobody writes by hand should be quicker than moves from the best lead to.
+
+        Those by hand lack room; or one of the others that was looked at should be quicker.
+        """
+        others = ~self._by_hand
+        known = next(self._queue.with_room(others, looked=True), None)
+        return self.is_crowded or (known is not None and known[1] < self._state.log.quickest)
+
+    def _next(self, among: Mask, likely: bool) -> Point | None:
+        """The next point; None where none is left, none is likely, or there is no time for a look at it."""
+        state, queue = self._state, self._queue
+        if state.log.best is None and self._facts.small is None and len(state.points) >= FAILED:
+            return queue.smallest(among)
+        while (found := self._first(among)) is not None:
+            point, seconds = found
+            if likely and not self._is_likely(seconds):
+                return None
+            if not self._is_ready(point):
+                if not state.may_look():
+                    return self._known(among, likely)
+                if state.looks_in_time(point):
+                    self._look(point, among)
+                else:
+                    queue.leave_out(point)
+            elif state.must_plan() and not state.in_time(point):
+                return self._known(among, likely)
+            elif (planned := self._with_fewer(point)) is not None:
+                return planned
+        return None
+
+    def _first(self, among: Mask) -> tuple[Point, float] | None:
+        """The next point, and its seconds; while nothing fits, the quickest of those that should have room, if any."""
+        found = None
+        if self._state.log.best is None:
+            found = next(self._queue.with_room(among, looked=False), None)
+        return found or next(iter(self._queue.first(among)), None)
+
+    def _is_ready(self, point: Point) -> bool:
+        """True where nothing is to be looked at before a point is planned."""
+        return self._facts.small is None or self._estimates.looked_at(point)
+
+    def _is_likely(self, seconds: float) -> bool:
+        times = LIKELY_UNSEEN if self._facts.small is None else LIKELY
+        return seconds <= times * self._state.log.quickest
+
+    def _with_fewer(self, point: Point) -> Point | None:
+        """The point, or the one with as few blocks that run again as have room; None where that came out before.
+
+        The point takes its own place in the order then.
+        """
+        if self._facts.small is None or point in self._whole:
+            return point
+        fewer = self._estimates.just_enough(point)
+        if fewer == point or fewer not in self._offered:
+            self._offered.add(fewer)
+            return fewer
+        self._whole.add(point)
+        self._queue.as_it_stands(point)
+        return None
+
+    def _known(self, among: Mask, likely: bool) -> Point | None:
+        """The quickest point that was looked at, should have room, and is planned in time.
+
+        As long as nothing fits, else the quickest of those that are planned about the soonest, with room if any has it.
+        """
+        state, queue = self._state, self._queue
+        looked = list(islice(queue.with_room(among, looked=True), _NEXT))
+        for point, seconds in looked:
+            if likely and not self._is_likely(seconds):
+                return None
+            if state.in_time(point) and (planned := self._with_fewer(point)) is not None:
+                return planned
+        if state.log.best is not None:
+            return None
+        roomy = looked or list(islice(queue.with_room(among, looked=False), _NEXT))
+        every = [point for point, _ in roomy or queue.first(among, _NEXT)]
+        took = {point: self._estimates.seconds_of_plan(point) for point in every}
+        soon = ABOUT * min(took.values(), default=0.0)
+        quickest = next((point for point in every if took[point] <= soon), None)
+        return None if quickest is None else self._with_fewer(quickest) or quickest
+
+    def _look(self, point: Point, among: Mask) -> None:
+        """Look at a point, and have those that are next planned by other processes meanwhile."""
+        for other, _ in self._queue.first(among, _AHEAD):
+            if not self._estimates.looked_at(other) and not self._estimates.ahead(other):
+                break
+        self._estimates.look(point)
+
+    def _plan_ahead(self, among: Mask) -> None:
+        """Have the next point planned by another process, where nothing has to be looked at for it."""
+        for point, _ in self._queue.first(among):
+            if self._is_ready(point) and self._state.in_time(point):
+                self._state.evaluator.ahead(self._state.strategy(point))
+
+    def _was_slower(self, point: Point) -> bool:
+        """True where an earlier search, with something else fixed, found a point far slower than the best is now."""
+        state = self._state
+        return (
+            state.log.best is not None
+            and state.learned.was_slower(point, SLOWER * state.log.quickest)
+            and not state.evaluator.knows(state.strategy(point))
+        )
+
+    def plan_cheapest(self) -> None:
+        """Plan the layouts that sum to the least on all ranks, and vocabularies split: no point says them.
+
+        With nothing else. Where a pipeline is the best, its stages have few layouts, and moves from it lead there by
+        many steps only.
+        """
+        state, point = self._state, Point(len(self._facts.ranks))
+        splits = self._facts.samples >= point.data > 1 and fits(point, self._facts.base)
+        # What an earlier search has planned led it on from there, with something else fixed, too.
+        if not splits or not (len(self._queue) or state.planned) or point in state.learned.points:
+            return
+        if self._facts.small is not None and self.is_crowded and state.budget.moves < inf:
+            return
+        parted = self._vocabularies(point)
+        if not self._is_quickly_planned(point, 3 + bool(parted)) or not state.affords():
+            return
+        found = state.plan_point(point)
+        if not isinstance(found, Measures) or not state.affords():
+            return
+        strategy = state.strategy(point)
+        if parted:
+            laid = {**dict.fromkeys(parted, split(0)), **strategy.parameters}
+            name, laid_out = f"{point}; vocabularies split", replace(strategy, parameters=laid)
+            state.log.plan(name, laid_out, True)
+            state.tell()
+        whole = state.evaluator.last(strategy) or state.evaluator.whole(strategy)
+        added = additive_part(self._facts, strategy, whole.deduced)
+        if added is not None:
+            # Deduction may give the same signatures, and moves are free then to change what depends on parameters.
+            bare = replace(added.cheapest, signatures=self._facts.base.signatures)
+            state.log.plan(f"{point}; cheapest layouts", bare)
+            state.log.plan(f"{point}; cheapest layouts, signatures fixed", added.cheapest)
+            state.tell()
+
+    def _vocabularies(self, point: Point) -> list[str]:
+        """Tables, and layers behind a loss, whose rows the ranks of a point divide."""
+        values = {node.key: node.value for node in self._facts.step.graph.of_kind(Input)}
+        keys = self._facts.vocabularies
+        return [key for key in keys if values[key].shape[0] % point.data == 0]
+
+    def _is_quickly_planned(self, point: Point, plans: int) -> bool:
+        """True where so many plans of its layouts end in this part of the time, as far as is known."""
+        state = self._state
+        if self._facts.small is not None:
+            if not state.floors.may_fit(Points.one(point))[0] or not state.may_look():
+                return False
+            self._estimates.look(point)
+            if self._estimates.measures(point) is None:
+                return False
+        soon = (plans + ADDED_UP) * self._estimates.seconds_of_plan(point)
+        return state.budget.part(soon) < state.until

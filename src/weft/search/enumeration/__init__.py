@@ -1,1 +1,0 @@
-"""Points of the space, planned one after the other, and what comes before that."""

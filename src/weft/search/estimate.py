@@ -1,0 +1,449 @@
+"""The estimate of points: a roofline, times what points of their kind were measured to take over theirs.
+
+The roofline has the terms of floors, and what floors leave out: bubbles, and exchanges that nothing hides. It is
+corrected by each point that was planned, or looked at by small steps (`weft.search.evaluation.small`): of a point the
+nearest one that was measured counts. A pipeline so stands by its point without stages, once that was looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import ceil, inf
+from typing import NamedTuple, final
+
+import numpy as np
+
+from weft.cached import cached_property
+from weft.compiler.schedule.gathers_first import AHEAD
+from weft.search.bounds.floors import Floors
+from weft.search.evaluation.measures import Answer, Measures, Refused, along
+from weft.search.evaluation.small import SmallSteps
+from weft.search.record import Learned, Look
+from weft.search.space.point import Point
+from weft.search.space.points import Floats, Ints, Mask, Points
+from weft.search.steps.facts import FEW, MORE
+from weft.search.tuning import ABOUT, COMPUTED, FILLED, FREE, HIDING, STAGED, UNKNOWN
+from weft.strategy.strategy import Strategy
+from weft.units import Bytes, Seconds
+
+
+@final
+class PointRoofline(NamedTuple):
+    """Points before anything of them is measured.
+
+    Attributes:
+        seconds: of a step, with room or without.
+        states: bytes of parameters and optimizer states on a rank, with what its device reserves.
+        beside: bytes that a rank holds beside these.
+        traits: [points, `_TRAITS`], in what points are alike.
+        samples: of a micro-batch on a rank, as a power of two.
+    """
+
+    seconds: Floats
+    states: Floats
+    beside: Floats
+    traits: Ints
+    samples: Floats
+
+
+# In what points are alike, and how far apart two are that differ in it; one doubling of samples counts as 1.
+_TRAITS = {
+    "layouts": 32,
+    "uneven": 32,
+    "experts": 16,
+    "tensor": 16,
+    "outer": 16,
+    "again": 8,
+    "gathers": 4,
+    "staged": 4,
+    "zero": 1,
+    "schedule": 1,
+    "turns": 1,
+}
+_APART = np.array(tuple(_TRAITS.values()))
+
+
+def roofline(points: Points, floors: Floors) -> PointRoofline:
+    """The roofline of points."""
+    traits, samples = _traits(points, floors.facts.samples)
+    wide = points.laid("free") & (points.tensor > 1)
+    # The batch split over all ranks stands for layouts that deduction finds on two axes.
+    rows = points.laid_as("free", "data").rows
+    rows[wide] = points.where(wide).data_parallel().rows
+    flat = Points(rows)
+    seconds = _seconds(flat, floors) * np.where(wide, FREE, 1.0)
+    return PointRoofline(seconds, floors.states(points), _beside(flat, floors), traits, samples)
+
+
+def _traits(points: Points, samples: int) -> tuple[Ints, Floats]:
+    parts = points.data * points.micro_batches
+    found = {
+        "layouts": points.layouts,
+        "uneven": samples % parts > 0,
+        "experts": points.experts,
+        "tensor": points.tensor,
+        "outer": points.outer,
+        "again": points.recompute + 2 * points.offload > 0,
+        "gathers": points.zero == 3,
+        "staged": points.stages > 1,
+        "zero": points.zero,
+        "schedule": points.schedule,
+        "turns": points.turns > 1,
+    }
+    return np.stack([found[name] for name in _TRAITS], axis=1), np.log2(samples // parts + 1)
+
+
+def _seconds(points: Points, floors: Floors) -> Floats:
+    work, exchanges, samples = floors.work, floors.exchanges, floors.facts.samples
+    m, stages, uneven = points.micro_batches, points.stages, work.unevenness(points)
+    filled = np.where(_puts_off(points), FILLED, 1.0)
+    # A micro-batch goes through all stages, one after the other: with few of them nothing fills the others' time.
+    late = np.maximum((stages - 1) / (m * points.turns) * filled, stages / m - uneven)
+    busy = work.busy(points) * points.unevenness(samples) + _to_host_and_back(points, floors)
+    reduced = exchanges.reduction(points) * _times_reduced(points)
+    exposed = np.maximum(reduced - HIDING * busy, 0.0) + work.updates_again(points)
+    times = np.where(samples % (points.data * m) > 0, UNKNOWN, 1.0)
+    found: Floats = times * ((busy + exchanges.sums(points)) * (uneven + late) + exposed)
+    return found
+
+
+def _to_host_and_back(points: Points, floors: Floors) -> Floats:
+    facts = floors.facts
+    if facts.blocks is None or not points.offload.any():
+        return np.zeros(len(points))
+    part = points.offload / facts.blocks.count / points.ranks
+    return 2 * floors.work.to_host(Bytes(int(facts.kept))) * part
+
+
+def _times_reduced(points: Points) -> Floats:
+    """Times as long as their gradients are added up once that exchanges along the data axis take.
+
+    A gather of parameters takes as long as a reduction to shards. With ZeRO 1 there is one of each in a step, with
+    ZeRO 2 a reduction in each micro-batch, with ZeRO 3 also a gather in its forward and one in its backward.
+    """
+    each = points.micro_batches
+    levels = [points.zero == level for level in (1, 2, 3)]
+    return np.select(levels, [np.full_like(each, 2), each + 1, 3 * each], 1).astype(np.float64)
+
+
+def _beside(points: Points, floors: Floors) -> Floats:
+    """Bytes that a rank holds beside parameters, states and what its device reserves."""
+    m, s, facts = points.micro_batches, points.stages, floors.facts
+    count = facts.blocks.count if facts.blocks is not None else 1
+    # The first group of ranks holds the most micro-batches, of all its parts together.
+    most = s + np.where(points.turns > 1, (s - 1) / points.turns, 0)
+    flying = np.where(points.scheduled("gpipe"), m, np.minimum(most, m))
+    given = facts.base.in_flight
+    flying = flying if given is None else np.minimum(max(given), m)
+    again = (points.recompute + points.offload) / count * ~(_puts_off(points) & (points.turns == 1))
+    # What stays where blocks run again takes two plans to know: where all have room it is no matter.
+    away = facts.kept - facts.kept_again if again.any() and floors.is_tight else 0.0
+    kept = facts.kept - away * again
+    cut = s * np.where(points.laid("data"), 1, points.tensor)
+    narrow = facts.parameters * facts.narrowed
+    whole = np.where((points.zero == 1) | (points.zero == 2), narrow * (1 - 1 / points.data), 0.0)
+    # Sums of several micro-batches are there as long as these are; those of one stand in what is kept.
+    summed = np.where(m > 1, facts.trained / np.where(points.zero < 2, 1, points.data), 0.0)
+    ahead = np.minimum(AHEAD * (2 * points.turns - 1) * s / count, 1) * narrow
+    gathered = np.where((points.zero == 3) & (s > 1), ahead, 0.0)
+    part = s * points.data * points.tensor * m
+    found: Floats = kept * flying / part + (whole + summed + gathered) / cut
+    return found
+
+
+def _puts_off(points: Points) -> Mask:
+    """True for pipelines that may put gradients of weights off: what runs again for a backward is there until these."""
+    found: Mask = (points.stages > 1) & points.scheduled("", "zero_bubble")
+    return found
+
+
+@final
+class _Measured(NamedTuple):
+    """A point that was measured, beside its roofline.
+
+    Attributes:
+        seconds: times as long as the roofline.
+        memory: times as many bytes beside states.
+        most: bytes that points like it hold at most over their roofline.
+    """
+
+    traits: Ints
+    samples: float
+    seconds: float
+    memory: float
+    most: float
+
+
+@final
+class _Corrected:
+    """Rooflines of points, times what the nearest that was measured took over its own; of equals the latest counts."""
+
+    def __init__(self, points: Points, floors: Floors) -> None:
+        self.rough, self._stages = roofline(points, floors), points.stages
+        self._far = np.full(len(points), inf)
+        self._times = np.ones((3, len(points)))
+        self._seen = 0
+
+    def now(self, measured: Sequence[_Measured]) -> tuple[Floats, Floats]:
+        """Seconds of steps, and bytes on a rank."""
+        rough = self.rough
+        for each in measured[self._seen :]:
+            far = (rough.traits != each.traits) @ _APART + np.abs(rough.samples - each.samples)
+            nearer = far <= self._far
+            self._far[nearer] = far[nearer]
+            self._times[:, nearer] = [[each.seconds], [each.memory], [each.most]]
+        self._seen = len(measured)
+        seconds, memory, most = self._times
+        over = np.minimum((memory - 1) * rough.beside, most)
+        return rough.seconds * seconds, rough.states + rough.beside + over
+
+    @property
+    def margin(self) -> Floats:
+        """Times as many bytes that points may take: more of pipelines until one near to them was planned."""
+        apart = (self._stages > 1) & (self._far >= _TRAITS["staged"])
+        return np.where(apart, STAGED, 1.0)
+
+
+@final
+class Outlook:
+    """Estimates of some points, better with each that is measured.
+
+    Points of which all blocks run again, or wait, stand for those with as few of them as give room: those are planned
+    in their place, where the step has small ones.
+    """
+
+    def __init__(self, points: Points, estimates: Estimates) -> None:
+        floors, blocks = estimates.floors, estimates.blocks
+        self._estimates = estimates
+        several = blocks > 0 and floors.limit is not None and floors.facts.small is not None
+        self._again: Mask = (points.recompute + points.offload == blocks) & several
+        self._own = _Corrected(points, floors)
+        self._kept = _Corrected(points.where(self._again).with_all_kept(), floors)
+
+    def memory(self) -> Floats:
+        """Bytes on a rank."""
+        return self._own.now(self._estimates.measured)[1]
+
+    def over(self) -> Floats:
+        """Bytes over the room that there is: at most 1 where a point should fit."""
+        return self._estimates.over(self.memory(), self._own.margin)
+
+    def seconds(self, as_few: Mask | None = None) -> Floats:
+        """Seconds of steps by which points are ordered: more where room is lacking, the more so.
+
+        Args:
+            as_few: false for points that stand for themselves, with all blocks that run again; by default all do not.
+        """
+        seconds, memory = self._own.now(self._estimates.measured)
+        order = seconds * _crowding(self._estimates.over(memory, self._own.margin))
+        again = self._again if as_few is None else self._again & as_few
+        if again.any():
+            few = again[self._again]
+            none, most = (each[few] for each in self._kept.now(self._estimates.measured))
+            room = self._estimates.room(self._own.margin[again])
+            part = np.clip((most - room) / np.maximum(most - memory[again], 1.0), 0.0, 1.0)
+            with_fewer = none + part * (seconds[again] - none)
+            order[again] = np.where((part > 0) & (part < 1), with_fewer, order[again])
+        return order
+
+
+def _crowding(over: Floats) -> Floats:
+    """Times as far behind that a point stands by what it lacks: by as much where that is little, else behind all."""
+    return np.where(over > ABOUT, 1e3 * over, np.maximum(over, 1.0))
+
+
+@final
+class Estimates:
+    """Estimates of points, better with each that is measured.
+
+    Attributes:
+        measured: what points took over their rooflines.
+        looks: looks so far, at points without stages, those of an earlier search among them.
+    """
+
+    def __init__(
+        self,
+        floors: Floors,
+        small: SmallSteps,
+        strategy: Callable[[Point], Strategy],
+        learned: Learned,
+    ) -> None:
+        self.floors, self._small, self._strategy = floors, small, strategy
+        self.learned, self.measured = learned, list[_Measured]()
+        self.looks: dict[Point, Look] = dict(learned.looks)
+        for flat, look in learned.looks.items():
+            self.learn(flat, look.answer)
+        for point, answer in learned.points.items():
+            self.learn(point, answer)
+
+    @cached_property
+    def blocks(self) -> int:
+        """Blocks that come again; 0 without any."""
+        found = self.floors.facts.blocks
+        return found.count if found is not None else 0
+
+    def over(self, memory: Floats, margin: Floats) -> Floats:
+        """Bytes over those that there are, beside what devices reserve: above 1 a point should have no room.
+
+        Args:
+            memory: bytes of points by estimate, with what devices reserve.
+            margin: times as many bytes that they may take.
+        """
+        return (memory - self.floors.reserve) / np.maximum(
+            self.room(margin) - self.floors.reserve, 1
+        )
+
+    def room(self, margin: Floats) -> Floats:
+        """Bytes that points may take by estimate, with what devices reserve."""
+        limit, reserve = self.floors.limit, self.floors.reserve
+        room = inf if limit is None else max(limit - reserve, 1)
+        return reserve + room / margin
+
+    def of(self, points: Points) -> Outlook:
+        """The estimates of some points."""
+        return Outlook(points, self)
+
+    def learn(self, point: Point, found: Answer | None) -> None:
+        """Correct the estimates of points alike by what one takes; those like one that is refused wait."""
+        if found is None:
+            return
+        own = _Corrected(Points.one(point), self.floors)
+        rough = own.rough
+        seconds, memory = own.now(self.measured)
+        if isinstance(found, Refused):
+            if point.tensor == 1:
+                return
+            seconds *= UNKNOWN
+        else:
+            seconds, memory = np.array([found.seconds]), np.array([found.memory])
+        times = float(seconds[0]) / max(float(rough.seconds[0]), 1e-30)
+        held = max(float(memory[0] - rough.states[0]), 1.0)
+        beside = max(float(rough.beside[0]), 1.0)
+        # Where only the batch is cut, activations are those of one device. What comes to them, such as gathered
+        # weights and whole gradients, is the same for more samples.
+        as_alone = point.layouts == "data" and point.stages == 1
+        most = max(held - beside, 0.0) if as_alone else inf
+        traits, samples = rough.traits[0], float(rough.samples[0])
+        self.measured.append(_Measured(traits, samples, times, held / beside, most))
+
+    def look(self, point: Point) -> None:
+        """Plan the small steps of a point, where nothing is known of it."""
+        for flat in self._needed(point):
+            if flat not in self.looks:
+                strategy = self._strategy(flat)
+                answer = self._small.of(strategy)
+                self.looks[flat] = Look(answer, self._small.seconds_of_plan(strategy))
+                self.learn(flat, answer)
+
+    def looked_at(self, point: Point) -> bool:
+        """True where nothing has to be planned for a point's estimates."""
+        return point in self.learned.points or all(one in self.looks for one in self._needed(point))
+
+    def ahead(self, point: Point) -> bool:
+        """Have a point's small steps planned by other processes that have time; false where none has."""
+        missing = () if point in self.learned.points else self._needed(point)
+        return all(
+            self._small.ahead(self._strategy(one)) for one in missing if one not in self.looks
+        )
+
+    def _needed(self, point: Point) -> tuple[Point, ...]:
+        """The points that are looked at for one: of blocks that run again, or wait, also the one with none of them."""
+        flat = _flat(point)
+        if _again(point) and self.floors.limit is not None:
+            return _with_blocks(flat, 0), _with_blocks(flat, self.blocks)
+        return (_with_blocks(flat, self.blocks),) if _again(point) else (flat,)
+
+    def about(self, point: Point) -> tuple[Seconds, Bytes]:
+        """Seconds of a step, with room or without, and bytes on a rank."""
+        if 0 < _again(point) < self.blocks:
+            every, none = (_with_blocks(point, count) for count in (self.blocks, 0))
+            part = _again(point) / self.blocks
+            pairs = zip(self.about(none), self.about(every), strict=True)
+            seconds, memory = (one + part * (two - one) for one, two in pairs)
+        else:
+            found = _Corrected(Points.one(point), self.floors).now(self.measured)
+            seconds, memory = (float(each[0]) for each in found)
+        return Seconds(seconds), Bytes(int(memory))
+
+    def has_room(self, point: Point) -> bool:
+        """True for a point that should fit, as far as is known."""
+        memory = np.array([float(self.about(point)[1])])
+        return bool(self.over(memory, self._margin(point))[0] <= 1)
+
+    def _margin(self, point: Point) -> Floats:
+        own = _Corrected(Points.one(point), self.floors)
+        own.now(self.measured)
+        return own.margin
+
+    def measures(self, point: Point) -> Measures | None:
+        """The measures of a point that was looked at, about; None of others, and where it cannot be planned."""
+        before = self.learned.points.get(point)
+        if isinstance(before, Measures):
+            return before
+        every = [self.looks[one].answer for one in self._needed(point) if one in self.looks]
+        found = [each for each in every if isinstance(each, Measures)]
+        if len(found) < len(self._needed(point)):
+            return None
+        part = _again(point) / self.blocks if _again(point) else 1.0
+        flat = along(found[0], found[-1], part)
+        if point.stages == 1:
+            return flat
+        seconds, memory = self.about(point)
+        exposed = flat.exposed / point.stages
+        idle = max(seconds - exposed - flat.computing / point.stages, 0.0)
+        return Measures(seconds, memory, Seconds(exposed), Seconds(idle))
+
+    def just_enough(self, point: Point) -> Point:
+        """The point with as few blocks that run again, or wait, as have room; itself where all must, or none must."""
+        if self.floors.limit is None or _again(point) != self.blocks or not self.blocks:
+            return point
+        room = float(self.room(self._margin(point))[0])
+        none, every = (self.about(_with_blocks(point, count))[1] for count in (0, self.blocks))
+        if not every <= room < none:
+            return point
+        parts = point.stages * point.turns
+        fewest = ceil((none - room) / (none - every) * self.blocks / parts) * parts
+        return _with_blocks(point, min(fewest, self.blocks))
+
+    def seconds_of_plan(self, point: Point) -> float:
+        """Seconds in which a point would be planned and simulated, about; 0 where no look says it."""
+        flat = self._needed(point)[-1]
+        times = COMPUTED if point.stages > 1 and not point.schedule else 1.0
+        look = self.looks.get(flat)
+        known = look is not None and not isinstance(look.answer, Refused)
+        return times * (look.seconds if look is not None and known else self._seconds_alike(point))
+
+    def seconds_of_look(self, point: Point) -> float:
+        """Seconds in which a point would be looked at, about; 0 where it was, or where nothing says it."""
+        if self.looked_at(point) or not self.blocks:
+            return 0.0
+        return (FEW + MORE) / self.blocks * self._seconds_alike(point)
+
+    def _seconds_alike(self, point: Point) -> float:
+        """Seconds in which a point without stages would be planned, by the look at the one most alike; 0 without.
+
+        By one with as many micro-batches or fewer, layers cut or not: half of the time depends on their number.
+        """
+        looks = [
+            ((flat.tensor > 1) == (point.tensor > 1), flat.micro_batches, look.seconds)
+            for flat, look in self.looks.items()
+            if flat.micro_batches <= point.micro_batches and not isinstance(look.answer, Refused)
+        ]
+        _, many, seconds = max(looks, default=(False, 1, 0.0))
+        return seconds * (1 + point.micro_batches / many) / 2
+
+
+def _again(point: Point) -> int:
+    return point.recompute + point.offload
+
+
+def _with_blocks(point: Point, count: int) -> Point:
+    """The point with so many blocks that run again, or wait, whichever do."""
+    if point.offload:
+        return replace(point, offload=count)
+    return replace(point, recompute=count) if point.recompute else point
+
+
+def _flat(point: Point) -> Point:
+    return replace(point, stages=1, schedule="", turns=1)

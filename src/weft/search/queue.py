@@ -1,0 +1,125 @@
+"""The points that were not planned yet, the one first that should be the quickest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from math import inf
+from typing import final
+
+import numpy as np
+
+from weft.cached import cached_property
+from weft.search.estimate import Estimates, Outlook
+from weft.search.evaluation.measures import Refused
+from weft.search.space.point import Point
+from weft.search.space.points import Floats, Mask, Points
+from weft.units import Seconds
+
+
+@final
+class PointQueue:
+    """Points in the order of estimates that grow better while they are planned.
+
+    Args:
+        points: all.
+        least: seconds that each takes at least.
+        estimates: of them.
+
+    Attributes:
+        points: all, planned or not.
+        left: those that are left.
+        left_out: points that came out, for want of time to look at them.
+    """
+
+    def __init__(self, points: Points, least: Floats, estimates: Estimates) -> None:
+        self.points, self._least, self._estimates = points, least, estimates
+        self.left: Mask = np.ones(len(points), np.bool_)
+        self.left_out = 0
+        # Points whose small steps were planned, or cannot be; those that stand for others with fewer blocks again.
+        self._looked: Mask = np.zeros(len(points), np.bool_)
+        self._refused: Mask = np.zeros(len(points), np.bool_)
+        self._as_few: Mask = np.ones(len(points), np.bool_)
+        self._order: Floats = np.zeros(len(points))
+        self._known, self._looks = -1, 0
+
+    def __len__(self) -> int:
+        return int(self.left.sum())
+
+    @cached_property
+    def _outlook(self) -> Outlook:
+        return self._estimates.of(self.points)
+
+    def _now(self) -> Floats:
+        """Seconds by which all points are ordered now; endless where they cannot be planned."""
+        known = len(self._estimates.measured) + len(self._estimates.looks)
+        if known != self._known:
+            self._note_looks()
+            self._order = self._outlook.seconds(self._as_few)
+            self._order[self._refused] = inf
+            self._known = known
+        return self._order
+
+    def _note_looks(self) -> None:
+        looks = list(self._estimates.looks.items())
+        for flat, look in looks[self._looks :]:
+            alike = self.points.flat_as(flat)
+            self._looked |= alike
+            if isinstance(look.answer, Refused):
+                self._refused |= alike
+        self._looks = len(looks)
+
+    def drop(self, seconds: Seconds) -> int:
+        """Leave out all points that take at least so long whatever their plan; their number."""
+        gone: Mask = self.left & (self._least >= seconds)
+        self.left &= ~gone
+        return int(gone.sum())
+
+    def take(self, point: Point) -> bool:
+        """Leave out a point, which is planned; false where it is none of those that are left."""
+        number = self.points.number(point)
+        was_left = number is not None and bool(self.left[number])
+        if number is not None:
+            self.left[number] = False
+        return was_left
+
+    def leave_out(self, point: Point) -> None:
+        """Leave out a point for want of time to look at it."""
+        self.take(point)
+        self.left_out += 1
+
+    def as_it_stands(self, point: Point) -> None:
+        """Have a point stand for itself, with all its blocks again: one with fewer of them has been offered."""
+        number = self.points.number(point)
+        if number is not None:
+            self._as_few[number] = False
+            self._known = -1
+
+    def first(self, among: Mask, count: int = 1) -> Sequence[tuple[Point, float]]:
+        """The next points of those that are left, with the seconds by which they are ordered."""
+        now = np.where(self.left & among, self._now(), inf)
+        count = min(count, int((self.left & among).sum()))
+        if count == 1:
+            every = [int(now.argmin())]
+            # All that are left may be endless.
+            every = every if now[every[0]] < inf else [int((self.left & among).argmax())]
+        else:
+            near = np.argpartition(now, min(count, len(now) - 1))[:count].tolist() if count else []
+            every = sorted(near, key=lambda one: (now[one], one))
+        return [(self.points.point(one), float(now[one])) for one in every]
+
+    def with_room(self, among: Mask, looked: bool) -> Iterator[tuple[Point, float]]:
+        """Points that are left and should have room, the quickest first; with `looked` only such as were looked at."""
+        now = self._now()
+        counts = self.left & among & (self._outlook.over() <= 1) & ~self._refused
+        numbers = np.flatnonzero(counts & self._looked if looked else counts)
+        for number in numbers[np.argsort(now[numbers], kind="stable")]:
+            yield self.points.point(int(number)), float(now[number])
+
+    def smallest(self, among: Mask) -> Point | None:
+        """The point that takes the least memory by estimate, of equal ones the quickest."""
+        counts = self.left & among
+        if not counts.any():
+            return None
+        memory = np.where(counts, self._outlook.memory(), inf)
+        least = np.flatnonzero(memory <= memory.min())
+        return self.points.point(int(least[self._now()[least].argmin()]))

@@ -1,0 +1,127 @@
+"""The numbers that steer a search: few, and each with a case that needs it.
+
+Cases of others stand beside what they steer: COMPUTED and ABOUT in `test_estimate`, FAILED in `test_enumeration`,
+SLOWER in `test_second_search`, NEAR_STAGED in `moves/test_local_search`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from search.jobs import arranged, begun, decoder, layers, reserve
+from weft.search import tuning
+from weft.search.enumeration import Enumeration
+from weft.search.estimate import Estimates, roofline
+from weft.search.evaluation.measures import Measures
+from weft.search.log import Best
+from weft.search.moves import local_search
+from weft.search.moves.local_search import LocalSearch
+from weft.search.moves.neighbours import Neighbours
+from weft.search.space.point import Point
+from weft.search.space.points import Points
+from weft.strategy.strategy import data_parallel
+from weft.units import Bytes, Seconds
+
+PIPE = Point(1, stages=2, micro_batches=4, schedule="1f1b")
+NOTHING = Seconds(0.0), Seconds(0.0)
+
+
+def seconds(estimates: Estimates, *points: Point) -> list[float]:
+    return list(roofline(Points.of(points), estimates.floors).seconds)
+
+
+def test_they_are_few() -> None:
+    names = [name for name in vars(tuning) if name.isupper()]
+    assert len(names) <= 15
+
+
+def test_gradients_hide_behind_the_backward() -> None:
+    """HIDING: without it the estimate of data parallel on a slow link is farther from what its plan takes."""
+    search = begun(layers(), "flexflow-k80x4")
+    found, floors = Points.one(Point(4)), search.floors
+    busy, reduced = floors.work.busy(found)[0], floors.exchanges.reduction(found)[0]
+    update = floors.work.updates_again(found)[0]
+    exposed = seconds(search.estimates, Point(4))[0] - busy - update
+    assert exposed == pytest.approx(max(reduced - tuning.HIDING * busy, 0.0))
+    assert exposed < reduced
+
+
+def test_gradients_of_weights_fill_a_bubble() -> None:
+    """FILLED: zero bubble comes before 1F1B, whose other terms are the same."""
+    estimates = begun(decoder(8), "h100x2").estimates
+    one, zero = seconds(estimates, PIPE, replace(PIPE, schedule="zero_bubble"))
+    assert zero < one
+
+
+def test_layouts_that_deduction_finds_come_behind_data_parallel() -> None:
+    """FREE: else all grids of them would come with the best of data parallel."""
+    estimates = begun(decoder(8), "h100x4").estimates
+    plain, free = seconds(estimates, Point(4), Point(2, 2, layouts="free"))
+    assert free == pytest.approx(tuning.FREE * plain)
+
+
+def test_samples_that_ranks_do_not_divide_wait() -> None:
+    """UNKNOWN: four samples on three ranks would come with those on two."""
+    two, three = seconds(begun(decoder(8), "h100x4").estimates, Point(2), Point(3))
+    assert three > 1.5 * two
+
+
+def test_a_pipeline_has_room_only_with_some_to_spare() -> None:
+    """STAGED: of 50 that were planned some took a tenth more; one that is near to a planned one is known better."""
+    held = int(begun(decoder(8), "h100x2").estimates.about(PIPE)[1]) - reserve()
+    for part, room in ((1.05, False), (1.15, True)):
+        found = begun(decoder(8), "h100x2", reserve() + int(part * held)).estimates
+        assert found.has_room(PIPE) == room
+        found.learn(PIPE, Measures(Seconds(1.0), Bytes(reserve() + held), *NOTHING))
+        assert found.has_room(PIPE)
+
+
+@pytest.mark.parametrize("blocks", [2, 8])
+def test_what_should_be_slower_than_the_best_waits_for_moves(blocks: int) -> None:
+    """LIKELY of a step with looks, LIKELY_UNSEEN of one without."""
+    search = arranged(decoder(blocks), "h100x2")
+    Enumeration(search).plan(True, likely=True)
+    times = tuning.LIKELY if blocks == 8 else tuning.LIKELY_UNSEEN
+    queue, log = search.queue, search.log
+    left = queue.first(queue.points.by_hand, 999)
+    assert all(order > times * log.quickest for _, order in left)
+    assert times > 1
+
+
+def test_a_chain_keeps_steps_that_are_a_little_longer() -> None:
+    """TEMPERATURE: none would be kept without it; a step that takes a tenth more seldom is."""
+    search = begun(layers(), "flexflow-k80x2")
+    search.log.plan("best", replace(data_parallel(), grid=(2,)))
+    best = search.log.best
+    assert best is not None
+    local, random = LocalSearch(search, Random(0), Neighbours(search)), Random(0)
+    drawn = [local._draw(random, best.strategy, best.measures)[2] for _ in range(200)]
+    assert min(drawn) >= best.measures.seconds
+    assert 20 < sum(each > 1.02 * best.measures.seconds for each in drawn) < 120
+    assert sum(each > 1.1 * best.measures.seconds for each in drawn) < 10
+
+
+def test_a_chain_that_finds_nothing_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PATIENCE: the budget has no end here."""
+    monkeypatch.setattr(local_search, "PATIENCE", 3)
+    search = begun(layers(), "flexflow-k80x2")
+    search.log.plan("best", replace(data_parallel(), grid=(2,)))
+    best = search.log.best
+    assert best is not None
+    LocalSearch(search, Random(0), Neighbours(search))._drawn(best.strategy)
+    assert 2 <= len(search.log.course) < 100
+
+
+@pytest.mark.parametrize(("idle", "first"), [(0.5, True), (0.5e-9, False)])
+def test_places_come_first_where_ranks_wait(idle: float, first: bool) -> None:
+    """WORTH: with no part of the step all machines would try places before layouts."""
+    search = begun(layers(), "flexflow-k80x4")
+    strategy = replace(data_parallel(), grid=(4,))
+    measures = Measures(Seconds(1.0), Bytes(1), Seconds(0.0), Seconds(idle))
+    search.log.best = Best("", strategy, measures)
+    worth, others = Neighbours(search)._along(strategy)
+    assert bool(worth) == first
+    assert others
