@@ -23,7 +23,7 @@ from functools import cache
 import torch
 from torch import Tensor, UntypedStorage
 
-from weft.errors import UserError
+from weft.errors import wrong
 
 # "kept" (the default), or "system" to leave the allocator as it is.
 VARIABLE = "WEFT_MALLOC"
@@ -43,7 +43,7 @@ def is_free_to_choose(environment: Mapping[str, str]) -> bool:
     """
     found = environment.get(VARIABLE) or _CHOICES[0]
     if found not in _CHOICES:
-        raise UserError(f"{VARIABLE} takes {' or '.join(_CHOICES)}, found {found!r}")
+        raise wrong(VARIABLE, " or ".join(_CHOICES), found)
     own = any(name.startswith("MALLOC_") for name in environment)
     tuned = "glibc.malloc" in environment.get("GLIBC_TUNABLES", "")
     return not own and not tuned and found != "system"
