@@ -254,7 +254,7 @@ class Enumeration:
             name, laid_out = f"{point}; vocabularies split", replace(strategy, parameters=laid)
             state.log.plan(name, laid_out, True)
             state.tell()
-        whole = state.evaluator.last(strategy) or state.evaluator.whole(strategy)
+        whole = state.evaluator.whole(strategy)
         added = additive_part(self._facts, strategy, whole.deduced)
         if added is not None:
             # Deduction may give the same signatures, and moves are free then to change what depends on parameters.

@@ -153,9 +153,15 @@ class Evaluator:
         Raises:
             UserError: the step cannot be planned so.
         """
+        known = self.last(strategy)
+        if known is not None:
+            return known
         with uncollected():
             compiled, priced = self._priced(strategy)
-            return Whole(priced.simulation, compiled.deduced)
+            made = Whole(priced.simulation, compiled.deduced)
+        self._last.clear()
+        self._last[key_of(strategy)] = made
+        return made
 
     def _priced(self, strategy: Strategy) -> tuple[Compiled, PricedStep]:
         compiled = self.compiled(strategy)
