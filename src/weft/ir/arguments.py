@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeAlias, TypeVar, final
+from typing import Any, TypeAlias, TypeVar, final
 
 from weft.cached import cached_property
 from weft.errors import InternalError
 from weft.ops.arguments import slots
-from weft.ops.call import OpCall, Operand, TensorSpec, Token, map_argument, operand
+from weft.ops.call import OpCall, Operand, TensorSpec, Token, map_argument, operand, tensor_spec
 from weft.ops.call import Varying as Varying
+from weft.units import ITEM_SIZE, Bytes
 
 
 @final
@@ -29,14 +31,29 @@ Arg: TypeAlias = (
 )
 
 
-class Specified(Protocol):
-    """A value: whole or local."""
+class Specified:
+    """A value, whole or local: its name, shape and dtype."""
+
+    __slots__ = ()
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
 
     @property
-    def name(self) -> str: ...
+    def spec(self) -> TensorSpec:
+        """Shape and dtype."""
+        return tensor_spec(self.shape, self.dtype)
 
     @property
-    def spec(self) -> TensorSpec: ...
+    def ref(self) -> Ref:
+        """An argument that is the value."""
+        return Ref(self.name, self.spec)
+
+    @property
+    def nbytes(self) -> Bytes:
+        """Size of the tensor."""
+        return Bytes(math.prod(self.shape) * ITEM_SIZE[self.dtype])
 
 
 _AnyCall = TypeVar("_AnyCall", bound="Called")

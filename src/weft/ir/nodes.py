@@ -21,7 +21,7 @@ from weft.ir.arguments import numbered as numbered
 from weft.ir.arguments import refs as refs
 from weft.ir.arguments import with_names
 from weft.layout import SBP, Layout, Shares, Split
-from weft.ops.call import OpCall, TensorSpec, tensor_spec
+from weft.ops.call import OpCall
 from weft.ops.weft_ops import ops_that
 
 Role: TypeAlias = Literal["parameter", "buffer", "state", "batch", "constant"]
@@ -43,23 +43,13 @@ PhaseKind: TypeAlias = Literal["forward", "backward", "weight"]
 
 @final
 @dataclass(frozen=True, slots=True)
-class Value:
+class Value(Specified):
     """A tensor of the graph: its name, whole shape, dtype, and, once deduced, its layout."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     layout: Layout | None = None
-
-    @property
-    def spec(self) -> TensorSpec:
-        """Shape and dtype."""
-        return tensor_spec(self.shape, self.dtype)
-
-    @property
-    def ref(self) -> Ref:
-        """An argument that is the value."""
-        return Ref(self.name, self.spec)
 
     @property
     def laid(self) -> Layout:

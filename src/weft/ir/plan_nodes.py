@@ -6,7 +6,6 @@ one actor to another stand in registers. An actor acts once a step, or once for 
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, final
 
@@ -17,13 +16,13 @@ from weft.ir.nodes import (
     Arg,
     Called,
     Phase,
-    Ref,
     Role,
+    Specified,
     UpdateBytes,
     numbered,
 )
-from weft.ops.call import OpCall, TensorSpec, tensor_spec
-from weft.units import ITEM_SIZE, NO_BYTES, Bytes
+from weft.ops.call import OpCall
+from weft.units import NO_BYTES, Bytes
 
 CollectiveKind: TypeAlias = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 # A piece that passes between two ranks: (peer's place in the communicator, (offset, length) of each
@@ -73,27 +72,12 @@ class Communicator:
 
 @final
 @dataclass(frozen=True, slots=True)
-class LocalValue:
+class LocalValue(Specified):
     """A local tensor: name, local shape, dtype."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
-
-    @property
-    def spec(self) -> TensorSpec:
-        """Shape and dtype."""
-        return tensor_spec(self.shape, self.dtype)
-
-    @property
-    def ref(self) -> Ref:
-        """An argument that is the value."""
-        return Ref(self.name, self.spec)
-
-    @property
-    def nbytes(self) -> Bytes:
-        """Size of the tensor."""
-        return Bytes(math.prod(self.shape) * ITEM_SIZE[self.dtype])
 
 
 @final

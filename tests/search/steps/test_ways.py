@@ -8,7 +8,7 @@ from torch import nn
 import weft
 from search.jobs import dense, loss
 from weft.ir.logical import LogicalGraph
-from weft.search.steps.exchanged import WaysBack, tensor_bytes, trained
+from weft.search.steps.exchanged import WaysBack, trained
 from weft.search.steps.linears import forward
 
 WIDTH, ROWS = 16, 64
@@ -36,7 +36,7 @@ def test_a_way_ends_at_a_trained_parameter_and_is_as_wide_as_its_smallest_tensor
     way = found.widest(last)
     assert way is not None
     # The weight is smaller than what the layer makes.
-    assert way.size == 4 * WIDTH * WIDTH < tensor_bytes(graph.values[last])
+    assert way.size == 4 * WIDTH * WIDTH < graph.values[last].nbytes
     assert way.weights > way.size
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from math import prod
 
 from rich.table import Table
 
@@ -66,8 +65,7 @@ def stage_table(graph: LogicalGraph, stages: Stages) -> Iterator[Table]:
         work[call.phase.stage] += times * int(call_cost(call.first, CostModel()))
     for node in graph.of_kind(Input):
         if node.role == "parameter":
-            size = prod(node.value.shape) * ITEM_SIZE[node.value.dtype]
-            parameters[stages.homes.get(node.key, 0)] += size
+            parameters[stages.homes.get(node.key, 0)] += node.value.nbytes
     rows = [
         (
             str(stage),

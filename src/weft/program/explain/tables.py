@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
@@ -17,7 +16,7 @@ from weft.ir.alias import Memory
 from weft.ir.plan import Communicate, RankPlan
 from weft.runtime.compiled.parts import Distinct
 from weft.runtime.devices.replay import Replayer
-from weft.units import ITEM_SIZE, Bytes, bytes_text, counted
+from weft.units import Bytes, bytes_text, counted
 
 # Wide enough that no cell of a row is broken: one row, one line.
 WIDTH = 400
@@ -168,10 +167,7 @@ def loading_text(plan: RankPlan | None) -> str:
     """The plan of the last loop that loaded ahead, as text, and how much its registers hold; nothing of None."""
     if plan is None:
         return ""
-    held = sum(
-        each.credits * math.prod(each.value.shape) * ITEM_SIZE[each.value.dtype]
-        for each in plan.registers
-    )
+    held = sum(each.credits * each.value.nbytes for each in plan.registers)
     # Registers of one actor have equal credits.
     credits = {each.producer: each.credits for each in plan.registers}
     ahead = counted(sum(credits.values()), "batch", "batches")

@@ -18,7 +18,6 @@ from weft.layout import SBP, broadcast, split
 from weft.ops import Signature
 from weft.planning.stored_step import StoredStep
 from weft.search.moves.sequences import MadeLater, Several, StrategyMove, chained
-from weft.search.steps.exchanged import tensor_bytes
 from weft.search.steps.repeated import Blocks, folded
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import SBPs
@@ -103,7 +102,7 @@ def edges_of(graph: LogicalGraph, groups: Sequence[Group]) -> tuple[GroupEdge, .
             source, result = made.get(used, ("", 0))
             target = group[_name(call)]
             if source and source != target:
-                size = tensor_bytes(graph.values[used])
+                size = graph.values[used].nbytes
                 found.setdefault((source, target), GroupEdge(source, target, result, operand, size))
     return tuple(sorted(found.values(), key=lambda each: -each.size))
 
@@ -130,7 +129,7 @@ def _name(call: Call) -> str:
 
 def _size(graph: LogicalGraph, call: Call) -> Bytes:
     names = (*call.uses, *(value.name for value in call.makes))
-    return Bytes(sum(tensor_bytes(graph.values[each]) for each in names))
+    return Bytes(sum(graph.values[each].nbytes for each in names))
 
 
 # For each axis.

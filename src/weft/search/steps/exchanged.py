@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 from math import prod
 from typing import NamedTuple, final
 
-from weft.ir.logical import Call, Input, LogicalGraph, Update, Value
+from weft.ir.logical import Call, Input, LogicalGraph, Update
 from weft.ops.rule import has_rule, rule_of
 from weft.search.steps.linears import PRODUCTS, TURNS, forward
 from weft.units import ITEM_SIZE, Bytes
@@ -30,11 +30,6 @@ _VIEWS = frozenset(
         *("_to_copy.default", "expand.default", "contiguous.default", "unflatten.int"),
     )
 )
-
-
-def tensor_bytes(value: Value) -> Bytes:
-    """Bytes of a whole tensor."""
-    return Bytes(prod(value.shape) * ITEM_SIZE[value.dtype])
 
 
 def trained(graph: LogicalGraph) -> tuple[Input, ...]:
@@ -74,8 +69,8 @@ def gradients(graph: LogicalGraph) -> tuple[WeightGradient, ...]:
             for node in (each for each in weights if len(each.value.shape) > 1):
                 others = [graph.values[name] for name in call.uses if name not in keys]
                 before = found.get(node.key)
-                around = sum(
-                    (*map(tensor_bytes, (*others, *call.makes)), before.around if before else 0)
+                around = sum(x.nbytes for x in (*others, *call.makes)) + (
+                    before.around if before else 0
                 )
                 shape, item = node.value.shape, ITEM_SIZE[node.value.dtype]
                 found[node.key] = WeightGradient(node.key, prod(shape), item, Bytes(around))
@@ -150,7 +145,7 @@ class WaysBack:
         for value in call.makes:
             self._differentiable.add(value.name)
             if rows is not None:
-                self._ends[value.name] = tensor_bytes(rows.value)
+                self._ends[value.name] = rows.value.nbytes
             elif not stops:
                 self._maker[value.name] = call
 
@@ -177,7 +172,7 @@ class WaysBack:
         return None
 
     def _size(self, name: str) -> int:
-        return tensor_bytes(self._graph.values[name])
+        return self._graph.values[name].nbytes
 
 
 @final
@@ -212,7 +207,7 @@ class _Walk:
             for value in call.makes:
                 once = not self._ways.lead_to(value.name)
                 self._parts[value.name] = frozenset((value.name,))
-                self._rows[value.name] = Sum(tensor_bytes(value), tensor_bytes(weight.value), once)
+                self._rows[value.name] = Sum(value.nbytes, weight.value.nbytes, once)
         elif weight is not None:
             self._read(call, weight)
 
@@ -254,7 +249,7 @@ class _Walk:
 
     def _shrink(self, parts: frozenset[str], call: Call) -> None:
         """Note that parts may be added up once a call has made fewer elements of them: a mean, a slice."""
-        sizes = [tensor_bytes(value) for value in call.makes if "float" in value.dtype]
+        sizes = [value.nbytes for value in call.makes if "float" in value.dtype]
         for part in parts if sizes else ():
             row = self._rows[part]
             self._rows[part] = replace(row, size=min(row.size, *sizes))
@@ -264,9 +259,7 @@ class _Walk:
         for name in call.uses:
             if self._ways.lead_to(name) and name not in self._weights:
                 whole = self._seen_as.get(name, name)
-                self._read_by[whole] = Bytes(
-                    self._read_by.get(whole, 0) + tensor_bytes(weight.value)
-                )
+                self._read_by[whole] = Bytes(self._read_by.get(whole, 0) + weight.value.nbytes)
 
     def _cut(self, call: Call) -> tuple[Input | None, str]:
         """The weight of the layer that is cut whose product a call is, and how."""

@@ -19,7 +19,7 @@ from weft.planning.machine import Machine
 from weft.planning.plans import plan_stored
 from weft.planning.progress import uncollected
 from weft.planning.stored_step import StoredStep, batch_size
-from weft.search.steps.exchanged import Sum, WeightGradient, gradients, sums, tensor_bytes, trained
+from weft.search.steps.exchanged import Sum, WeightGradient, gradients, sums, trained
 from weft.search.steps.linears import Experts, Linears, experts_of, linears_of, vocabularies
 from weft.search.steps.parts import is_sequential, part_calls
 from weft.search.steps.repeated import Blocks, repeated_blocks, with_fewer_blocks
@@ -121,7 +121,7 @@ class StepFacts:
         for update in self.step.graph.of_kind(Update):
             if update.target.name in own:
                 own.update(state.name for state in update.states if state.name in values)
-        return float(sum(tensor_bytes(values[name].value) for name in own))
+        return float(sum(values[name].value.nbytes for name in own))
 
     @cached_property
     def small(self) -> tuple[StoredStep, StoredStep] | None:
@@ -237,17 +237,17 @@ class StepFacts:
     @cached_property
     def parameters(self) -> int:
         """Bytes of all parameters and buffers."""
-        return sum(tensor_bytes(node.value) for node in self._inputs("parameter", "buffer"))
+        return sum(node.value.nbytes for node in self._inputs("parameter", "buffer"))
 
     @cached_property
     def states(self) -> int:
         """Bytes of the optimizers' states."""
-        return sum(tensor_bytes(node.value) for node in self._inputs("state"))
+        return sum(node.value.nbytes for node in self._inputs("state"))
 
     @cached_property
     def trained(self) -> int:
         """Bytes of the parameters that an optimizer updates."""
-        return sum(tensor_bytes(node.value) for node in trained(self.step.graph))
+        return sum(node.value.nbytes for node in trained(self.step.graph))
 
     @cached_property
     def updated(self) -> Bytes:

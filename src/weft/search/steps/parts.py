@@ -13,7 +13,6 @@ from weft.hardware import CostModel
 from weft.ir.logical import Call, Input, LogicalGraph
 from weft.ops import flops
 from weft.patterns import around
-from weft.search.steps.exchanged import tensor_bytes
 from weft.search.steps.linears import forward
 from weft.search.steps.repeated import Blocks, folded, unit_of
 from weft.search.tuning import WORTH
@@ -192,7 +191,7 @@ def forward_calls_of(graph: LogicalGraph, model: CostModel) -> ForwardCalls:
         [frozenset(call.uses) for call in calls],
         [frozenset(value.name for value in call.makes) for call in calls],
         {name: frozenset(own) for name, own in readers.items()},
-        {name: tensor_bytes(value) for name, value in graph.values.items()},
+        {name: value.nbytes for name, value in graph.values.items()},
         frozenset(node.value.name for node in graph.of_kind(Input) if node.role == "parameter"),
         {path: frozenset(own) for path, own in inside.items()},
         frozenset(placed),
