@@ -154,7 +154,10 @@ def _near(one: str, other: str, part: float) -> bool:
 def programs(text: str, draw: random.Random) -> Iterator[Found]:
     """Programs from the seeds that docs/random_programs.md names: none is wrong, hangs or ends in an internal error."""
     cases, main, texts = _modules("tools.random_programs", "cases", "__main__", "text")
-    seeds = [int(seed) for seed in re.findall(r"seeds? (?:from )?(\d+)", text)]
+    column = "seeds from"
+    seeds = [
+        int(seed) for row in named_rows(text, column) for seed in re.findall(r"\d+", row[column])
+    ]
     while True:
         seed = draw.choice(seeds) + draw.randrange(90)
         judges = main.Judge()
