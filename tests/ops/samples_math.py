@@ -8,7 +8,7 @@ import torch
 
 from ops.draw import aten, b, f, i
 from tools.oracles.rules import TorchCall, torch_call
-from weft.ops.rules.tensors.pointwise import SPECIAL, SPECIAL_BINARY
+from weft.ops.rules.pointwise import SPECIAL, SPECIAL_BINARY
 
 
 def linear_algebra() -> Iterator[TorchCall]:

@@ -16,7 +16,7 @@ from tools.oracles.rules import TorchCall, describe, draw_shards
 from weft.ops import OpCall, localize, signatures
 from weft.ops.cost import tensor_bytes
 from weft.ops.kernel_memory import TAKING, beside, padding, slice_copies
-from weft.ops.rules.layers.recurrent import workspace_bytes
+from weft.ops.rules.layers import workspace_bytes
 from weft.runtime.kernels import recurrent
 from weft.runtime.kernels.generated import local_function
 from weft.runtime.kernels.local_ops import LOCAL_OPS

@@ -28,8 +28,7 @@ from weft.errors import WeftError
 from weft.layout import SBP, Broadcast, Partial, Split, shard_range
 from weft.ops.call import OpCall, Operand, Signature, TensorSpec
 from weft.ops.cost import dtype_name
-from weft.ops.localize import localize
-from weft.ops.signatures import signatures
+from weft.ops.signatures import localize, signatures
 from weft.runtime.channels.channel import reduce_in_order
 from weft.runtime.kernels.dense_operands import CONVOLUTION_OPS
 from weft.runtime.kernels.local_ops import blank, lstsq, slice_

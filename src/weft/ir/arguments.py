@@ -9,8 +9,16 @@ from typing import Any, TypeAlias, TypeVar, final
 
 from weft.cached import cached_property
 from weft.errors import InternalError
-from weft.ops.arguments import slots
-from weft.ops.call import OpCall, Operand, TensorSpec, Token, map_argument, operand, tensor_spec
+from weft.ops.call import (
+    OpCall,
+    Operand,
+    TensorSpec,
+    Token,
+    map_argument,
+    operand,
+    slots,
+    tensor_spec,
+)
 from weft.ops.call import Varying as Varying
 from weft.units import ITEM_SIZE, Bytes
 

@@ -11,7 +11,6 @@ from weft.ops.cost import flops as flops
 from weft.ops.cost import item as item
 from weft.ops.cost import traffic as traffic
 from weft.ops.factors import Factors as Factors
-from weft.ops.localize import localize as localize
 from weft.ops.rule import adapts as adapts
 from weft.ops.rule import factors_of as factors_of
 from weft.ops.rule import has_rule as has_rule
@@ -20,6 +19,7 @@ from weft.ops.rule import rule as rule
 from weft.ops.rule import runs_whole as runs_whole
 from weft.ops.rule import shard_places as shard_places
 from weft.ops.rule import shares_memory as shares_memory
+from weft.ops.signatures import localize as localize
 from weft.ops.signatures import signatures as signatures
 from weft.ops.windows import signatures_with_windows as signatures_with_windows
 from weft.ops.windows import windows as windows

@@ -11,8 +11,7 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import TypeAlias
 
-from weft.ops.arguments import slots
-from weft.ops.call import OpCall
+from weft.ops.call import OpCall, slots
 from weft.ops.factors import Dims, Factors
 from weft.ops.rule import KNOWN_CALLS, Rule, aten, has_rule, rule_of
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from math import prod
 
-from weft.ops.arguments import slot_specs
-from weft.ops.call import OpCall, TensorSpec
+from weft.ops.call import OpCall, TensorSpec, slot_specs
 from weft.ops.factors import factor_sizes
 from weft.ops.rule import KNOWN_CALLS, Rule, rule_of
 from weft.units import ITEM_SIZE, Bytes, Flops

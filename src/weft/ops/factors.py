@@ -24,8 +24,7 @@ from typing import final
 
 from weft.cached import cached_property
 from weft.errors import RuleError
-from weft.ops.arguments import slot_specs
-from weft.ops.call import OpCall, Operand
+from weft.ops.call import OpCall, Operand, slot_specs
 
 WHOLE = ""  # label of a dimension that no factor splits
 ELLIPSIS = "..."

@@ -11,14 +11,16 @@ from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields
 from functools import lru_cache
-from typing import Any, TypeAlias, final
+from typing import TYPE_CHECKING, TypeAlias, TypedDict, final
 
 from weft.errors import RuleError, wrong
 from weft.layout import Reduction, Split, shard_range
-from weft.ops.arguments import with_arguments
-from weft.ops.call import OpCall, Signature
+from weft.ops.call import OpCall, Signature, with_arguments
 from weft.ops.factors import Factors, bind, parse_factors, whole_factors, without_broadcasts
 from weft.ops.weft_ops import WEFT_OPS, ops_that
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 NAMESPACES = ("aten", "prims")
 
@@ -53,6 +55,7 @@ class Cut:
 
 
 Adapt: TypeAlias = Callable[[OpCall, Cut], OpCall]
+FindFactors: TypeAlias = Callable[[OpCall], Factors]
 
 
 @final
@@ -60,7 +63,7 @@ Adapt: TypeAlias = Callable[[OpCall, Cut], OpCall]
 class Rule:
     """The facts that weft knows about an op; see `rule` for the fields."""
 
-    factors: str | Callable[[OpCall], Factors]
+    factors: str | FindFactors
     linear: Groups | Callable[[OpCall], Groups] = ()
     lossy: bool = False
     added: tuple[int, ...] = ()
@@ -119,16 +122,40 @@ _SHARING: set[str] = set(ops_that("shares"))
 _WHOLE = Rule(whole_factors)  # of ops that need none: see `weft.ops.rule`
 
 
+@final
+class RuleOptions(TypedDict, total=False):
+    """The options of `rule`."""
+
+    linear: Groups | Callable[[OpCall], Groups]
+    lossy: bool
+    added: tuple[int, ...]
+    monotone: Groups | Callable[[OpCall], Groups]
+    extrema: tuple[Reduction, ...]
+    reduction: Reduction
+    adapt: Adapt
+    ignored: tuple[int, ...] | Callable[[OpCall], tuple[int, ...]]
+    anyhow: tuple[int, ...]
+    kept: tuple[int, ...]
+    readers: tuple[str, ...]
+    places: tuple[int, ...]
+    view: bool
+    shares: bool
+    flops: Callable[[OpCall], int]
+    traffic: Callable[[OpCall], int]
+
+
 def rule(
-    ops: str | Sequence[str], factors: str | Callable[[OpCall], Factors], **options: Any
-) -> None:
+    ops: str | Sequence[str],
+    factors: str | FindFactors | None = None,
+    **options: Unpack[RuleOptions],
+) -> Callable[[FindFactors], FindFactors]:
     """Declare the rule of one op, or of several that behave alike; a later rule replaces an earlier one.
 
     Args:
         ops: names such as "aten.mm.default".
         factors: factor notation (see `weft.ops.factors`), or a function from a call to its
-            `Factors`.
-        **options: the other fields of `Rule`:
+            `Factors`; without it, `rule(ops, …)` decorates that function.
+        **options: what else is known of the op:
             linear: groups of argument positions (or a function from a call to them). Partial(sum)
                 passes when all operands of a group are Partial and all others Broadcast; a number
                 other than 0 in the group forbids it, and so does a result of a dtype that does not
@@ -158,17 +185,28 @@ def rule(
     names = (ops,) if isinstance(ops, str) else ops
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise wrong("weft.rule: ops", "names of ops such as aten.mm.default", ops, RuleError)
-    if isinstance(factors, str):
-        parse_factors(factors)
-    elif not callable(factors):
-        expected = 'factors such as "m k+, k n -> m n", or a function'
-        raise wrong("weft.rule: factors", expected, factors, RuleError)
     unknown = sorted(set(options) - {each.name for each in fields(Rule)})
     if unknown:
         raise RuleError(
             f"weft.rule has no option {unknown[0]}; use those that its documentation names"
         )
-    declared = Rule(factors, **options)
+
+    def declare(found: FindFactors) -> FindFactors:
+        _declare(names, Rule(found, **options))
+        return found
+
+    if isinstance(factors, str):
+        parse_factors(factors)
+        _declare(names, Rule(factors, **options))
+    elif callable(factors):
+        declare(factors)
+    elif factors is not None:
+        expected = 'factors such as "m k+, k n -> m n", or a function'
+        raise wrong("weft.rule: factors", expected, factors, RuleError)
+    return declare
+
+
+def _declare(names: Sequence[str], declared: Rule) -> None:
     for name in names:
         _RULES[name] = declared
         if name not in WEFT_OPS:
@@ -209,7 +247,7 @@ def rule_of(call: OpCall) -> Rule:
     return found
 
 
-def factors_of(op: str) -> str | Callable[[OpCall], Factors] | None:
+def factors_of(op: str) -> str | FindFactors | None:
     """The factor notation of the op's rule, or the function that finds its factors; None when it has no rule."""
     found = _RULES.get(op)
     return found.factors if found else None

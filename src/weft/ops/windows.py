@@ -18,8 +18,7 @@ from math import prod
 from typing import final
 
 from weft.layout import SBP, Broadcast, Partial, Split, shard_range
-from weft.ops.arguments import argument, operand_indices
-from weft.ops.call import Argument, OpCall, Signature, TensorSpec
+from weft.ops.call import Argument, OpCall, Signature, TensorSpec, argument, operand_indices
 from weft.ops.rule import KNOWN_CALLS, Cut
 from weft.ops.signatures import signatures
 from weft.units import ITEM_SIZE, NO_BYTES, Bytes

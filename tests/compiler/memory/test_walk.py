@@ -28,7 +28,7 @@ from weft.ir.plan import (
     RegisterKind,
     Transfer,
 )
-from weft.ops.kernel_memory.layers import FEW
+from weft.ops.kernel_memory import FEW
 
 KB = 256  # float32 elements in a KiB
 

@@ -18,7 +18,7 @@ from local_programs import (
 )
 from weft.compiler.schedule.bucket import CUTS, GATHERED, Bucket, Schedule, bucket
 from weft.ir.plan import Collective, LocalInput, LocalNode, LocalOutput, LocalProgram
-from weft.ops.localize import BLANK
+from weft.ops.signatures import BLANK
 
 LARGE = 2**20
 

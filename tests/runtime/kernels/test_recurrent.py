@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tools.oracles import recurrent as check_recurrent
-from weft.ops.rules.layers.recurrent import saved_bytes
+from weft.ops.rules.layers import saved_bytes
 from weft.runtime.kernels import recurrent
 
 TIME, BATCH, INPUTS, HIDDEN = 5, 3, 4, 6

@@ -179,7 +179,7 @@ LEAST_SQUARES: dict[str, Callable[..., Any]] = {"linalg_lstsq.default": _lstsq}
 #
 # Torch's grouped product multiplies rows that are sorted by experts; `offs` says where the rows of
 # each end. Its shape function takes bfloat16 alone. So the product is recorded by weft's own op, in any
-# dtype, on rows that know their expert (`weft.ops.rules.own.experts`); rows after the last end are zeros.
+# dtype, on rows that know their expert (`weft.ops.rules.own_ops`); rows after the last end are zeros.
 # `transformers` has an op of its own for machines without torch's.
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.ops.rules.layers.loss import MEAN, NONE, SUM
+from weft.ops.rules.losses import MEAN, NONE, SUM
 
 aten = torch.ops.aten
 

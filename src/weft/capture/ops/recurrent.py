@@ -2,7 +2,7 @@
 
 Eager PyTorch runs a layer as one kernel of the machine's (oneDNN, cuDNN), which knows nothing of
 layouts; taken apart, a layer is some twenty calls for each time step. So a layer is recorded as one
-op of weft's own (`weft.ops.rules.layers.recurrent`). What that op is not for stays as PyTorch takes it apart:
+op of weft's own (`weft.ops.rules.layers`). What that op is not for stays as PyTorch takes it apart:
 projections, and layers of which a strategy splits a weight. Packed sequences: `packed.py`.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from weft.capture.ops.packed import packed_call
-from weft.ops.rules.layers.recurrent import saved_bytes
+from weft.ops.rules.layers import saved_bytes
 
 _FUSED = (torch.float32, torch.bfloat16)
 

@@ -29,7 +29,7 @@ from weft.compiler.graph.rewriting import needed, ref_name
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value
 from weft.ops.rule import factors_of
 from weft.ops.rules.common import pointwise
-from weft.ops.rules.own.experts import COMBINE, DISPATCH, EXPERT_GRADIENT, EXPERT_MM, ROUTES
+from weft.ops.rules.own_ops import COMBINE, DISPATCH, EXPERT_GRADIENT, EXPERT_MM, ROUTES
 from weft.units import ITEM_SIZE
 
 

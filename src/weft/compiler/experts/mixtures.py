@@ -14,7 +14,7 @@ from weft.compiler.hints import Hints
 from weft.ir.logical import Arg, Call, Input, LogicalGraph, Node, Ref, Value
 from weft.layout import Broadcast, Split
 from weft.ops.call import Token
-from weft.ops.rules.own.experts import EXPERT_GRADIENT, EXPERT_MM, SEGMENTS
+from weft.ops.rules.own_ops import EXPERT_GRADIENT, EXPERT_MM, SEGMENTS
 
 # Ops behind a parameter that leave its experts in the first dimension.
 _BEHIND = ("aten.transpose.int", "aten._to_copy.default", "aten.clone.default", "weft.hint")

@@ -17,8 +17,7 @@ from typing import TypeAlias, final
 from weft.compiler.graph.rewriting import only_result, ref_name
 from weft.errors import RuleError
 from weft.ir.logical import Call, LogicalGraph, Node, Ref
-from weft.ops.arguments import slots
-from weft.ops.call import OpCall
+from weft.ops.call import OpCall, slots
 from weft.ops.factors import WHOLE, Dims, Factors, factor_sizes
 from weft.ops.rule import rule_of
 

@@ -35,7 +35,7 @@ from weft.compiler.experts.sorted_rows import (
 from weft.compiler.graph.rewriting import needed, only_result, ref_name, renamed
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value
 from weft.ops.call import Token
-from weft.ops.rules.own.experts import SEGMENTS
+from weft.ops.rules.own_ops import SEGMENTS
 
 # Ops that keep each number: of their first operand.
 _SAME = frozenset(

@@ -19,7 +19,7 @@ from weft.compiler.families.log_softmax import BACKWARD, FORWARD, LogSoftmax, ro
 from weft.compiler.graph.rewriting import only_result
 from weft.ir.logical import Call, LogicalGraph, Node, Ref, Value
 from weft.layout import Broadcast, Layout, Split
-from weft.ops.rules.layers.loss import NONE, SUM
+from weft.ops.rules.losses import NONE, SUM
 
 _PRODUCT = "aten.mm.default"
 _LOSS = "aten.nll_loss_forward.default"

@@ -16,7 +16,7 @@ from weft.compiler.context import Context
 from weft.hardware import is_launched
 from weft.ir.logical import Ref
 from weft.ir.plan import LocalCall, LocalProgram
-from weft.ops.rules.layers.loss import NONE, SUM
+from weft.ops.rules.losses import NONE, SUM
 
 BACKWARD = "weft.cross_entropy_backward"
 # Scores of fewer elements stay in the cache anyway, and each call of a kernel counts.

@@ -20,9 +20,8 @@ from weft.hardware import CostModel
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
 from weft.layout import SBP, Broadcast, Layout, Partial, Reduction, Split
 from weft.ops import OpCall, Signature
-from weft.ops.arguments import argument, normal_dim
-from weft.ops.call import Token
-from weft.ops.rules.layers.loss import SUM
+from weft.ops.call import Token, argument, normal_dim
+from weft.ops.rules.losses import SUM
 from weft.ops.signatures import uniform
 from weft.units import ITEM_SIZE, Bytes
 

@@ -24,7 +24,7 @@ from weft.compiler.hints import is_hint
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value, refs
 from weft.ops.rule import aten, factors_of
 from weft.ops.rules.common import pointwise
-from weft.ops.rules.tensors.pointwise import UNIFORM
+from weft.ops.rules.pointwise import UNIFORM
 
 VIEWS = frozenset(aten("view _unsafe_view reshape"))
 VIEW, MATMUL = "aten.view.default", "aten.matmul.default"

@@ -17,8 +17,7 @@ from weft.compiler.hints import is_hint
 from weft.ir.logical import VARIABLE_ROLES, Call, Input, LogicalGraph, Node, Update
 from weft.layout import Shares
 from weft.ops.any_order import rows_of
-from weft.ops.arguments import argument, normal_dim, slot_specs
-from weft.ops.call import Argument, OpCall, operand
+from weft.ops.call import Argument, OpCall, argument, normal_dim, operand, slot_specs
 from weft.ops.rule import aten
 
 

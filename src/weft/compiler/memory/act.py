@@ -36,9 +36,8 @@ from weft.ir.plan import (
 )
 from weft.layout import Region
 from weft.ops import OpCall
-from weft.ops.arguments import normal_dim
-from weft.ops.kernel_memory import LAYING, TAKING, beside, padding, slice_copies
-from weft.ops.kernel_memory.layers import FEW
+from weft.ops.call import normal_dim
+from weft.ops.kernel_memory import FEW, LAYING, TAKING, beside, padding, slice_copies
 from weft.units import ITEM_SIZE, NO_BYTES, Bytes
 
 KindOf: TypeAlias = Callable[[str], Kind]

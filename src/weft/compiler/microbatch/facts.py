@@ -22,7 +22,7 @@ from weft.layout import Split
 from weft.ops.call import Token
 from weft.ops.rule import factors_of
 from weft.ops.rules.common import pointwise
-from weft.ops.rules.tensors.views import reshape_factors
+from weft.ops.rules.views import reshape_factors
 
 
 @final

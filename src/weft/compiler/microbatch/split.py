@@ -48,7 +48,7 @@ from weft.ir.nodes import OVER_STEP, renamed
 from weft.layout import Broadcast, Partial, Split
 from weft.ops import OpCall
 from weft.ops.rule import factors_of
-from weft.ops.rules.tensors.views import reshape_factors
+from weft.ops.rules.views import reshape_factors
 
 # The way that was chosen for a call of some sources, and what runs then for each micro-batch.
 _Chosen: TypeAlias = dict[tuple[OpCall, tuple[Source, ...]], tuple[Way, OpCall]]

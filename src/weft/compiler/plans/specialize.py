@@ -29,7 +29,7 @@ from weft.ir.plan import (
 )
 from weft.ops import shares_memory
 from weft.ops.call import map_argument
-from weft.ops.rules.layers.normalization import FEW_POSITIONS, MANY_POSITIONS
+from weft.ops.rules.layers import FEW_POSITIONS, MANY_POSITIONS
 from weft.ops.weft_ops import WEFT_OPS
 from weft.units import Seconds
 

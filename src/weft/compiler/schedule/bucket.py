@@ -27,7 +27,7 @@ from weft.ir.plan import (
     LocalUpdate,
     LocalValue,
 )
-from weft.ops.localize import BLANK
+from weft.ops.signatures import BLANK
 from weft.ops.weft_ops import ops_that
 from weft.units import Bytes
 

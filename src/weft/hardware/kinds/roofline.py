@@ -16,7 +16,7 @@ from typing import final
 from weft.errors import RuleError
 from weft.hardware.kinds.device_kinds import ON_MATRIX_UNITS, DeviceKind, Tile
 from weft.ops import OpCall, flops, traffic
-from weft.ops.arguments import slot_specs
+from weft.ops.call import slot_specs
 from weft.ops.cost import tensor_bytes
 from weft.ops.factors import factor_sizes
 from weft.ops.rule import KNOWN_CALLS, Rule, rule_of

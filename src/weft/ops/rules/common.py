@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.ops.arguments import slot_specs
-from weft.ops.call import OpCall, TensorSpec
+from weft.ops.call import OpCall, TensorSpec, slot_specs
 from weft.ops.cost import is_integer
 from weft.ops.factors import WHOLE, Dims, Factors
 from weft.ops.rule import Groups

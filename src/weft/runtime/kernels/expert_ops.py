@@ -1,4 +1,4 @@
-"""`weft.expert_mm` and what belongs to it (`weft.ops.rules.own.experts`) on local tensors.
+"""`weft.expert_mm` and what belongs to it (`weft.ops.rules.own_ops`) on local tensors.
 
 Rows come in any order. Where those of an expert stand together, as in the buffers that `weft.routes`
 fills, products read and write them in place; elsewhere each expert's are taken out, multiplied, and put
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from weft.errors import UserError
-from weft.ops.rules.own.experts import rows_of_expert
+from weft.ops.rules.own_ops import rows_of_expert
 
 # Up to so many runs of rows for each expert, products go run by run.
 RUNS = 8

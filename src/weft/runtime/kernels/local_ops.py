@@ -18,7 +18,7 @@ from weft.runtime.kernels.pass_ops import PASS_OPS, TIME_OPS
 from weft.runtime.kernels.recurrent import RECURRENT_OPS
 from weft.runtime.kernels.window_ops import WINDOW_OPS
 
-# Causal attention of a part of the queries (`weft.ops.rules.layers.attention`), by torch's fused kernels.
+# Causal attention of a part of the queries (`weft.ops.rules.layers`), by torch's fused kernels.
 #
 # A kernel's causal mask begins at its first query. So the keys are cut where the rank's queries begin:
 # those before are seen by every query, without a mask, and from there on the mask is the kernel's own.

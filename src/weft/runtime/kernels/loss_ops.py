@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from weft.ir.alias import BACKWARD, SOFTMAX
-from weft.ops.rules.layers.loss import NONE
+from weft.ops.rules.losses import NONE
 from weft.ops.weft_ops import ELEMENTS_AT_A_TIME
 from weft.runtime.kernels.dense_operands import large_mm, onednn_is_faster
 

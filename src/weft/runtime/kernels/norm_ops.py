@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.ops.rules.layers.normalization import FEW_POSITIONS, MANY_POSITIONS
+from weft.ops.rules.layers import FEW_POSITIONS, MANY_POSITIONS
 from weft.ops.weft_ops import ELEMENTS_AT_A_TIME
 from weft.runtime.kernels.dense_operands import dense_op
 

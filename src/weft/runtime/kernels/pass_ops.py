@@ -1,4 +1,4 @@
-"""Kernels of the ops that passes put into a graph (`weft.ops.rules.own.passes`, `weft.ops.rules.own.passes`).
+"""Kernels of the ops that passes put into a graph (`weft.ops.rules.own_ops`, `weft.ops.rules.own_ops`).
 
 Those of `OVER_STEP` make one value of all micro-batches of a step, and keep it between acts.
 """

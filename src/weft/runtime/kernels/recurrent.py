@@ -1,4 +1,4 @@
-"""`weft.lstm` and its backward (`weft.ops.rules.layers.recurrent`) on local tensors.
+"""`weft.lstm` and its backward (`weft.ops.rules.layers`) on local tensors.
 
 oneDNN's kernel where PyTorch itself would take it: a CPU, float32 or bfloat16. What it saves for the
 backward is its workspace as it comes, a flat tensor whose size it alone knows. Elsewhere the layer

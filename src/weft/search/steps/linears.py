@@ -9,7 +9,7 @@ from math import gcd
 from typing import final
 
 from weft.ir.logical import Call, Input, LogicalGraph, Ref
-from weft.ops.rules.own.experts import EXPERT_MM
+from weft.ops.rules.own_ops import EXPERT_MM
 from weft.planning.stored_step import StoredStep
 from weft.search.steps.repeated import Blocks, repeated_blocks
 

@@ -19,7 +19,7 @@ from weft.hardware import CostModel
 from weft.layout import Broadcast, Layout, Placement
 from weft.ops import OpCall, Signature, TensorSpec, flops, item, localize, signatures, traffic
 from weft.ops.cost import tensor_bytes
-from weft.ops.localize import BLANK
+from weft.ops.signatures import BLANK
 from weft.ops.windows import signatures_with_windows, slides_at
 from weft.units import ITEM_SIZE, Bytes, Flops
 

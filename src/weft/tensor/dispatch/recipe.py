@@ -20,7 +20,7 @@ from weft.layout import Layout, broadcast_layout
 from weft.ops import OpCall, Operand, Signature, TensorSpec, localize, signatures
 from weft.ops.call import map_argument, tensor_spec
 from weft.ops.cost import dtype_name
-from weft.ops.localize import BLANK
+from weft.ops.signatures import BLANK
 from weft.runtime.channels.collectives import run_transfer
 from weft.runtime.kernels.dense_operands import onednn_is_faster
 from weft.runtime.kernels.generated import build_kernel

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from weft.ops.arguments import slot_specs
-from weft.ops.call import OpCall, TensorSpec
+from weft.ops.call import OpCall, TensorSpec, slot_specs
 from weft.ops.factors import WHOLE, Dims, Factors, whole_factors
-from weft.ops.rule import aten, rule
+from weft.ops.rule import RuleOptions, aten, rule
 from weft.ops.rules.common import EITHER, FIRST, aligned, numbered
 
 SECOND = ((1,),)
@@ -22,6 +19,34 @@ def _batch(spec: TensorSpec | None, inner: int, batch: tuple[int, ...]) -> Dims:
     return aligned(outer, batch) + (WHOLE,) * inner
 
 
+rule(aten("_linalg_eigh linalg_eig"), "... 1 1 -> ... 1, ... 1 1")
+rule(aten("_linalg_svd"), "... 1 1 -> ... 1 1, ... 1, ... 1 1")
+rule(aten("linalg_qr"), "... 1 1 -> ... 1 1, ... 1 1")
+rule(aten("linalg_lu"), "... 1 1 -> ... 1 1, ... 1 1, ... 1 1")
+rule(aten("linalg_lu_factor_ex linalg_ldl_factor_ex"), "... 1 1 -> ... 1 1, ... 1, ...")
+rule(aten("lu_unpack"), "... 1 1, ... 1 -> ... 1 1, ... 1 1, ... 1 1")
+rule(aten("linalg_cholesky_ex linalg_inv_ex"), "... 1 1 -> ... 1 1, ...")
+rule(aten("_linalg_det"), "... 1 1 -> ..., ... 1 1, ... 1")
+rule(aten("_linalg_slogdet"), "... 1 1 -> ..., ..., ... 1 1, ... 1")
+rule(aten("linalg_matrix_exp cholesky_inverse"), "... 1 1 -> ... 1 1")
+rule(aten("cholesky_solve"), "... 1 n, ... 1 1 -> ... 1 n", linear=((0,),))
+rule(aten("linalg_householder_product"), "... 1 1, ... 1 -> ... 1 1")
+
+
+@rule(aten("linalg_solve_triangular"), linear=SECOND)
+def _triangular(call: OpCall) -> Factors:
+    """`linalg_solve_triangular`: by batch, and by the dimension of the right-hand side that the matrix leaves alone."""
+    matrix, right = slot_specs(call)
+    result = call.results[0]
+    assert result is not None  # it makes one tensor
+    left = bool(dict(call.kwargs).get("left", True))
+    batch = result.shape[:-2]
+    free: Dims = (WHOLE, "n") if left else ("n", WHOLE)
+    outer = aligned(right.shape[:-2], batch)
+    return Factors((_batch(matrix, 2, batch), (*outer, *free)), ((*numbered(len(batch)), *free),))
+
+
+@rule(aten("_linalg_solve_ex"))
 def _solve(call: OpCall) -> Factors:
     """`linalg_solve_ex`: by batch, where both sides have the same, and by columns of a matrix on the right.
 
@@ -46,18 +71,7 @@ def _solve(call: OpCall) -> Factors:
     )
 
 
-def _triangular(call: OpCall) -> Factors:
-    """`linalg_solve_triangular`: by batch, and by the dimension of the right-hand side that the matrix leaves alone."""
-    matrix, right = slot_specs(call)
-    result = call.results[0]
-    assert result is not None  # it makes one tensor
-    left = bool(dict(call.kwargs).get("left", True))
-    batch = result.shape[:-2]
-    free: Dims = (WHOLE, "n") if left else ("n", WHOLE)
-    outer = aligned(right.shape[:-2], batch)
-    return Factors((_batch(matrix, 2, batch), (*outer, *free)), ((*numbered(len(batch)), *free),))
-
-
+@rule("weft.lstsq")
 def _least_squares(call: OpCall) -> Factors:
     """`weft.lstsq`: by batch; results of shape [0] are those that the driver does not make."""
     matrix, right = slot_specs(call)
@@ -70,6 +84,7 @@ def _least_squares(call: OpCall) -> Factors:
     return Factors((dims(matrix), dims(right)), tuple(map(dims, call.results)))
 
 
+@rule("weft.checked", linear=FIRST, monotone=FIRST, view=True)
 def _checked(call: OpCall) -> Factors:
     """A result by all of its dimensions; the error codes by those of the batch."""
     result, codes = call.operands
@@ -77,25 +92,7 @@ def _checked(call: OpCall) -> Factors:
     return Factors((names, names[: len(codes.shape)]), (names,))
 
 
-rule(aten("_linalg_eigh linalg_eig"), "... 1 1 -> ... 1, ... 1 1")
-rule(aten("_linalg_svd"), "... 1 1 -> ... 1 1, ... 1, ... 1 1")
-rule(aten("linalg_qr"), "... 1 1 -> ... 1 1, ... 1 1")
-rule(aten("linalg_lu"), "... 1 1 -> ... 1 1, ... 1 1, ... 1 1")
-rule(aten("linalg_lu_factor_ex linalg_ldl_factor_ex"), "... 1 1 -> ... 1 1, ... 1, ...")
-rule(aten("lu_unpack"), "... 1 1, ... 1 -> ... 1 1, ... 1 1, ... 1 1")
-rule(aten("linalg_cholesky_ex linalg_inv_ex"), "... 1 1 -> ... 1 1, ...")
-rule(aten("_linalg_det"), "... 1 1 -> ..., ... 1 1, ... 1")
-rule(aten("_linalg_slogdet"), "... 1 1 -> ..., ..., ... 1 1, ... 1")
-rule(aten("linalg_matrix_exp cholesky_inverse"), "... 1 1 -> ... 1 1")
-rule(aten("cholesky_solve"), "... 1 n, ... 1 1 -> ... 1 n", linear=((0,),))
-rule(aten("linalg_householder_product"), "... 1 1, ... 1 -> ... 1 1")
-rule(aten("linalg_solve_triangular"), _triangular, linear=SECOND)
-rule(aten("_linalg_solve_ex"), _solve)
-rule("weft.lstsq", _least_squares)
-rule("weft.checked", _checked, linear=FIRST, monotone=FIRST, view=True)
-
-
-BIASED: dict[str, Any] = {"linear": ((0, 1), (0, 2)), "added": (0,)}
+BIASED: RuleOptions = {"linear": ((0, 1), (0, 2)), "added": (0,)}
 
 # `weft.class_scores` is what a product that makes split logits becomes (`weft.compiler.families.class_loss`).
 rule((*aten("mm"), "weft.class_scores"), "m k+, k n -> m n", linear=EITHER)

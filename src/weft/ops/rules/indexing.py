@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 from typing import Any
 
 from weft.layout import Split
-from weft.ops.arguments import argument, normal_dim, slot_specs
-from weft.ops.call import OpCall, Operand
+from weft.ops.call import OpCall, Operand, argument, normal_dim, slot_specs
 from weft.ops.cost import tensor_bytes
 from weft.ops.factors import WHOLE, Dims, Factors, whole_factors
 from weft.ops.rule import Cut, Groups, aten, rule
-from weft.ops.rules.common import FIRST, except_dims, numbered
+from weft.ops.rules.common import FIRST, except_dims, no_work, numbered
 
 EMBEDDING_SHARD = "weft.embedding_shard"
 EMBEDDING_GRADIENT_SHARD = "weft.embedding_dense_backward_shard"
@@ -27,20 +27,6 @@ def _adapt_embedding(local: OpCall, cut: Cut) -> OpCall:
         rows = argument(cut.whole, 3, "rows", None)
     args = (*local.args[:2], before + cut.operand_range(0, 0)[0], rows)
     return OpCall(EMBEDDING_SHARD, args, (), local.operands, local.results)
-
-
-def _embedding_backward(call: OpCall) -> Factors:
-    """Rows of the table may be split; gradients add up over the indices unless they are scaled by frequency."""
-    indices = numbered(len(slot_specs(call)[1].shape))
-    shard = call.op == EMBEDDING_GRADIENT_SHARD
-    scaled = argument(call, 5 if shard else 4, "scale_grad_by_freq", False)
-    marks = frozenset(indices)
-    return Factors(
-        ((*indices, "e"), indices),
-        (("v", "e"),),
-        contracted=frozenset() if scaled else marks,
-        whole=marks if scaled else frozenset(),
-    )
 
 
 def _adapt_embedding_backward(local: OpCall, cut: Cut) -> OpCall:
@@ -63,7 +49,7 @@ def _read_bytes(call: OpCall) -> int:
 
 
 # A result that is looked up in the first operand: that computes nothing, however large the table is.
-_LOOKUP = {"linear": FIRST, "traffic": _read_bytes, "flops": lambda call: 0}
+_look_up = partial(rule, linear=FIRST, traffic=_read_bytes, flops=no_work)
 
 
 def _index(indices: Any, source: OpCall, rank: int) -> tuple[Dims, list[Dims], Dims]:
@@ -83,32 +69,6 @@ def _index(indices: Any, source: OpCall, rank: int) -> tuple[Dims, list[Dims], D
     return x, [common[len(common) - r :] for r in ranks], result
 
 
-def _index_tensor(call: OpCall) -> Factors:
-    if any(spec.dtype in ("bool", "uint8") for spec in call.operands[1:]):
-        return whole_factors(call)
-    x, indices, result = _index(argument(call, 1), call, len(slot_specs(call)[0].shape))
-    return Factors((x, *indices), (result,))
-
-
-def _index_put(call: OpCall) -> Factors:
-    """Without accumulation, later writes win: the indices stay whole. A number under a mask is element-wise."""
-    accumulate = bool(argument(call, 3, "accumulate", False))
-    masked = _masked(call)
-    if masked is not None:
-        return masked
-    if any(spec.dtype in ("bool", "uint8") for spec in slot_specs(call)[1:-1]):
-        return whole_factors(call)
-    x, indices, piece = _index(argument(call, 1), call, len(slot_specs(call)[0].shape))
-    values = piece[len(piece) - len(slot_specs(call)[-1].shape) :]
-    written = frozenset(name for name in piece if name.startswith("j"))
-    return Factors(
-        (x, *indices, values),
-        (x,),
-        contracted=written if accumulate else frozenset(),
-        whole=frozenset() if accumulate else written,
-    )
-
-
 def _masked(call: OpCall) -> Factors | None:
     """The factors of `x[mask] = number`, whose mask goes along the first dimensions of `x`."""
     x, *masks, value = slot_specs(call)
@@ -117,24 +77,6 @@ def _masked(call: OpCall) -> Factors | None:
         return None
     names = numbered(len(x.shape))
     return Factors((names, names[: len(masks[0].shape)], ()), (names,))
-
-
-def _index_select(call: OpCall) -> Factors:
-    rank = len(slot_specs(call)[0].shape)
-    dim = normal_dim(argument(call, 1, "dim"), rank)
-    x = except_dims(rank, {dim})
-    index = ("j",) * len(slot_specs(call)[1].shape)
-    return Factors((x, index), (tuple("j" if i == dim else name for i, name in enumerate(x)),))
-
-
-def _index_add(call: OpCall) -> Factors:
-    rank = len(slot_specs(call)[0].shape)
-    dim = normal_dim(argument(call, 1, "dim"), rank)
-    x = except_dims(rank, {dim})
-    # A scalar takes one index, which no rank may lack.
-    index = ("j" if rank else WHOLE,) * len(slot_specs(call)[1].shape)
-    source = tuple("j" if i == dim else name for i, name in enumerate(x))
-    return Factors((x, index, source), (x,), contracted=frozenset("j"))
 
 
 def _along(call: OpCall) -> tuple[Dims, Dims]:
@@ -165,12 +107,98 @@ def _index_write(call: OpCall) -> Factors:
     return Factors((x, index, x)[: len(slot_specs(call))], (x,))
 
 
+def _adding(call: OpCall) -> Groups:
+    includes = dict(call.kwargs).get("include_self", True)
+    return ((0, 3),) if argument(call, 4, "reduce") == "sum" and includes else ()
+
+
+_look_up(aten("embedding"), "v+ e, ... -> ... e", adapt=_adapt_embedding)
+_look_up(EMBEDDING_SHARD, "v+ e, ... -> ... e", adapt=_adapt_embedding)
+
+
+@rule(
+    (*aten("embedding_dense_backward"), EMBEDDING_GRADIENT_SHARD),
+    linear=FIRST,
+    adapt=_adapt_embedding_backward,
+    # One addition for each element of the rows that are added to a table.
+    flops=lambda call: prod(call.operands[0].shape),
+)
+def _embedding_backward(call: OpCall) -> Factors:
+    """Rows of the table may be split; gradients add up over the indices unless they are scaled by frequency."""
+    indices = numbered(len(slot_specs(call)[1].shape))
+    shard = call.op == EMBEDDING_GRADIENT_SHARD
+    scaled = argument(call, 5 if shard else 4, "scale_grad_by_freq", False)
+    marks = frozenset(indices)
+    return Factors(
+        ((*indices, "e"), indices),
+        (("v", "e"),),
+        contracted=frozenset() if scaled else marks,
+        whole=marks if scaled else frozenset(),
+    )
+
+
+@_look_up(aten("index.Tensor _unsafe_index.Tensor"))
+def _index_tensor(call: OpCall) -> Factors:
+    if any(spec.dtype in ("bool", "uint8") for spec in call.operands[1:]):
+        return whole_factors(call)
+    x, indices, result = _index(argument(call, 1), call, len(slot_specs(call)[0].shape))
+    return Factors((x, *indices), (result,))
+
+
+@rule(aten("index_put _unsafe_index_put"), linear=((0, 2),), added=(0,))
+def _index_put(call: OpCall) -> Factors:
+    """Without accumulation, later writes win: the indices stay whole. A number under a mask is element-wise."""
+    accumulate = bool(argument(call, 3, "accumulate", False))
+    masked = _masked(call)
+    if masked is not None:
+        return masked
+    if any(spec.dtype in ("bool", "uint8") for spec in slot_specs(call)[1:-1]):
+        return whole_factors(call)
+    x, indices, piece = _index(argument(call, 1), call, len(slot_specs(call)[0].shape))
+    values = piece[len(piece) - len(slot_specs(call)[-1].shape) :]
+    written = frozenset(name for name in piece if name.startswith("j"))
+    return Factors(
+        (x, *indices, values),
+        (x,),
+        contracted=written if accumulate else frozenset(),
+        whole=frozenset() if accumulate else written,
+    )
+
+
+@_look_up(aten("index_select"))
+def _index_select(call: OpCall) -> Factors:
+    rank = len(slot_specs(call)[0].shape)
+    dim = normal_dim(argument(call, 1, "dim"), rank)
+    x = except_dims(rank, {dim})
+    index = ("j",) * len(slot_specs(call)[1].shape)
+    return Factors((x, index), (tuple("j" if i == dim else name for i, name in enumerate(x)),))
+
+
+@rule(aten("index_add"), linear=((0, 3),), added=(0,))
+def _index_add(call: OpCall) -> Factors:
+    rank = len(slot_specs(call)[0].shape)
+    dim = normal_dim(argument(call, 1, "dim"), rank)
+    x = except_dims(rank, {dim})
+    # A scalar takes one index, which no rank may lack.
+    index = ("j" if rank else WHOLE,) * len(slot_specs(call)[1].shape)
+    source = tuple("j" if i == dim else name for i, name in enumerate(x))
+    return Factors((x, index, source), (x,), contracted=frozenset("j"))
+
+
+rule(aten("index_fill.int_Scalar index_copy"), _index_write, linear=((0, 3),))
+
+
+@_look_up(aten("take"))
 def _take(call: OpCall) -> Factors:
     x, index = slot_specs(call)
     names = numbered(len(index.shape))
     return Factors(((WHOLE,) * len(x.shape), names), (names,))
 
 
+rule(aten("bucketize.Tensor"), "..., 1 -> ...")
+
+
+@rule(aten("searchsorted.Tensor"))
 def _searchsorted(call: OpCall) -> Factors:
     """One sequence for all values; several only with a batch each. Their order may be given too."""
     sequence, values, *sorter = slot_specs(call)
@@ -179,11 +207,13 @@ def _searchsorted(call: OpCall) -> Factors:
     return Factors((batch, names, *(batch for _ in sorter)), (names,))
 
 
+@_look_up(aten("gather"))
 def _gather(call: OpCall) -> Factors:
     x, index = _along(call)
     return Factors((x, index), (index,))
 
 
+@rule(aten("scatter.src scatter.value"), linear=((0, 3),))
 def _scatter(call: OpCall) -> Factors:
     """Along the dimension that is written, everything stays whole: the last write wins."""
     x, index = _along(call)
@@ -191,6 +221,7 @@ def _scatter(call: OpCall) -> Factors:
     return Factors((x, index, *sources), (x,), whole=frozenset("j"))
 
 
+@rule(aten("scatter_reduce.two"), linear=_adding, added=(0,))
 def _scatter_reduce(call: OpCall) -> Factors:
     """A sum that starts from what stands there is a `scatter_add`."""
     x, index = _along(call)
@@ -199,41 +230,10 @@ def _scatter_reduce(call: OpCall) -> Factors:
     return Factors((x, index, index), (x,), contracted, whole)
 
 
-def _adding(call: OpCall) -> Groups:
-    includes = dict(call.kwargs).get("include_self", True)
-    return ((0, 3),) if argument(call, 4, "reduce") == "sum" and includes else ()
+rule(aten("index_reduce"), _index_write)
 
 
+@rule(aten("scatter_add"), linear=((0, 3),), added=(0,))
 def _scatter_add(call: OpCall) -> Factors:
     x, index = _along(call)
     return Factors((x, index, index), (x,), contracted=frozenset("j"))
-
-
-rule(
-    aten("embedding"),
-    "v+ e, ... -> ... e",
-    adapt=_adapt_embedding,
-    **_LOOKUP,
-)
-rule(EMBEDDING_SHARD, "v+ e, ... -> ... e", adapt=_adapt_embedding, **_LOOKUP)
-rule(
-    (*aten("embedding_dense_backward"), EMBEDDING_GRADIENT_SHARD),
-    _embedding_backward,
-    linear=FIRST,
-    adapt=_adapt_embedding_backward,
-    # One addition for each element of the rows that are added to a table.
-    flops=lambda call: prod(call.operands[0].shape),
-)
-rule(aten("index.Tensor _unsafe_index.Tensor"), _index_tensor, **_LOOKUP)
-rule(aten("index_put _unsafe_index_put"), _index_put, linear=((0, 2),), added=(0,))
-rule(aten("index_select"), _index_select, **_LOOKUP)
-rule(aten("index_add"), _index_add, linear=((0, 3),), added=(0,))
-rule(aten("index_fill.int_Scalar index_copy"), _index_write, linear=((0, 3),))
-rule(aten("take"), _take, **_LOOKUP)
-rule(aten("bucketize.Tensor"), "..., 1 -> ...")
-rule(aten("searchsorted.Tensor"), _searchsorted)
-rule(aten("gather"), _gather, **_LOOKUP)
-rule(aten("scatter.src scatter.value"), _scatter, linear=((0, 3),))
-rule(aten("scatter_reduce.two"), _scatter_reduce, linear=_adding, added=(0,))
-rule(aten("index_reduce"), _index_write)
-rule(aten("scatter_add"), _scatter_add, linear=((0, 3),), added=(0,))

@@ -1,4 +1,4 @@
-"""Products of rows with the matrices of their experts, and the ways of rows to experts and back.
+"""weft's own ops: those of experts, which multiply rows and send them there and back, and those of passes.
 
 `weft.expert_mm(x[s, k], w[e, k, n], ids[s], offset) -> [s, n]`: row i is `x[i] @ w[ids[i] - offset]`,
 zeros where there is no such matrix. Rows stand in any order; kernels sort their own. Split rows need
@@ -28,12 +28,11 @@ from __future__ import annotations
 from math import prod
 
 from weft.layout import Split
-from weft.ops.arguments import argument, with_arguments
-from weft.ops.call import OpCall
+from weft.ops.call import OpCall, argument, normal_dim, slot_specs, with_arguments
 from weft.ops.cost import tensor_bytes
-from weft.ops.factors import WHOLE, Factors
+from weft.ops.factors import WHOLE, Factors, whole_factors
 from weft.ops.rule import Cut, rule
-from weft.ops.rules.common import EITHER, FIRST, no_work, shape_of
+from weft.ops.rules.common import EITHER, FIRST, except_dims, no_work, numbered, pointwise, shape_of
 
 EXPERT_MM, EXPERT_GRADIENT, SEGMENTS = "weft.expert_mm", "weft.expert_gradient", "weft.segments"
 ROUTES, DISPATCH, COMBINE = "weft.routes", "weft.dispatch", "weft.combine"
@@ -49,28 +48,10 @@ def _block(call: OpCall) -> str:
     return "b" if call.operands[-1].shape[0] > 1 else WHOLE
 
 
-def _product(call: OpCall) -> Factors:
-    if len(call.operands[-1].shape) == 2:
-        b = _block(call)
-        operands = ((b, "r", "k"), (b, "k", "n"), (b, "r"))
-        return Factors(operands, ((b, "r", "n"),), contracted=frozenset("k"))
-    rows = (("s", "k"), ("e", "k", "n"), ("s",))
-    return Factors(rows, (("s", "n"),), contracted=frozenset("ke"))
-
-
 def _adapt_product(local: OpCall, cut: Cut) -> OpCall:
     if len(cut.whole.operands[-1].shape) == 2:
         return local
     return with_arguments(local, {3: argument(cut.whole, 3) + cut.operand_range(1, 0)[0]})
-
-
-def _gradient(call: OpCall) -> Factors:
-    if len(call.operands[-1].shape) == 2:
-        b = _block(call)
-        operands = ((b, "r", "k"), (b, "r", "n"), (b, "r"))
-        return Factors(operands, ((b, "k", "n"),), contracted=frozenset("r"))
-    rows = (("s", "k"), ("s", "n"), ("s",))
-    return Factors(rows, (("e", "k", "n"),), contracted=frozenset("s"))
 
 
 def _adapt_gradient(local: OpCall, cut: Cut) -> OpCall:
@@ -90,10 +71,6 @@ def _adapt_segments(local: OpCall, cut: Cut) -> OpCall:
     return with_arguments(local, {1: rows, 2: argument(cut.whole, 2) + first})
 
 
-def _routes(call: OpCall) -> Factors:
-    return Factors((("s",),), (("s",),), hidden=(("s", argument(call, 2)),))
-
-
 def _adapt_routes(local: OpCall, cut: Cut) -> OpCall:
     split = cut.signature.results[0] == Split(0)
     groups = argument(cut.whole, 2)
@@ -104,25 +81,12 @@ def _rest(call: OpCall, operand: int, before: int) -> tuple[str, ...]:
     return tuple(f"d{i}" for i in range(len(call.operands[operand].shape) - before))
 
 
-def _dispatch(call: OpCall) -> Factors:
-    rest = _rest(call, 0, 1)
-    groups = (("s", argument(call, 2)),)
-    return Factors((("s", *rest), ("s",)), (("b", "s", *rest),), hidden=groups)
-
-
 def _adapt_dispatch(local: OpCall, cut: Cut) -> OpCall:
     first, blocks = cut.result_range(0)
     groups = argument(cut.whole, 2)
     split = cut.signature.results[0] == Split(1)
     groups = groups // cut.parts if split else groups
     return with_arguments(local, {2: groups, 3: blocks, 6: argument(cut.whole, 6) + first})
-
-
-def _combine(call: OpCall) -> Factors:
-    rest = _rest(call, 0, 2)
-    groups = (("s", argument(call, 2)),)
-    z = ("b", "s", *rest)
-    return Factors((z, ("s",)), (("s", *rest),), contracted=frozenset("b"), hidden=groups)
 
 
 def _adapt_combine(local: OpCall, cut: Cut) -> OpCall:
@@ -146,17 +110,112 @@ def _combined(call: OpCall) -> int:
     return min(tensor_bytes(call.operands[0]), rows) + (tensor_bytes(made) if made else 0)
 
 
-rule(EXPERT_MM, _product, linear=EITHER, adapt=_adapt_product, flops=_work)
-rule(EXPERT_GRADIENT, _gradient, linear=EITHER, adapt=_adapt_gradient, flops=_work)
+@rule(EXPERT_MM, linear=EITHER, adapt=_adapt_product, flops=_work)
+def _product(call: OpCall) -> Factors:
+    if len(call.operands[-1].shape) == 2:
+        b = _block(call)
+        operands = ((b, "r", "k"), (b, "k", "n"), (b, "r"))
+        return Factors(operands, ((b, "r", "n"),), contracted=frozenset("k"))
+    rows = (("s", "k"), ("e", "k", "n"), ("s",))
+    return Factors(rows, (("s", "n"),), contracted=frozenset("ke"))
+
+
+@rule(EXPERT_GRADIENT, linear=EITHER, adapt=_adapt_gradient, flops=_work)
+def _gradient(call: OpCall) -> Factors:
+    if len(call.operands[-1].shape) == 2:
+        b = _block(call)
+        operands = ((b, "r", "k"), (b, "r", "n"), (b, "r"))
+        return Factors(operands, ((b, "k", "n"),), contracted=frozenset("r"))
+    rows = (("s", "k"), ("s", "n"), ("s",))
+    return Factors(rows, (("e", "k", "n"),), contracted=frozenset("s"))
+
+
 rule(SEGMENTS, "e! -> s", adapt=_adapt_segments)
-rule(ROUTES, _routes, adapt=_adapt_routes, flops=no_work)
-rule(
+
+
+@rule(ROUTES, adapt=_adapt_routes, flops=no_work)
+def _routes(call: OpCall) -> Factors:
+    return Factors((("s",),), (("s",),), hidden=(("s", argument(call, 2)),))
+
+
+@rule(
     DISPATCH,
-    _dispatch,
     # Linear where nothing but zeros stands around the rows.
     linear=lambda call: () if argument(call, 5) else FIRST,
     adapt=_adapt_dispatch,
     flops=no_work,
     traffic=_moved,
 )
-rule(COMBINE, _combine, linear=FIRST, adapt=_adapt_combine, flops=no_work, traffic=_combined)
+def _dispatch(call: OpCall) -> Factors:
+    rest = _rest(call, 0, 1)
+    groups = (("s", argument(call, 2)),)
+    return Factors((("s", *rest), ("s",)), (("b", "s", *rest),), hidden=groups)
+
+
+@rule(COMBINE, linear=FIRST, adapt=_adapt_combine, flops=no_work, traffic=_combined)
+def _combine(call: OpCall) -> Factors:
+    rest = _rest(call, 0, 2)
+    groups = (("s", argument(call, 2)),)
+    z = ("b", "s", *rest)
+    return Factors((z, ("s",)), (("s", *rest),), contracted=frozenset("b"), hidden=groups)
+
+
+def _first_alone(call: OpCall) -> Factors:
+    """Every dimension of the first operand is a factor; the second has none."""
+    names = numbered(len(slot_specs(call)[0].shape))
+    return Factors((names, (WHOLE,) * len(slot_specs(call)[1].shape)), (names,))
+
+
+# The sum of the squares of all elements; whether an element is no finite number, 0.0 or 1.0. They
+# count as no work, so that they look at a gradient where it lies: cutting it would save little and
+# cost a collective.
+rule("weft.square_sum", "...+ -> ", flops=no_work, traffic=no_work)
+rule("weft.nonfinite", "...+ -> ", reduction="max", flops=no_work, traffic=no_work)
+# A tensor times a number that is a tensor: what becomes of a gradient stays a gradient.
+rule("weft.scale", pointwise, linear=FIRST)
+# Conversions of what is added up: of each part of a sum, as the user has allowed it; of the whole sum.
+rule("weft.cast_parts", pointwise, linear=FIRST, lossy=True)
+rule("weft.cast_whole", pointwise)
+# Numbers of the step, the same on all ranks.
+rule("weft.clip_factor", whole_factors)
+rule("weft.next_scale", whole_factors)
+# A parameter for one group of its readers, in each micro-batch; lies as its text says.
+rule("weft.take", pointwise, linear=FIRST, monotone=FIRST, view=True)
+# A copy in host memory, and one on the device again that waits for another value; never split anew.
+rule("weft.offload", whole_factors)
+rule("weft.load", whole_factors)
+# The first operand, but not before the second is there.
+rule(
+    "weft.after",
+    _first_alone,
+    linear=FIRST,
+    monotone=FIRST,
+    anyhow=(1,),
+    view=True,
+    traffic=no_work,
+)
+# The first operand, where the second is true; else the rank raises.
+rule("weft.required", _first_alone, linear=FIRST, monotone=FIRST, view=True, traffic=no_work)
+
+
+def _along(call: OpCall) -> Factors:
+    """The dimension is whole: balanced shards of the whole are not those of its parts."""
+    rank = len(call.operands[0].shape)
+    names = except_dims(rank, {normal_dim(argument(call, 1, "dim"), rank)})
+    return Factors((names,), (names,))
+
+
+# The reduction of a value over all micro-batches; their concatenation along a dimension. Views, so
+# that ranks without elements run them as well: what they make is made once a step.
+# A sum over micro-batches may come before the sum over ranks.
+rule(
+    "weft.accumulate",
+    pointwise,
+    linear=lambda call: FIRST if argument(call, 1, "reduction") == "sum" else (),
+    view=True,
+)
+rule("weft.pack", _along, linear=FIRST, monotone=FIRST, view=True)
+# A micro-batch's part of a value of the step (the offset varies).
+rule("weft.slice", _along, linear=FIRST, monotone=FIRST, view=True)
+# A value of the step as every micro-batch reads it (the second argument varies).
+rule("weft.use", pointwise, linear=FIRST, monotone=FIRST, view=True)
