@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from weft.runtime.devices.replay import VARIABLE, CudaTape
+from weft.runtime.devices.cuda_graphs import VARIABLE, CudaGraphCapture
 
 WIDTH, BATCH, STEPS = 256, 16, 8
 
@@ -97,7 +97,7 @@ def all_replayed() -> str:
 
 def unheld_memory() -> str:
     """A tensor by its address: the same elements, of every dtype and any strides."""
-    tape = CudaTape(torch.device("cuda", torch.cuda.current_device()))
+    tape = CudaGraphCapture(torch.device("cuda", torch.cuda.current_device()))
     for dtype in (torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64):
         base = torch.randn(6, 8, device="cuda").to(dtype)
         for each in (base, base.t(), base[1:, ::2], base[0, 0]):

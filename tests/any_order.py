@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from random import Random
 
 from weft.actors.dependencies import dependencies_in_step
-from weft.actors.messages import Turn
+from weft.actors.messages import IssueSlot
 from weft.compiler.memory.order import Moment
 from weft.ir.plan import Hold, RankPlan
 
@@ -14,7 +14,7 @@ Act = tuple[int, int]
 
 
 def any_order(
-    plan: RankPlan, turns: Sequence[Turn], random: Random, begins: float, waits: bool = True
+    plan: RankPlan, turns: Sequence[IssueSlot], random: Random, begins: float, waits: bool = True
 ) -> list[Moment]:
     """The moments of a step.
 

@@ -26,8 +26,8 @@ import pytest  # noqa: F401  (what is imported here, ranks need not import)
 import torch
 
 import weft
-from weft.runtime.world.meeting import meet_privately
-from weft.runtime.world.variables import MEETING
+from weft.runtime.world.environment_variables import MEETING
+from weft.runtime.world.rendezvous import private_rendezvous
 
 # Seconds that importing everything may take on a busy machine.
 START = 100
@@ -179,7 +179,7 @@ def _be(rank: int, folder: Path, size: int, seconds: int) -> None:
     os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(size))
     if "MASTER_PORT" not in os.environ:
         os.environ[MEETING] = str(folder / "meeting")
-    meet_privately()
+    private_rendezvous()
 
 
 if __name__ == "__main__":

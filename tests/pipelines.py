@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from build import value
-from weft.compiler.schedule.actor_graph import Web
+from weft.compiler.schedule.actor_graph import ActorGraph
 from weft.compiler.schedule.presets import Preset, early_actors, with_priorities
 from weft.ir.nodes import Phase
 from weft.ir.plan import (
@@ -65,7 +65,7 @@ def pipeline(
     split: bool = False,
     seconds: dict[str, float] | None = None,
     transfer: float = 0.0,
-) -> Web:
+) -> ActorGraph:
     """All ranks of a pipeline.
 
     Stage `s` keeps `s<s>` from forward to backward; `x<s>` goes on to the next stage, its gradient
@@ -113,4 +113,6 @@ def pipeline(
         kinds = ("backward", "weight") if both else (actor.phase.kind,)
         return sum(lasts.get(kind, 1.0) for kind in kinds)
 
-    return Web(plans, {plan.rank: [duration(actor) for actor in plan.actors] for plan in plans})
+    return ActorGraph(
+        plans, {plan.rank: [duration(actor) for actor in plan.actors] for plan in plans}
+    )

@@ -30,10 +30,10 @@ from _pytest.runner import runtestprotocol
 import on_ranks
 import weft
 from weft.program.data.samples import _end_all
-from weft.runtime.world import distributed, meeting
+from weft.runtime.world import distributed, rendezvous
 from weft.runtime.world.distributed import current_world
-from weft.runtime.world.meeting import meet_privately
-from weft.runtime.world.variables import MEETING, TIMEOUT
+from weft.runtime.world.environment_variables import MEETING, TIMEOUT
+from weft.runtime.world.rendezvous import private_rendezvous
 from weft.runtime.world.world import World, local_world
 
 TESTS = Path(__file__).parent
@@ -209,7 +209,7 @@ class _Job:
                 values = str(rank), str(rank), str(size), meeting, str(WAIT)
                 os.environ.update(zip(VARIABLES, values, strict=True))
                 _let_signs_go()
-                meet_privately()
+                private_rendezvous()
                 return
             children.append(child)
         self._await(children)
@@ -314,5 +314,5 @@ def _end_worlds() -> None:
 
 def _let_signs_go() -> None:
     """Let go the locks of the process that this one was forked from."""
-    while meeting._held:
-        meeting._held.pop().close()
+    while rendezvous._held:
+        rendezvous._held.pop().close()

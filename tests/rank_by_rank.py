@@ -1,4 +1,4 @@
-"""Classes of ranks that are alike, found by looking at every rank: what `weft.compiler.schedule.fold` must find too."""
+"""Classes of equal ranks, found by looking at every rank: as `compiler/schedule/equal_ranks` must find them."""
 
 from __future__ import annotations
 

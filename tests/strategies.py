@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pipelines import pipeline
 from weft.compiler.schedule.actor_graph import with_copies
-from weft.compiler.schedule.copies import enough, fewest, of_preset
+from weft.compiler.schedule.credits import enough_slots, fewest_slots, preset_slots
 from weft.compiler.schedule.presets import Preset
 from weft.errors import InternalError
 from weft.ir.plan import Compute, LocalCall, LocalValue, RankPlan, Register
@@ -83,10 +83,10 @@ def rank_plans(draw: st.DrawFn, cyclic: bool = False) -> RankPlan:
 
 
 @st.composite
-def looped_plans(draw: st.DrawFn, enough: bool = False) -> RankPlan | None:
+def looped_plans(draw: st.DrawFn, enough_slots: bool = False) -> RankPlan | None:
     """A plan some of whose actors act for each micro-batch, with orders; None for one that gets stuck.
 
-    Edges lead to higher ids, or back from the version before (full). With `enough` copies for all
+    Edges lead to higher ids, or back from the version before (full). With `enough_slots` copies for all
     micro-batches no plan is stuck.
     """
     count = draw(st.integers(2, 7))
@@ -98,8 +98,8 @@ def looped_plans(draw: st.DrawFn, enough: bool = False) -> RankPlan | None:
         others = [id for id in range(count) if id != producer and (full or id > producer)]
         consumers = draw(st.sets(st.sampled_from(others), max_size=3)) if others else set()
         looped = loops[producer] and all(loops[id] for id in consumers)
-        each = looped and draw(st.booleans()) and not (full and enough)
-        credits = MICRO_BATCHES if enough else draw(st.integers(1, MICRO_BATCHES))
+        each = looped and draw(st.booleans()) and not (full and enough_slots)
+        credits = MICRO_BATCHES if enough_slots else draw(st.integers(1, MICRO_BATCHES))
         register = Register(
             local_value(f"r{index}"),
             "activation",
@@ -147,7 +147,7 @@ def pipeline_plans(draw: st.DrawFn) -> tuple[RankPlan, ...]:
     name: Schedule = draw(st.sampled_from(("gpipe", "1f1b")))
     rule = Preset(name, stages, stages, micro_batches)
     web = pipeline(rule, split=draw(st.booleans()))
-    copies = draw(st.sampled_from((of_preset(web, rule), fewest(web), enough(web))))
+    copies = draw(st.sampled_from((preset_slots(web, rule), fewest_slots(web), enough_slots(web))))
     return tuple(with_copies(plan, copies) for plan in web.plans)
 
 

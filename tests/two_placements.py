@@ -9,7 +9,7 @@ from torch import Tensor
 
 from weft.compiler.local.localize import communicators, localize
 from weft.compiler.schedule.bucket import bucket
-from weft.compiler.schedule.copies import credit
+from weft.compiler.schedule.credits import with_credits
 from weft.compiler.schedule.segment import segment
 from weft.compiler.signatures import check_signatures
 from weft.ir import LogicalGraph, verify
@@ -69,7 +69,7 @@ def two_placements(size: int) -> tuple[LogicalGraph, tuple[Communicator, ...]]:
 
 def rank_plan(graph: LogicalGraph, groups: tuple[Communicator, ...], rank: int) -> RankPlan:
     program = localize(graph, rank, groups)
-    plan = credit(program, segment(program, bucket(program, 2**22), groups))
+    plan = with_credits(program, segment(program, bucket(program, 2**22), groups))
     verify_communicators(plan, groups)
     return plan
 

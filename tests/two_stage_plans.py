@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from build import ref
-from weft.ir.logical import Varying
+from weft.ir.logical import PerMicroBatch
 from weft.ir.plan import (
     Communicate,
     Communicator,
@@ -23,7 +23,7 @@ from weft.ir.plan import (
 )
 
 M, ROWS, WIDTH = 4, 2, 3
-EACH = Varying(tuple(range(M)))
+EACH = PerMicroBatch(tuple(range(M)))
 
 
 def value(name, *shape, dtype="float64"):

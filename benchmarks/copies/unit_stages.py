@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, final
 
-from weft.compiler.schedule.actor_graph import Slot, Web, with_copies
-from weft.compiler.schedule.copies import of_preset
+from weft.compiler.schedule.actor_graph import ActorGraph, Slot, with_copies
+from weft.compiler.schedule.credits import preset_slots
 from weft.compiler.schedule.presets import Preset, early_actors, with_priorities
 from weft.ir.nodes import Phase
 from weft.ir.plan import Actor, Communicate, Compute, LocalValue, RankPlan, Register, Transfer
@@ -69,7 +69,7 @@ def _value(name: str) -> LocalValue:
     return LocalValue(name, (KEPT if name[0] in "sd" else SENT,), "float32")
 
 
-def web(rule: Preset, layout: Layout, ranks: int, split: bool) -> Web:
+def web(rule: Preset, layout: Layout, ranks: int, split: bool) -> ActorGraph:
     """All ranks: stage `s` keeps `s<s>` from forward to backward, hands `x<s>` on and `g<s>` back.
 
     A split backward leaves `d<s>` for the weights' part. Nothing waits for the backward of stage 0: split, it is all
@@ -106,7 +106,7 @@ def web(rule: Preset, layout: Layout, ranks: int, split: bool) -> Web:
         if not whole:
             rank.compute(Phase(stage, "weight"), [f"s{stage}", f"d{stage}"], [])
     plans = tuple(rank.plan(number, rule) for number, rank in enumerate(made))
-    return Web(
+    return ActorGraph(
         plans, {plan.rank: [_seconds(each, split) for each in plan.actors] for plan in plans}
     )
 
@@ -130,7 +130,7 @@ class Draft:
         plans, step: of all ranks, and as simulated.
     """
 
-    web: Web
+    web: ActorGraph
     given: Mapping[Slot, int]
     plans: tuple[RankPlan, ...]
     step: SimulatedStep
@@ -167,9 +167,9 @@ def drafted(
     """The plans of a named schedule; with micro-batches in flight that are given the backward is split in any case."""
     rule = Preset(name, len(homes(layout, ranks)), ranks, micro_batches, given)
     made = web(rule, layout, ranks, bool(given) or rule.row.splits_weights)
-    return _simulated(made, of_preset(made, rule))
+    return _simulated(made, preset_slots(made, rule))
 
 
-def _simulated(web: Web, copies: Mapping[Slot, int]) -> Draft:
+def _simulated(web: ActorGraph, copies: Mapping[Slot, int]) -> Draft:
     plans = tuple(with_copies(plan, copies) for plan in web.plans)
     return Draft(web, copies, plans, simulate_step(plans, web.seconds))

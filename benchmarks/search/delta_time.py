@@ -22,14 +22,14 @@ import weft
 from benchmarks.measure import machine
 from benchmarks.models import stored
 from benchmarks.search.workloads.table import WORKLOADS
-from weft.compiler.context import KeptResults
+from weft.compiler.context import PassCache
 from weft.errors import UserError
 from weft.planning.machine import Machine, machine_of, placement_on
 from weft.planning.plans import plan_stored, priced_step
 from weft.planning.progress import uncollected
 from weft.planning.simulated import planned_step
 from weft.planning.stored_step import StoredStep
-from weft.search.bounds.floors import Floors
+from weft.search.bounds.lower_bounds import LowerBounds
 from weft.search.budget import Budget
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.moves.neighbours import Neighbours
@@ -56,9 +56,7 @@ class Chain:
     found: tuple[float | None, ...]
 
 
-def seconds_of(
-    step: StoredStep, strategy: weft.Strategy, on: Machine, kept: KeptResults
-) -> Seconds:
+def seconds_of(step: StoredStep, strategy: weft.Strategy, on: Machine, kept: PassCache) -> Seconds:
     """Seconds of a step with a strategy.
 
     Raises:
@@ -84,9 +82,9 @@ def chain(step: StoredStep, on: Machine, moves: int, seed: int, kept: int) -> Ch
     """
     facts = StepFacts(step, on, weft.Strategy())
     evaluator = Evaluator(step, on, facts.ranks)
-    neighbours = Neighbours(SearchState(evaluator, Floors(facts, None), Budget.of(1.0, moves)))
+    neighbours = Neighbours(SearchState(evaluator, LowerBounds(facts, None), Budget.of(1.0, moves)))
     strategy = replace(weft.data_parallel(), grid=(on.devices,))
-    random, results = Random(seed), KeptResults(kept)
+    random, results = Random(seed), PassCache(kept)
     here, took, found = seconds_of(step, strategy, on, results), 0.0, list[float | None]()
     while len(found) < moves:
         other = neighbours.drawn(random, strategy).on(strategy)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 import weft
 from benchmarks.search.small import UnrolledTwice, loss
 from weft.errors import UserError
-from weft.hardware import usual_device
+from weft.hardware import default_device
 from weft.planning.machine import Machine, machine_of
 from weft.strategy.strategy import Strategy
 
@@ -122,7 +122,7 @@ def case_of(seed: int) -> Case:
     devices = random.choice((2, 4))
     name = random.choice((*TOPOLOGIES, "usual"))
     usual = name == "usual"
-    costs = usual_device("cpu") if usual else machine_of(f"{name}x{devices}").costs
+    costs = default_device("cpu") if usual else machine_of(f"{name}x{devices}").costs
     options = {
         "fixed": _fixed(random),
         "seed": seed,

@@ -12,8 +12,8 @@ from benchmarks.accuracy_here import STRATEGIES, fits
 from benchmarks.systems import own
 from benchmarks.systems.system import Job, System
 from weft.errors import WeftError
-from weft.hardware.here import keep_here, kept_here
-from weft.program.measured.general import measured_job, measured_machine
+from weft.hardware.measured_store import store_measurements, stored_measurements
+from weft.program.profiling.typical_steps import measured_job, measured_machine
 from weft.runtime.world.distributed import current_world
 from weft.strategy.parts import zero_rules
 from weft.strategy.text import SBPs, sbps_of
@@ -30,7 +30,7 @@ def hand_strategies(job: Job) -> list[str]:
 def measuring(job: Job) -> System:
     """No system: measures the machine once, and the calls of all hand strategies of a work, and keeps them."""
     world = current_world()
-    if not kept_here():
+    if not stored_measurements():
         _keep(measured_machine(world))
     for strategy in hand_strategies(job):
         planned = own.strategy(replace(job, strategy=strategy))
@@ -44,7 +44,7 @@ def measuring(job: Job) -> System:
 
 def _keep(found: Any) -> None:
     if 0 in current_world().ranks:
-        keep_here(found)
+        store_measurements(found)
 
 
 def _job_of(job: Job) -> weft.Job:

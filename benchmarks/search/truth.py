@@ -23,12 +23,12 @@ from random import Random
 from typing import final
 
 from benchmarks.search.small import lenet, rnnlm
-from weft.compiler.families.table import legal_signatures
+from weft.compiler.decompositions.table import legal_signatures
 from weft.ir.logical import Call
 from weft.layout import Partial
 from weft.planning.machine import machine_of
 from weft.planning.stored_step import StoredStep
-from weft.search.bounds.floors import Floors
+from weft.search.bounds.lower_bounds import LowerBounds
 from weft.search.budget import Budget
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.measures import Measures
@@ -129,7 +129,7 @@ def least(evaluator: Evaluator, space: Space) -> Seconds:
 def found_by(evaluator: Evaluator, seed: int, moves: int, within: Space | None) -> Seconds:
     """Seconds of what a local search from data parallel finds; what was planned before is not planned again."""
     facts = StepFacts(evaluator.step, evaluator.machine, Strategy())
-    found = SearchState(evaluator, Floors(facts, None), Budget.of(1.0, moves))
+    found = SearchState(evaluator, LowerBounds(facts, None), Budget.of(1.0, moves))
     found.log.plan("data parallel", plain())
     improve(found, seed, within)
     assert found.best is not None

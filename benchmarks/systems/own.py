@@ -8,10 +8,10 @@ from typing import Any
 
 import weft
 from benchmarks.systems.system import Job, System
-from weft.hardware import usual_device
-from weft.hardware.measured import MeasuredCosts
-from weft.program.measured.measure import measured
+from weft.hardware import default_device
+from weft.hardware.measured_costs import MeasuredCosts
 from weft.program.parts.inspection import predicted
+from weft.program.profiling.profiler import measured_costs
 from weft.runtime.compiled.choice import Kernels
 from weft.runtime.world.distributed import TRANSPORT
 
@@ -53,9 +53,9 @@ def system(job: Job, kernels: Kernels) -> System:
     )
 
     def peak() -> int:
-        measured = program.memory()[job.rank].measured
-        assert measured is not None
-        return measured.peak
+        measured_costs = program.memory()[job.rank].measured
+        assert measured_costs is not None
+        return measured_costs.peak
 
     return System(
         lambda: float(program.step(batch)), peak, program.close, lambda: prediction(program, batch)
@@ -65,8 +65,8 @@ def system(job: Job, kernels: Kernels) -> System:
 def prediction(program: weft.Program, batch: Any) -> dict[str, Any]:
     """Seconds, their interval, bytes and guesses of a program's next steps."""
     world, variant = program._core.setting.world, program._core.variants.current
-    found = measured(world, [variant.compiled], program._core.step.optimizers)
-    costs = MeasuredCosts(found, usual_device(world.device_type))
+    found = measured_costs(world, [variant.compiled], program._core.step.optimizers)
+    costs = MeasuredCosts(found, default_device(world.device_type))
     simulation = predicted(variant.captured.graph, variant.compiled, costs)
     assert simulation.memory is not None  # the plans say it
     low, high = simulation.interval or (simulation.step_seconds, simulation.step_seconds)

@@ -15,7 +15,7 @@ def chosen_folder() -> Path | None:
     return Path(chosen) if chosen else None
 
 
-def usual_folder() -> Path:
+def default_folder() -> Path:
     """The folder `weft` in the user's folder for caches."""
     caches = os.environ.get("XDG_CACHE_HOME")
     return (Path(caches) if caches else Path.home() / ".cache") / "weft"

@@ -342,7 +342,7 @@ def test_any_timing_computes_what_the_sequential_order_does(plan, seed):
 
 
 @law(100)
-@given(looped_plans(enough=True))
+@given(looped_plans(enough_slots=True))
 def test_a_credit_for_each_micro_batch_is_always_enough(plan):
     assert plan is not None
     run_plan(plan, 3)

@@ -24,7 +24,7 @@ from weft.cli.failure import (
     write_note,
 )
 from weft.errors import NoAnswer, RankFailure
-from weft.runtime.failures.board import PeerFailure
+from weft.runtime.failures.failure_store import PeerFailure
 from weft.runtime.world.launch import Exit
 
 

@@ -13,8 +13,8 @@ import weft
 from weft.cli import measure
 from weft.cli.main import app
 from weft.cli.run import RunOptions
-from weft.hardware.here import cores, keep_here, this_machine
-from weft.hardware.measured import Measurements, Sample
+from weft.hardware.measured_costs import Measurements, Sample
+from weft.hardware.measured_store import cores, store_measurements, this_machine
 from weft.units import Seconds
 
 
@@ -32,7 +32,7 @@ class Started:
         os.environ.setdefault("OMP_NUM_THREADS", "3")
         facts = {"device": "cpu", "ranks": int(arguments[0]), "processes": processes, "threads": 1}
         found = {"aten.neg.default(float32[2])": Sample(Seconds(1.0))}
-        keep_here(Measurements({**this_machine(), **facts}, found, act=Seconds(5e-6)))
+        store_measurements(Measurements({**this_machine(), **facts}, found, act=Seconds(5e-6)))
         return self.code
 
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 import weft
 from search.jobs import layers
+from weft.atomic_files import write_atomically
 from weft.cli import search as command
 from weft.cli.main import app
 from weft.search.evaluation.evaluator import Evaluator
@@ -19,7 +20,6 @@ from weft.search.log import SearchLog
 from weft.search.record import SearchRecord
 from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy
-from weft.whole_files import write_whole
 
 BLOCKED = "import sys; sys.modules['torch'] = None; from weft.cli.main import app; app()"
 
@@ -118,7 +118,9 @@ def test_killed_at_any_moment_the_record_has_the_strategy(
         SearchRecord, "save", lambda self, path: (written.append("record"), save(self, path))
     )
     monkeypatch.setattr(
-        command, "write_whole", lambda *each: (written.append("strategy"), write_whole(*each))
+        command,
+        "write_atomically",
+        lambda *each: (written.append("strategy"), write_atomically(*each)),
     )
     record = weft.search(graph, "h100x2", moves=1, planners=0).record
     clock = iter((0.0, 1.0, 50.0, 52.0, 52.0, 53.0))  # it took a second

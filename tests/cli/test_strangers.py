@@ -14,7 +14,7 @@ import pytest
 
 from cli.listening import family, listening
 from strangers import needs_root, run_as_stranger
-from weft.runtime.failures.board import failure_key
+from weft.runtime.failures.failure_store import failure_key
 
 pytestmark = [
     pytest.mark.slow,

@@ -13,16 +13,16 @@ from weft.compiler.hints import Hints
 from weft.compiler.layouts.box import box, deduce, describe
 from weft.compiler.local.localize import communicators, localize
 from weft.compiler.passes import ProgramPass
-from weft.compiler.plans.specialize import replays
-from weft.compiler.schedule.actor_graph import Web, with_copies
+from weft.compiler.plans.specialize import with_cuda_graphs
+from weft.compiler.schedule.actor_graph import ActorGraph, with_copies
 from weft.compiler.schedule.bucket import Bucket, Schedule, bucket
-from weft.compiler.schedule.copies import credit, of_preset
+from weft.compiler.schedule.credits import preset_slots, with_credits
 from weft.compiler.schedule.gathers_first import prefetch
 from weft.compiler.schedule.presets import Preset, early_actors, with_priorities
 from weft.compiler.schedule.segment import segment
 from weft.compiler.stages.choose import assign_stages, choose_stages
 from weft.compiler.training.shards import choose_shards, shard_variables
-from weft.hardware import usual_device
+from weft.hardware import default_device
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.ir.plan import Actor, LocalProgram, RankPlan, Register
@@ -142,21 +142,23 @@ def prioritised(graph: LogicalGraph, rank: int) -> tuple[Actor, ...]:
 
 def on_plans(graph: LogicalGraph, pass_: Callable[[RankPlan], object]) -> Parts:
     """The plan of the first rank, before and after a pass."""
-    plan = credit(local(graph), actors(graph))
+    plan = with_credits(local(graph), actors(graph))
     return plan, pass_(plan)
 
 
 def replayed(graph: LogicalGraph, plan: RankPlan) -> RankPlan:
     """The plan with marks on segments that are replayed wherever they can be."""
-    return replays(plan, local(graph), usual_device("cuda"), "always", lambda op: None)[0]
+    return with_cuda_graphs(plan, local(graph), default_device("cuda"), "always", lambda op: None)[
+        0
+    ]
 
 
 def with_copies_of_1f1b(graph: LogicalGraph) -> Parts:
     """The registers of the first of two stages, before and after."""
-    plans = [credit(local(graph, rank), prioritised(graph, rank)) for rank in (0, 1)]
-    web = Web(tuple(plans), {})
+    plans = [with_credits(local(graph, rank), prioritised(graph, rank)) for rank in (0, 1)]
+    web = ActorGraph(tuple(plans), {})
     return registers_text(plans[0]), registers_text(
-        with_copies(plans[0], of_preset(web, ONE_F_ONE_B))
+        with_copies(plans[0], preset_slots(web, ONE_F_ONE_B))
     )
 
 

@@ -41,25 +41,25 @@ from compiler.pass_parts import (
 from contexts import NOTHING, asked, hinted
 from weft.compiler import pipeline
 from weft.compiler.context import Context, Options, Stages
+from weft.compiler.decompositions.class_loss import fuse_class_losses
+from weft.compiler.decompositions.joined_loss import join_losses
+from weft.compiler.decompositions.table import expand
 from weft.compiler.experts.dispatch import dispatch_rows
-from weft.compiler.experts.unsorted import unsorted
-from weft.compiler.families.class_loss import fuse_class_losses
-from weft.compiler.families.joined_loss import join_losses
-from weft.compiler.families.table import expand
-from weft.compiler.graph.apart import keep_apart
+from weft.compiler.experts.remove_sorts import remove_sorts
 from weft.compiler.graph.causal_masks import causal_masks
 from weft.compiler.graph.joined_products import join_products
 from weft.compiler.graph.products_first import products_first
 from weft.compiler.graph.rewriting import undo_views
 from weft.compiler.graph.shares import store_in_shares
+from weft.compiler.graph.unmerged_dims import keep_unmerged
 from weft.compiler.local.offload import copy_escaping_views, offload
 from weft.compiler.local.overlap import overlap
+from weft.compiler.microbatch.sequence_first import sequence_first
 from weft.compiler.microbatch.split import split_time
-from weft.compiler.microbatch.time_first import time_first
 from weft.compiler.passes import GraphPass
 from weft.compiler.plans.specialize import Target, outline, specialize
 from weft.compiler.schedule import schedule
-from weft.compiler.schedule.copies import credit
+from weft.compiler.schedule.credits import with_credits
 from weft.compiler.schedule.gathers_first import gathers_first
 from weft.compiler.schedule.schedule import split_backward
 from weft.compiler.stages import lay_out as stage_layouts
@@ -94,10 +94,10 @@ def told(pass_: GraphPass, context: Context = NOTHING) -> Row:
 # One row for each pass, or for each way of one pass, behind a dot: what it is told, or how it is called.
 PASSES: dict[str, Row] = {
     # transform
-    "keep_apart": told(keep_apart),
+    "keep_unmerged": told(keep_unmerged),
     "products_first": told(products_first),
     "causal_masks": told(causal_masks),
-    "unsorted": told(unsorted),
+    "unsorted": told(remove_sorts),
     "join_products": told(join_products),
     "scale_loss": told(scale_loss),
     "assign_stages": lambda graph: staged(graph, STAGED),
@@ -111,8 +111,8 @@ PASSES: dict[str, Row] = {
     "split_time": told(split_time, asked(micro_batches=4)),
     # lay
     "store_in_shares": told(store_in_shares, on(PAIR, w=(S0,))),
-    "time_first": told(time_first, on(PAIR, x=(S1,))),
-    "time_first.beside_data": told(time_first, on(GRID, x=(S0, S1))),
+    "sequence_first": told(sequence_first, on(PAIR, x=(S1,))),
+    "sequence_first.beside_data": told(sequence_first, on(GRID, x=(S0, S1))),
     "dispatch_rows": told(dispatch_rows, hinted(PAIR, {"w": (S0,)}, expert_capacity=1.0)),
     "shard_variables.level_1": lambda graph: sharded(graph, 1),
     "shard_variables.level_3": lambda graph: sharded(graph, 3),
@@ -151,7 +151,7 @@ PASSES: dict[str, Row] = {
         actors_text(*gathering(graph)),
         actors_text(*gathers_first(local(graph), *gathering(graph), Zero(3))),
     ),
-    "credit": lambda graph: (actors_text(actors(graph)), credit(local(graph), actors(graph))),
+    "credit": lambda graph: (actors_text(actors(graph)), with_credits(local(graph), actors(graph))),
     "with_copies": with_copies_of_1f1b,
     # on the rank that runs it
     "outline": lambda graph: on_plans(graph, lambda plan: outline(plan, fewest=3)),
@@ -182,7 +182,7 @@ NO_PASSES = {
         ),
         "decide what a pass is told",
     ),
-    "of_preset": "decides what with_copies is told",
+    "preset_slots": "decides what with_copies is told",
     "join_stages": "a part of lay_out",
     **dict.fromkeys(
         ("choose_stages", "on_cut_leaves", "note_mixtures", "choose_shards", "with_leaves"),

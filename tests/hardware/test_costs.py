@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from strategies import law
 from weft.errors import UserError
-from weft.hardware.given_costs import GivenCosts, parse_given_costs, read_given_costs
+from weft.hardware.cost_overrides import CostOverrides, parse_cost_overrides, read_cost_overrides
 
 
 def test_given_costs_are_read(tmp_path):
@@ -21,8 +21,8 @@ def test_given_costs_are_read(tmp_path):
         "exchanges": {"transfer": 6e-4},
     }
     path.write_text(yaml.safe_dump(content))
-    found = read_given_costs(path)
-    assert found == GivenCosts(
+    found = read_cost_overrides(path)
+    assert found == CostOverrides(
         content["ops"], content["modules"], content["stages"], content["exchanges"], str(path)
     )
     assert found.of_stage(0)["weight"] == 0.0
@@ -49,7 +49,7 @@ def test_given_costs_are_read(tmp_path):
 )
 def test_costs_that_make_no_sense_are_refused(content, said):
     with pytest.raises(UserError, match=said) as error:
-        parse_given_costs(content, "costs.yaml")
+        parse_cost_overrides(content, "costs.yaml")
     assert "costs.yaml" in str(error.value)
 
 
@@ -61,12 +61,12 @@ NAMES = st.sampled_from(("ops", "stages", "modules", "exchanges", "0", "*", "for
 @given(st.recursive(SCALARS, lambda inner: st.dictionaries(NAMES, inner) | st.lists(inner)))
 def test_whatever_stands_in_a_file_only_user_errors_are_raised(content):
     try:
-        found = parse_given_costs(content, "costs.yaml")
+        found = parse_cost_overrides(content, "costs.yaml")
     except UserError:
         return
-    assert isinstance(found, GivenCosts)
+    assert isinstance(found, CostOverrides)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(UserError, match=r"none\.yaml cannot be read"):
-        read_given_costs(tmp_path / "none.yaml")
+        read_cost_overrides(tmp_path / "none.yaml")

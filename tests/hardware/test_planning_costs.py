@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from weft.errors import UserError
-from weft.hardware import Device, usual_device
-from weft.hardware.here import keep_here, this_machine
-from weft.hardware.measured import MeasuredCosts, Measurements, Roofline, Sample
+from weft.hardware import DefaultDevice, default_device
+from weft.hardware.measured_costs import MeasuredCosts, Measurements, Roofline, Sample
+from weft.hardware.measured_store import store_measurements, this_machine
 from weft.hardware.planning_costs import (
     _topologies,
     behind_links,
@@ -34,7 +34,7 @@ def _own_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def kept(seconds: float) -> None:
     calls = {"op(f32[1])": Sample(Seconds(seconds))}
-    keep_here(Measurements({**this_machine(), **FACTS}, calls, act=Seconds(seconds)))
+    store_measurements(Measurements({**this_machine(), **FACTS}, calls, act=Seconds(seconds)))
 
 
 def at_hand(name: str = "", device_type: str = "cpu") -> object:
@@ -76,18 +76,20 @@ def test_every_name_has_a_topology() -> None:
 
 
 def test_links_between_hosts_are_those_measured_at_the_start() -> None:
-    links = replace(usual_device("cpu"), link=1e8, latency=Seconds(1e-3))
+    links = replace(default_device("cpu"), link=1e8, latency=Seconds(1e-3))
     roofline = Roofline(1e9, 2e9, Seconds(3e-6))
-    measured = MeasuredCosts(Measurements(FACTS, roofline=roofline), usual_device("cpu"))
+    measured = MeasuredCosts(Measurements(FACTS, roofline=roofline), default_device("cpu"))
     assert behind_links(None, links) == links
     assert behind_links(measured, None) is measured
-    assert behind_links(measured, links) == Device(1e9, 2e9, Seconds(3e-6), 1e8, Seconds(1e-3))
+    assert behind_links(measured, links) == DefaultDevice(
+        1e9, 2e9, Seconds(3e-6), 1e8, Seconds(1e-3)
+    )
 
 
 @pytest.mark.parametrize("device_type", ["cpu", "cuda"])
 def test_buckets_of_usual_devices(device_type: str) -> None:
     """As much as a link sends in twenty times its latency, whatever the ranks."""
-    device = usual_device(device_type)
+    device = default_device(device_type)
     assert bucket_bytes(device, (0, 1)) == bucket_bytes(device, (0,))
     assert bucket_bytes(device, (0,)) == round(20 * device.latency * device.link)
 

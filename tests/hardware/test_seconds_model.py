@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from weft.hardware import Device, usual_device
+from weft.hardware import DefaultDevice, default_device
 from weft.hardware.costs import seconds_model
 from weft.units import Bytes, Flops, Seconds
 
-DEVICE = Device(1e12, 1e11, Seconds(0.0), 1e10, Seconds(1e-3))
+DEVICE = DefaultDevice(1e12, 1e11, Seconds(0.0), 1e10, Seconds(1e-3))
 RANKS = tuple(range(4))
 
 
@@ -31,4 +31,4 @@ def test_faster_links_make_work_dearer() -> None:
 
 
 def test_what_the_user_fixed_holds() -> None:
-    assert seconds_model(usual_device("cuda"), RANKS, "bfloat16").hints_hold
+    assert seconds_model(default_device("cuda"), RANKS, "bfloat16").hints_hold

@@ -11,11 +11,11 @@ from weft.cached import cached_property
 from weft.errors import InternalError
 from weft.ir import LogicalGraph, parse_graph
 from weft.ir.arguments import with_names
-from weft.ir.nodes import Call, Phase, Ref, Value, Varying
+from weft.ir.nodes import Call, PerMicroBatch, Phase, Ref, Value
 
 MADE = Value("y", (2,), "float32")
 ARGS = (ref("a"), (ref("b"), 2), ref("a"))
-KWARGS = (("value", Varying((1, 2))), ("other", ref("c")))
+KWARGS = (("value", PerMicroBatch((1, 2))), ("other", ref("c")))
 CALL = Call.of("aten.addcmul.default", ARGS, (MADE,), kwargs=KWARGS)
 
 
@@ -23,7 +23,7 @@ def test_arguments_are_numbered_by_first_appearance() -> None:
     assert CALL.operands == ("a", "b", "c")
     assert CALL.uses == ("a", "b", "a", "c")
     assert (CALL.args, CALL.kwargs) == (ARGS, KWARGS)
-    assert CALL.varyings == (Varying((1, 2)),)
+    assert CALL.varyings == (PerMicroBatch((1, 2)),)
     assert [CALL.call.at(micro).kwargs[0] for micro in (0, 1)] == [("value", 1), ("value", 2)]
 
 

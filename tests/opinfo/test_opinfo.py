@@ -76,7 +76,7 @@ def test_a_wrong_rule_is_found() -> None:
 
 
 def test_a_wrong_value_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.capture.python.changes._moves", lambda value: False)
+    monkeypatch.setattr("weft.capture.python.side_effects._moves", lambda value: False)
     calls = iter(range(100))
     report = check_op(info(lambda x: x + next(calls), torch.rand(5)), Effort())
     assert "captured: result 0 differs" in report.wrong[0]
@@ -134,7 +134,7 @@ def test_an_op_that_is_only_compared_in_shape_is_no_right_one() -> None:
 
 
 def test_a_wrong_shape_of_uninitialized_memory_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.capture.python.changes._moves", lambda value: False)
+    monkeypatch.setattr("weft.capture.python.side_effects._moves", lambda value: False)
     calls = iter(range(100))
     op = info(lambda x: x.new_empty(3 + next(calls)), torch.rand(2))
     op.name = "new_empty"

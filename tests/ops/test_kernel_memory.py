@@ -20,7 +20,7 @@ from weft.ops.rules.layers import workspace_bytes
 from weft.runtime.kernels import recurrent
 from weft.runtime.kernels.generated import local_function
 from weft.runtime.kernels.local_ops import LOCAL_OPS
-from weft.runtime.memory.notes import Meter
+from weft.runtime.memory.memory_meter import MemoryMeter
 from weft.runtime.random import uniform
 from weft.runtime.torch_ops import to_torch
 
@@ -46,7 +46,7 @@ def taken(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[int, int]:
     """The most bytes that a call takes at a time, and those that it leaves."""
-    meter = Meter()
+    meter = MemoryMeter()
     for given in tree_leaves((args, kwargs)):
         if isinstance(given, Tensor):
             meter.see(given, "batch")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from weft.errors import UserError
-from weft.hardware import here
-from weft.hardware.here import keep_here, this_machine
-from weft.hardware.measured import Measurements
+from weft.hardware import measured_store
+from weft.hardware.measured_costs import Measurements
+from weft.hardware.measured_store import store_measurements, this_machine
 from weft.planning import machine
 from weft.planning.machine import machine_of
 
@@ -33,7 +33,7 @@ def test_a_machine_that_was_not_measured_is_told(name: str) -> None:
 
 def test_here_has_as_many_ranks_as_are_asked_for() -> None:
     facts = {**this_machine(), "device": "cpu", "ranks": 2, "processes": 2, "threads": 1}
-    keep_here(Measurements(facts))
+    store_measurements(Measurements(facts))
     assert [machine_of("here").devices, machine_of("here", 2).devices] == [3, 2]
     found = machine_of("herex5", 2)
     assert (found.devices, found.device_type) == (5, "cpu")
@@ -44,6 +44,6 @@ def test_here_has_as_many_ranks_as_are_asked_for() -> None:
 
 def test_a_machine_with_gpus_alone_is_of_their_type() -> None:
     facts = {**this_machine(), "device": "cuda", "ranks": 1, "processes": 1, "threads": 1}
-    keep_here(Measurements(facts))
-    assert here.load_here(1) is None
+    store_measurements(Measurements(facts))
+    assert measured_store.load_measurements(1) is None
     assert machine_of("here").device_type == "cuda"

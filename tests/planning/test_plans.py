@@ -26,9 +26,9 @@ from models import (
     token_batch,
     token_loss,
 )
-from weft.compiler.context import KeptResults
+from weft.compiler.context import PassCache
 from weft.errors import StrategyError
-from weft.hardware import usual_device
+from weft.hardware import default_device
 from weft.layout import Placement
 from weft.planning.plans import plan_stored, priced_step
 from weft.planning.simulated import planned_step
@@ -165,7 +165,7 @@ def test_patterns_may_name_modules_without_ops(tmp_path: Path) -> None:
 
 def test_plans_with_kept_results_are_those_without() -> None:
     """Of a chain of strategies, each with little of it different, and back again."""
-    step, kept = CASES["gpt, stages"].job().stored(), KeptResults(4)
+    step, kept = CASES["gpt, stages"].job().stored(), PassCache(4)
     first, last = weft.placement("cpu", [0, 1]), weft.placement("cpu", [2, 3])
     staged = replace(
         DATA,
@@ -195,5 +195,5 @@ def test_plans_with_kept_results_are_those_without() -> None:
         full = plan_stored(step, strategy, LINE)
         assert found.plan == full.plan
         again, once = (planned_step(step.graph, each) for each in (found, full))
-        costs = usual_device("cpu")
+        costs = default_device("cpu")
         assert priced_step(again, costs).simulation == priced_step(once, costs).simulation

@@ -10,15 +10,15 @@ from torch import nn
 import weft
 from models import classification_loss
 from weft.compiler.plans.specialize import SUMMED_PRODUCT
-from weft.hardware import usual_device
-from weft.hardware.measured import MeasuredCosts, Measurements
+from weft.hardware import default_device
+from weft.hardware.measured_costs import MeasuredCosts, Measurements
 from weft.ir.plan import Compute
 from weft.layout import Placement
 from weft.planning.plans import PricedStep, plan_stored, priced_step
 from weft.planning.simulated import planned_step
 from weft.simulator.steps.planned import PlannedStep
 
-CPU = usual_device("cpu")
+CPU = default_device("cpu")
 
 
 def planned() -> PlannedStep:

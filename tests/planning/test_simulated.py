@@ -14,10 +14,10 @@ import weft
 from models import GPT, MLP, classification_loss, token_batch, token_loss, vector_batch
 from weft.compiler.local.localize import families
 from weft.errors import UserError
-from weft.hardware import usual_device
+from weft.hardware import default_device
 from weft.hardware.durations import exchange_text
-from weft.hardware.here import keep_here, this_machine
-from weft.hardware.measured import Measurements, SizedSample
+from weft.hardware.measured_costs import Measurements, SizedSample
+from weft.hardware.measured_store import store_measurements, this_machine
 from weft.hardware.topology import topology
 from weft.layout import Placement
 from weft.planning.plans import plan_stored
@@ -60,7 +60,7 @@ def test_memory_is_that_of_the_simulated_order() -> None:
     stored = weft.Job(model, classification_loss, optimizer, batch).stored()
     compiled = plan_stored(stored, weft.data_parallel(), Placement("cpu", (2,), (0, 1)))
     planned = max(peak.memory.peak for peak in compiled.peaks)
-    found = simulate_stored(stored.graph, compiled, usual_device("cpu")).memory
+    found = simulate_stored(stored.graph, compiled, default_device("cpu")).memory
     assert found is not None
     assert found.planned < 0.95 * planned
 
@@ -106,7 +106,7 @@ def test_a_program_brings_its_strategy_and_its_ranks(
         )
         about = program.predicted
         assert program.predicted is about
-        keep_here(Measurements(facts, exchanges={exchange_text("transfer", 2): points}))
+        store_measurements(Measurements(facts, exchanges={exchange_text("transfer", 2): points}))
         found = weft.simulate(program)
         there = weft.simulate(program, topology="h100x2")
         program.close()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import weft
-from weft.program.checksums import BatchSums, OptionsChecksum, batch_sums
+from weft.program.checksums import BatchChecksums, OptionsChecksum, batch_checksums
 from weft.program.feeding import feed
 
 
@@ -27,7 +27,9 @@ from weft.program.feeding import feed
 )
 def test_equal_batches_have_equal_checksums(leaf: torch.Tensor) -> None:
     for step in (0, 5):
-        assert batch_sums({"x": leaf}, {}, step) == batch_sums({"x": leaf.clone()}, {}, step)
+        assert batch_checksums({"x": leaf}, {}, step) == batch_checksums(
+            {"x": leaf.clone()}, {}, step
+        )
 
 
 @pytest.mark.parametrize("step", [0, 3, 16, 32])
@@ -35,7 +37,7 @@ def test_any_other_element_is_seen_in_the_first_steps_and_now_and_then(step: int
     leaf = torch.zeros(300, 70)
     other = leaf.clone()
     other[299, 69] = 1e-30
-    assert batch_sums({"x": leaf}, {}, step) != batch_sums({"x": other}, {}, step)
+    assert batch_checksums({"x": leaf}, {}, step) != batch_checksums({"x": other}, {}, step)
 
 
 def test_the_first_steps_are_those_after_a_checkpoint_was_loaded(
@@ -43,11 +45,11 @@ def test_the_first_steps_are_those_after_a_checkpoint_was_loaded(
 ) -> None:
     seen: list[int] = []
 
-    def noted(leaves: Any, given: Any, step: int, *more: Any) -> BatchSums:
+    def noted(leaves: Any, given: Any, step: int, *more: Any) -> BatchChecksums:
         seen.append(step)
-        return batch_sums(leaves, given, step, *more)
+        return batch_checksums(leaves, given, step, *more)
 
-    monkeypatch.setattr(feed, "batch_sums", noted)
+    monkeypatch.setattr(feed, "batch_checksums", noted)
     model, x = torch.nn.Linear(2, 1), torch.ones(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with weft.local_world(2):
@@ -74,7 +76,7 @@ def test_another_batch_is_seen_in_every_step() -> None:
     generator = torch.Generator().manual_seed(0)
     for shape in [(1000,), (8, 512), (512, 8), (2, 3, 4, 5, 6), (100_000, 1)]:
         one, other = (torch.randn(shape, generator=generator) for _ in range(2))
-        assert batch_sums({"x": one}, {}, 5) != batch_sums({"x": other}, {}, 5)
+        assert batch_checksums({"x": one}, {}, 5) != batch_checksums({"x": other}, {}, 5)
 
 
 class OnDevice:
@@ -91,7 +93,7 @@ class OnDevice:
 @pytest.mark.parametrize(("step", "seen"), [(0, True), (3, True), (5, False), (16, True)])
 def test_a_batch_on_a_device_is_looked_at_now_and_then(step: int, seen: bool) -> None:
     leaves: list[Any] = [OnDevice(1.0), OnDevice(2.0)]
-    found = [batch_sums({"x": leaf}, {}, step) for leaf in leaves]
+    found = [batch_checksums({"x": leaf}, {}, step) for leaf in leaves]
     assert (found[0] != found[1]) is seen
 
 
@@ -99,9 +101,9 @@ def test_parts_count_among_ranks_that_have_the_same() -> None:
     layout = weft.placement("cpu", [[0, 1], [2, 3]])
     with weft.local_world(4):
 
-        def sums(value: float) -> BatchSums:
+        def sums(value: float) -> BatchChecksums:
             rows = weft.full((4, 2), value, placement=layout, sbp=[weft.split(0), weft.broadcast])
-            return batch_sums({}, {"x": rows}, 0)
+            return batch_checksums({}, {"x": rows}, 0)
 
         for ranks, same in [((0, 1), False), ((2, 3), False), ((0, 2), True), ((0, 1, 2, 3), True)]:
             assert (sums(1.0).alike(ranks) == sums(2.0).alike(ranks)) is same

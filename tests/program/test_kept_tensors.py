@@ -18,7 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import weft
-from weft.capture.numbers.later import is_later
+from weft.capture.numbers.unbacked import is_unbacked
 from weft.errors import CaptureError
 from weft.files import in_library
 
@@ -49,7 +49,7 @@ def made(loss_fn: Any) -> tuple[Any, nn.Module]:
 def left() -> list[Any]:
     """Tensors without data and later numbers that are in no cycle of garbage."""
     gc.collect()
-    return [each for each in gc.get_objects() if type(each) is FakeTensor or is_later(each)]
+    return [each for each in gc.get_objects() if type(each) is FakeTensor or is_unbacked(each)]
 
 
 @lru_cache

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import weft
-from weft.compiler.families import joined_loss
+from weft.compiler.decompositions import joined_loss
 from weft.errors import UserError
 from weft.program.planning import build
 from weft.runtime.executor import work

@@ -12,7 +12,7 @@ import weft
 from any_order import any_order
 from models import classification_loss
 from weft.compiler.memory.order import moments
-from weft.compiler.memory.turns import turns
+from weft.compiler.memory.order_constraints import order_constraints
 from weft.compiler.memory.walk import memory
 
 DATA = {"*": weft.split(0)}
@@ -56,7 +56,7 @@ def test_no_order_takes_more(name: str) -> None:
     exceeds = False
     for plan in compiled.plan.ranks:
         told = compiled.schedule.moments(plan.rank) or tuple(moments(plan))
-        peak, acts = memory(plan, told).memory.peak, turns(plan, told)
+        peak, acts = memory(plan, told).memory.peak, order_constraints(plan, told)
         for begins in (0.2, 0.5, 0.8, 0.95):
             for _ in range(4):
                 order = any_order(plan, acts, random, begins)

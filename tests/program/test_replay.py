@@ -17,12 +17,12 @@ from torch.utils._pytree import tree_leaves
 import weft
 from models import GPT, token_batch, token_loss
 from single_device import adamw
-from weft.compiler.plans.specialize import replays
-from weft.hardware import usual_device
+from weft.compiler.plans.specialize import with_cuda_graphs
+from weft.hardware import default_device
 from weft.ir.plan import Communicate, RankPlan
 from weft.program.planning import build
 from weft.runtime.devices.backend import BACKENDS
-from weft.runtime.devices.replay import Replayer, Tape, obstacle
+from weft.runtime.devices.cuda_graphs import GraphCapture, GraphRunner, capture_obstacle
 from weft.runtime.devices.streams import Inline
 
 pytestmark = pytest.mark.usefixtures("double_precision")
@@ -73,7 +73,7 @@ def spoil(tensors: Sequence[Tensor]) -> None:
             tensor.detach().fill_(torch.nan)
 
 
-class StandIn(Tape):
+class StandIn(GraphCapture):
     """As CUDA's graphs: the same ops on the same memory, and nothing of Python, run again."""
 
     def __init__(self, waits: str = "") -> None:
@@ -109,14 +109,16 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> list[StandIn]:
     """The tapes of programs compiled from now on, which replay what they can."""
     made: list[StandIn] = []
 
-    def make(setting: Any, compiled: Any, plan: Any, device: torch.device) -> Replayer:
+    def make(setting: Any, compiled: Any, plan: Any, device: torch.device) -> GraphRunner:
         made.append(StandIn())
         (program,) = (each for each in compiled.programs if each.rank == plan.rank)
-        marked, found = replays(plan, program, usual_device("cuda"), "always", obstacle)
-        return Replayer(marked, found, made[-1], device, setting.seed)
+        marked, found = with_cuda_graphs(
+            plan, program, default_device("cuda"), "always", capture_obstacle
+        )
+        return GraphRunner(marked, found, made[-1], device, setting.seed)
 
     monkeypatch.setitem(BACKENDS, "cpu", replace(BACKENDS["cpu"], streams=Inline))
-    monkeypatch.setattr(build, "make_replayer", make)
+    monkeypatch.setattr(build, "make_graph_runner", make)
     return made
 
 

@@ -15,11 +15,11 @@ from typer.testing import CliRunner
 
 from weft.cli.main import app
 from weft.runtime import doctor
-from weft.runtime.doctor import Checkup, look_over
+from weft.runtime.doctor import Checkup, check_machine
 
 
 def of(about: str) -> Checkup:
-    (found,) = [check for check in look_over() if check.about == about]
+    (found,) = [check for check in check_machine() if check.about == about]
     return found
 
 
@@ -123,5 +123,5 @@ def test_a_cache_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_secrets_are_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEFT_SECRET", "0123456789abcdef")
-    shown: Any = json.dumps([vars(check) for check in look_over()])
+    shown: Any = json.dumps([vars(check) for check in check_machine()])
     assert "0123456789abcdef" not in shown

@@ -15,13 +15,13 @@ from models import GPT, token_batch, token_loss
 from weft.hardware.topology.machine import Topology
 from weft.planning.machine import machine_of
 from weft.planning.stored_step import StoredStep
-from weft.search.bounds.floors import Floors
+from weft.search.bounds.lower_bounds import LowerBounds
 from weft.search.budget import Budget
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.measures import Measures
-from weft.search.space.fixed import space_of
-from weft.search.space.point import Point
-from weft.search.space.points import Points
+from weft.search.space.candidate import Candidate
+from weft.search.space.candidate_table import CandidateTable
+from weft.search.space.fixed_entries import space_of
 from weft.search.state import SearchState
 from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy
@@ -98,7 +98,7 @@ def begun(
     machine = machine_of(topology)
     facts = StepFacts(step, machine, base)
     evaluator = Evaluator(step, machine, facts.ranks)
-    return SearchState(evaluator, Floors(facts, limit), Budget.of(1.0, 10**6))
+    return SearchState(evaluator, LowerBounds(facts, limit), Budget.of(1.0, 10**6))
 
 
 def arranged(
@@ -120,18 +120,18 @@ def reserve() -> int:
     return begun(layers(), "h100x2").floors.reserve
 
 
-def planned(found: SearchState, point: Point) -> Measures:
+def planned(found: SearchState, point: Candidate) -> Measures:
     """The measures of a point, planned whole."""
     answer = found.evaluator.of(found.strategy(point))
     assert isinstance(answer, Measures), f"{point}: {answer}"
     return answer
 
 
-def least_of(floors: Floors, point: Point) -> float:
+def least_of(floors: LowerBounds, point: Candidate) -> float:
     """Seconds that a step of a point takes at least."""
-    return float(floors.least(Points.one(point))[0])
+    return float(floors.least(CandidateTable.one(point))[0])
 
 
-def least_memory_of(floors: Floors, point: Point) -> float:
+def least_memory_of(floors: LowerBounds, point: Candidate) -> float:
     """Bytes that a rank of a point takes at least."""
-    return float(floors.memory(Points.one(point))[0])
+    return float(floors.memory(CandidateTable.one(point))[0])

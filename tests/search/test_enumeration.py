@@ -13,8 +13,8 @@ from weft.search.estimate import Estimates
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.measures import Measures, Refused
 from weft.search.record import Learned
-from weft.search.space.point import Point
-from weft.search.space.points import Points, kinds_of
+from weft.search.space.candidate import Candidate
+from weft.search.space.candidate_table import CandidateTable, kinds_of
 from weft.search.state import NO_TIME, NOT_QUICKER, SearchState
 from weft.strategy.strategy import Strategy
 
@@ -31,25 +31,25 @@ def timed(search: SearchState, seconds: float = 1e6) -> SearchState:
     return search
 
 
-def looked_at(search: SearchState) -> list[bool]:
+def probed(search: SearchState) -> list[bool]:
     """For each point by hand true where it was looked at."""
-    return [search.estimates.looked_at(each) for each in search._by_hand]
+    return [search.estimates.probed(each) for each in search._by_hand]
 
 
 def test_one_point_of_each_kind_is_looked_at() -> None:
     """By small steps, so that none is planned; others are not looked at."""
     search = timed(arranged(decoder(8), "h100x2", base=FEW))
-    Enumeration(search).look_at_kinds()
+    Enumeration(search).probe_kinds()
     assert not search.planned
-    found = looked_at(search)
+    found = probed(search)
     assert set(kinds_of(search._by_hand)[found]) == set(kinds_of(search._by_hand))
     assert not all(found)
 
 
 def test_without_small_steps_one_point_of_each_kind_is_planned() -> None:
     search = timed(arranged(layers(), "h100x2"))
-    Enumeration(search).look_at_kinds()
-    kinds = kinds_of(Points.of(tuple(search.points))).tolist()
+    Enumeration(search).probe_kinds()
+    kinds = kinds_of(CandidateTable.of(tuple(search.points))).tolist()
     assert sorted(kinds) == sorted(set(kinds_of(search._by_hand).tolist()))
 
 
@@ -58,18 +58,18 @@ def test_time_for_a_plan_of_the_best_is_not_spent_on_looks(
 ) -> None:
     search = timed(arranged(decoder(8), "h100x2", base=FEW))
     monkeypatch.setattr(Estimates, "seconds_of_plan", lambda *_: 1e9)
-    Enumeration(search).look_at_kinds()
+    Enumeration(search).probe_kinds()
     assert len(search.estimates.looks) == 1
 
 
 def test_fully_sharded_points_come_first_where_data_parallel_lacks_room() -> None:
     search = timed(arranged(decoder(8), "h100x2", reserve() + LIMIT))
-    Enumeration(search).look_at_smallest()
+    Enumeration(search).probe_smallest()
     assert not search.planned
     assert search.estimates.looks
     assert all((each.zero, each.data) == (3, 2) for each in search.estimates.looks)
     roomy = timed(arranged(decoder(8), "h100x2"))
-    Enumeration(roomy).look_at_smallest()
+    Enumeration(roomy).probe_smallest()
     assert not roomy.estimates.looks
 
 
@@ -88,8 +88,8 @@ def test_few_moves_find_what_fits_alone(blocks: int, moves: int) -> None:
     """Data parallel with all blocks that run again under ZeRO 3, of a step with small steps and without."""
     step, topology = decoder(blocks), "h100x2"
     search = begun(step, topology)
-    least = search.evaluator.of(search.strategy(Point(2, zero=3, recompute=blocks)))
-    plain = search.evaluator.of(search.strategy(Point(2, zero=3)))
+    least = search.evaluator.of(search.strategy(Candidate(2, zero=3, recompute=blocks)))
+    plain = search.evaluator.of(search.strategy(Candidate(2, zero=3)))
     assert isinstance(least, Measures)
     assert isinstance(plain, Measures)
     assert least.memory < plain.memory
@@ -100,7 +100,7 @@ def test_few_moves_find_what_fits_alone(blocks: int, moves: int) -> None:
 def test_the_first_plan_is_one_that_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the quickest would take longer than there is, the quickest of those that were looked at and would not."""
     search = arranged(decoder(8), "h100x2")
-    others = [Point(2, zero=3), Point(2, micro_batches=2)]
+    others = [Candidate(2, zero=3), Candidate(2, micro_batches=2)]
     for point in others:
         search.estimates.look(point)
     wanted = min(others, key=lambda each: search.estimates.about(each)[0])
@@ -116,7 +116,7 @@ def test_points_are_planned_in_their_order_until_none_is_likely() -> None:
     points = Enumeration(search)
     points.plan(True, likely=True)
     count = len(search.points)
-    assert all(Points.of(tuple(search.points)).by_hand)
+    assert all(CandidateTable.of(tuple(search.points)).by_hand)
     points.plan(True, likely=False)
     assert len(search.points) >= count
     points.plan(False, likely=False)
@@ -138,7 +138,7 @@ def test_as_few_blocks_run_again_as_have_room() -> None:
 
 def test_a_point_whose_plan_would_end_late_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     search = arranged(decoder(2), "h100x2", base=FEW)
-    search.plan_point(Point(2, zero=3))
+    search.plan_point(Candidate(2, zero=3))
     monkeypatch.setattr(SearchState, "in_time", lambda *_: False)
     left = len(search.queue)
     Enumeration(search).plan(True, likely=False)
@@ -149,7 +149,7 @@ def test_a_point_whose_plan_would_end_late_is_counted(monkeypatch: pytest.Monkey
 
 def test_far_slower_points_of_an_earlier_search_are_not_planned() -> None:
     first = arranged(decoder(2), "h100x2", base=FEW)
-    slow, quick = Point(1), Point(2, zero=3)
+    slow, quick = Candidate(1), Candidate(2, zero=3)
     known = {each: first.plan_point(each) for each in (slow, quick)}
     pinned = Strategy(stages=1, clip_norm=1.0)
     second = arranged(decoder(2), "h100x2", base=pinned)
@@ -167,8 +167,8 @@ def test_a_point_for_which_no_look_ends_in_time_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     search = arranged(decoder(8), "h100x2", base=FEW)
-    search.plan_point(Point(2, zero=3))
-    monkeypatch.setattr(SearchState, "looks_in_time", lambda *_: False)
+    search.plan_point(Candidate(2, zero=3))
+    monkeypatch.setattr(SearchState, "probes_in_time", lambda *_: False)
     Enumeration(search).plan(True, likely=False)
     assert search.queue.left_out > 0
     assert not search.estimates.looks
@@ -186,11 +186,11 @@ def test_the_next_point_is_planned_ahead(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_others_are_better_that_were_looked_at_and_should_be_quicker() -> None:
     search = arranged(decoder(8), "h100x2")
-    search.plan_point(Point(1, micro_batches=4))
+    search.plan_point(Candidate(1, micro_batches=4))
     points = Enumeration(search)
     assert not points.others_are_better()
-    other = Point(2, recompute=8)
-    assert not Points.one(other).by_hand[0]
+    other = Candidate(2, recompute=8)
+    assert not CandidateTable.one(other).by_hand[0]
     search.estimates.look(other)
     quicker = search.estimates.about(other)[0] < search.log.quickest
     assert points.others_are_better() == quicker
@@ -205,7 +205,7 @@ def test_the_cheapest_layouts_are_of_data_parallel_and_told_with_it(
     search, told = arranged(layers(), "h100x2"), list[int]()
     monkeypatch.setattr(search, "_told", lambda state: told.append(state.planned))
     Enumeration(search).plan_cheapest()
-    assert list(search.points) == [Point(2)]
+    assert list(search.points) == [Candidate(2)]
     tried = {each.name: each for each in search.result().tried}
     assert any("cheapest layouts" in each for each in tried)
     # The layer behind the loss has a row for each class.
@@ -219,7 +219,7 @@ def test_the_cheapest_layouts_are_of_data_parallel_and_told_with_it(
 def test_the_cheapest_are_tried_when_kinds_were_looked_at() -> None:
     """As a search of some seconds does: data parallel may be planned by then."""
     found = arranged(many_classes(), "flexflow-p100x4")
-    Enumeration(found).look_at_kinds()
+    Enumeration(found).probe_kinds()
     Enumeration(found).plan_cheapest()
     assert found.best is not None
     name, strategy, _ = found.best
@@ -245,10 +245,10 @@ def test_the_cheapest_are_left_out(monkeypatch: pytest.MonkeyPatch, why: str) ->
     search = timed(arranged(decoder(8), "h100x2", base=base), seconds=1000.0)
     monkeypatch.setattr(Estimates, "seconds_of_plan", lambda *_: 900.0 if why == "no time" else 0.0)
     if why == "no look":
-        monkeypatch.setattr(SearchState, "may_look", lambda _: False)
+        monkeypatch.setattr(SearchState, "may_probe", lambda _: False)
     elif why == "known before":
         # With something else fixed: the strategy of the point is none that was planned.
-        search.learned = Learned(points={Point(2): Refused("fixed otherwise")})
+        search.learned = Learned(points={Candidate(2): Refused("fixed otherwise")})
     elif why == "too few samples":
         monkeypatch.setitem(vars(search.facts), "samples", 1)
     Enumeration(search).plan_cheapest()
@@ -260,25 +260,43 @@ def test_of_what_surely_lacks_room_no_layouts_are_planned(
     monkeypatch: pytest.MonkeyPatch, more: int
 ) -> None:
     """By its floor, before small steps are planned."""
-    limit = int(least_memory_of(begun(decoder(8), "h100x2").floors, Point(2))) + more
-    search, looked = timed(arranged(decoder(8), "h100x2", limit)), list[Point]()
+    limit = int(least_memory_of(begun(decoder(8), "h100x2").floors, Candidate(2))) + more
+    search, looked = timed(arranged(decoder(8), "h100x2", limit)), list[Candidate]()
     monkeypatch.setattr(Estimates, "look", lambda _, point: looked.append(point))
     Enumeration(search).plan_cheapest()
-    assert looked == ([] if more else [Point(2)])
+    assert looked == ([] if more else [Candidate(2)])
     assert not search.points
 
 
 def test_after_some_that_lack_room_the_smallest_is_next() -> None:
     """Of a step without small ones, where nothing fits so far."""
     search = arranged(decoder(4), "h100x2", reserve() + 1000)
-    search.arrange(Points.of([Point(2), Point(2, zero=1), Point(1), Point(2, zero=3), Point(1, 2)]))
+    search.arrange(
+        CandidateTable.of(
+            [
+                Candidate(2),
+                Candidate(2, zero=1),
+                Candidate(1),
+                Candidate(2, zero=3),
+                Candidate(1, 2),
+            ]
+        )
+    )
     search.queue = type(search.queue)(
-        Points.of([Point(2), Point(2, zero=1), Point(1), Point(2, zero=2), Point(2, zero=3)]),
+        CandidateTable.of(
+            [
+                Candidate(2),
+                Candidate(2, zero=1),
+                Candidate(1),
+                Candidate(2, zero=2),
+                Candidate(2, zero=3),
+            ]
+        ),
         np.zeros(5),
         search.estimates,
     )
-    for each in (Point(2), Point(2, zero=1), Point(1)):
+    for each in (Candidate(2), Candidate(2, zero=1), Candidate(1)):
         search.plan_point(each)
     search.budget = Budget.of(1.0, 4)
     Enumeration(search).plan(True, likely=True)
-    assert list(search.points)[3] == Point(2, zero=3)
+    assert list(search.points)[3] == Candidate(2, zero=3)

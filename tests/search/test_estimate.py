@@ -9,19 +9,19 @@ import pytest
 from search.jobs import begun, decoder, layers, planned
 from weft.search.estimate import Estimates, roofline
 from weft.search.evaluation.measures import Measures, Refused
-from weft.search.record import Learned, Look
-from weft.search.space.fixed import space_of
-from weft.search.space.point import Point
-from weft.search.space.points import Points
+from weft.search.record import Learned, Probe
+from weft.search.space.candidate import Candidate
+from weft.search.space.candidate_table import CandidateTable
+from weft.search.space.fixed_entries import space_of
 from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
 
 RESERVE = begun(decoder(8), "h100x2").floors.reserve
-SHARDED = Point(2, zero=3)
+SHARDED = Candidate(2, zero=3)
 AGAIN = replace(SHARDED, recompute=8)
 NOTHING = Seconds(0.0), Seconds(0.0)
-PIPE = Point(1, stages=2, micro_batches=4, schedule="1f1b")
+PIPE = Candidate(1, stages=2, micro_batches=4, schedule="1f1b")
 
 
 def estimates(limit: int | None = None, topology: str = "h100x2") -> Estimates:
@@ -29,7 +29,7 @@ def estimates(limit: int | None = None, topology: str = "h100x2") -> Estimates:
     return begun(decoder(8), topology, None if limit is None else RESERVE + limit).estimates
 
 
-def seconds(found: Estimates, *points: Point) -> list[float]:
+def seconds(found: Estimates, *points: Candidate) -> list[float]:
     return [float(found.about(each)[0]) for each in points]
 
 
@@ -45,7 +45,7 @@ def test_a_roofline_is_above_its_floor_and_counts_for_many_points_as_for_one() -
     assert (every.seconds[plain] >= 0.99 * search.floors.least(points)[plain]).all()
     assert (every.beside >= 0).all()
     for number in range(0, len(points), len(points) // 20):
-        one = roofline(Points.one(points.point(number)), search.floors)
+        one = roofline(CandidateTable.one(points.point(number)), search.floors)
         assert one.seconds[0] == every.seconds[number]
         assert one.beside[0] == pytest.approx(every.beside[number])
 
@@ -53,7 +53,13 @@ def test_a_roofline_is_above_its_floor_and_counts_for_many_points_as_for_one() -
 def test_what_takes_longer_by_its_roofline_takes_longer_when_it_is_planned() -> None:
     """Of data parallel, layers cut, stages and shards, where each is twice as far apart as estimates err."""
     search = begun(layers(), "flexflow-k80x4")
-    points = (Point(4), Point(1), Point(4, zero=3), Point(2, 2, layouts="columns"), Point(2))
+    points = (
+        Candidate(4),
+        Candidate(1),
+        Candidate(4, zero=3),
+        Candidate(2, 2, layouts="columns"),
+        Candidate(2),
+    )
     found = [(search.estimates.about(each)[0], planned(search, each).seconds) for each in points]
     for one in found:
         for other in found:
@@ -63,8 +69,8 @@ def test_what_takes_longer_by_its_roofline_takes_longer_when_it_is_planned() -> 
 def test_the_nearest_point_that_was_measured_counts() -> None:
     found = estimates(topology="h100x4")
     flat, cut, pipe = (
-        Point(4),
-        Point(2, 2, layouts="columns"),
+        Candidate(4),
+        Candidate(2, 2, layouts="columns"),
         replace(PIPE, data=2, micro_batches=2),
     )
     before = seconds(found, flat, cut, pipe)
@@ -92,24 +98,24 @@ def test_of_equally_near_ones_the_latest_counts() -> None:
 def test_samples_are_near_by_their_quotient() -> None:
     """Small micro-batches take longer than by their roofline; the fewer samples, the more so."""
     found, plain = estimates(), estimates()
-    many, few = Point(1), Point(1, micro_batches=4)
+    many, few = Candidate(1), Candidate(1, micro_batches=4)
     for point, times in ((many, 2.0), (few, 9.0)):
         found.learn(point, measured(times * seconds(plain, point)[0], RESERVE))
-    middle = Point(1, micro_batches=2)
+    middle = Candidate(1, micro_batches=2)
     assert seconds(found, middle)[0] / seconds(plain, middle)[0] == pytest.approx(9.0)
 
 
 def test_those_like_one_that_is_refused_wait() -> None:
-    refused, other = Point(1, 2, layouts="columns"), Point(1, 2, layouts="sequence")
+    refused, other = Candidate(1, 2, layouts="columns"), Candidate(1, 2, layouts="sequence")
     before = estimates()
     after = begun(decoder(8), "h100x2").estimates
     after.learn(refused, Refused("not so"))
-    after.learn(Point(2), Refused("of memory alone"))
+    after.learn(Candidate(2), Refused("of memory alone"))
     alike = replace(refused, micro_batches=2)
-    for one, two in zip(*(seconds(e, alike, Point(2)) for e in (after, before)), strict=True):
+    for one, two in zip(*(seconds(e, alike, Candidate(2)) for e in (after, before)), strict=True):
         assert one == 2 * two
-    after.learn(Point(2), measured(1.0, RESERVE))
-    assert seconds(after, Point(2)) == pytest.approx([1.0])
+    after.learn(Candidate(2), measured(1.0, RESERVE))
+    assert seconds(after, Candidate(2)) == pytest.approx([1.0])
     assert seconds(after, alike)[0] == 2 * seconds(before, alike)[0]
     assert seconds(after, other)[0] > 0
 
@@ -119,9 +125,9 @@ def test_a_pipeline_stands_by_its_point_without_stages() -> None:
     search = begun(decoder(8), "h100x2")
     for schedule in ("gpipe", "1f1b", "zero_bubble", ""):
         point = replace(PIPE, schedule=schedule)
-        assert not search.estimates.looked_at(replace(point, micro_batches=2))
+        assert not search.estimates.probed(replace(point, micro_batches=2))
         search.estimates.look(point)
-        assert search.estimates.looked_at(point)
+        assert search.estimates.probed(point)
         found, whole = search.estimates.measures(point), planned(search, point)
         assert found is not None
         assert found.seconds == pytest.approx(whole.seconds, rel=0.15)
@@ -156,7 +162,7 @@ def test_as_few_blocks_run_again_as_give_room() -> None:
     assert free.estimates.just_enough(AGAIN) == AGAIN
     one, two, three = seconds(search.estimates, SHARDED, fewer, AGAIN)
     assert one < two < three
-    order = search.estimates.of(Points.of((SHARDED, AGAIN))).seconds()
+    order = search.estimates.of(CandidateTable.of((SHARDED, AGAIN))).seconds()
     assert one < order[1] < three
     assert order[0] > one
 
@@ -168,7 +174,7 @@ def test_what_lacks_little_stands_behind_by_what_it_lacks_and_other_points_behin
     for part, times in ((1.1, 1.0), (0.9, 1 / 0.9), (0.7, 1000 / 0.7)):
         found = estimates(int(part * (held - RESERVE)))
         found.learn(SHARDED, measured(took, held))
-        order = float(found.of(Points.one(SHARDED)).seconds()[0])
+        order = float(found.of(CandidateTable.one(SHARDED)).seconds()[0])
         assert order == pytest.approx(times * took, rel=1e-3)
         assert found.has_room(SHARDED) == (part > 1)
 
@@ -176,7 +182,7 @@ def test_what_lacks_little_stands_behind_by_what_it_lacks_and_other_points_behin
 def test_what_comes_to_activations_is_the_same_for_more_samples() -> None:
     """Where only the batch is cut; what is less than estimated is so by a part."""
     few, many = (replace(SHARDED, micro_batches=number) for number in (1, 4))
-    rough = roofline(Points.of((few, many)), estimates().floors)
+    rough = roofline(CandidateTable.of((few, many)), estimates().floors)
     held, beside = rough.states + rough.beside, rough.beside
     for over in (0.5 * beside[1], -0.5 * beside[1]):
         found = estimates()
@@ -193,29 +199,29 @@ def test_what_an_earlier_search_measured_counts() -> None:
     looks, whole = free.estimates.looks, measured(1.5, RESERVE + 10)
     learned = Learned({}, {}, {AGAIN: whole}, looks)
     found = SearchState(free.evaluator, free.floors, free.budget, learned).estimates
-    assert found.looked_at(AGAIN)
-    assert found.looked_at(SHARDED)
+    assert found.probed(AGAIN)
+    assert found.probed(SHARDED)
     assert found.measures(AGAIN) == whole
     assert seconds(found, AGAIN) == pytest.approx([1.5])
 
 
 def test_plans_and_looks_at_many_micro_batches_take_longer() -> None:
     """Half of the time depends on their number; of a computed schedule it is found by simulations."""
-    found, many = estimates(), Point(2, micro_batches=4)
-    assert found.seconds_of_look(many) == 0.0
-    found.looks[Point(2)] = Look(measured(1.0, RESERVE), 8.0)
-    assert found.seconds_of_plan(Point(2)) == 8.0
+    found, many = estimates(), Candidate(2, micro_batches=4)
+    assert found.seconds_of_probe(many) == 0.0
+    found.looks[Candidate(2)] = Probe(measured(1.0, RESERVE), 8.0)
+    assert found.seconds_of_plan(Candidate(2)) == 8.0
     assert found.seconds_of_plan(many) == 20.0
-    assert found.seconds_of_look(many) == pytest.approx(20.0 * 7 / 8)
-    assert found.seconds_of_look(Point(2)) == 0.0
-    pipe = Point(2, stages=2, schedule="1f1b")
+    assert found.seconds_of_probe(many) == pytest.approx(20.0 * 7 / 8)
+    assert found.seconds_of_probe(Candidate(2)) == 0.0
+    pipe = Candidate(2, stages=2, schedule="1f1b")
     assert found.seconds_of_plan(pipe) < found.seconds_of_plan(replace(pipe, schedule=""))
 
 
 def test_a_step_without_blocks_has_no_looks() -> None:
     found = begun(layers(), "h100x2", base=Strategy(clip_norm=1.0)).estimates
-    found.look(Point(2))
-    assert found.looks[Point(2)].answer is None
-    assert found.measures(Point(2)) is None
-    assert found.just_enough(Point(2)) == Point(2)
+    found.look(Candidate(2))
+    assert found.looks[Candidate(2)].answer is None
+    assert found.measures(Candidate(2)) is None
+    assert found.just_enough(Candidate(2)) == Candidate(2)
     assert not found.measured

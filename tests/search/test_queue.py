@@ -7,21 +7,23 @@ import pytest
 
 from search.jobs import arranged, begun, decoder, layers, reserve
 from weft.search.evaluation.measures import Measures, Refused
-from weft.search.queue import PointQueue
-from weft.search.record import Look
-from weft.search.space.point import Point
-from weft.search.space.points import Points
+from weft.search.queue import CandidateQueue
+from weft.search.record import Probe
+from weft.search.space.candidate import Candidate
+from weft.search.space.candidate_table import CandidateTable
 from weft.units import Bytes, Seconds
 
-FLAT = [Point(2), Point(2, micro_batches=2), Point(2, micro_batches=4), Point(1)]
+FLAT = [Candidate(2), Candidate(2, micro_batches=2), Candidate(2, micro_batches=4), Candidate(1)]
 
 
-def queue(points: list[Point], limit: int | None = None) -> PointQueue:
+def queue(points: list[Candidate], limit: int | None = None) -> CandidateQueue:
     search = begun(decoder(8), "h100x2", limit)
-    return PointQueue(Points.of(points), np.arange(1.0, 1 + len(points)), search.estimates)
+    return CandidateQueue(
+        CandidateTable.of(points), np.arange(1.0, 1 + len(points)), search.estimates
+    )
 
 
-def every(found: PointQueue, count: int = 99) -> list[Point]:
+def every(found: CandidateQueue, count: int = 99) -> list[Candidate]:
     return [point for point, _ in found.first(np.ones(len(found.points), np.bool_), count)]
 
 
@@ -32,7 +34,7 @@ def test_the_quickest_by_estimate_is_the_first() -> None:
     assert every(found) == order
     assert every(found, 2) == order[:2]
     found.take(order[0])
-    found.take(Point(64))
+    found.take(Candidate(64))
     assert every(found, 1) == order[1:2]
     assert len(found) == 3
     found.leave_out(order[1])
@@ -57,13 +59,16 @@ def test_what_no_plan_makes_quicker_is_dropped() -> None:
 
 
 def test_what_is_refused_without_stages_comes_last_in_stages_too() -> None:
-    pipe = Point(2, stages=1, micro_batches=2), Point(1, stages=2, micro_batches=2, schedule="1f1b")
-    found = queue([*pipe, Point(1)])
-    found._estimates.looks[Point(1, micro_batches=2)] = Look(Refused("no"), 0.0)
+    pipe = (
+        Candidate(2, stages=1, micro_batches=2),
+        Candidate(1, stages=2, micro_batches=2, schedule="1f1b"),
+    )
+    found = queue([*pipe, Candidate(1)])
+    found._estimates.looks[Candidate(1, micro_batches=2)] = Probe(Refused("no"), 0.0)
     ones = np.ones(3, np.bool_)
     assert every(found)[-1] == pipe[1]
     assert found.first(ones, 3)[-1][1] == np.inf
-    for point in (pipe[0], Point(1)):
+    for point in (pipe[0], Candidate(1)):
         found.take(point)
     assert every(found, 1) == [pipe[1]]
     assert not list(found.with_room(ones, looked=False))
@@ -76,25 +81,25 @@ def test_those_with_room_come_in_their_order() -> None:
     roomy = list(found.with_room(ones, looked=False))
     assert [seconds for _, seconds in roomy] == sorted(seconds for _, seconds in roomy)
     assert all(search.estimates.has_room(point) for point, _ in roomy[:20])
-    again = Point(2, zero=3, recompute=8)
+    again = Candidate(2, zero=3, recompute=8)
     search.estimates.look(again)
     assert again in [point for point, _ in found.with_room(ones, looked=True)]
 
 
 def test_the_smallest_is_the_one_of_least_memory() -> None:
-    found = queue([Point(2), Point(2, zero=3), Point(2, zero=1)], 1)
+    found = queue([Candidate(2), Candidate(2, zero=3), Candidate(2, zero=1)], 1)
     among = np.array([True, True, True])
-    assert found.smallest(among) == Point(2, zero=3)
-    assert found.smallest(np.array([True, False, True])) == Point(2, zero=1)
+    assert found.smallest(among) == Candidate(2, zero=3)
+    assert found.smallest(np.array([True, False, True])) == Candidate(2, zero=1)
     assert found.smallest(~among) is None
 
 
 def test_a_point_with_all_blocks_again_stands_for_fewer_until_they_were_offered() -> None:
     free = begun(decoder(8), "h100x2", reserve() + 1)
-    none, again = Point(2, zero=3), Point(2, zero=3, recompute=8)
+    none, again = Candidate(2, zero=3), Candidate(2, zero=3, recompute=8)
     held = [free.estimates.about(each)[1] for each in (none, again)]
     search = begun(decoder(8), "h100x2", sum(held) // 2)
-    found = PointQueue(Points.of([again]), np.zeros(1), search.estimates)
+    found = CandidateQueue(CandidateTable.of([again]), np.zeros(1), search.estimates)
     ((_, before),) = found.first(np.ones(1, np.bool_))
     found.as_it_stands(again)
     ((_, after),) = found.first(np.ones(1, np.bool_))

@@ -17,8 +17,8 @@ from weft.errors import UserError
 from weft.hardware.topology import topology
 from weft.planning.machine import machine_of
 from weft.search.evaluation.measures import Longer, Measures, Refused
-from weft.search.record import Learned, Look, SearchRecord
-from weft.search.space.point import Point
+from weft.search.record import Learned, Probe, SearchRecord
+from weft.search.space.candidate import Candidate
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
 
@@ -31,8 +31,8 @@ RECORD = SearchRecord(
     Learned(
         {"a": TOOK, "b": Refused("no room")},
         {"c": Longer(Seconds(2.0))},
-        {Point(2, 2, layouts="columns", outer=True): TOOK, Point(4): Refused("no")},
-        {Point(2): Look(TOOK, 0.5), Point(1): Look(None, 0.0)},
+        {Candidate(2, 2, layouts="columns", outer=True): TOOK, Candidate(4): Refused("no")},
+        {Candidate(2): Probe(TOOK, 0.5), Candidate(1): Probe(None, 0.0)},
     ),
 )
 
@@ -71,7 +71,7 @@ def test_what_is_none_is_told(tmp_path: Path, entry: str, wrong: Any) -> None:
 
 def row_of(**changed: object) -> list[object]:
     """The row of a point, with coordinates that it cannot have."""
-    return [*{**asdict(Point(2)), **changed}.values()]
+    return [*{**asdict(Candidate(2)), **changed}.values()]
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,13 @@ from search.jobs import (
 from weft.errors import StrategyError, UserError
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.measures import Measures, Refused
-from weft.search.space.fixed import space_of
-from weft.search.space.point import Point
+from weft.search.space.candidate import Candidate
+from weft.search.space.fixed_entries import space_of
 from weft.strategy.strategy import Strategy
 
 
 @cache
-def every(topology: str) -> dict[Point, Measures]:
+def every(topology: str) -> dict[Candidate, Measures]:
     """All points of the space of the two layers, planned and simulated, with no floors."""
     found = begun(layers(), topology)
     measures = {}

@@ -16,8 +16,8 @@ from weft.search.estimate import Estimates
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.measures import Measures
 from weft.search.record import Learned
-from weft.search.space.fixed import space_of
-from weft.search.space.point import Point
+from weft.search.space.candidate import Candidate
+from weft.search.space.fixed_entries import space_of
 from weft.search.state import NO_MOVES, NO_ROOM, NO_TIME, SearchState
 
 QUICK = replace(weft.data_parallel(), grid=(2,))
@@ -78,7 +78,7 @@ def test_points_without_room_are_counted() -> None:
 def test_a_point_is_planned_learned_from_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     found, told = arranged(layers(), "h100x2"), list[int]()
     monkeypatch.setattr(found, "_told", lambda state: told.append(state.planned))
-    point, count = Point(2), len(found.queue)
+    point, count = Candidate(2), len(found.queue)
     answer = found.plan_point(point)
     assert len(found.queue) == count - 1
     assert found.points == {point: answer} == {point: found.evaluator.of(found.strategy(point))}
@@ -91,7 +91,7 @@ def test_a_point_is_planned_learned_from_and_told(monkeypatch: pytest.MonkeyPatc
 
 def test_points_that_are_left_are_counted_by_what_ended() -> None:
     found = arranged(layers(), "h100x2")
-    found.plan_point(Point(2))
+    found.plan_point(Candidate(2))
     count = len(found.queue)
     assert found.result().skipped[NO_MOVES] == count
     found.budget = Budget.of(1e6, None)
@@ -168,7 +168,7 @@ def test_one_point_is_planned_in_any_case_and_until_one_fits_others_in_time(cloc
     found = timed(limit=1)
     clock.now = 2 * SECONDS
     assert found.must_plan()
-    found.points[Point(2)] = found.log.plan("quick", QUICK)
+    found.points[Candidate(2)] = found.log.plan("quick", QUICK)
     assert not found.must_plan()
     assert not found.affords()
     # What the last ones took would be too long, if one fitted.
@@ -182,7 +182,7 @@ def test_a_point_is_planned_in_time_whose_plan_ends_or_is_known(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Estimates, "seconds_of_plan", lambda *_: 3.0)
-    found, point = timed(), Point(2)
+    found, point = timed(), Candidate(2)
     clock.now = 6.5
     assert found.in_time(point)
     clock.now = 7.5
@@ -204,22 +204,22 @@ def test_a_best_that_is_planned_once_more_takes_time_from_points(
     found.log.plan("quick", QUICK)
     elsewhere(found)
     clock.now = 4.5
-    assert found.in_time(Point(2))
+    assert found.in_time(Candidate(2))
     clock.now = 5.5
-    assert not found.in_time(Point(2))
+    assert not found.in_time(Candidate(2))
 
 
 def test_before_any_plan_half_of_the_time_is_for_looks(clock: Clock) -> None:
     found = timed()
     found.until = 0.8
     clock.now = 3.5
-    assert found.may_look()
+    assert found.may_probe()
     clock.now = 4.5
-    assert not found.may_look()
+    assert not found.may_probe()
     found.log.plan("quick", QUICK)
-    assert found.may_look()
+    assert found.may_probe()
     clock.now = 8.5
-    assert not found.may_look()
+    assert not found.may_probe()
 
 
 def test_who_is_told_is_given_the_state() -> None:

@@ -20,17 +20,17 @@ from weft.search.log import Best
 from weft.search.moves import local_search
 from weft.search.moves.local_search import LocalSearch
 from weft.search.moves.neighbours import Neighbours
-from weft.search.space.point import Point
-from weft.search.space.points import Points
+from weft.search.space.candidate import Candidate
+from weft.search.space.candidate_table import CandidateTable
 from weft.strategy.strategy import data_parallel
 from weft.units import Bytes, Seconds
 
-PIPE = Point(1, stages=2, micro_batches=4, schedule="1f1b")
+PIPE = Candidate(1, stages=2, micro_batches=4, schedule="1f1b")
 NOTHING = Seconds(0.0), Seconds(0.0)
 
 
-def seconds(estimates: Estimates, *points: Point) -> list[float]:
-    return list(roofline(Points.of(points), estimates.floors).seconds)
+def seconds(estimates: Estimates, *points: Candidate) -> list[float]:
+    return list(roofline(CandidateTable.of(points), estimates.floors).seconds)
 
 
 def test_they_are_few() -> None:
@@ -41,10 +41,10 @@ def test_they_are_few() -> None:
 def test_gradients_hide_behind_the_backward() -> None:
     """HIDING: without it the estimate of data parallel on a slow link is farther from what its plan takes."""
     search = begun(layers(), "flexflow-k80x4")
-    found, floors = Points.one(Point(4)), search.floors
+    found, floors = CandidateTable.one(Candidate(4)), search.floors
     busy, reduced = floors.work.busy(found)[0], floors.exchanges.reduction(found)[0]
     update = floors.work.updates_again(found)[0]
-    exposed = seconds(search.estimates, Point(4))[0] - busy - update
+    exposed = seconds(search.estimates, Candidate(4))[0] - busy - update
     assert exposed == pytest.approx(max(reduced - tuning.HIDING * busy, 0.0))
     assert exposed < reduced
 
@@ -59,13 +59,13 @@ def test_gradients_of_weights_fill_a_bubble() -> None:
 def test_layouts_that_deduction_finds_come_behind_data_parallel() -> None:
     """FREE: else all grids of them would come with the best of data parallel."""
     estimates = begun(decoder(8), "h100x4").estimates
-    plain, free = seconds(estimates, Point(4), Point(2, 2, layouts="free"))
+    plain, free = seconds(estimates, Candidate(4), Candidate(2, 2, layouts="free"))
     assert free == pytest.approx(tuning.FREE * plain)
 
 
 def test_samples_that_ranks_do_not_divide_wait() -> None:
     """UNKNOWN: four samples on three ranks would come with those on two."""
-    two, three = seconds(begun(decoder(8), "h100x4").estimates, Point(2), Point(3))
+    two, three = seconds(begun(decoder(8), "h100x4").estimates, Candidate(2), Candidate(3))
     assert three > 1.5 * two
 
 

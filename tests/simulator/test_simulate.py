@@ -9,16 +9,16 @@ import pytest
 
 from simulator.steps import SAMPLES, TIME, planned_gpt
 from weft.errors import UserError
-from weft.hardware import usual_device
-from weft.hardware.costs import Capacity, Cost, Costs, Slowdown
-from weft.hardware.given_costs import parse_given_costs
+from weft.hardware import default_device
+from weft.hardware.cost_overrides import parse_cost_overrides
+from weft.hardware.costs import Capacity, Contention, Cost, Costs
 from weft.simulator import simulate
 from weft.simulator.simulate import SteadySteps
 from weft.simulator.timing.clock import run
 from weft.simulator.timing.tasks import tasks_of
 from weft.units import Bytes, Seconds
 
-CPU = usual_device("cpu")
+CPU = default_device("cpu")
 
 
 class Machine:
@@ -90,12 +90,12 @@ def test_what_a_machine_knows_is_compared_with_what_a_step_takes():
 
 def test_calls_take_longer_beside_communications():
     step = planned_gpt()
-    alone, beside = (simulate(step, Machine(slowdown=Slowdown(factor))) for factor in (1.0, 2.0))
+    alone, beside = (simulate(step, Machine(slowdown=Contention(factor))) for factor in (1.0, 2.0))
     compute = [sum(each.busy["compute"] for each in one.ranks) for one in (alone, beside)]
     hidden = sum(each.parts.hidden for each in alone.ranks)
     assert compute[0] < compute[1] <= compute[0] + 2 * hidden
     assert beside.step_seconds > alone.step_seconds
-    assert simulate(step, Machine(slowdown=Slowdown())) == alone
+    assert simulate(step, Machine(slowdown=Contention())) == alone
 
 
 def test_the_host_takes_its_time_between_steps():
@@ -127,7 +127,7 @@ def test_shares_of_a_rank_are_those_of_one_step(launched):
 
 
 def test_a_step_with_nothing_beside_its_end_does_not_count():
-    assert simulate(planned_gpt(), Machine(slowdown=Slowdown(2.0), launched=True)).steady
+    assert simulate(planned_gpt(), Machine(slowdown=Contention(2.0), launched=True)).steady
 
 
 def test_what_varies_makes_an_interval_and_equal_calls_give_equal_ones():
@@ -171,7 +171,7 @@ def test_bytes_that_are_sent_are_those_of_the_plan():
 
 
 def given(**content):
-    return parse_given_costs(content, "costs.yaml")
+    return parse_cost_overrides(content, "costs.yaml")
 
 
 def test_given_stage_times_make_the_published_bubble():

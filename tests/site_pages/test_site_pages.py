@@ -13,7 +13,7 @@ import yaml
 
 import weft
 from tools.gates import RUN
-from weft.hardware.given_costs import parse_given_costs
+from weft.hardware.cost_overrides import parse_cost_overrides
 from weft.hardware.topology import parse_topology, reading
 from weft.hardware.topology.machine import NetworkLevel
 from weft.schema import keys_of
@@ -153,6 +153,6 @@ def test_the_page_of_topology_files_has_every_entry() -> None:
 def test_the_page_of_cost_files_is_read() -> None:
     page = REFERENCE / "cost_files.md"
     for block in blocks(page, "yaml"):
-        found = parse_given_costs(yaml.safe_load(block), page.name)
+        found = parse_cost_overrides(yaml.safe_load(block), page.name)
         assert {each.name for each in fields(found) if each.name != "source"} <= entries(page)
         assert found.of_stage(3)["update"] == 0.0

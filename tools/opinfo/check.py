@@ -24,8 +24,8 @@ from tools.opinfo.splitting import Splitting, has_splits
 from tools.oracles.rules import TorchCall, check_call, close, split_again
 from tools.oracles.strides import stride_problems
 from weft.capture.capture import Captured
-from weft.compiler.families.class_loss import fuse_class_losses
-from weft.compiler.families.table import expand
+from weft.compiler.decompositions.class_loss import fuse_class_losses
+from weft.compiler.decompositions.table import expand
 from weft.compiler.hints import Hints
 from weft.compiler.layouts.box import box, deduce
 from weft.compiler.local.localize import communicators, localize

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from weft.compiler.context import Context
-from weft.compiler.families import joined_loss
+from weft.compiler.decompositions import joined_loss
 from weft.compiler.local import offload
 from weft.compiler.local import overlap as overlap_worth
 from weft.compiler.memory import act as memory_exchange

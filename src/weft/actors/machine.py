@@ -32,7 +32,7 @@ from weft.actors.messages import (
     Send,
     Waiting,
 )
-from weft.actors.wiring import Port, QueueActor, turns, wire
+from weft.actors.wiring import Port, QueueActor, issue_slots, wire
 from weft.errors import InternalError
 from weft.ir.plan import RankPlan
 
@@ -64,7 +64,7 @@ class QueueMachine:
         self._actors, self._ports = wire(plan, queue, alike)
         self._by_id = {actor.id: actor for actor in self._actors}
         # In order: whose turn each act of a step is.
-        self._turns = turns(plan, queue, self._actors) if in_order else ()
+        self._turns = issue_slots(plan, queue, self._actors) if in_order else ()
         # Steps begun so far; no actor has acted for step >= begun.
         self._begun = 0
         # What runs now; at most one act at a time, and nothing acts while it is set.

@@ -89,7 +89,7 @@ Action: TypeAlias = Send | Free | EndStep
 
 @final
 @dataclass(frozen=True, slots=True)
-class Turn:
+class IssueSlot:
     """An act of a step, and what it waits for.
 
     Attributes:

@@ -112,7 +112,9 @@ def equal_registers(plan: RankPlan) -> dict[str, str]:
     return found
 
 
-def turns(plan: RankPlan, queue: str, actors: tuple[QueueActor, ...]) -> tuple[QueueActor, ...]:
+def issue_slots(
+    plan: RankPlan, queue: str, actors: tuple[QueueActor, ...]
+) -> tuple[QueueActor, ...]:
     """The actors of one step's acts on an in-order queue, one after the other."""
     for order in plan.orders:
         if order.queue == queue:

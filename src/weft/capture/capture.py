@@ -10,20 +10,20 @@ from typing import Any, final
 import torch
 
 from weft.capture.batch import BatchSpec, describe_batch
-from weft.capture.numbers.changing import ChangingNumber, number_text
-from weft.capture.numbers.later import all_refused
+from weft.capture.numbers.symbolic import SymbolicNumber, number_text
+from weft.capture.numbers.unbacked import all_refused
 from weft.capture.optimizer_groups import Optimizers, Optimizing, optimizers_of
 from weft.capture.optimizers.checks import check_hyperparameters, check_optimizer
 from weft.capture.optimizers.optimizer import UpdateRule, groups_of, update_rules, with_states_of
 from weft.capture.outputs import OutputSpec
 from weft.capture.precision import Casts
-from weft.capture.python.values import check_constants
+from weft.capture.python.tensor_reads import check_constants
+from weft.capture.python_guards import Guard, PythonGuards
 from weft.capture.tracing.convert import Boundary, to_logical
-from weft.capture.tracing.leftovers import nothing_left
-from weft.capture.tracing.lending import check_memory
+from weft.capture.tracing.leaks import no_leaks
+from weft.capture.tracing.replaced_tensors import check_memory
 from weft.capture.tracing.step_call import LossFunction, ModelTensors, read_variables
 from weft.capture.tracing.trace import Skeletons, Traced, trace_step
-from weft.capture.watch import Entry, Watch
 from weft.errors import CaptureError
 from weft.ir import verify
 from weft.ir.logical import Input, LogicalGraph, Role
@@ -56,10 +56,10 @@ class Captured:
     outputs: OutputSpec
     constants: Mapping[str, torch.Tensor]
     recurrent: frozenset[str] = frozenset()
-    watch: Watch = field(default_factory=Watch)
+    watch: PythonGuards = field(default_factory=PythonGuards)
     skeletons: Skeletons | None = None
     rules: Mapping[str, UpdateRule] = field(default_factory=dict)
-    numbers: Mapping[str, ChangingNumber] = field(default_factory=dict)
+    numbers: Mapping[str, SymbolicNumber] = field(default_factory=dict)
 
     @property
     def followed(self) -> list[str]:
@@ -83,7 +83,7 @@ def capture(
     parameters: str | None = None,
     masters: bool = False,
     like: Captured | None = None,
-    changing: Sequence[Entry] = (),
+    changing: Sequence[Guard] = (),
     constants: dict[str, Any] | None = None,
 ) -> Captured:
     """Capture the whole step at logical size on tensors without data; model and optimizer stay as they are.
@@ -119,7 +119,7 @@ def capture(
             "before there are any; leave it out around weft, and look for a nan by a plain step of the model"
         )
     batch, optimizers = describe_batch(example_batch, constants), _checked(optimizer)
-    with _lock, nothing_left() as left:
+    with _lock, no_leaks() as left:
         variables = read_variables(model)
         groups = groups_of(optimizers, variables.parameters) if training else {}
         with all_refused(), torch.autocast(device_type, enabled=False):

@@ -9,8 +9,8 @@ from typing import Any, final
 import torch
 
 from weft.capture.batch import is_constant, leaves_of
-from weft.capture.numbers.changing import is_changing, number_now
-from weft.capture.numbers.later import is_later, tensor_of
+from weft.capture.numbers.symbolic import is_symbolic, number_now
+from weft.capture.numbers.unbacked import is_unbacked, tensor_of
 from weft.capture.tree import Static, Tree, unflatten
 from weft.errors import CaptureError
 
@@ -36,7 +36,7 @@ class OutputSpec:
     def check_loaded(self) -> None:
         """Raise BatchError where a leaf of the batch is returned of which this process has not all rows."""
         for leaf in self.leaves:
-            if isinstance(leaf, Static) and is_changing(leaf.value):
+            if isinstance(leaf, Static) and is_symbolic(leaf.value):
                 repr(number_now(leaf.value))
 
     def unflatten(self, values: Mapping[str, Any]) -> Any:
@@ -68,7 +68,7 @@ def describe_outputs(
     tensors: dict[str, torch.Tensor] = {}
     leaves: list[str | Number | Static] = []
     for path, leaf in found:
-        if is_later(leaf):
+        if is_unbacked(leaf):
             tensors[path] = tensor_of(leaf)
             leaves.append(Number(path))
         elif isinstance(leaf, torch.Tensor):
@@ -86,8 +86,8 @@ def find_loss(result: Any) -> torch.Tensor:
     Raises:
         CaptureError: when there is none.
     """
-    loss = None if is_later(result) else _candidate(result)
-    if is_later(result) or is_later(loss):
+    loss = None if is_unbacked(result) else _candidate(result)
+    if is_unbacked(result) or is_unbacked(loss):
         raise CaptureError(
             "the loss is a number, as .item() or float() makes it, through which no gradient flows; return the tensor, "
             "and the number beside it"
@@ -119,7 +119,7 @@ def _candidate(result: Any) -> Any:
 
 
 def _plain(path: str, leaf: Any) -> Any:
-    if is_changing(leaf) or is_constant(leaf):
+    if is_symbolic(leaf) or is_constant(leaf):
         return leaf
     if path != "output":
         return None  # beside others, as a cache in what a model returns

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from weft.cli.convert import export_checkpoint as export_checkpoint
     from weft.cli.convert import import_files as import_files
     from weft.cli.diff import diff_strategies as diff_strategies
-    from weft.cli.doctor import look_here as look_here
+    from weft.cli.doctor import check_this_machine as check_this_machine
     from weft.cli.measure import measure_here as measure_here
     from weft.cli.ops import list_ops as list_ops
     from weft.cli.ops import show_op as show_op
@@ -34,7 +34,7 @@ _HOMES = {
     "import_files": "weft.cli.convert",
     "join_reports": "weft.cli.report",
     "list_ops": "weft.cli.ops",
-    "look_here": "weft.cli.doctor",
+    "check_this_machine": "weft.cli.doctor",
     "measure_here": "weft.cli.measure",
     "plan_graph": "weft.cli.planned",
     "run_script": "weft.cli.run",

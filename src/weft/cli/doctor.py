@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 
-from weft.runtime.doctor import look_over
+from weft.runtime.doctor import check_machine
 
 
-def look_here(as_json: bool = False) -> tuple[int, str]:
+def check_this_machine(as_json: bool = False) -> tuple[int, str]:
     """Look over this machine.
 
     Returns:
         1 where weft cannot run, else 0; and what is to be printed.
     """
-    checks = look_over()
+    checks = check_machine()
     bad = any(check.state == "bad" for check in checks)
     if as_json:
         return int(bad), json.dumps([asdict(check) for check in checks])

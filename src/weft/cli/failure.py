@@ -17,9 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import final
 
+from weft.atomic_files import write_atomically
 from weft.errors import NoAnswer, RankFailure, UserError
 from weft.runtime.world.launch import Exit
-from weft.whole_files import write_whole
 
 # Folder of the notes, set by the launcher for its ranks.
 NOTES = "WEFT_FAILURE_NOTES"
@@ -86,7 +86,7 @@ def write_note(error: BaseException, script: str) -> None:
     rank, text = int(os.environ["RANK"]), format_error(error, script)
     note = Note(rank, now, title, text, _kind(error))
     try:
-        write_whole(Path(folder, f"{note.rank}.json"), str(note), "the note")
+        write_atomically(Path(folder, f"{note.rank}.json"), str(note), "the note")
     except UserError as cause:
         _print(f"{note.text}weft run: {cause}\n")
 

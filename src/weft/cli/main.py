@@ -428,7 +428,7 @@ def doctor(
 ) -> None:
     """Look over this machine: devices, transports, compiler, folders, limits; what is missing, and what to do."""
     with _told():
-        code, text = cli.look_here(as_json)
+        code, text = cli.check_this_machine(as_json)
         typer.echo(text)
         raise typer.Exit(code)
 

@@ -12,8 +12,8 @@ from typing import final
 
 from weft.cli.capture import find_function
 from weft.cli.run import RunOptions, run_script
-from weft.hardware.here import cores, kept_here, measured_folder
-from weft.hardware.measured import PROCESSES, RANKS, THREADS, Measurements
+from weft.hardware.measured_costs import PROCESSES, RANKS, THREADS, Measurements
+from weft.hardware.measured_store import cores, measured_folder, stored_measurements
 from weft.strategy.strategy import Strategy
 from weft.units import counted, seconds_text
 
@@ -51,7 +51,7 @@ def measure_here(job: str = "", ranks: int = 0, strategy: Path | None = None) ->
         Strategy.load(strategy)
     if job:
         find_function(job)
-    before = {str(each.machine): each for each in kept_here()}
+    before = {str(each.machine): each for each in stored_measurements()}
     set_ups = _set_ups(ranks or (cores() if job else 0))
     more = [job, str(strategy or "")] if job else []
     started = time.perf_counter()
@@ -84,7 +84,7 @@ def _threads_of_its_own() -> Iterator[None]:
 
 def _summary(before: Mapping[str, Measurements], took: float) -> Iterator[str]:
     """A line for each set-up that was measured, and where all of it is kept."""
-    for each in kept_here():
+    for each in stored_measurements():
         if before.get(str(each.machine)) == each:
             continue
         facts, found = each.machine, (each.calls, each.updates, each.exchanges)

@@ -13,9 +13,9 @@ from contextlib import contextmanager, nullcontext
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from weft.cli.capture import find_job
-from weft.hardware.here import keep_here
+from weft.hardware.measured_store import store_measurements
 from weft.planning.progress import display_options, is_terminal
-from weft.program.measured.general import measured_job, measured_machine
+from weft.program.profiling.typical_steps import measured_job, measured_machine
 from weft.runtime.world.distributed import current_world
 from weft.runtime.world.world import local_world
 from weft.strategy import Strategy
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> None:
                 planned = Strategy.load(strategy) if strategy else None
                 found = measured_job(own, find_job(job), planned, begun)
         if 0 in own.ranks:
-            keep_here(found)
+            store_measurements(found)
 
 
 @contextmanager

@@ -19,7 +19,15 @@ from rich.console import Console
 from rich.text import Text
 
 from weft.cli.failure import NOTES, absent, describe, own_failure, read_notes
-from weft.cli.places import ASKS, read_places
+from weft.cli.stack_dumps import ASKS, read_stack_dumps
+from weft.runtime.world.environment_variables import (
+    LAUNCHER,
+    MEETING,
+    RESTART,
+    SECRET,
+    TIMEOUT,
+    new_secret,
+)
 from weft.runtime.world.interrupts import Interrupts
 from weft.runtime.world.launch import (
     SETTLE_SECONDS,
@@ -31,7 +39,6 @@ from weft.runtime.world.launch import (
     launch,
 )
 from weft.runtime.world.nodes.launchers import Joined, Launchers, Nodes, launchers
-from weft.runtime.world.variables import LAUNCHER, MEETING, RESTART, SECRET, TIMEOUT, new_secret
 from weft.units import counted
 
 WORKER = "weft.cli.worker"
@@ -117,7 +124,7 @@ def _run_joined(
     with _run_folder() as folder:
         number = 0
         try:
-            with _meeting(job, options, interrupts) as node:
+            with _rendezvous(job, options, interrupts) as node:
                 number = node.start
                 environment = _environment(folder, number, options)
                 return number, _run_node(
@@ -206,7 +213,7 @@ def _user() -> str:
 
 
 @contextmanager
-def _meeting(job: Launchers, options: RunOptions, interrupts: Interrupts) -> Iterator[Joined]:
+def _rendezvous(job: Launchers, options: RunOptions, interrupts: Interrupts) -> Iterator[Joined]:
     """`joined`, of which only the wait for the other nodes is interrupted."""
     with ExitStack() as stack:
         with interrupts.raised():
@@ -264,7 +271,7 @@ class _Reports:
             left = self._node.left()
             self._before = self._node.failure(0.0 if absent(exits, left) else TOLD_SECONDS)
             if self._before is None:
-                notes, places = read_notes(self._folder), read_places(self._folder)
+                notes, places = read_notes(self._folder), read_stack_dumps(self._folder)
                 self._say(describe(exits, notes, left, places))
         return self._before
 
@@ -298,10 +305,10 @@ def _told(ending: Ending, folder: Path, left: Sequence[int] = ()) -> int:
         return 0
     notes = read_notes(folder)
     if ending.elsewhere is None:
-        text = describe(ending.exits, notes, left, read_places(folder))
+        text = describe(ending.exits, notes, left, read_stack_dumps(folder))
     else:
         own = own_failure(ending.exits, notes)
-        places = read_places(folder).items()
+        places = read_stack_dumps(folder).items()
         where = "; ".join(f"rank {rank} was at {place}" for rank, place in sorted(places)[:3])
         text = "\n\n".join(filter(None, (ending.elsewhere.text, own, where)))
     _say(f"{text}\n\nall ranks were stopped")

@@ -14,6 +14,7 @@ import typer
 from rich.live import Live
 from rich.table import Table
 
+from weft.atomic_files import check_writable, make_folder_of, write_atomically
 from weft.cli.planned import PlanOptions
 from weft.errors import UserError
 from weft.planning.machine import machine_of
@@ -26,7 +27,6 @@ from weft.search.record import SearchRecord
 from weft.search.search import limited, search
 from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy
-from weft.whole_files import check_writable, make_folder_of, write_whole
 
 _STRATEGY, _RECORD = "the strategy", "the record of the search"
 # The record is written anew after so many seconds, and so many times as long as that took.
@@ -111,7 +111,7 @@ class SearchFiles:
         assert self._output is not None
         # First, so that a strategy that is there is in the record, whenever the search is killed.
         self._write_record(record)
-        write_whole(self._output, text, _STRATEGY)
+        write_atomically(self._output, text, _STRATEGY)
         self._written = text
 
     def _write_record(self, record: Callable[[], SearchRecord]) -> None:

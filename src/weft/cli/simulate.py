@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from weft.atomic_files import write_making_folder
 from weft.cli.planned import PlanOptions
-from weft.hardware.given_costs import read_given_costs
+from weft.hardware.cost_overrides import read_cost_overrides
 from weft.planning.plans import priced_step
 from weft.planning.progress import uncollected
 from weft.planning.simulated import planned_step
 from weft.report import Report, write_report
 from weft.simulator.results.simulation import Simulation
 from weft.traces.events import joined_notes, trace_events
-from weft.whole_files import write_in_folder
 
 
 @final
@@ -46,7 +46,7 @@ def simulate_graph(
     Raises:
         UserError: the step cannot be planned so, or a file cannot be read or written.
     """
-    given = None if costs is None else read_given_costs(costs)
+    given = None if costs is None else read_cost_overrides(costs)
     found = asked.found()
     with uncollected():
         step = planned_step(found.step.graph, found.compiled)
@@ -67,4 +67,4 @@ def simulate_graph(
 
 def _write_trace(simulation: Simulation, path: Path) -> None:
     content = {"traceEvents": trace_events(simulation.traces), "displayTimeUnit": "ms"}
-    write_in_folder(path, json.dumps(content), "the timeline")
+    write_making_folder(path, json.dumps(content), "the timeline")

@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 
 from weft.cli.failure import NOTES, write_note
-from weft.cli.places import answer_where
-from weft.runtime.world.meeting import meet_privately
-from weft.runtime.world.variables import LAUNCHER
+from weft.cli.stack_dumps import dump_stacks_on_signal
+from weft.runtime.world.environment_variables import LAUNCHER
+from weft.runtime.world.rendezvous import private_rendezvous
 
 PR_SET_PDEATHSIG = 1
 # What Python itself ends with where its output cannot be written.
@@ -34,12 +34,12 @@ def main() -> None:
     faulthandler.enable()
     _end_with_launcher()
     if NOTES in os.environ:
-        answer_where(Path(os.environ[NOTES]), int(os.environ["RANK"]))
+        dump_stacks_on_signal(Path(os.environ[NOTES]), int(os.environ["RANK"]))
     del sys.argv[0]
     script = sys.argv[0]
     sys.path[0] = str(Path(script).resolve().parent)
     try:
-        meet_privately()
+        private_rendezvous()
         runpy.run_path(script, run_name="__main__")
         code[0] = 0
     except SystemExit as end:

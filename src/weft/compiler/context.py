@@ -32,7 +32,7 @@ Made = TypeVar("Made")
 
 @final
 @dataclass(frozen=True, eq=False)
-class KeptResults:
+class PassCache:
     """The last results of passes, of each at most so many; with `most` 0 nothing is kept.
 
     Attributes:
@@ -62,7 +62,7 @@ class KeptResults:
 
 
 @final
-class Noted:
+class RecordedReads:
     """An object that notes what is read of it, and of those of its attributes that are of a class `within`."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Noted:
     def __getattr__(self, name: str) -> Any:
         value, path = getattr(self._of, name), (*self._path, name)
         if isinstance(value, self._within):
-            return Noted(value, self._within, path, self._seen)
+            return RecordedReads(value, self._within, path, self._seen)
         self._seen[path] = value
         return value
 
@@ -222,7 +222,7 @@ class Context:
     notes: tuple[str, ...] = ()
     graph: LogicalGraph | None = None
     parts: int = 1
-    kept: KeptResults = field(default=KeptResults(), compare=False, repr=False)
+    kept: PassCache = field(default=PassCache(), compare=False, repr=False)
 
     @property
     def costs(self) -> Costs:

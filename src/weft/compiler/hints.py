@@ -95,7 +95,7 @@ def enough_elements(
 
     Args:
         sbps: one for each axis of the grid; None is no split.
-        thin: where it does not matter: see `weft.compiler.layouts.thin`.
+        thin: where it does not matter: see `weft.compiler.layouts.empty_shards`.
     """
     pieces: dict[int, int] = {}
     for sbp, parts in zip(sbps, grid, strict=True):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeAlias, cast, final
 
-from weft.compiler.context import Context, Noted, Options, reads_the_same
+from weft.compiler.context import Context, Options, RecordedReads, reads_the_same
 from weft.ir import LocalProgram, LogicalGraph, verify, verify_local
 
 GraphPass: TypeAlias = Callable[[LogicalGraph, Context], LogicalGraph]
@@ -58,12 +58,12 @@ def _after(
     if not context.kept.most:
         return verify(row(graph, context), with_layouts=with_layouts)
 
-    def same(key: tuple[LogicalGraph, Noted]) -> bool:
+    def same(key: tuple[LogicalGraph, RecordedReads]) -> bool:
         before, read = key
         return before == graph and reads_the_same(read.noted, context)
 
-    def make() -> tuple[tuple[LogicalGraph, Noted], LogicalGraph]:
-        read = Noted(context, Options)
+    def make() -> tuple[tuple[LogicalGraph, RecordedReads], LogicalGraph]:
+        read = RecordedReads(context, Options)
         made = row(graph, cast(Context, read))
         return (graph, read), verify(made, with_layouts=with_layouts)
 

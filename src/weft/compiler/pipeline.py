@@ -13,17 +13,17 @@ from types import MappingProxyType
 from typing import final
 
 from weft.cached import cached_property
-from weft.compiler.context import Context, KeptResults, Options, Stages
+from weft.compiler.context import Context, Options, PassCache, Stages
+from weft.compiler.decompositions.joined_loss import join_losses
 from weft.compiler.experts.dispatch import dispatch_rows
 from weft.compiler.experts.mixtures import note_mixtures
-from weft.compiler.experts.unsorted import unsorted
-from weft.compiler.families.joined_loss import join_losses
-from weft.compiler.graph.apart import keep_apart
+from weft.compiler.experts.remove_sorts import remove_sorts
 from weft.compiler.graph.causal_masks import causal_masks
 from weft.compiler.graph.joined_products import join_products
 from weft.compiler.graph.products_first import products_first
 from weft.compiler.graph.rewriting import undo_views
 from weft.compiler.graph.shares import store_in_shares
+from weft.compiler.graph.unmerged_dims import keep_unmerged
 from weft.compiler.hints import GridHints, Hints
 from weft.compiler.local.localize import communicators, families, localize, localize_all
 from weft.compiler.local.offload import copy_escaping_views, offload
@@ -31,10 +31,10 @@ from weft.compiler.local.overlap import BatchCut, best_cut, may_cut, overlap
 from weft.compiler.memory.limit import check_limit
 from weft.compiler.memory.walk import Peak, memory
 from weft.compiler.microbatch.facts import on_cut_leaves
+from weft.compiler.microbatch.sequence_first import sequence_first
 from weft.compiler.microbatch.split import split_time
-from weft.compiler.microbatch.time_first import time_first
 from weft.compiler.passes import Decision, GraphPass, ProgramPass, run_on_graph, run_on_programs
-from weft.compiler.schedule.fold.classes import rank_classes
+from weft.compiler.schedule.equal_ranks.rank_classes import rank_classes
 from weft.compiler.schedule.schedule import Scheduled, plan_ranks
 from weft.compiler.signatures import check_signatures
 from weft.compiler.stages.choose import assign_stages, choose_stages
@@ -95,12 +95,12 @@ class Compiled:
 # What needs no layouts: where calls run, how often, in which dtypes.
 TRANSFORM: tuple[GraphPass | Decision, ...] = (
     # Reads views and batched products in the forms that capture gives them, so before all that rewrites them.
-    keep_apart,
+    keep_unmerged,
     # Before join_products: sums of products stand by themselves then, without a residual between their terms.
     products_first,
     causal_masks,
     # Before stages are chosen: the sort that goes is one call for all rows, the proof reads the whole step.
-    unsorted,
+    remove_sorts,
     join_products,
     # Before stages are chosen: the scale is a state, which needs a home; its calls need a stage.
     scale_loss,
@@ -124,7 +124,7 @@ LAY: tuple[GraphPass | Decision, ...] = (
     Decision(on_cut_leaves),
     store_in_shares,
     # Before dispatch_rows: rows that go to experts go in the order that they have by then.
-    time_first,
+    sequence_first,
     # Before dispatch_rows, which takes the mixtures that it reads apart.
     Decision(note_mixtures),
     dispatch_rows,
@@ -189,7 +189,7 @@ def compile_graph(
     begin: Callable[[str], None] = lambda _: None,
     like: Compiled | None = None,
     kinds: Mapping[int, int] = MappingProxyType({}),
-    kept: KeptResults = KeptResults(),  # noqa: B008 (keeps nothing)
+    kept: PassCache = PassCache(),  # noqa: B008 (keeps nothing)
 ) -> Compiled:
     """Compile a captured graph for some ranks of a placement.
 
@@ -299,7 +299,7 @@ def _compiled(laid: Laid, lowered: Lowered, wanted: Sequence[int] | None) -> Com
     )
 
 
-def _peak(plan: RankPlan, schedule: Scheduled, kept: KeptResults) -> Peak:
+def _peak(plan: RankPlan, schedule: Scheduled, kept: PassCache) -> Peak:
     moments = schedule.moments(plan.rank)
     return kept.of(f"memory {plan.rank}", (plan, moments), lambda: memory(plan, moments))
 

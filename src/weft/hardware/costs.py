@@ -1,6 +1,6 @@
 """Costs: seconds of calls, updates and exchanges on the ranks of some machine, whatever they are taken from.
 
-`Device` is one, of a few figures for all ranks; `weft.hardware.given` has tables that a user gives; topologies
+`DefaultDevice` is one, of a few figures for all ranks; `weft.hardware.given` has tables that a user gives; topologies
 with device kinds are another.
 """
 
@@ -54,7 +54,7 @@ class Cost(NamedTuple):
 
 
 @final
-class Slowdown(NamedTuple):
+class Contention(NamedTuple):
     """Factors by which calls and communications of one device take longer beside each other.
 
     Attributes:
@@ -66,7 +66,7 @@ class Slowdown(NamedTuple):
     exchanges: Annotated[float, Bounds(least=1)] = 1.0
 
 
-NO_SLOWDOWN = Slowdown()
+NO_SLOWDOWN = Contention()
 
 
 @final
@@ -89,7 +89,7 @@ class Capacity:
     peaks: Mapping[str, float] = field(default_factory=dict)
     memory: Bytes | None = None
     reserve: Bytes = NO_BYTES
-    slowdown: Slowdown = NO_SLOWDOWN
+    slowdown: Contention = NO_SLOWDOWN
     drift: float = 0.0
     launched: bool = False
     step: Seconds = NO_TIME

@@ -28,7 +28,7 @@ from weft.ir.plan import (
 )
 from weft.layout import region_size
 from weft.ops import OpCall, Operand, shard_places, shares_memory
-from weft.ops.call import Argument, TensorSpec, Token, Varying
+from weft.ops.call import Argument, PerMicroBatch, TensorSpec, Token
 from weft.units import ITEM_SIZE, Bytes, Seconds
 
 # Views of a tensor that lies in order lie so too.
@@ -100,7 +100,7 @@ def _text(arg: Argument, operands: tuple[str, ...]) -> str:
             return operands[index]
         case Token(kind=kind, name=name):
             return f"{kind}:{name}"
-        case Varying(values=values):
+        case PerMicroBatch(values=values):
             return _text(values[0], operands)
         case tuple():
             return f"[{', '.join(_text(part, operands) for part in arg)}]"

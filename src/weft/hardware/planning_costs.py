@@ -1,6 +1,6 @@
 """The one place that decides by which costs a step is planned on the devices at hand.
 
-On CPUs those that `weft measure` keeps of the machine, settled (`weft.hardware.measured`); on CUDA those of the
+On CPUs those that `weft measure` keeps of the machine, settled (`weft.hardware.measured_costs`); on CUDA those of the
 catalogue, by the name of the device; else the usual figures of the device type. A topology that is named is planned by
 its own costs. With `WEFT_PLAN_COSTS=usual` nothing that was measured counts.
 """
@@ -15,12 +15,12 @@ from pathlib import Path
 
 from weft.errors import wrong
 from weft.hardware.costs import Costs
-from weft.hardware.here import load_here
+from weft.hardware.default_costs import DefaultDevice, default_device, links_text
 from weft.hardware.kinds.device_kinds import read_yaml
-from weft.hardware.measured import MeasuredCosts
+from weft.hardware.measured_costs import MeasuredCosts
+from weft.hardware.measured_store import load_measurements
 from weft.hardware.topology import topology
 from weft.hardware.topology_costs import TopologyCosts
-from weft.hardware.usual import Device, links_text, usual_device
 from weft.schema import read
 from weft.units import Bytes
 
@@ -61,7 +61,7 @@ def costs_at_hand(
     """
     if not takes_measured(os.environ):
         return None
-    found = load_here(ranks, device_type, processes, threads, planned=True)
+    found = load_measurements(ranks, device_type, processes, threads, planned=True)
     return found if found is not None else catalogue_costs(device_name, ranks)
 
 
@@ -78,7 +78,7 @@ def _topologies() -> dict[str, str]:
     return found
 
 
-def behind_links(costs: Costs | None, links: Device | None) -> Costs | None:
+def behind_links(costs: Costs | None, links: DefaultDevice | None) -> Costs | None:
     """Costs where ranks run on several hosts, the links between which were measured; `links` is None on one host."""
     if links is None or not isinstance(costs, MeasuredCosts):
         return links or costs
@@ -90,7 +90,7 @@ def costs_text(costs: Costs | None) -> str:
     match costs:
         case None:
             return "usual devices"
-        case Device():
+        case DefaultDevice():
             return f"links as measured: {links_text(costs)}"
         case MeasuredCosts():
             return "this machine as measured"
@@ -99,7 +99,7 @@ def costs_text(costs: Costs | None) -> str:
 
 def costs_or_usual(costs: Costs | None, device_type: str) -> Costs:
     """Costs, or those of the usual device of a type."""
-    return usual_device(device_type) if costs is None else costs
+    return default_device(device_type) if costs is None else costs
 
 
 def bucket_bytes(costs: Costs, ranks: tuple[int, ...]) -> Bytes:

@@ -14,11 +14,11 @@ from weft.hardware.collectives import (
     collective_seconds,
     transfer_seconds,
 )
-from weft.hardware.costs import Capacity, Cost, Groups, Sent, Slowdown
+from weft.hardware.costs import Capacity, Contention, Cost, Groups, Sent
+from weft.hardware.default_costs import is_launched
 from weft.hardware.kinds.device_kinds import DeviceKind, device_kind
 from weft.hardware.kinds.roofline import call_seconds, update_seconds, without_peak
 from weft.hardware.topology.machine import Topology
-from weft.hardware.usual import is_launched
 from weft.ir.plan_nodes import CollectiveKind
 from weft.ops import OpCall, has_rule, runs_whole
 from weft.ops.weft_ops import WEFT_OPS
@@ -80,7 +80,7 @@ class TopologyCosts:
             kind.peaks,
             kind.memory,
             kind.reserve,
-            Slowdown(kind.slowdown),
+            Contention(kind.slowdown),
             launched=launched,
         )
 

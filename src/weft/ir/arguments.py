@@ -19,7 +19,7 @@ from weft.ops.call import (
     slots,
     tensor_spec,
 )
-from weft.ops.call import Varying as Varying
+from weft.ops.call import PerMicroBatch as PerMicroBatch
 from weft.units import ITEM_SIZE, Bytes
 
 
@@ -35,7 +35,7 @@ class Ref:
 # A node of an argument tree: like `weft.ops.call.Argument`, with `Ref` in place of numbered
 # operands.
 Arg: TypeAlias = (
-    "Ref | Token | Varying | bool | int | float | complex | str | None | tuple[Arg, ...]"
+    "Ref | Token | PerMicroBatch | bool | int | float | complex | str | None | tuple[Arg, ...]"
 )
 
 
@@ -106,7 +106,7 @@ class Called:
         return self.call.at(0)
 
     @property
-    def varyings(self) -> tuple[Varying, ...]:
+    def varyings(self) -> tuple[PerMicroBatch, ...]:
         """The arguments that differ between micro-batches, in order."""
         return self.call.varyings
 

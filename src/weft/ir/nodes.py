@@ -14,9 +14,9 @@ from weft.cached import cached_property
 from weft.errors import InternalError
 from weft.ir.arguments import Arg as Arg
 from weft.ir.arguments import Called as Called
+from weft.ir.arguments import PerMicroBatch as PerMicroBatch
 from weft.ir.arguments import Ref as Ref
 from weft.ir.arguments import Specified as Specified
-from weft.ir.arguments import Varying as Varying
 from weft.ir.arguments import numbered as numbered
 from weft.ir.arguments import refs as refs
 from weft.ir.arguments import with_names

@@ -60,6 +60,7 @@ __all__ = [
     "Feed",
     "Fetch",
     "GraphMode",
+    "GraphedRun",
     "Hold",
     "LocalCall",
     "LocalInput",
@@ -74,7 +75,6 @@ __all__ = [
     "RankPlan",
     "Register",
     "RegisterKind",
-    "Replays",
     "Transfer",
 ]
 
@@ -213,7 +213,7 @@ GraphMode: TypeAlias = Literal["auto", "always", "never"]
 
 @final
 @dataclass(frozen=True)
-class Replays:
+class GraphedRun:
     """The findings about the segments of a rank, some of which are replayed.
 
     Attributes:

@@ -33,7 +33,7 @@ class Operand:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Varying:
+class PerMicroBatch:
     """An argument that differs between micro-batches: `values[m]` in micro-batch `m`; holds no tensors."""
 
     values: tuple[Argument, ...]
@@ -42,7 +42,8 @@ class Varying:
 # A node of an argument tree: an operand, a scalar, a constant of torch, or a tuple of arguments
 # (lists become tuples).
 Argument: TypeAlias = (
-    "Operand | Token | Varying | bool | int | float | complex | str | None | tuple[Argument, ...]"
+    "Operand | Token | PerMicroBatch | bool | int | float | complex | str | None"
+    " | tuple[Argument, ...]"
 )
 
 
@@ -80,7 +81,7 @@ class OpCall:
         return hash((self.op, self.args, self.kwargs, self.operands, self.results))
 
     @cached_property
-    def varyings(self) -> tuple[Varying, ...]:
+    def varyings(self) -> tuple[PerMicroBatch, ...]:
         """The arguments that differ between micro-batches, in order."""
         return tuple(_varyings((self.args, *(arg for _, arg in self.kwargs))))
 
@@ -90,7 +91,7 @@ class OpCall:
             return self
 
         def leaf(arg: Any) -> Any:
-            return arg.values[micro] if isinstance(arg, Varying) else arg
+            return arg.values[micro] if isinstance(arg, PerMicroBatch) else arg
 
         kwargs = tuple([(key, map_argument(leaf, arg)) for key, arg in self.kwargs])
         return replace(self, args=map_argument(leaf, self.args), kwargs=kwargs)
@@ -130,8 +131,8 @@ def tensor_spec(shape: tuple[int, ...], dtype: str) -> TensorSpec:
     return TensorSpec(shape, dtype)
 
 
-def _varyings(argument: Any) -> Iterator[Varying]:
-    if isinstance(argument, Varying):
+def _varyings(argument: Any) -> Iterator[PerMicroBatch]:
+    if isinstance(argument, PerMicroBatch):
         yield argument
     elif isinstance(argument, tuple):
         for part in argument:

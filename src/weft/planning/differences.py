@@ -12,7 +12,7 @@ from typing import Any, final
 
 import yaml
 
-from weft.compiler.context import KeptResults
+from weft.compiler.context import PassCache
 from weft.errors import UserError
 from weft.hardware.topology import Topology
 from weft.planning.machine import machine_of, placement_on
@@ -110,7 +110,7 @@ def differences(
     Raises:
         UserError: one of the two cannot be planned, or the topology is unknown.
     """
-    machine, kept = machine_of(topology), KeptResults(KEPT)
+    machine, kept = machine_of(topology), PassCache(KEPT)
 
     def priced(strategy: Strategy) -> PricedStep:
         placement = placement_on(machine.device_type, machine.devices, strategy)

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 
+from weft.atomic_files import cannot_write
 from weft.compiler.pipeline import Compiled
 from weft.errors import UserError
 from weft.ir.plan import Communicate, Plan, RankPlan
 from weft.traces.events import joined_notes
 from weft.units import bytes_text, counted
-from weft.whole_files import cannot_write
 
 _OURS = re.compile(r"rank_\d+\.txt|classes\.txt|summary\.txt")
 

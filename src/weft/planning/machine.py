@@ -13,10 +13,10 @@ from typing import final
 from weft.cached import cached_property
 from weft.errors import LayoutError, UserError, wrong
 from weft.hardware.costs import Costs
-from weft.hardware.here import cores, kept_here, load_here
+from weft.hardware.default_costs import DEVICE_TYPES
+from weft.hardware.measured_store import cores, load_measurements, stored_measurements
 from weft.hardware.topology import Topology, topology
 from weft.hardware.topology_costs import TopologyCosts
-from weft.hardware.usual import DEVICE_TYPES
 from weft.layout import Placement
 from weft.strategy.strategy import Strategy
 
@@ -100,10 +100,10 @@ def _here(ranks: int) -> Machine:
     if ranks < 1:
         raise UserError(f"{HERE}x{ranks} has no rank; give a number from 1, such as {HERE}x2")
     for device_type in DEVICE_TYPES:
-        if kept_here(device_type):
-            costs = load_here(ranks, device_type)
+        if stored_measurements(device_type):
+            costs = load_measurements(ranks, device_type)
             assert costs is not None  # something is kept
-            planned = load_here(ranks, device_type, planned=True)
+            planned = load_measurements(ranks, device_type, planned=True)
             return Machine(costs, planned or costs, ranks, device_type)
     raise UserError(
         "this machine was not measured: run `weft measure` on it, or give a topology of the catalogue, such as h100x8, "

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import final
 
 from weft.cached import cached_property
-from weft.compiler.context import KeptResults, options_of
+from weft.compiler.context import PassCache, options_of
 from weft.compiler.memory.order import moments_of
 from weft.compiler.memory.walk import Peak, memory
 from weft.compiler.pipeline import Compiled, compile_graph
@@ -17,9 +17,9 @@ from weft.compiler.stages.stages import stage_placements
 from weft.compiler.strategy_hints import split_parameters, strategy_hints
 from weft.errors import StrategyError
 from weft.hardware import CostModel
+from weft.hardware.cost_overrides import CostOverrides
 from weft.hardware.costs import Costs
-from weft.hardware.given_costs import GivenCosts
-from weft.hardware.measured import MeasuredCosts
+from weft.hardware.measured_costs import MeasuredCosts
 from weft.ir.logical import Input
 from weft.layout import Placement
 from weft.planning.stored_step import StoredStep
@@ -41,7 +41,7 @@ def plan_stored(
     kinds: Mapping[int, int] = MappingProxyType({}),
     costs: Costs | None = None,
     cost_model: CostModel | None = None,
-    kept: KeptResults = KeptResults(),  # noqa: B008 (keeps nothing)
+    kept: PassCache = PassCache(),  # noqa: B008 (keeps nothing)
     most_classes: int | None = None,
 ) -> Compiled:
     """The plans of a stored step; equal to the bit to those that `weft.compile` makes of the step itself.
@@ -148,7 +148,7 @@ class PricedStep:
         return found
 
 
-def priced_step(step: PlannedStep, costs: Costs, given: GivenCosts | None = None) -> PricedStep:
+def priced_step(step: PlannedStep, costs: Costs, given: CostOverrides | None = None) -> PricedStep:
     """A planned step on a machine.
 
     Args:

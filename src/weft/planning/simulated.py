@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Protocol, final, runtime_checkable
 
 from weft.cached import cached_property
-from weft.compiler.context import KeptResults
+from weft.compiler.context import PassCache
 from weft.compiler.pipeline import Compiled
 from weft.errors import is_whole, wrong
+from weft.hardware.cost_overrides import CostOverrides, read_cost_overrides
 from weft.hardware.costs import Costs
-from weft.hardware.given_costs import GivenCosts, read_given_costs
 from weft.hardware.topology import Topology
 from weft.ir import LogicalGraph
 from weft.layout import Placement
@@ -52,7 +52,7 @@ def simulate(
     topology: str | Path | Topology = HERE,
     *,
     grid: Sequence[int] = (),
-    costs: GivenCosts | str | Path | None = None,
+    costs: CostOverrides | str | Path | None = None,
 ) -> Simulation:
     """Plan a step for a machine and simulate it; needs no torch where the step comes from a file.
 
@@ -105,10 +105,10 @@ def _topology(given: object) -> str | Path | Topology:
     raise wrong("weft.simulate: topology", expected, given)
 
 
-def _costs(given: object) -> GivenCosts | None:
+def _costs(given: object) -> CostOverrides | None:
     if isinstance(given, str | Path):
-        return read_given_costs(given)
-    if given is None or isinstance(given, GivenCosts):
+        return read_cost_overrides(given)
+    if given is None or isinstance(given, CostOverrides):
         return given
     raise wrong("weft.simulate: costs", "the path of a .yaml file of measured costs", given)
 
@@ -145,7 +145,7 @@ def as_stored(step: StoredStep | Capturable | str | Path, strategy: Strategy) ->
 def planned_step(
     captured: LogicalGraph,
     compiled: Compiled,
-    kept: KeptResults = KeptResults(),  # noqa: B008 (keeps nothing)
+    kept: PassCache = PassCache(),  # noqa: B008 (keeps nothing)
 ) -> PlannedStep:
     """A planned step, with all that a simulation has to know.
 
@@ -193,7 +193,7 @@ class _Peaks(Mapping[int, Bytes]):
 
 
 def simulate_stored(
-    captured: LogicalGraph, compiled: Compiled, costs: Costs, given: GivenCosts | None = None
+    captured: LogicalGraph, compiled: Compiled, costs: Costs, given: CostOverrides | None = None
 ) -> Simulation:
     """Simulate the plans of a stored step, as `weft.simulate` does.
 

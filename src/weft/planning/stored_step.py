@@ -18,6 +18,7 @@ from math import prod
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeAlias, final
 
+from weft.atomic_files import cannot_write
 from weft.cached import cached_property
 from weft.compiler.training.gradients import SEED
 from weft.errors import UNREADABLE, UserError, WeftError
@@ -29,7 +30,6 @@ from weft.schema import Length, OneOf, read
 from weft.strategy.precision import Precision
 from weft.strategy.strategy import Strategy
 from weft.version import __version__
-from weft.whole_files import cannot_write
 
 FORMAT = 1
 # Of the text of a file; a step of a thousand layers takes some tens of megabytes.

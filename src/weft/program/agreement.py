@@ -11,7 +11,7 @@ from weft import errors
 from weft.errors import RankFailure, UserError, WeftError
 from weft.ir.plan import Communicator
 from weft.runtime.channels.channel import Channel
-from weft.runtime.failures.board import PeerFailure, first_line
+from weft.runtime.failures.failure_store import PeerFailure, first_line
 from weft.runtime.world.world import World
 
 T = TypeVar("T")
@@ -28,12 +28,12 @@ _OF_BATCH = (
 )
 
 
-def agreed_seed(seed: int, world: World) -> int:
+def common_seed(seed: int, world: World) -> int:
     """The seed of the first process, on all of them."""
-    return int(told(world, "the seed", lambda: str(seed))[0])
+    return int(gathered(world, "the seed", lambda: str(seed))[0])
 
 
-def agreed(world: World, what: str, work: Callable[[], T]) -> T:
+def run_on_all(world: World, what: str, work: Callable[[], T]) -> T:
     """Give the result of `work` in this process, once it has succeeded in all. Every process must call it.
 
     Args:
@@ -49,14 +49,14 @@ def agreed(world: World, what: str, work: Callable[[], T]) -> T:
     return shared(world, what, lambda: (work(), ""))[0]
 
 
-def told(world: World, what: str, tell: Callable[[], str]) -> list[str]:
+def gathered(world: World, what: str, tell: Callable[[], str]) -> list[str]:
     """The texts that ranks tell, on all of them, unless one refuses. Every process must call it.
 
     Args:
         what: it is that they tell.
 
     Raises:
-        UserError, RankFailure: as `agreed`.
+        UserError, RankFailure: as `run_on_all`.
     """
     return shared(world, what, lambda: (None, tell()))[1]
 
@@ -65,7 +65,7 @@ def shared(world: World, what: str, work: Callable[[], tuple[T, str]]) -> tuple[
     """The result of `work` in this process and the texts that it gives on all ranks. Every process must call it.
 
     Raises:
-        UserError, RankFailure: as `agreed`.
+        UserError, RankFailure: as `run_on_all`.
     """
     world.check_process()
     if not world.several:
@@ -116,7 +116,7 @@ def check_alike(world: World, what: str, asked: Callable[[], Mapping[str, Any]])
         what: is compared.
         asked: the arguments of this process by name, as plain data.
     """
-    for rank, first, other in differences(told(world, what, lambda: json.dumps(asked()))):
+    for rank, first, other in differences(gathered(world, what, lambda: json.dumps(asked()))):
         for name in {**first, **other}:
             one, two = (each.get(name, "not given") for each in (first, other))
             if one != two:
@@ -133,7 +133,7 @@ def differences(texts: Sequence[str]) -> Iterator[tuple[int, Any, Any]]:
 
 
 def _read(text: str) -> list[str]:
-    """Read the texts that `told` sends, or that another exchange does."""
+    """Read the texts that `gathered` sends, or that another exchange does."""
     try:
         found = json.loads(text)
     except ValueError:

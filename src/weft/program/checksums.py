@@ -16,7 +16,7 @@ from weft.capture.optimizers.checks import check_hyperparameters
 from weft.capture.optimizers.trials import KeptStates
 from weft.errors import wrong
 from weft.layout import Broadcast, Layout
-from weft.runtime.failures.stamps import Stamp
+from weft.runtime.failures.step_checksums import StepChecksum
 from weft.tensor import GlobalTensor
 from weft.tensor.divergence import written_among
 
@@ -30,7 +30,7 @@ _FIRST, _EVERY, _BYTES = 4, 16, 2**22
 
 @final
 @dataclass(frozen=True)
-class BatchSums:
+class BatchChecksums:
     """Checksums of a batch.
 
     Attributes:
@@ -63,26 +63,26 @@ def _alike(layout: Layout, ranks: tuple[int, ...]) -> bool:
 
 @final
 @dataclass(frozen=True)
-class Stamps:
+class StepChecksums:
     """The stamps of a step, one for each group of ranks that talk to each other."""
 
-    sums: BatchSums
+    sums: BatchChecksums
     options: int
     call: int
 
     def among(self, ranks: tuple[int, ...]) -> int:
         """The stamp of messages between some ranks."""
         written = written_among(ranks)
-        return int(Stamp(self.sums.alike(ranks), written, self.options, self.call))
+        return int(StepChecksum(self.sums.alike(ranks), written, self.options, self.call))
 
 
-def batch_sums(
+def batch_checksums(
     leaves: Mapping[str, Tensor],
     given: Mapping[str, GlobalTensor],
     step: int,
     samples: int | None = None,
     parts: Iterable[tuple[Layout, Tensor]] = (),
-) -> BatchSums:
+) -> BatchChecksums:
     """The checksums of a batch, of a sample of each leaf in most steps; some microseconds a leaf.
 
     Args:
@@ -97,7 +97,7 @@ def batch_sums(
         whole = zlib.crc32(samples.to_bytes(4, "big"), whole)
     found = [(x.spec.layout, checksums(x.shards().values(), step)) for x in given.values()]
     found += [(layout, _checksum(part, step, 0)) for layout, part in parts]
-    return BatchSums(whole, tuple(found))
+    return BatchChecksums(whole, tuple(found))
 
 
 def checksums(tensors: Iterable[Tensor], step: int, before: int = 0) -> int:

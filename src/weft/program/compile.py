@@ -16,11 +16,11 @@ from weft.compiler.context import METRICS, Metric, options_of
 from weft.errors import StrategyError, UserError, wrong
 from weft.layout import Placement
 from weft.planning.progress import progress, uncollected
-from weft.program.agreement import agreed, agreed_seed, check_alike
+from weft.program.agreement import check_alike, common_seed, run_on_all
 from weft.program.feeding.whole_batch import Buckets, LocalBatch
-from weft.program.live.holds import lying
 from weft.program.live.live import take_over
-from weft.program.live.variables import add_loss_scale, add_masters
+from weft.program.live.ownership import live_shardings
+from weft.program.live.variables import add_loss_scale, add_main_parameters
 from weft.program.one_thread import at_work, check_modes, lock_of
 from weft.program.planning.auto import asked_of, chosen
 from weft.program.planning.build import local_ranks
@@ -156,7 +156,7 @@ def compile(
         check_alike(world, "what is asked for", asked)
         if wanted.local is not None:
             mesh_of(placement)  # opens its channels
-        step, given = agreed(
+        step, given = run_on_all(
             world,
             "the step",
             lambda: _step(model, loss_fn, optimizer, example_batch, wanted, verify),
@@ -224,7 +224,7 @@ def _searched(wanted: _Wanted, step: Step, auto: Auto) -> tuple[Strategy, Placem
     """The strategy that a search finds, and the ranks of the placement in its grid; every process must call it."""
     with progress(0 in wanted.ranks) as begin:
         begin("searching for a strategy")
-        held = lying(step.model, wanted.world)
+        held = live_shardings(step.model, wanted.world)
         spare = SPARE if held.layouts else 0
         candidates = chosen(wanted.world, step, wanted.placement, auto, spare)
         if spare:
@@ -241,7 +241,7 @@ def _started(
 ) -> Program:
     """The program of a step, whose model it takes over; every process must call it."""
     world, placement, ranks = wanted.world, wanted.placement, wanted.ranks
-    held, kernels = lying(step.model, world), wanted.usable
+    held, kernels = live_shardings(step.model, world), wanted.usable
     planner = planner_of(world, step, wanted.strategy, placement, kernels, held, wanted.metrics)
     with progress(0 in ranks) as begin:
 
@@ -251,29 +251,29 @@ def _started(
             check_states(step.model, step.optimizers, planned[1].graph)
             return planned
 
-        first = agreed(world, "the plan", plan)
+        first = run_on_all(world, "the plan", plan)
         graph, stored = first[1].graph, first[1].stored
         begin("filling variables")
         later: Collection[str] = ()
         if weights is not None:
             files, _ = located(weights)
-            later = agreed(world, "the weights", lambda: weights_in(files, step.model))
+            later = run_on_all(world, "the weights", lambda: weights_in(files, step.model))
             check_alike(world, "which weights", lambda: {"what weights= holds": str(sorted(later))})
         variables = take_over(step.model, graph, stored, world, placement, later)
-        seed = agreed_seed(torch.initial_seed() if seed is None else seed, world)
+        seed = common_seed(torch.initial_seed() if seed is None else seed, world)
         setting = Setting(
             *(step.model, world, placement, planner.options, variables, seed, wanted.strategy),
             *(kernels, wanted.local, wanted.shapes),
         )
         add_loss_scale(setting, graph)
-        add_masters(variables, graph)
+        add_main_parameters(variables, graph)
         begin("starting the ranks" if wanted.usable in UNCOMPILED else "compiling kernels")
         training = Training(setting, step.optimizers)
         every = planner.variants(setting, step, first, training.add_plan)
 
         def adding() -> Variants:
             bare = planner.bare
-            planned = agreed(world, "the plan", lambda: bare.plan(step.now(), like=first[1]))
+            planned = run_on_all(world, "the plan", lambda: bare.plan(step.now(), like=first[1]))
             return bare.variants(setting, step, planned, training.add_plan)
 
         training.adds_by(every if planner.bare == planner else adding)

@@ -11,8 +11,8 @@ from weft.errors import UserError
 from weft.ir import LogicalGraph, Plan
 from weft.layout import Placement
 from weft.planning.stored_step import StoredStep
-from weft.program.agreement import agreed
-from weft.program.live.holds import hold, let_go, reads
+from weft.program.agreement import run_on_all
+from weft.program.live.ownership import disown_variables, own_variables, reads
 from weft.program.one_thread import one_at_a_time
 from weft.program.parts.core import ProgramCore
 from weft.program.parts.inspection import ProgramInspection
@@ -33,7 +33,7 @@ class Program(ProgramSteps, ProgramSaving, ProgramInspection):
     def __init__(self, variants: Variants, step: Step, training: Training | None = None) -> None:
         training = training or Training(variants.setting, step.optimizers)
         super().__init__(ProgramCore(variants, step, training))
-        hold(self._core.setting.model, self)
+        own_variables(self._core.setting.model, self)
         reads(self, lambda: (*variants.constants(), *training.constants()))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -86,7 +86,7 @@ class Program(ProgramSteps, ProgramSaving, ProgramInspection):
         self._core.enter("evaluation")
         setting, trained = self._core.setting, self._core.compiled
         example = setting.whole(example_batch)
-        first = agreed(
+        first = run_on_all(
             setting.world, "the plan", lambda: evaluation(setting, trained, function, example)
         )
         step = Step(setting.model, function, None, example)
@@ -109,6 +109,6 @@ class Program(ProgramSteps, ProgramSaving, ProgramInspection):
     def close(self) -> None:
         """End the threads of this program. It cannot step afterwards; other programs keep its variables."""
         self._core.close()
-        let_go(self._core.setting.model, self)
+        disown_variables(self._core.setting.model, self)
         self._written()
         give_up(self)

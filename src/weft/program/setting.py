@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from weft.compiler.context import Options
 from weft.layout import Placement
-from weft.program.agreement import told
+from weft.program.agreement import gathered
 from weft.program.feeding.feed import RowsOfBatch
 from weft.program.feeding.whole_batch import Buckets, LocalBatch
 from weft.runtime.compiled.choice import Kernels
@@ -59,7 +59,7 @@ class Setting:
         if buckets is None or not self.by_rows:
             return {}
         world.calls.enter("lengths of a batch")
-        texts = told(world, "sizes", lambda: json.dumps(buckets.sizes_of(batch)))
+        texts = gathered(world, "sizes", lambda: json.dumps(buckets.sizes_of(batch)))
         every = [json.loads(text) for text in texts]
         return {key: max(each.get(key, 0) for each in every) for key in every[0]}
 

@@ -25,22 +25,22 @@ from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.layout import Placement
 from weft.planning.progress import uncollected
-from weft.program.agreement import TrialFailure, agreed, told, unless_failed
+from weft.program.agreement import TrialFailure, gathered, run_on_all, unless_failed
 from weft.program.feeding.shards import layouts_on, shares_of
-from weft.program.live.holds import Lying, lying, named_variables
-from weft.program.live.variables import add_loss_scale, add_masters
+from weft.program.live.ownership import LiveShardings, live_shardings, named_variables
+from weft.program.live.variables import add_loss_scale, add_main_parameters
 from weft.program.planning.auto import PlacedStrategy
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned, Variant, planner_of, variant_of
 from weft.program.setting import Setting
 from weft.runtime.compiled.choice import Kernels
-from weft.runtime.measured.stopwatch import finish
 from weft.runtime.memory.heap import give_back
 from weft.runtime.memory.state import Variables, local_part
+from weft.runtime.profiling.stopwatch import finish
 from weft.runtime.world.world import World
 from weft.strategy.strategy import Strategy
 from weft.tensor import GlobalTensor
-from weft.tensor.dispatch.shares import in_shares
+from weft.tensor.dispatch.interleaved import in_shares
 from weft.units import Seconds
 
 # So many more strategies are looked at where the model lies somewhere already.
@@ -59,7 +59,7 @@ class Candidates:
     world: World
     step: Step
     kernels: Kernels
-    held: Lying
+    held: LiveShardings
 
     def lying_alike(self, found: Sequence[PlacedStrategy], count: int) -> list[PlacedStrategy]:
         """The first of those that lay the model as open programs do. Every process must call it.
@@ -76,7 +76,7 @@ class Candidates:
         for candidate in found:
             planner = planner_of(self.world, self.step, *candidate, self.kernels, self.held)
             try:
-                agreed(self.world, "the plan", lambda: planner.plan(self.step))  # noqa: B023
+                run_on_all(self.world, "the plan", lambda: planner.plan(self.step))  # noqa: B023
             except UserError as error:
                 refused = error
                 continue
@@ -192,10 +192,10 @@ class Trials:
     def _laid(self, strategy: Strategy, placement: Placement) -> tuple[Setting, Planned]:
         """The plan of a strategy, and variables as it lays them."""
         step, world = self.step, self.world
-        held = lying(step.model, world)
+        held = live_shardings(step.model, world)
         planner = planner_of(world, step, strategy, placement, self.kernels, held)
         with uncollected():
-            planned = agreed(world, "the plan", lambda: planner.plan(step))
+            planned = run_on_all(world, "the plan", lambda: planner.plan(step))
         graph = planned[1].graph
         variables = unless_failed(
             world, "values", lambda: {rank: self._variables(graph, rank) for rank in planner.ranks}
@@ -204,7 +204,7 @@ class Trials:
             step.model, world, placement, planner.options, variables, 0, strategy, self.kernels
         )
         add_loss_scale(setting, graph)
-        add_masters(variables, graph)
+        add_main_parameters(variables, graph)
         return setting, planned
 
     def _variables(self, graph: LogicalGraph, rank: int) -> Variables:
@@ -249,7 +249,7 @@ class Trials:
                 "steps",
                 lambda: [seconds(each) for each in numbers],
             )
-            texts = told(self.world, "the time of steps", lambda: json.dumps(took))
+            texts = gathered(self.world, "the time of steps", lambda: json.dumps(took))
             return Seconds(max(median(json.loads(text)) for text in texts))
 
         first = slowest(range(_FIRST))

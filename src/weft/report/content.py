@@ -12,17 +12,17 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
+from weft.atomic_files import write_making_folder
 from weft.compiler.pipeline import Compiled
 from weft.errors import wrong
-from weft.report.held import memory_rows
+from weft.report.memory_rows import memory_rows
 from weft.report.modules import model_rows
-from weft.report.sent import sent_bytes
+from weft.report.sent_matrix import sent_bytes
 from weft.report.timelines import Timelines, from_work
 from weft.search.outcome.result import SearchResult
 from weft.simulator.results.simulation import Simulation
 from weft.strategy.strategy import Strategy
 from weft.traces.rows import RankTrace
-from weft.whole_files import write_in_folder
 
 # Of the data of a page: pages of other formats are not read back.
 FORMAT = 1
@@ -205,5 +205,5 @@ def write_page(path: object, reports: Sequence[Data]) -> Path:
     """
     if not isinstance(path, str | Path) or not str(path).isprintable():
         raise wrong("the path of a report", "the path of a file", path)
-    write_in_folder(path, page_of_data(reports), REPORT)
+    write_making_folder(path, page_of_data(reports), REPORT)
     return Path(path)

@@ -21,17 +21,17 @@ import torch.distributed as dist
 from weft.actors.invariants import VARIABLE as DEBUG
 from weft.errors import UserError
 from weft.folders import FOLDER
-from weft.hardware.here import cores, kept_here
+from weft.hardware.measured_store import cores, stored_measurements
 from weft.hardware.planning_costs import PLAN_COSTS, takes_measured
 from weft.runtime.channels.shared_link import host
 from weft.runtime.compiled.cache import cache_folder
 from weft.runtime.compiled.inductor import missing_compiler
-from weft.runtime.devices.replay import VARIABLE as CUDA_GRAPHS
-from weft.runtime.devices.replay import graph_mode
+from weft.runtime.devices.cuda_graphs import VARIABLE as CUDA_GRAPHS
+from weft.runtime.devices.cuda_graphs import graph_mode
 from weft.runtime.memory.heap import VARIABLE as MALLOC
 from weft.runtime.memory.heap import is_free_to_choose
 from weft.runtime.world.distributed import TRANSPORT, shares_memory
-from weft.runtime.world.variables import (
+from weft.runtime.world.environment_variables import (
     LAUNCHER,
     MEETING,
     RESTART,
@@ -78,7 +78,7 @@ class Checkup:
     advice: str = ""
 
 
-def look_over() -> list[Checkup]:
+def check_machine() -> list[Checkup]:
     """Look at versions, devices, transports, compiler, folders and limits. It starts nothing, and makes
     the folder of the cache alone, where there is none.
     """
@@ -209,7 +209,7 @@ def _variables() -> Iterator[Checkup]:
 def _costs() -> Iterator[Checkup]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        found = kept_here(device)
+        found = stored_measurements(device)
     except UserError as error:
         yield Checkup("measured costs", "cannot be read", "bad", str(error))
         return

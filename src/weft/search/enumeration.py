@@ -13,9 +13,9 @@ from weft.ir.logical import Input
 from weft.layout import split
 from weft.search.bounds.additive import additive_part
 from weft.search.evaluation.measures import Measures
-from weft.search.space.fixed import fits
-from weft.search.space.point import Point
-from weft.search.space.points import Mask, Points, kinds_of
+from weft.search.space.candidate import Candidate
+from weft.search.space.candidate_table import CandidateTable, Mask, kinds_of
+from weft.search.space.fixed_entries import fits
 from weft.search.state import ADDED_UP, NO_TIME, NOT_QUICKER, SearchState
 from weft.search.tuning import ABOUT, FAILED, LIKELY, LIKELY_UNSEEN, SLOWER
 
@@ -33,14 +33,14 @@ class Enumeration:
         self._facts, self._estimates = state.facts, state.estimates
         self._by_hand: Mask = state.queue.points.by_hand
         # Points with fewer blocks that run again, which took another's place; and those others, once they stand again.
-        self._offered, self._whole = set[Point](), set[Point]()
+        self._offered, self._whole = set[Candidate](), set[Candidate]()
 
     @property
     def is_crowded(self) -> bool:
         """True where data parallel on all ranks lacks room, as far as is known."""
-        return not self._estimates.has_room(Point(len(self._facts.ranks)))
+        return not self._estimates.has_room(Candidate(len(self._facts.ranks)))
 
-    def look_at_kinds(self) -> None:
+    def probe_kinds(self) -> None:
         """Look at the best, by its estimate, of each kind of strategy that people write by hand.
 
         By small steps where there are any, else by a plan of the whole. It ends where time for a plan of the best would
@@ -50,7 +50,7 @@ class Enumeration:
         for point in self._one_of_each_kind():
             if not state.affords() or (plan and not state.budget.has(plan + took)):
                 return
-            if not state.looks_in_time(point):
+            if not state.probes_in_time(point):
                 continue
             begin = state.budget.now()
             if self._facts.small is None:
@@ -62,20 +62,20 @@ class Enumeration:
                     plan = min(plan, soon) if plan else soon
             took = state.budget.now() - begin
 
-    def _one_of_each_kind(self) -> list[Point]:
+    def _one_of_each_kind(self) -> list[Candidate]:
         """Of each kind the quickest, those without a tensor axis or stages first, whose ranks are alike.
 
         Of points about as quick, one of few micro-batches: it is planned quickly.
         """
         points = self._queue.points.where(self._by_hand & self._queue.left)
         kinds, seconds = kinds_of(points), self._estimates.of(points).seconds()
-        order, found = np.lexsort((seconds, points.micro_batches)), list[Point]()
+        order, found = np.lexsort((seconds, points.micro_batches)), list[Candidate]()
         for kind in sorted(set(kinds.tolist())):
             quick = (kinds == kind) & (seconds <= ABOUT * seconds[kinds == kind].min())
             found.append(points.point(int(order[quick[order]][0])))
         return found
 
-    def look_at_smallest(self) -> None:
+    def probe_smallest(self) -> None:
         """Look at fully sharded data parallel, until a point of it has room, where data parallel lacks it.
 
         With blocks that run again, or none, by small steps. Where there are none, or moves count in place of seconds,
@@ -88,7 +88,7 @@ class Enumeration:
             among &= points.recompute == self._estimates.blocks
         for _ in range(FAILED if self.is_crowded else 0):
             every = self._queue.first(among)
-            if not every or not state.affords() or not state.looks_in_time(every[0][0]):
+            if not every or not state.affords() or not state.probes_in_time(every[0][0]):
                 return
             point, _ = every[0]
             if whole:
@@ -134,7 +134,7 @@ class Enumeration:
         known = next(self._queue.with_room(others, looked=True), None)
         return self.is_crowded or (known is not None and known[1] < self._state.log.quickest)
 
-    def _next(self, among: Mask, likely: bool) -> Point | None:
+    def _next(self, among: Mask, likely: bool) -> Candidate | None:
         """The next point; None where none is left, none is likely, or there is no time for a look at it."""
         state, queue = self._state, self._queue
         if state.log.best is None and self._facts.small is None and len(state.points) >= FAILED:
@@ -144,9 +144,9 @@ class Enumeration:
             if likely and not self._is_likely(seconds):
                 return None
             if not self._is_ready(point):
-                if not state.may_look():
+                if not state.may_probe():
                     return self._known(among, likely)
-                if state.looks_in_time(point):
+                if state.probes_in_time(point):
                     self._look(point, among)
                 else:
                     queue.leave_out(point)
@@ -156,22 +156,22 @@ class Enumeration:
                 return planned
         return None
 
-    def _first(self, among: Mask) -> tuple[Point, float] | None:
+    def _first(self, among: Mask) -> tuple[Candidate, float] | None:
         """The next point, and its seconds; while nothing fits, the quickest of those that should have room, if any."""
         found = None
         if self._state.log.best is None:
             found = next(self._queue.with_room(among, looked=False), None)
         return found or next(iter(self._queue.first(among)), None)
 
-    def _is_ready(self, point: Point) -> bool:
+    def _is_ready(self, point: Candidate) -> bool:
         """True where nothing is to be looked at before a point is planned."""
-        return self._facts.small is None or self._estimates.looked_at(point)
+        return self._facts.small is None or self._estimates.probed(point)
 
     def _is_likely(self, seconds: float) -> bool:
         times = LIKELY_UNSEEN if self._facts.small is None else LIKELY
         return seconds <= times * self._state.log.quickest
 
-    def _with_fewer(self, point: Point) -> Point | None:
+    def _with_fewer(self, point: Candidate) -> Candidate | None:
         """The point, or the one with as few blocks that run again as have room; None where that came out before.
 
         The point takes its own place in the order then.
@@ -186,7 +186,7 @@ class Enumeration:
         self._queue.as_it_stands(point)
         return None
 
-    def _known(self, among: Mask, likely: bool) -> Point | None:
+    def _known(self, among: Mask, likely: bool) -> Candidate | None:
         """The quickest point that was looked at, should have room, and is planned in time.
 
         As long as nothing fits, else the quickest of those that are planned about the soonest, with room if any has it.
@@ -207,10 +207,10 @@ class Enumeration:
         quickest = next((point for point in every if took[point] <= soon), None)
         return None if quickest is None else self._with_fewer(quickest) or quickest
 
-    def _look(self, point: Point, among: Mask) -> None:
+    def _look(self, point: Candidate, among: Mask) -> None:
         """Look at a point, and have those that are next planned by other processes meanwhile."""
         for other, _ in self._queue.first(among, _AHEAD):
-            if not self._estimates.looked_at(other) and not self._estimates.ahead(other):
+            if not self._estimates.probed(other) and not self._estimates.ahead(other):
                 break
         self._estimates.look(point)
 
@@ -220,7 +220,7 @@ class Enumeration:
             if self._is_ready(point) and self._state.in_time(point):
                 self._state.evaluator.ahead(self._state.strategy(point))
 
-    def _was_slower(self, point: Point) -> bool:
+    def _was_slower(self, point: Candidate) -> bool:
         """True where an earlier search, with something else fixed, found a point far slower than the best is now."""
         state = self._state
         return (
@@ -235,7 +235,7 @@ class Enumeration:
         With nothing else. Where a pipeline is the best, its stages have few layouts, and moves from it lead there by
         many steps only.
         """
-        state, point = self._state, Point(len(self._facts.ranks))
+        state, point = self._state, Candidate(len(self._facts.ranks))
         splits = self._facts.samples >= point.data > 1 and fits(point, self._facts.base)
         # What an earlier search has planned led it on from there, with something else fixed, too.
         if not splits or not (len(self._queue) or state.planned) or point in state.learned.points:
@@ -263,17 +263,17 @@ class Enumeration:
             state.log.plan(f"{point}; cheapest layouts, signatures fixed", added.cheapest)
             state.tell()
 
-    def _vocabularies(self, point: Point) -> list[str]:
+    def _vocabularies(self, point: Candidate) -> list[str]:
         """Tables, and layers behind a loss, whose rows the ranks of a point divide."""
         values = {node.key: node.value for node in self._facts.step.graph.of_kind(Input)}
         keys = self._facts.vocabularies
         return [key for key in keys if values[key].shape[0] % point.data == 0]
 
-    def _is_quickly_planned(self, point: Point, plans: int) -> bool:
+    def _is_quickly_planned(self, point: Candidate, plans: int) -> bool:
         """True where so many plans of its layouts end in this part of the time, as far as is known."""
         state = self._state
         if self._facts.small is not None:
-            if not state.floors.may_fit(Points.one(point))[0] or not state.may_look():
+            if not state.floors.may_fit(CandidateTable.one(point))[0] or not state.may_probe():
                 return False
             self._estimates.look(point)
             if self._estimates.measures(point) is None:

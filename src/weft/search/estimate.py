@@ -1,7 +1,7 @@
 """The estimate of points: a roofline, times what points of their kind were measured to take over theirs.
 
 The roofline has the terms of floors, and what floors leave out: bubbles, and exchanges that nothing hides. It is
-corrected by each point that was planned, or looked at by small steps (`weft.search.evaluation.small`): of a point the
+corrected by each point that was planned, or looked at by small steps (`weft.search.evaluation.probes`): of a point the
 nearest one that was measured counts. A pipeline so stands by its point without stages, once that was looked at.
 """
 
@@ -16,12 +16,12 @@ import numpy as np
 
 from weft.cached import cached_property
 from weft.compiler.schedule.gathers_first import AHEAD
-from weft.search.bounds.floors import Floors
+from weft.search.bounds.lower_bounds import LowerBounds
 from weft.search.evaluation.measures import Answer, Measures, Refused, along
-from weft.search.evaluation.small import SmallSteps
-from weft.search.record import Learned, Look
-from weft.search.space.point import Point
-from weft.search.space.points import Floats, Ints, Mask, Points
+from weft.search.evaluation.probes import Probes
+from weft.search.record import Learned, Probe
+from weft.search.space.candidate import Candidate
+from weft.search.space.candidate_table import CandidateTable, Floats, Ints, Mask
 from weft.search.steps.facts import FEW, MORE
 from weft.search.tuning import ABOUT, COMPUTED, FILLED, FREE, HIDING, STAGED, UNKNOWN
 from weft.strategy.strategy import Strategy
@@ -29,7 +29,7 @@ from weft.units import Bytes, Seconds
 
 
 @final
-class PointRoofline(NamedTuple):
+class CandidateRoofline(NamedTuple):
     """Points before anything of them is measured.
 
     Attributes:
@@ -64,19 +64,19 @@ _TRAITS = {
 _APART = np.array(tuple(_TRAITS.values()))
 
 
-def roofline(points: Points, floors: Floors) -> PointRoofline:
+def roofline(points: CandidateTable, floors: LowerBounds) -> CandidateRoofline:
     """The roofline of points."""
     traits, samples = _traits(points, floors.facts.samples)
     wide = points.laid("free") & (points.tensor > 1)
     # The batch split over all ranks stands for layouts that deduction finds on two axes.
     rows = points.laid_as("free", "data").rows
     rows[wide] = points.where(wide).data_parallel().rows
-    flat = Points(rows)
+    flat = CandidateTable(rows)
     seconds = _seconds(flat, floors) * np.where(wide, FREE, 1.0)
-    return PointRoofline(seconds, floors.states(points), _beside(flat, floors), traits, samples)
+    return CandidateRoofline(seconds, floors.states(points), _beside(flat, floors), traits, samples)
 
 
-def _traits(points: Points, samples: int) -> tuple[Ints, Floats]:
+def _traits(points: CandidateTable, samples: int) -> tuple[Ints, Floats]:
     parts = points.data * points.micro_batches
     found = {
         "layouts": points.layouts,
@@ -94,7 +94,7 @@ def _traits(points: Points, samples: int) -> tuple[Ints, Floats]:
     return np.stack([found[name] for name in _TRAITS], axis=1), np.log2(samples // parts + 1)
 
 
-def _seconds(points: Points, floors: Floors) -> Floats:
+def _seconds(points: CandidateTable, floors: LowerBounds) -> Floats:
     work, exchanges, samples = floors.work, floors.exchanges, floors.facts.samples
     m, stages, uneven = points.micro_batches, points.stages, work.unevenness(points)
     filled = np.where(_puts_off(points), FILLED, 1.0)
@@ -108,7 +108,7 @@ def _seconds(points: Points, floors: Floors) -> Floats:
     return found
 
 
-def _to_host_and_back(points: Points, floors: Floors) -> Floats:
+def _to_host_and_back(points: CandidateTable, floors: LowerBounds) -> Floats:
     facts = floors.facts
     if facts.blocks is None or not points.offload.any():
         return np.zeros(len(points))
@@ -116,7 +116,7 @@ def _to_host_and_back(points: Points, floors: Floors) -> Floats:
     return 2 * floors.work.to_host(Bytes(int(facts.kept))) * part
 
 
-def _times_reduced(points: Points) -> Floats:
+def _times_reduced(points: CandidateTable) -> Floats:
     """Times as long as their gradients are added up once that exchanges along the data axis take.
 
     A gather of parameters takes as long as a reduction to shards. With ZeRO 1 there is one of each in a step, with
@@ -127,7 +127,7 @@ def _times_reduced(points: Points) -> Floats:
     return np.select(levels, [np.full_like(each, 2), each + 1, 3 * each], 1).astype(np.float64)
 
 
-def _beside(points: Points, floors: Floors) -> Floats:
+def _beside(points: CandidateTable, floors: LowerBounds) -> Floats:
     """Bytes that a rank holds beside parameters, states and what its device reserves."""
     m, s, facts = points.micro_batches, points.stages, floors.facts
     count = facts.blocks.count if facts.blocks is not None else 1
@@ -152,7 +152,7 @@ def _beside(points: Points, floors: Floors) -> Floats:
     return found
 
 
-def _puts_off(points: Points) -> Mask:
+def _puts_off(points: CandidateTable) -> Mask:
     """True for pipelines that may put gradients of weights off: what runs again for a backward is there until these."""
     found: Mask = (points.stages > 1) & points.scheduled("", "zero_bubble")
     return found
@@ -179,7 +179,7 @@ class _Measured(NamedTuple):
 class _Corrected:
     """Rooflines of points, times what the nearest that was measured took over its own; of equals the latest counts."""
 
-    def __init__(self, points: Points, floors: Floors) -> None:
+    def __init__(self, points: CandidateTable, floors: LowerBounds) -> None:
         self.rough, self._stages = roofline(points, floors), points.stages
         self._far = np.full(len(points), inf)
         self._times = np.ones((3, len(points)))
@@ -213,7 +213,7 @@ class Outlook:
     in their place, where the step has small ones.
     """
 
-    def __init__(self, points: Points, estimates: Estimates) -> None:
+    def __init__(self, points: CandidateTable, estimates: Estimates) -> None:
         floors, blocks = estimates.floors, estimates.blocks
         self._estimates = estimates
         several = blocks > 0 and floors.limit is not None and floors.facts.small is not None
@@ -264,14 +264,14 @@ class Estimates:
 
     def __init__(
         self,
-        floors: Floors,
-        small: SmallSteps,
-        strategy: Callable[[Point], Strategy],
+        floors: LowerBounds,
+        small: Probes,
+        strategy: Callable[[Candidate], Strategy],
         learned: Learned,
     ) -> None:
         self.floors, self._small, self._strategy = floors, small, strategy
         self.learned, self.measured = learned, list[_Measured]()
-        self.looks: dict[Point, Look] = dict(learned.looks)
+        self.looks: dict[Candidate, Probe] = dict(learned.looks)
         for flat, look in learned.looks.items():
             self.learn(flat, look.answer)
         for point, answer in learned.points.items():
@@ -300,15 +300,15 @@ class Estimates:
         room = inf if limit is None else max(limit - reserve, 1)
         return reserve + room / margin
 
-    def of(self, points: Points) -> Outlook:
+    def of(self, points: CandidateTable) -> Outlook:
         """The estimates of some points."""
         return Outlook(points, self)
 
-    def learn(self, point: Point, found: Answer | None) -> None:
+    def learn(self, point: Candidate, found: Answer | None) -> None:
         """Correct the estimates of points alike by what one takes; those like one that is refused wait."""
         if found is None:
             return
-        own = _Corrected(Points.one(point), self.floors)
+        own = _Corrected(CandidateTable.one(point), self.floors)
         rough = own.rough
         seconds, memory = own.now(self.measured)
         if isinstance(found, Refused):
@@ -327,34 +327,34 @@ class Estimates:
         traits, samples = rough.traits[0], float(rough.samples[0])
         self.measured.append(_Measured(traits, samples, times, held / beside, most))
 
-    def look(self, point: Point) -> None:
+    def look(self, point: Candidate) -> None:
         """Plan the small steps of a point, where nothing is known of it."""
         for flat in self._needed(point):
             if flat not in self.looks:
                 strategy = self._strategy(flat)
                 answer = self._small.of(strategy)
-                self.looks[flat] = Look(answer, self._small.seconds_of_plan(strategy))
+                self.looks[flat] = Probe(answer, self._small.seconds_of_plan(strategy))
                 self.learn(flat, answer)
 
-    def looked_at(self, point: Point) -> bool:
+    def probed(self, point: Candidate) -> bool:
         """True where nothing has to be planned for a point's estimates."""
         return point in self.learned.points or all(one in self.looks for one in self._needed(point))
 
-    def ahead(self, point: Point) -> bool:
+    def ahead(self, point: Candidate) -> bool:
         """Have a point's small steps planned by other processes that have time; false where none has."""
         missing = () if point in self.learned.points else self._needed(point)
         return all(
             self._small.ahead(self._strategy(one)) for one in missing if one not in self.looks
         )
 
-    def _needed(self, point: Point) -> tuple[Point, ...]:
+    def _needed(self, point: Candidate) -> tuple[Candidate, ...]:
         """The points that are looked at for one: of blocks that run again, or wait, also the one with none of them."""
         flat = _flat(point)
         if _again(point) and self.floors.limit is not None:
             return _with_blocks(flat, 0), _with_blocks(flat, self.blocks)
         return (_with_blocks(flat, self.blocks),) if _again(point) else (flat,)
 
-    def about(self, point: Point) -> tuple[Seconds, Bytes]:
+    def about(self, point: Candidate) -> tuple[Seconds, Bytes]:
         """Seconds of a step, with room or without, and bytes on a rank."""
         if 0 < _again(point) < self.blocks:
             every, none = (_with_blocks(point, count) for count in (self.blocks, 0))
@@ -362,21 +362,21 @@ class Estimates:
             pairs = zip(self.about(none), self.about(every), strict=True)
             seconds, memory = (one + part * (two - one) for one, two in pairs)
         else:
-            found = _Corrected(Points.one(point), self.floors).now(self.measured)
+            found = _Corrected(CandidateTable.one(point), self.floors).now(self.measured)
             seconds, memory = (float(each[0]) for each in found)
         return Seconds(seconds), Bytes(int(memory))
 
-    def has_room(self, point: Point) -> bool:
+    def has_room(self, point: Candidate) -> bool:
         """True for a point that should fit, as far as is known."""
         memory = np.array([float(self.about(point)[1])])
         return bool(self.over(memory, self._margin(point))[0] <= 1)
 
-    def _margin(self, point: Point) -> Floats:
-        own = _Corrected(Points.one(point), self.floors)
+    def _margin(self, point: Candidate) -> Floats:
+        own = _Corrected(CandidateTable.one(point), self.floors)
         own.now(self.measured)
         return own.margin
 
-    def measures(self, point: Point) -> Measures | None:
+    def measures(self, point: Candidate) -> Measures | None:
         """The measures of a point that was looked at, about; None of others, and where it cannot be planned."""
         before = self.learned.points.get(point)
         if isinstance(before, Measures):
@@ -394,7 +394,7 @@ class Estimates:
         idle = max(seconds - exposed - flat.computing / point.stages, 0.0)
         return Measures(seconds, memory, Seconds(exposed), Seconds(idle))
 
-    def just_enough(self, point: Point) -> Point:
+    def just_enough(self, point: Candidate) -> Candidate:
         """The point with as few blocks that run again, or wait, as have room; itself where all must, or none must."""
         if self.floors.limit is None or _again(point) != self.blocks or not self.blocks:
             return point
@@ -406,7 +406,7 @@ class Estimates:
         fewest = ceil((none - room) / (none - every) * self.blocks / parts) * parts
         return _with_blocks(point, min(fewest, self.blocks))
 
-    def seconds_of_plan(self, point: Point) -> float:
+    def seconds_of_plan(self, point: Candidate) -> float:
         """Seconds in which a point would be planned and simulated, about; 0 where no look says it."""
         flat = self._needed(point)[-1]
         times = COMPUTED if point.stages > 1 and not point.schedule else 1.0
@@ -414,13 +414,13 @@ class Estimates:
         known = look is not None and not isinstance(look.answer, Refused)
         return times * (look.seconds if look is not None and known else self._seconds_alike(point))
 
-    def seconds_of_look(self, point: Point) -> float:
+    def seconds_of_probe(self, point: Candidate) -> float:
         """Seconds in which a point would be looked at, about; 0 where it was, or where nothing says it."""
-        if self.looked_at(point) or not self.blocks:
+        if self.probed(point) or not self.blocks:
             return 0.0
         return (FEW + MORE) / self.blocks * self._seconds_alike(point)
 
-    def _seconds_alike(self, point: Point) -> float:
+    def _seconds_alike(self, point: Candidate) -> float:
         """Seconds in which a point without stages would be planned, by the look at the one most alike; 0 without.
 
         By one with as many micro-batches or fewer, layers cut or not: half of the time depends on their number.
@@ -434,16 +434,16 @@ class Estimates:
         return seconds * (1 + point.micro_batches / many) / 2
 
 
-def _again(point: Point) -> int:
+def _again(point: Candidate) -> int:
     return point.recompute + point.offload
 
 
-def _with_blocks(point: Point, count: int) -> Point:
+def _with_blocks(point: Candidate, count: int) -> Candidate:
     """The point with so many blocks that run again, or wait, whichever do."""
     if point.offload:
         return replace(point, offload=count)
     return replace(point, recompute=count) if point.recompute else point
 
 
-def _flat(point: Point) -> Point:
+def _flat(point: Candidate) -> Candidate:
     return replace(point, stages=1, schedule="", turns=1)

@@ -13,7 +13,7 @@ from weft.search.budget import Budget
 from weft.search.evaluation.evaluator import Evaluator, Whole
 from weft.search.evaluation.measures import Answer, Longer, Measures, Refused, key_of
 from weft.search.outcome.result import PlannedStrategy
-from weft.search.outcome.why_not import LookedAt
+from weft.search.outcome.why_not import Probed
 from weft.strategy.strategy import Strategy, stage_count
 from weft.units import Seconds
 
@@ -62,7 +62,7 @@ class SearchLog:
         self.tried: dict[str, PlannedStrategy] = {}
         self.best: Best | None = None
         self.least, self.locality = Seconds(0.0), ""
-        self.course: list[LookedAt] = []
+        self.course: list[Probed] = []
         self.refused = Counter[str]()
         # All that were planned, with true for what an earlier search knew; seconds of each plan.
         self._known: dict[str, bool] = {}
@@ -134,7 +134,7 @@ class SearchLog:
             self.locality = ""
         after, best = Seconds(Budget.now() - self._begin), self.best
         quickest = None if best is None else best.measures.seconds
-        self.course.append(LookedAt(after, self._chain, seconds, quickest, self.bound))
+        self.course.append(Probed(after, self._chain, seconds, quickest, self.bound))
 
     def forget_refused(self, start: Strategy) -> str:
         """Take a start that is refused for none, as without it; why it is, "" for one that is not."""

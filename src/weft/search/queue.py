@@ -11,13 +11,13 @@ import numpy as np
 from weft.cached import cached_property
 from weft.search.estimate import Estimates, Outlook
 from weft.search.evaluation.measures import Refused
-from weft.search.space.point import Point
-from weft.search.space.points import Floats, Mask, Points
+from weft.search.space.candidate import Candidate
+from weft.search.space.candidate_table import CandidateTable, Floats, Mask
 from weft.units import Seconds
 
 
 @final
-class PointQueue:
+class CandidateQueue:
     """Points in the order of estimates that grow better while they are planned.
 
     Args:
@@ -31,7 +31,7 @@ class PointQueue:
         left_out: points that came out, for want of time to look at them.
     """
 
-    def __init__(self, points: Points, least: Floats, estimates: Estimates) -> None:
+    def __init__(self, points: CandidateTable, least: Floats, estimates: Estimates) -> None:
         self.points, self._least, self._estimates = points, least, estimates
         self.left: Mask = np.ones(len(points), np.bool_)
         self.left_out = 0
@@ -74,7 +74,7 @@ class PointQueue:
         self.left &= ~gone
         return int(gone.sum())
 
-    def take(self, point: Point) -> bool:
+    def take(self, point: Candidate) -> bool:
         """Leave out a point, which is planned; false where it is none of those that are left."""
         number = self.points.number(point)
         was_left = number is not None and bool(self.left[number])
@@ -82,19 +82,19 @@ class PointQueue:
             self.left[number] = False
         return was_left
 
-    def leave_out(self, point: Point) -> None:
+    def leave_out(self, point: Candidate) -> None:
         """Leave out a point for want of time to look at it."""
         self.take(point)
         self.left_out += 1
 
-    def as_it_stands(self, point: Point) -> None:
+    def as_it_stands(self, point: Candidate) -> None:
         """Have a point stand for itself, with all its blocks again: one with fewer of them has been offered."""
         number = self.points.number(point)
         if number is not None:
             self._as_few[number] = False
             self._known = -1
 
-    def first(self, among: Mask, count: int = 1) -> Sequence[tuple[Point, float]]:
+    def first(self, among: Mask, count: int = 1) -> Sequence[tuple[Candidate, float]]:
         """The next points of those that are left, with the seconds by which they are ordered."""
         now = np.where(self.left & among, self._now(), inf)
         count = min(count, int((self.left & among).sum()))
@@ -107,7 +107,7 @@ class PointQueue:
             every = sorted(near, key=lambda one: (now[one], one))
         return [(self.points.point(one), float(now[one])) for one in every]
 
-    def with_room(self, among: Mask, looked: bool) -> Iterator[tuple[Point, float]]:
+    def with_room(self, among: Mask, looked: bool) -> Iterator[tuple[Candidate, float]]:
         """Points that are left and should have room, the quickest first; with `looked` only such as were looked at."""
         now = self._now()
         counts = self.left & among & (self._outlook.over() <= 1) & ~self._refused
@@ -115,7 +115,7 @@ class PointQueue:
         for number in numbers[np.argsort(now[numbers], kind="stable")]:
             yield self.points.point(int(number)), float(now[number])
 
-    def smallest(self, among: Mask) -> Point | None:
+    def smallest(self, among: Mask) -> Candidate | None:
         """The point that takes the least memory by estimate, of equal ones the quickest."""
         counts = self.left & among
         if not counts.any():

@@ -9,17 +9,17 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, NamedTuple, final
 
+from weft.atomic_files import write_atomically
 from weft.errors import UNREADABLE, UserError
 from weft.planning.machine import Machine
 from weft.planning.stored_step import StoredStep
 from weft.search.evaluation.measures import Answer, Longer, Measures, Refused
-from weft.search.space.point import COLUMNS, WIDTH, Point, may_be
+from weft.search.space.candidate import COLUMNS, WIDTH, Candidate, may_be
 from weft.strategy.parts import zero_axis, zero_rules
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import LAYOUTS
 from weft.units import Bytes, Seconds
 from weft.version import __version__
-from weft.whole_files import write_whole
 
 FORMAT = 2
 # Of a file; ten thousand strategies take a megabyte or two.
@@ -78,7 +78,7 @@ class SearchRecord:
             "fixed": self.fixed.to_text(),
             **to_json(self.learned),
         }
-        write_whole(path, json.dumps(content), "the record of the search")
+        write_atomically(path, json.dumps(content), "the record of the search")
 
     @staticmethod
     def load(path: str | Path) -> SearchRecord:
@@ -172,7 +172,7 @@ def from_json(content: Mapping[str, Any]) -> Learned:
         {str(key): Longer(Seconds(_number(each))) for key, each in content["longer"].items()},
         {_point(row): _answer(answer) for *row, answer in content["points"]},
         {
-            _point(row): Look(None if answer is None else _answer(answer), _number(seconds))
+            _point(row): Probe(None if answer is None else _answer(answer), _number(seconds))
             for *row, answer, seconds in content["looks"]
         },
     )
@@ -193,17 +193,17 @@ def _number(found: Any) -> float:
     return found  # type: ignore[no-any-return]
 
 
-def _point(row: list[Any]) -> Point:
+def _point(row: list[Any]) -> Candidate:
     if len(row) != WIDTH:
         raise ValueError(f"expected the {WIDTH} coordinates of a point, found {row!r}")
     for name, found in zip(COLUMNS, row, strict=True):
         if not may_be(name, found):
             raise ValueError(f"expected a point's {name}, found {found!r}")
-    return Point(*row)
+    return Candidate(*row)
 
 
 @final
-class Look(NamedTuple):
+class Probe(NamedTuple):
     """A look at a point by plans of few blocks.
 
     Attributes:
@@ -229,10 +229,10 @@ class Learned:
 
     answers: Mapping[str, Answer] = field(default_factory=dict)
     longer: Mapping[str, Longer] = field(default_factory=dict)
-    points: Mapping[Point, Answer] = field(default_factory=dict)
-    looks: Mapping[Point, Look] = field(default_factory=dict)
+    points: Mapping[Candidate, Answer] = field(default_factory=dict)
+    looks: Mapping[Candidate, Probe] = field(default_factory=dict)
 
-    def was_slower(self, point: Point, seconds: float) -> bool:
+    def was_slower(self, point: Candidate, seconds: float) -> bool:
         """True where a point took longer than that."""
         found = self.points.get(point)
         return isinstance(found, Measures) and found.seconds > seconds

@@ -15,13 +15,13 @@ from math import inf
 from pathlib import Path
 
 from weft.errors import UserError, check, is_whole, wrong
-from weft.hardware.here import cores
+from weft.hardware.measured_store import cores
 from weft.hardware.topology import Topology
 from weft.planning.machine import HERE, Machine, machine_of
 from weft.planning.progress import passed_over
 from weft.planning.simulated import Capturable, as_stored
 from weft.planning.stored_step import StoredStep
-from weft.search.bounds.floors import Floors
+from weft.search.bounds.lower_bounds import LowerBounds
 from weft.search.budget import Budget
 from weft.search.enumeration import Enumeration
 from weft.search.evaluation.evaluator import Evaluator
@@ -29,7 +29,7 @@ from weft.search.evaluation.planners import Planners
 from weft.search.moves.local_search import improve
 from weft.search.outcome.result import SearchResult
 from weft.search.record import Learned, SearchRecord
-from weft.search.space.fixed import hand_only, space_of, with_fixed
+from weft.search.space.fixed_entries import hand_only, space_of, with_fixed
 from weft.search.state import SearchState, Told
 from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy, data_parallel
@@ -89,7 +89,7 @@ def search(
     with passed_over(), Planners(_count(planners)) as processes:
         processes.begin(len(stored.graph.nodes))
         facts = StepFacts(stored, machine, base)
-        floors = Floors(facts, machine.least_limit)
+        floors = LowerBounds(facts, machine.least_limit)
         learned = Learned()
         if isinstance(earlier, SearchRecord):
             learned = earlier.learned_of(stored, machine, base)
@@ -117,11 +117,11 @@ def _phases(
     points = Enumeration(state)
     by_hand, others = partial(points.plan, True), partial(points.plan, False)
     if state.budget.moves < inf:  # all points before moves: what so many find depends on no clock
-        yield 1.0, points.look_at_smallest
+        yield 1.0, points.probe_smallest
         yield 1.0, points.plan_cheapest
     else:
-        yield 0.4, points.look_at_smallest
-        yield 0.4, points.look_at_kinds
+        yield 0.4, points.probe_smallest
+        yield 0.4, points.probe_kinds
         yield 0.4, points.plan_cheapest
         yield 0.4, partial(by_hand, likely=True)
         likely = partial(others, likely=True)

@@ -13,19 +13,19 @@ import numpy as np
 
 from weft.errors import UserError
 from weft.search.bounds.additive import AdditivePart, additive_part
-from weft.search.bounds.floors import Floors
+from weft.search.bounds.lower_bounds import LowerBounds
 from weft.search.budget import Budget
 from weft.search.estimate import Estimates
 from weft.search.evaluation.evaluator import Evaluator, Whole
 from weft.search.evaluation.measures import Answer, Measures, key_of
-from weft.search.evaluation.small import SmallSteps
+from weft.search.evaluation.probes import Probes
 from weft.search.log import Best, SearchLog
 from weft.search.outcome.result import SearchResult, not_searched, nothing_fits, rows
 from weft.search.outcome.why_not import Sources, why_not
-from weft.search.queue import PointQueue
+from weft.search.queue import CandidateQueue
 from weft.search.record import Learned, SearchRecord
-from weft.search.space.point import Point
-from weft.search.space.points import Points
+from weft.search.space.candidate import Candidate
+from weft.search.space.candidate_table import CandidateTable
 from weft.strategy.strategy import Strategy
 from weft.units import Seconds
 
@@ -62,7 +62,7 @@ class SearchState:
     def __init__(
         self,
         evaluator: Evaluator,
-        floors: Floors,
+        floors: LowerBounds,
         budget: Budget,
         learned: Learned = Learned(),  # noqa: B008 (frozen)
         told: Told = lambda _: None,
@@ -71,32 +71,32 @@ class SearchState:
         self.facts, self.learned = floors.facts, learned
         self._told = told
         evaluator.learn(learned.answers, learned.longer)
-        small = SmallSteps(self.facts, evaluator)
+        small = Probes(self.facts, evaluator)
         self.estimates = Estimates(floors, small, self.strategy, learned)
         self.log = SearchLog(evaluator, floors.limit)
-        self.queue = PointQueue(Points.of(()), np.zeros(0), self.estimates)
-        self._by_hand, self.points = Points.of(()), dict[Point, Answer]()
+        self.queue = CandidateQueue(CandidateTable.of(()), np.zeros(0), self.estimates)
+        self._by_hand, self.points = CandidateTable.of(()), dict[Candidate, Answer]()
         self.until, self._skipped = 1.0, Counter[str]()
         self._additive: dict[str, AdditivePart | None] = {}
 
-    def arrange(self, points: Points) -> None:
+    def arrange(self, points: CandidateTable) -> None:
         """Take the points of a space: those that may have room; those that people write by hand have a row each."""
         self._by_hand, room = points.where(points.by_hand), self.floors.may_fit(points)
         self.leave_out(NO_ROOM, int((~room).sum()))
         points = points.where(room)
         least = self.floors.least(points)
-        self.queue = PointQueue(points, least, self.estimates)
+        self.queue = CandidateQueue(points, least, self.estimates)
         self.log.least = Seconds(float(least.min(initial=inf)))
 
-    def strategy(self, point: Point) -> Strategy:
+    def strategy(self, point: Candidate) -> Strategy:
         """The strategy of a point."""
         facts = self.facts
         return point.strategy(facts.linears, facts.base, facts.blocks, facts.experts)
 
-    def plan_point(self, point: Point) -> Answer:
+    def plan_point(self, point: Candidate) -> Answer:
         """Plan a point, which is left no more then."""
         self.queue.take(point)
-        by_hand = bool(Points.one(point).by_hand[0])
+        by_hand = bool(CandidateTable.one(point).by_hand[0])
         found = self.log.plan(str(point), self.strategy(point), by_hand)
         if isinstance(found, Measures) and point not in self.points:
             self.estimates.learn(point, found)
@@ -155,20 +155,20 @@ class SearchState:
         """True where one point is planned in any case: nothing fits so far, and none was."""
         return self.log.best is None and not self.points
 
-    def in_time(self, point: Point) -> bool:
+    def in_time(self, point: Candidate) -> bool:
         """True where there should be time to plan a point."""
         if point in self.learned.points and self.evaluator.knows(self.strategy(point)):
             return True
         soon = self.estimates.seconds_of_plan(point)
         return self.budget.has(soon + self._seconds_at_end(soon))
 
-    def may_look(self) -> bool:
+    def may_probe(self) -> bool:
         """True where small steps of one more point may be planned: some of the time is for whole ones."""
         return self.affords() and (self.planned > 0 or self.budget.part() < self.until / 2)
 
-    def looks_in_time(self, point: Point) -> bool:
+    def probes_in_time(self, point: Candidate) -> bool:
         """True where there should be time to look at a point: those of many micro-batches take longer than others."""
-        return self.budget.has(self.estimates.seconds_of_look(point))
+        return self.budget.has(self.estimates.seconds_of_probe(point))
 
     def _seconds_at_end(self, unknown: float) -> float:
         """Seconds in which the best is planned once more at the end: another process, or an earlier search, did it.
@@ -241,8 +241,8 @@ class SearchState:
 
     def _sources(self) -> Sources:
         estimates, floors = self.estimates, self.floors
-        looked_at = [flat for flat, look in estimates.looks.items() if look.answer is not None]
-        known = self.points, looked_at, estimates.measures
+        probed = [flat for flat, look in estimates.looks.items() if look.answer is not None]
+        known = self.points, probed, estimates.measures
         return Sources(*known, floors.least, floors.memory, floors.limit)
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import final
 
+from weft.hardware.cost_overrides import CostOverrides
 from weft.hardware.costs import Capacity, Costs
-from weft.hardware.given_costs import GivenCosts
 from weft.ir.plan import COMPUTE, HOST, Communicate
 from weft.simulator.results.facts import (
     MemoryUse,
@@ -21,7 +21,7 @@ from weft.simulator.results.facts import (
     rank_rows,
 )
 from weft.simulator.results.simulation import Simulation
-from weft.simulator.steps.acts import ActCosts, act_costs, with_given
+from weft.simulator.steps.acts import ActCosts, act_costs, with_overrides
 from weft.simulator.steps.planned import PlannedStep
 from weft.simulator.timing.clock import Times, run
 from weft.simulator.timing.one_step import Timed
@@ -35,7 +35,7 @@ from weft.units import NO_TIME, Bytes, Seconds
 FIRST, MOST = 3, 12
 
 
-def simulate(step: PlannedStep, costs: Costs, given: GivenCosts | None = None) -> Simulation:
+def simulate(step: PlannedStep, costs: Costs, given: CostOverrides | None = None) -> Simulation:
     """Simulate steps of a plan, one after the other, until they take equally long. Equal arguments give equal results.
 
     Args:
@@ -51,14 +51,14 @@ def simulate(step: PlannedStep, costs: Costs, given: GivenCosts | None = None) -
     return simulation_of(step, acts, costs, steady_steps(step, acts, costs))
 
 
-def costs_of(step: PlannedStep, costs: Costs, given: GivenCosts | None = None) -> ActCosts:
+def costs_of(step: PlannedStep, costs: Costs, given: CostOverrides | None = None) -> ActCosts:
     """The costs of the acts of a step on a machine, with those that are given in their place.
 
     Raises:
         UserError: when a cost is given for what is not in the plans.
     """
     acts = act_costs(step, costs)
-    return acts if given is None else with_given(acts, given, step.plans, lines_of(step.graph))
+    return acts if given is None else with_overrides(acts, given, step.plans, lines_of(step.graph))
 
 
 def simulation_of(step: PlannedStep, acts: ActCosts, costs: Costs, ran: SteadySteps) -> Simulation:

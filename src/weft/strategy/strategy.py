@@ -10,6 +10,7 @@ from typing import Any, final
 
 import yaml
 
+from weft.atomic_files import write_atomically
 from weft.errors import LayoutError, StrategyError, UserError, shown, wrong
 from weft.layout import SBP, broadcast, split
 from weft.patterns import name_patterns
@@ -17,7 +18,6 @@ from weft.plain_yaml import load_yaml, read_plain_yaml
 from weft.strategy.parts import Schedule, Stage, Zeros, hold
 from weft.strategy.precision import Half, Precision
 from weft.strategy.text import SBPs, checked, parsed, plain
-from weft.whole_files import write_whole
 
 # Of files: 2 has `grid`, 3 `in_flight` and `zero` by patterns. Files are written in the first that has what they say.
 FORMATS = (1, 2, 3)
@@ -95,7 +95,7 @@ class Strategy:
         Raises:
             UserError: it cannot be written.
         """
-        write_whole(path, self.to_text(), "the strategy")
+        write_atomically(path, self.to_text(), "the strategy")
 
     def to_text(self) -> str:
         """The text of a file of the strategy."""

@@ -10,7 +10,7 @@ from weft.tensor.create import rand as rand
 from weft.tensor.create import randn as randn
 from weft.tensor.create import tensor as tensor
 from weft.tensor.create import zeros as zeros
-from weft.tensor.dispatch.ways import manual_seed as manual_seed
+from weft.tensor.dispatch.special_ops import manual_seed as manual_seed
 from weft.tensor.divergence import check_every_op as check_every_op
 from weft.tensor.dtensor import from_dtensor as from_dtensor
 from weft.tensor.dtensor import to_dtensor as to_dtensor

@@ -22,7 +22,7 @@ from weft.tensor.arguments import (
     sizes_of,
 )
 from weft.tensor.boxing import box, cut, from_first, laid
-from weft.tensor.dispatch.ways import Drawing
+from weft.tensor.dispatch.special_ops import Drawing
 from weft.tensor.divergence import note_made, note_plain
 from weft.tensor.global_tensor import GlobalTensor
 from weft.tensor.spec import Mesh, Spec, contiguous, layout_for, mesh_of, without_partials

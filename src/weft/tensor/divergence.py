@@ -18,8 +18,8 @@ from weft.files import in_library
 from weft.layout import Placement
 from weft.runtime.channels.channel import Channel
 from weft.runtime.channels.process import ProcessChannel
-from weft.runtime.failures.calls import CALLS, Calls
-from weft.runtime.failures.lookout import Wait, circle
+from weft.runtime.failures.call_log import CALLS, CallLog
+from weft.runtime.failures.watchdog import Wait, wait_cycle
 from weft.runtime.world.world import World
 from weft.tensor.spec import Mesh, channel_between
 
@@ -216,7 +216,7 @@ def _checksum(tensor: torch.Tensor) -> int:
 
 
 @contextmanager
-def _told_of_others(channel: Channel, calls: Calls, what: str) -> Iterator[None]:
+def _told_of_others(channel: Channel, calls: CallLog, what: str) -> Iterator[None]:
     """While this lasts, a long wait is made known to the other ranks, and compared with theirs."""
     if not isinstance(channel, ProcessChannel):
         yield
@@ -232,7 +232,7 @@ def _told_of_others(channel: Channel, calls: Calls, what: str) -> Iterator[None]
 
 @final
 class _Looking:
-    def __init__(self, channel: ProcessChannel, calls: Calls, what: str) -> None:
+    def __init__(self, channel: ProcessChannel, calls: CallLog, what: str) -> None:
         self.at_calls = channel.while_waiting
         self._channel = channel
         self._calls = calls
@@ -247,7 +247,7 @@ class _Looking:
         if self._wait is None:
             self._wait = self._long()
             channel.board.post(str(self._wait))
-        found = circle(channel.rank, self._wait, self._posted)
+        found = wait_cycle(channel.rank, self._wait, self._posted)
         try:
             if found:
                 error = RankFailure(_circle_text(found))

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from weft.errors import LayoutError, UserError, wrong
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
-from weft.tensor.dispatch.shares import check_order
+from weft.tensor.dispatch.interleaved import check_order
 from weft.tensor.divergence import note_made
 from weft.tensor.global_tensor import GlobalTensor
 from weft.tensor.spec import intern, mesh_of

@@ -13,8 +13,8 @@ from weft.errors import LayoutError, UserError
 from weft.layout import SBP, Broadcast, Layout, Placement, Shares, Split, broadcast_layout
 from weft.tensor.boxing import Locals, assemble
 from weft.tensor.dispatch.dispatch import dispatch
+from weft.tensor.dispatch.interleaved import check_order, in_order, relaid, stored_in
 from weft.tensor.dispatch.operands import of_all
-from weft.tensor.dispatch.shares import check_order, in_order, relaid, stored_in
 from weft.tensor.dispatch.views import parted_aliases
 from weft.tensor.divergence import user_line
 from weft.tensor.spec import Spec, contiguous, layout_for

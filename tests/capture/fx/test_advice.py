@@ -208,7 +208,7 @@ def test_each_construct_has_its_remedy(loss_fn: Step, kind: str) -> None:
     message = str(caught.value)
     assert message.startswith(f"{__file__}:")
     assert message.endswith(REMEDIES[kind])
-    assert "LaterNumber" not in message
+    assert "UnbackedNumber" not in message
 
 
 def remedy_of_check(m: nn.Module, b: Batch) -> Any:

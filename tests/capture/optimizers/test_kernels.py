@@ -9,7 +9,7 @@ import torch
 
 import models
 from weft.capture import capture
-from weft.capture.optimizers.given import kernels_of
+from weft.capture.optimizers.attributes import kernels_of
 from weft.capture.optimizers.trials import HeldBytes
 from weft.ir.logical import Update
 from weft.ir.nodes import UpdateBytes

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from weft.capture.python.reached import Keys
+from weft.capture.python.reachable import Keys
 
 D: Any = {}
 

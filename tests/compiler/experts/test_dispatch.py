@@ -16,7 +16,7 @@ from models import token_loss
 from weft.boxing import steps
 from weft.capture import capture
 from weft.compiler.context import options_of
-from weft.compiler.experts.unsorted import unsorted
+from weft.compiler.experts.remove_sorts import remove_sorts
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.stages.stages import stage_placements
 from weft.compiler.strategy_hints import strategy_hints
@@ -144,7 +144,7 @@ def test_a_rank_holds_its_experts_alone() -> None:
 
 def test_a_sort_is_taken_out() -> None:
     graph = captured()
-    without = unsorted(graph, NOTHING)
+    without = remove_sorts(graph, NOTHING)
     ops = [node.op for node in without.of_kind(Call)]
     assert "aten.sort.default" in [node.op for node in graph.of_kind(Call)]
     assert not {"aten.sort.default", "aten.index.Tensor", "weft.segments"} & set(ops)

@@ -14,8 +14,8 @@ from contexts import NOTHING
 from interpreter import run
 from weft.capture import capture
 from weft.compiler.graph.causal_masks import causal_masks
-from weft.compiler.graph.known.calls import known_values
-from weft.compiler.graph.known.values import Along, Known
+from weft.compiler.graph.constant_folding.folded_calls import fold_constants
+from weft.compiler.graph.constant_folding.folded_values import Along, Known
 from weft.ir import LogicalGraph, parse_graph, verify
 from weft.ir.logical import Call
 
@@ -262,7 +262,7 @@ def test_known_values_are_those_that_torch_computes(mask: Mask) -> None:
         if not isinstance(node, Call) and node.makes
     }
     step = run(graph, inputs)
-    known = known_values(graph)
+    known = fold_constants(graph)
     assert known
     for name, value in known.items():
         found = step.value(name, 0)

@@ -15,7 +15,7 @@ from weft.errors import LayoutError
 from weft.ir import LogicalGraph, parse_graph, verify
 from weft.ir.logical import Input
 from weft.layout import SBP, Broadcast, Shares, Split, placement
-from weft.tensor.dispatch.shares import in_shares
+from weft.tensor.dispatch.interleaved import in_shares
 
 PAIR, GRID = placement("cpu", [0, 1]), placement("cpu", [[0, 1], [2, 3]])
 HEAD = """\

@@ -19,7 +19,7 @@ from strategies import law
 from weft.boxing import EXCHANGES, steps
 from weft.compiler.assignment import Assignment
 from weft.compiler.hints import Hints
-from weft.compiler.layouts import descent as deduce_descent
+from weft.compiler.layouts import coordinate_descent as deduce_descent
 from weft.compiler.layouts.box import deduce
 from weft.compiler.layouts.boxing_costs import BoxingCosts
 from weft.compiler.layouts.intent import uses

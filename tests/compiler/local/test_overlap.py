@@ -11,7 +11,7 @@ from weft.compiler.hints import Hints
 from weft.compiler.layouts.box import box, deduce
 from weft.compiler.local.localize import communicators, localize
 from weft.compiler.local.overlap import BatchCut, batch_leaves, best_cut, in_parts, may_cut
-from weft.hardware import Device, usual_device
+from weft.hardware import DefaultDevice, default_device
 from weft.hardware.durations import Durations
 from weft.hardware.planning_costs import bucket_bytes
 from weft.ir import LogicalGraph, parse_graph
@@ -85,11 +85,11 @@ def test_batches_that_do_not_divide_stay_whole() -> None:
     assert sorted(map(str, in_parts(program, 4).nodes)) == sorted(map(str, program.nodes))
 
 
-def slow(link: float) -> Device:
-    return replace(usual_device("cpu"), link=link, latency=1e-6, start=1e-7)
+def slow(link: float) -> DefaultDevice:
+    return replace(default_device("cpu"), link=link, latency=1e-6, start=1e-7)
 
 
-def cut_for(graph: LogicalGraph, device: Device) -> BatchCut:
+def cut_for(graph: LogicalGraph, device: DefaultDevice) -> BatchCut:
     durations = Durations(device, communicators(graph))
     return best_cut(local(graph, 0), durations, bucket_bytes(device, (0, 1)))
 
@@ -107,7 +107,9 @@ def test_slow_links_are_worth_it() -> None:
 @pytest.mark.parametrize(
     ("layouts", "device"), [(TENSORS, slow(1e12)), (DATA, slow(1e8)), (TENSORS, slow(1e3))]
 )
-def test_nothing_is_cut_for_nothing(layouts: dict[str, tuple[SBP, ...]], device: Device) -> None:
+def test_nothing_is_cut_for_nothing(
+    layouts: dict[str, tuple[SBP, ...]], device: DefaultDevice
+) -> None:
     """Fast links, gradients that travel beside the backward anyway, or links so slow that products hide nothing."""
     assert cut_for(boxed(layouts, batch=512, wide=512), device) == BatchCut()
 

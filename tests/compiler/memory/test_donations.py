@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from build import linked, ref
-from weft.compiler.schedule.copies import donate
+from weft.compiler.schedule.credits import reuse_buffers
 from weft.ir.plan import (
     Collective,
     Communicate,
@@ -48,7 +48,7 @@ def overwrites(
         Register(X.value, "parameter", 0, (1,), full=True),
         *(Register(value(name), "gradient", 1, (2,), rate=acts[0]) for name in leaving),
     )
-    plan = donate(linked(RankPlan(0, (X,), actors, registers, max(acts))))
+    plan = reuse_buffers(linked(RankPlan(0, (X,), actors, registers, max(acts))))
     each = plan.actors[2].collectives
     return frozenset(one.input.name for one in each if one.in_place)
 
@@ -87,5 +87,5 @@ def test_sources_in_the_memory_of_variables_that_are_rewritten_are_copied() -> N
     )
     segment = Compute(0, (*nodes, *updates), (), ("x", "y"))
     registers = tuple(Register(item.value, "parameter", 0, (), full=True) for item in (X, y))
-    plan = donate(RankPlan(0, (X, y), (segment,), registers))
+    plan = reuse_buffers(RankPlan(0, (X, y), (segment,), registers))
     assert plan.actors[0].copies == ("a", "y")

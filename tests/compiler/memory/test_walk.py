@@ -9,7 +9,7 @@ from weft.boxing import overlaps
 from weft.compiler.memory.act import exchange_bytes
 from weft.compiler.memory.order import Moment
 from weft.compiler.memory.walk import levels, memory
-from weft.compiler.schedule.copies import donate
+from weft.compiler.schedule.credits import reuse_buffers
 from weft.ir.alias import Memory, overwritable
 from weft.ir.nodes import UpdateBytes
 from weft.ir.plan import (
@@ -260,7 +260,7 @@ def bucket_plan(kept: bool = False) -> RankPlan:
     )
     readers = (3, 5) if kept else (3,)
     made = (register("a", 2, 3), register("b", 2, *readers), register("a!", 3, 4))
-    return donate(plan(actors, *made, register("b!", 3, 5)))
+    return reuse_buffers(plan(actors, *made, register("b!", 3, 5)))
 
 
 def test_a_bucket_is_reduced_where_it_lies() -> None:

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from build import ref
-from weft.compiler.plans.specialize import FEWEST_LAUNCHES, replays, segment_launches
-from weft.hardware import usual_device
+from weft.compiler.plans.specialize import FEWEST_LAUNCHES, segment_launches, with_cuda_graphs
+from weft.hardware import default_device
 from weft.ir.plan import (
     Compute,
+    GraphedRun,
     GraphMode,
     LocalCall,
     LocalInput,
@@ -18,9 +19,8 @@ from weft.ir.plan import (
     LocalUpdate,
     LocalValue,
     RankPlan,
-    Replays,
 )
-from weft.runtime.devices.replay import obstacle
+from weft.runtime.devices.cuda_graphs import capture_obstacle
 
 
 def calls(op: str, count: int, size: int) -> tuple[LocalCall, ...]:
@@ -36,13 +36,13 @@ def calls(op: str, count: int, size: int) -> tuple[LocalCall, ...]:
 
 def decided(
     *segments: tuple[LocalCall | LocalUpdate, ...], mode: GraphMode = "auto"
-) -> tuple[frozenset[int], Replays]:
+) -> tuple[frozenset[int], GraphedRun]:
     """The ids of the segments that are marked as replayed, and why."""
     taken = LocalInput(LocalValue("x", segments[0][0].makes[0].shape, "float32"), "parameter", "x")
     actors = tuple(Compute(place, nodes, (), ()) for place, nodes in enumerate(segments))
     program = LocalProgram(0, (taken,), tuple(node for each in segments for node in each), ())
     plan = RankPlan(0, (taken,), actors, ())
-    marked, found = replays(plan, program, usual_device("cuda"), mode, obstacle)
+    marked, found = with_cuda_graphs(plan, program, default_device("cuda"), mode, capture_obstacle)
     return marked.replayed, found
 
 
@@ -74,8 +74,8 @@ def test_micro_batches_count_each_time() -> None:
     taken = LocalInput(LocalValue("x", (8, 8), "float32"), "parameter", "x")
     actor = replace(Compute(0, nodes, (), ()), acts=3)
     plan = RankPlan(0, (taken,), (actor,), (), micro_batches=3)
-    _, found = replays(
-        plan, LocalProgram(0, (taken,), nodes, ()), usual_device("cuda"), "auto", obstacle
+    _, found = with_cuda_graphs(
+        plan, LocalProgram(0, (taken,), nodes, ()), default_device("cuda"), "auto", capture_obstacle
     )
     assert (found.launches, found.saved) == (3 * FEWEST_LAUNCHES, 3 * (FEWEST_LAUNCHES - 1))
 
@@ -93,7 +93,7 @@ def test_micro_batches_count_each_time() -> None:
     ],
 )
 def test_what_cannot_be_captured_is_told(op: str, why: str) -> None:
-    assert why in str(obstacle(op))
+    assert why in str(capture_obstacle(op))
     nodes = (*calls("aten.relu.default", 20, 8), *calls(op, 1, 8))
     assert why in decided(nodes, mode="always")[1].reasons[0]
 
@@ -102,4 +102,4 @@ def test_what_cannot_be_captured_is_told(op: str, why: str) -> None:
     "op", ["aten.mm.default", "weft.uniform", "aten._scaled_dot_product_flash_attention.default"]
 )
 def test_what_can_be_captured(op: str) -> None:
-    assert obstacle(op) is None
+    assert capture_obstacle(op) is None

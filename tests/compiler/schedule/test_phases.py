@@ -7,7 +7,7 @@ from dataclasses import replace
 from build import value
 from local_programs import all_reduce, call, program, update
 from weft.compiler.schedule.bucket import bucket
-from weft.compiler.schedule.copies import credit
+from weft.compiler.schedule.credits import with_credits
 from weft.compiler.schedule.schedule import split_backward
 from weft.compiler.schedule.segment import segment
 from weft.ir.nodes import Phase, PhaseKind
@@ -80,7 +80,7 @@ def test_one_forward_and_one_backward_actor() -> None:
 
 def test_rates_of_registers() -> None:
     local = stage_0()
-    plan = credit(local, segment(local, bucket(local, 2**22, staged=True), GROUPS, True))
+    plan = with_credits(local, segment(local, bucket(local, 2**22, staged=True), GROUPS, True))
     rates = {register.value.name: register.rate for register in plan.registers}
     assert (rates["h"], rates["y"], rates["gy"]) == (4, 4, 4)
     assert (rates["cast"], rates["gw.sum"], rates["v"], rates["x"]) == (1, 1, 1, 1)
@@ -112,7 +112,7 @@ def test_a_statistic_is_updated_in_the_forward_that_makes_it() -> None:
     local = looped(nodes)
     forward, backward = segments(local)
     assert (len(forward.nodes), len(backward.nodes)) == (3, 1)
-    plan = credit(local, segment(local, bucket(local, 2**22, staged=True), GROUPS, True))
+    plan = with_credits(local, segment(local, bucket(local, 2**22, staged=True), GROUPS, True))
     rates = {register.value.name: (register.rate, register.full) for register in plan.registers}
     assert rates["w"] == (4, True)
     assert rates["v"] == (1, True)

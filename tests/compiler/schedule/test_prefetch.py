@@ -9,7 +9,7 @@ import pytest
 from local_programs import all_reduce, call, gather, program
 from weft.compiler.schedule.actor_graph import prove_live
 from weft.compiler.schedule.bucket import bucket
-from weft.compiler.schedule.copies import credit
+from weft.compiler.schedule.credits import with_credits
 from weft.compiler.schedule.gathers_first import (
     AHEAD,
     gather_rings,
@@ -52,7 +52,7 @@ def layers(micro_batches: int) -> LocalProgram:
 
 def plan_of(local: LocalProgram, zero: Zero | None) -> RankPlan:
     actors = segment(local, bucket(local, 2**22), (Communicator(0, (0, 1)),))
-    return credit(local, *prefetch(local, actors, zero))
+    return with_credits(local, *prefetch(local, actors, zero))
 
 
 def most_ahead(plan: RankPlan) -> int:
@@ -110,7 +110,7 @@ def test_a_gather_does_not_wait_for_the_gradients_of_the_layer_before(cast: bool
     local = backward(cast)
     actors = segment(local, bucket(local, 1), (Communicator(0, (0, 1)),))
     told = prefetch(local, actors, Zero(3))
-    early = credit(local, *gathers_first(local, *told, Zero(3)))
+    early = with_credits(local, *gathers_first(local, *told, Zero(3)))
     prove_live(early)
 
     def order(plan: RankPlan) -> list[str]:
@@ -118,7 +118,7 @@ def test_a_gather_does_not_wait_for_the_gradients_of_the_layer_before(cast: bool
 
     late = [f"{kind}{layer}{mark}" for layer in range(LAYERS) for kind, mark in ("w ", "g!")]
     late = [name.replace(" ", "") for name in late]
-    assert order(credit(local, *told)) == late
+    assert order(with_credits(local, *told)) == late
     # A cast is made in its place: its gather comes no earlier.
     first = late if cast else ["w0", "w1", "w2", "g0!", "w3", "g1!", "w4", "g2!", "g3!", "g4!"]
     assert order(early) == first
@@ -132,7 +132,7 @@ def test_a_gather_comes_after_what_lets_it_begin_wherever_it_stood() -> None:
     reduced = [call("n", "x"), all_reduce("n!", "n"), call("h1", "n!", "w0")]
     made = replace(local, nodes=(first, last, *reduced, *rest[1:]))
     actors = segment(made, bucket(made, 1), (Communicator(0, (0, 1)),))
-    plan = credit(made, *gathers_first(made, *prefetch(made, actors, Zero(3)), Zero(3)))
+    plan = with_credits(made, *gathers_first(made, *prefetch(made, actors, Zero(3)), Zero(3)))
     prove_live(plan)
     order = [name for a in plan.actors if isinstance(a, Communicate) for name in a.produces]
     assert order[-1] == "w4"

@@ -12,8 +12,8 @@ from build import value
 from pipelines import pipeline
 from weft.actors.deadlock import max_cycle_ratio
 from weft.compiler.context import Stages
-from weft.compiler.schedule.actor_graph import Slot, Web, with_copies
-from weft.compiler.schedule.copies import enough, fewest, of_preset
+from weft.compiler.schedule.actor_graph import ActorGraph, Slot, with_copies
+from weft.compiler.schedule.credits import enough_slots, fewest_slots, preset_slots
 from weft.compiler.schedule.presets import PRESETS, Preset, interleaved_in_flight, preset
 from weft.errors import InternalError, StrategyError
 from weft.ir.plan import Compute, Register
@@ -25,7 +25,7 @@ SIZES = [(2, 4), (4, 8), (3, 9)]
 TWICE = {"backward": 2.0}
 
 
-def simulated(web: Web, copies: Mapping[Slot, int]) -> SimulatedStep:
+def simulated(web: ActorGraph, copies: Mapping[Slot, int]) -> SimulatedStep:
     return simulate_step([with_copies(plan, copies) for plan in web.plans], web.seconds)
 
 
@@ -33,7 +33,7 @@ def by_name(name: Schedule, stages: int, micro_batches: int, around: int = 0) ->
     return Preset(name, stages, around or stages, micro_batches)
 
 
-def kept(web: Web, found: SimulatedStep, stage: int) -> int:
+def kept(web: ActorGraph, found: SimulatedStep, stage: int) -> int:
     """The most micro-batches that have begun their forward and not ended their backward in a stage."""
     plan = web.plans[stage % len(web.plans)]
     own = [
@@ -56,7 +56,7 @@ def test_bubble_and_memory_of_gpipe_and_1f1b(
 ) -> None:
     rule = by_name(name, stages, micro_batches)
     web = pipeline(rule, seconds=TWICE)
-    found = simulated(web, of_preset(web, rule))
+    found = simulated(web, preset_slots(web, rule))
     # (S - 1) / (M + S - 1) of the time is bubble.
     assert found.makespan == 3 * (micro_batches + stages - 1)
     for stage in range(stages):
@@ -69,7 +69,7 @@ def test_zero_bubble_is_as_short_as_published(stages: int, micro_batches: int) -
     """ZB-H1: a bubble of (S - 1) (F + B - W), with no more in flight than 1F1B's first stage has."""
     rule = by_name("zero_bubble", stages, micro_batches)
     web = pipeline(rule, split=True)
-    found = simulated(web, of_preset(web, rule))
+    found = simulated(web, preset_slots(web, rule))
     assert found.makespan == 3 * micro_batches + stages - 1
     assert all(kept(web, found, stage) <= stages for stage in range(1, stages))
 
@@ -80,7 +80,7 @@ def test_zero_bubble_is_as_short_as_published(stages: int, micro_batches: int) -
 def test_interleaved_has_a_smaller_bubble(around: int, stages: int, micro_batches: int) -> None:
     rule = by_name("interleaved", stages, micro_batches, around)
     web = pipeline(rule)
-    found = simulated(web, of_preset(web, rule))
+    found = simulated(web, preset_slots(web, rule))
     chunks = stages // around
     busy, plain = 2 * micro_batches * chunks, 2 * (around - 1) * chunks
     bubble = found.makespan - busy
@@ -98,10 +98,10 @@ def test_computed_copies_are_those_of_1f1b() -> None:
     """With free transfers the slowest cycle of stage s takes 3 (S - s) seconds, and each queue 3."""
     rule = by_name("zero_bubble", 4, 8)
     web = pipeline(rule, seconds=TWICE)
-    copies = enough(web)
+    copies = enough_slots(web)
     assert [copies[stage, f"s{stage}"] for stage in range(4)] == [4, 3, 2, 1]
     plans = [with_copies(plan, copies) for plan in web.plans]
-    ratio, _ = max_cycle_ratio(Web(tuple(plans), web.seconds).marked_graph(copies))
+    ratio, _ = max_cycle_ratio(ActorGraph(tuple(plans), web.seconds).marked_graph(copies))
     assert ratio == web.busiest == 3
     less = {**copies, (1, "s1"): 2}
     assert simulated(web, less).makespan > simulated(web, copies).makespan
@@ -110,8 +110,8 @@ def test_computed_copies_are_those_of_1f1b() -> None:
 def test_fewest_copies_run_one_micro_batch_at_a_time() -> None:
     rule = by_name("zero_bubble", 3, 4)
     web = pipeline(rule, seconds=TWICE)
-    assert set(fewest(web).values()) == {1}
-    assert simulated(web, fewest(web)).makespan == 4 * 3 * 3
+    assert set(fewest_slots(web).values()) == {1}
+    assert simulated(web, fewest_slots(web)).makespan == 4 * 3 * 3
 
 
 def test_what_is_read_after_a_barrier_exists_for_every_micro_batch() -> None:
@@ -127,9 +127,11 @@ def test_what_is_read_after_a_barrier_exists_for_every_micro_batch() -> None:
         Register(value("loss"), "activation", 1, (2,)),
     )
     kept = (replace(each, consumers=(2,)) for each in plan.registers)
-    web = Web((replace(plan, actors=actors, registers=(*kept, *once)),), {0: [1.0, 1.0, 1.0]})
-    assert fewest(web) == {(0, "s0"): 5}
-    assert simulated(web, fewest(web)).makespan == 11
+    web = ActorGraph(
+        (replace(plan, actors=actors, registers=(*kept, *once)),), {0: [1.0, 1.0, 1.0]}
+    )
+    assert fewest_slots(web) == {(0, "s0"): 5}
+    assert simulated(web, fewest_slots(web)).makespan == 11
     with pytest.raises(InternalError, match="a free copy of s0, of 4"):
         simulated(web, {(0, "s0"): 4})
 
@@ -150,7 +152,7 @@ def test_a_circle_of_ranks_is_named() -> None:
         registers=(*first.registers, control),
     )
     with pytest.raises(InternalError) as error:
-        fewest(Web((stuck, last), web.seconds))
+        fewest_slots(ActorGraph((stuck, last), web.seconds))
     text = str(error.value)
     assert "rank 0: forward of stage 0, Compute 0 on compute waits for rank 0: backward" in text
     assert "rank 1: backward of stage 1, Compute" in text
@@ -159,16 +161,16 @@ def test_a_circle_of_ranks_is_named() -> None:
 def test_transfers_that_take_long_get_more_copies() -> None:
     rule = by_name("zero_bubble", 2, 8)
     near, far = (pipeline(rule, seconds=TWICE, transfer=t) for t in (0.0, 1.5))
-    assert enough(far)[0, "s0"] > enough(near)[0, "s0"]
-    steady = simulated(far, enough(far)).makespan
-    assert steady < simulated(far, enough(near)).makespan
+    assert enough_slots(far)[0, "s0"] > enough_slots(near)[0, "s0"]
+    steady = simulated(far, enough_slots(far)).makespan
+    assert steady < simulated(far, enough_slots(near)).makespan
 
 
 def test_room_bounds_copies() -> None:
     rule = by_name("zero_bubble", 4, 8)
     web = pipeline(rule, seconds=TWICE)
     # Two more of 4,000 bytes on the first rank, none on the second: it sets the pace of 9 seconds.
-    copies = enough(web, {0: 8100, 1: 100, 2: 10**6, 3: 10**6})
+    copies = enough_slots(web, {0: 8100, 1: 100, 2: 10**6, 3: 10**6})
     assert copies[0, "s0"] <= 3
     assert (copies[1, "s1"], copies[2, "s2"]) == (1, 1)
 

@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from build import ref
-from weft.ir.logical import Call, Input, Location, LogicalGraph, Phase, PhaseKind, Value, Varying
+from weft.ir.logical import (
+    Call,
+    Input,
+    Location,
+    LogicalGraph,
+    PerMicroBatch,
+    Phase,
+    PhaseKind,
+    Value,
+)
 from weft.ir.parsers.graph_parser import parse_graph
 from weft.ir.parsers.plan_parser import parse_plan
 from weft.ir.plan import (
@@ -29,7 +38,7 @@ from weft.ir.plan import (
 
 phases = st.builds(Phase, st.integers(0, 9), st.sampled_from(get_args(PhaseKind)))
 leaves = st.one_of(st.integers(-9, 9), st.booleans(), st.none(), st.text(max_size=3))
-varying = st.builds(Varying, st.tuples(leaves, st.tuples(leaves, leaves)))
+varying = st.builds(PerMicroBatch, st.tuples(leaves, st.tuples(leaves, leaves)))
 locations = st.none() | st.builds(
     Location,
     st.just("train.py"),
@@ -98,7 +107,9 @@ def test_a_plan_of_micro_batches_parses_back(plan) -> None:
 
 
 def test_the_lines_of_a_loop() -> None:
-    call = LocalCall.of("aten.select.int", (ref("x"), 0, Varying((0, 1))), (Y,), Phase(1, "weight"))
+    call = LocalCall.of(
+        "aten.select.int", (ref("x"), 0, PerMicroBatch((0, 1))), (Y,), Phase(1, "weight")
+    )
     rank = RankPlan(
         3,
         (),

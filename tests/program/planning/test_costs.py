@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from weft.hardware.here import keep_here, this_machine
-from weft.hardware.measured import MeasuredCosts, Measurements
+from weft.hardware.measured_costs import MeasuredCosts, Measurements
+from weft.hardware.measured_store import store_measurements, this_machine
 from weft.program.planning import auto
 from weft.program.planning.auto import agreed_costs
 from weft.runtime.world.world import LocalWorld
@@ -17,7 +17,7 @@ from weft.units import Seconds
 
 def kept(act: float) -> None:
     facts = {"device": "cpu", "ranks": 2, "processes": 1, "threads": 1}
-    keep_here(Measurements({**this_machine(), **facts}, act=Seconds(act)))
+    store_measurements(Measurements({**this_machine(), **facts}, act=Seconds(act)))
 
 
 def test_all_ranks_take_those_of_the_first(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from weft.layout import Broadcast, Layout, Placement, Shares, Split
 from weft.program.saving.files import slices
 from weft.program.saving.saved_tensors import SavedTensor, pieces_of, writers
 from weft.runtime.memory.state import local_part
-from weft.tensor.dispatch.shares import in_shares
+from weft.tensor.dispatch.interleaved import in_shares
 
 
 @st.composite

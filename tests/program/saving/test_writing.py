@@ -123,7 +123,7 @@ def test_on_a_full_disk_the_first_process_hears_of_another_s_failure(
         note(path, text, what)
 
     monkeypatch.setattr(writing, "write_file", cut_short)
-    monkeypatch.setattr(writing, "write_whole", noted)
+    monkeypatch.setattr(writing, "write_atomically", noted)
     other = Writing(_job(tmp_path, 1))
     with pytest.raises(UserError, match=r"No space left|SystemExit: 3"):
         other.wait()

@@ -71,7 +71,7 @@ def gpt(dropout: float = 0.0) -> GPT:
 @pytest.fixture
 def iterators_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Stand for whatever capture does not see: a step may take from iterators."""
-    monkeypatch.setattr("weft.capture.python.changes._moves", lambda value: False)
+    monkeypatch.setattr("weft.capture.python.side_effects._moves", lambda value: False)
 
 
 # What is right passes.

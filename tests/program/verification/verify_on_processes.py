@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import weft
 from models import GPT, token_batch, token_loss
-from weft.capture.python import changes
+from weft.capture.python import side_effects
 
 S = weft.split
 RANK = int(os.environ["RANK"])
@@ -51,7 +51,7 @@ def agrees(strategy: weft.Strategy, batch: str) -> str:
 
 
 def differs() -> str:
-    changes._moves = lambda value: False  # as if capture did not see iterators
+    side_effects._moves = lambda value: False  # as if capture did not see iterators
     numbers = count(1)
 
     def loss(model: nn.Module, batch: Any) -> torch.Tensor:

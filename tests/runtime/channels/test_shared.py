@@ -32,7 +32,7 @@ from weft.runtime.channels.shared_link import (
     listener,
     offer,
 )
-from weft.runtime.failures.awaited import Entries
+from weft.runtime.failures.store_entries import StoreEntries
 
 pytestmark = pytest.mark.skipif(not host(), reason="this system has no memory without a name")
 
@@ -60,7 +60,7 @@ def on_ranks(size: int, work: Callable[[SharedChannel], Any], timeout: float = 2
     store, board = dist.HashStore(), Board()  # type: ignore[attr-defined]
 
     def run(index: int) -> Any:
-        entries = Entries(store, index, lambda _: False, timeout)
+        entries = StoreEntries(store, index, lambda _: False, timeout)
         channel = SharedChannel(entries, 1, range(size), index, board, timeout)  # type: ignore[arg-type]
         try:
             return work(channel)
@@ -284,7 +284,7 @@ def test_a_rank_that_does_not_come_is_named() -> None:
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_rank_that_has_ended_before_it_connects_is_named(index: int) -> None:
     """Both where the other one is to connect and where it was to be found."""
-    entries = Entries(dist.HashStore(), index, lambda rank: rank == 1 - index, 20)  # type: ignore[attr-defined]
+    entries = StoreEntries(dist.HashStore(), index, lambda rank: rank == 1 - index, 20)  # type: ignore[attr-defined]
     with pytest.raises(NoAnswer, match=f"rank {1 - index} has ended before it came to a link"):
         SharedChannel(entries, 1, range(2), index, Board(), 20)  # type: ignore[arg-type]
 
@@ -294,7 +294,7 @@ def test_a_rank_that_ends_or_stops_while_it_connects_is_named(died: bool) -> Non
     """Rank 0 has said where it listens; then nobody is there, or nobody answers."""
     address, store = f"weft-{uuid.uuid4().hex}", dist.HashStore()  # type: ignore[attr-defined]
     store.set("weft/link/1/0", address)
-    entries = Entries(store, 1, lambda _: False, 20)
+    entries = StoreEntries(store, 1, lambda _: False, 20)
     named = r"waits for a link to one of \[0\], which has ended"
     with listener("\0" + address + "-" * died), pytest.raises(NoAnswer, match=named):
         SharedChannel(entries, 1, range(2), 1, Board(), 0.05)  # type: ignore[arg-type]
@@ -305,7 +305,7 @@ def test_a_rank_that_connects_and_ends_at_once_is_named() -> None:
 
     def wait() -> None:
         try:
-            entries = Entries(store, 0, lambda _: False, 20)
+            entries = StoreEntries(store, 0, lambda _: False, 20)
             SharedChannel(entries, 1, range(2), 0, Board(), 20)  # type: ignore[arg-type]
         except NoAnswer as error:
             found.append(error)

@@ -13,7 +13,7 @@ import torch
 
 from build import ref
 from two_stage_plans import call, value
-from weft.compiler.schedule.copies import donate
+from weft.compiler.schedule.credits import reuse_buffers
 from weft.errors import BatchError, RankFailure
 from weft.ir.plan import (
     Collective,
@@ -421,7 +421,7 @@ def test_updates_that_read_each_other_and_results_that_are_variables():
     )
     variables = Variables({"a": torch.ones(2), "b": torch.zeros(2)})
     with ThreadExecutor(
-        Rank(donate(plan), torch.device("cpu"), {}, variables), timeout=10
+        Rank(reuse_buffers(plan), torch.device("cpu"), {}, variables), timeout=10
     ) as executor:
         results = [executor.step({}) for _ in range(2)]
     assert [result["a"].tolist() for result in results] == [[1, 1], [0, 0]]

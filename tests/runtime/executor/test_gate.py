@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from weft.actors.messages import Turn
+from weft.actors.messages import IssueSlot
 from weft.runtime.executor.queues import Gate
 
 # Ends stand in the order of actors 1, 3, 2; actor 2 waits for the ends of 1 and 3.
-TURNS = (Turn(1, 0, 0, 0), Turn(2, 0, 2, 2), Turn(3, 0, 1, 0))
+TURNS = (IssueSlot(1, 0, 0, 0), IssueSlot(2, 0, 2, 2), IssueSlot(3, 0, 1, 0))
 
 
 def test_an_act_begins_when_all_ends_before_it_have_been() -> None:
@@ -33,7 +33,7 @@ def test_each_step_waits_anew() -> None:
 
 
 def test_acts_without_a_turn_wait_for_nothing() -> None:
-    gate = Gate((Turn(1, 0, 0, 0),))
+    gate = Gate((IssueSlot(1, 0, 0, 0),))
     assert not gate.needed
     assert gate.opens("compute", 7, 0)
     assert gate.end(7, 0) == ()

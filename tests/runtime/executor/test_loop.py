@@ -28,7 +28,7 @@ from two_stage_plans import (
 )
 from weft.errors import InternalError, RankFailure
 from weft.ir.legal.plans import verify_communicators
-from weft.ir.logical import Varying
+from weft.ir.logical import PerMicroBatch
 from weft.ir.plan import (
     Collective,
     Communicate,
@@ -172,7 +172,7 @@ def test_a_buffer_is_updated_in_each_micro_batch_and_a_parameter_once():
 
 def test_random_numbers_differ_between_micro_batches_and_are_those_of_the_whole_batch():
     draw, whole = value("draw", ROWS), value("whole", M * ROWS)
-    offset = (Varying(tuple(range(0, M * ROWS, ROWS))),)
+    offset = (PerMicroBatch(tuple(range(0, M * ROWS, ROWS))),)
     nodes = (
         call("weft.uniform", ((M * ROWS,), offset, (ROWS,), 7), draw),
         call("weft.pack", (ref("draw"), 0), whole),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.runtime.failures.lookout import Wait, circle
+from weft.runtime.failures.watchdog import Wait, wait_cycle
 
 
 def wait(*ranks: int, count: int = 1, **begun: int) -> Wait:
@@ -28,7 +28,7 @@ def wait(*ranks: int, count: int = 1, **begun: int) -> Wait:
     ],
 )
 def test_circles(posted: dict[int, Wait], found: list[int]) -> None:
-    assert list(circle(0, posted[0], posted.get)) == found
+    assert list(wait_cycle(0, posted[0], posted.get)) == found
 
 
 def test_text_of_a_wait_can_be_read() -> None:

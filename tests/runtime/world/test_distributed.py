@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import weft
-from weft.hardware import linked, usual_device
+from weft.hardware import default_device, linked
 from weft.ir.plan import Communicate, Communicator
 from weft.runtime.world import distributed
 from weft.runtime.world.distributed import measured_links
@@ -15,7 +15,7 @@ from weft.runtime.world.world import LocalWorld, local_world
 from weft.units import Seconds
 
 pytestmark = pytest.mark.timeout(30)
-CPU = usual_device("cpu")
+CPU = default_device("cpu")
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -9,9 +9,9 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from weft.errors import UserError
-from weft.runtime.failures.board import FailureBoard, failure_key
-from weft.runtime.world.meeting import SignedStore, signed
-from weft.runtime.world.variables import SECRET
+from weft.runtime.failures.failure_store import FailureStore, failure_key
+from weft.runtime.world.environment_variables import SECRET
+from weft.runtime.world.rendezvous import SignedStore, signed
 
 OWN = b"of this run only, and long enough"
 
@@ -55,13 +55,13 @@ def test_nor_is_what_was_written_with_another_secret_or_under_another_name(
 def test_nobody_but_the_job_ends_it(store: HashStore, planted: str | bytes) -> None:
     mine = SignedStore(store, OWN)
     store.set(failure_key(0, 0), planted)
-    board = FailureBoard(mine, 0, 2)
+    board = FailureStore(mine, 0, 2)
     heard = threading.Event()
     board.watch(lambda _: heard.set())
     assert board.cause(0.3) is None
     assert not board.failed
     # A true failure is still told.
-    other = FailureBoard(mine, 1, 2)
+    other = FailureStore(mine, 1, 2)
     other.announce(ValueError("true"))
     assert "ValueError: true" in str(board.cause(5))
     assert heard.wait(5)

@@ -13,10 +13,10 @@ from search.machines import SLOW, TWO_KINDS
 from weft.hardware.topology.machine import Topology
 from weft.ir.plan_nodes import CollectiveKind
 from weft.planning.stored_step import StoredStep
-from weft.search.bounds.floors import Exchanges
-from weft.search.space.fixed import space_of
-from weft.search.space.point import Point
-from weft.search.space.points import Points
+from weft.search.bounds.lower_bounds import Exchanges
+from weft.search.space.candidate import Candidate
+from weft.search.space.candidate_table import CandidateTable
+from weft.search.space.fixed_entries import space_of
 from weft.units import Bytes
 
 # Bytes of the gradients of both weights of `layers`.
@@ -34,12 +34,12 @@ def exchanges(
     return begun(step or layers(), topology, base=base).floors.exchanges
 
 
-def reduced(found: Exchanges, *points: Point, least: bool = False) -> list[float]:
-    return list(map(float, found.reduction(Points.of(points), least)))
+def reduced(found: Exchanges, *points: Candidate, least: bool = False) -> list[float]:
+    return list(map(float, found.reduction(CandidateTable.of(points), least)))
 
 
-def added_up(found: Exchanges, *points: Point, least: bool = False) -> list[float]:
-    return list(map(float, found.sums(Points.of(points), least)))
+def added_up(found: Exchanges, *points: Candidate, least: bool = False) -> list[float]:
+    return list(map(float, found.sums(CandidateTable.of(points), least)))
 
 
 def collective(
@@ -57,7 +57,13 @@ def test_data_parallel_adds_up_all_gradients_of_weights() -> None:
     whole = collective(found, "all_reduce", GRADIENTS, ALL)
     shards = collective(found, "reduce_scatter", GRADIENTS, ALL)
     expected = [whole, shards, shards, 0.0, 0.0]
-    points = Point(4), Point(4, zero=1), Point(4, zero=3), Point(4, layouts="free"), Point(1)
+    points = (
+        Candidate(4),
+        Candidate(4, zero=1),
+        Candidate(4, zero=3),
+        Candidate(4, layouts="free"),
+        Candidate(1),
+    )
     assert shards < whole
     assert reduced(found, *points) == pytest.approx(expected, **SHARP)
 
@@ -65,7 +71,7 @@ def test_data_parallel_adds_up_all_gradients_of_weights() -> None:
 def test_grids_add_up_parts_between_ranks_that_hold_the_same() -> None:
     """Along the data axis neighbours are as far apart as the tensor axis is long, unless that lies outside."""
     found = exchanges(topology="flexflow-k80x4")
-    grid = Point(2, 2, layouts="columns")
+    grid = Candidate(2, 2, layouts="columns")
     apart = collective(found, "all_reduce", GRADIENTS // 2, APART)
     near = collective(found, "all_reduce", GRADIENTS // 2, PAIRS)
     assert reduced(found, grid, replace(grid, outer=True)) == pytest.approx([apart, near], **SHARP)
@@ -74,13 +80,13 @@ def test_grids_add_up_parts_between_ranks_that_hold_the_same() -> None:
 def test_stages_add_up_their_parts() -> None:
     found = exchanges()
     part = collective(found, "all_reduce", GRADIENTS // 2, PAIRS)
-    assert reduced(found, Point(2, stages=2)) == pytest.approx([part], **SHARP)
+    assert reduced(found, Candidate(2, stages=2)) == pytest.approx([part], **SHARP)
 
 
 def test_a_sum_behind_a_layer_by_rows_is_added_up_along_the_tensor_axis() -> None:
     """Of the two layers the second makes one of [8, 10]: for each micro-batch, of its samples."""
     found = exchanges()
-    line, grid = Point(1, 4, layouts="columns"), Point(2, 2, layouts="columns")
+    line, grid = Candidate(1, 4, layouts="columns"), Candidate(2, 2, layouts="columns")
     split = replace(line, micro_batches=2)
     expected = [
         collective(found, "all_reduce", 320, ALL),
@@ -89,12 +95,12 @@ def test_a_sum_behind_a_layer_by_rows_is_added_up_along_the_tensor_axis() -> Non
     ]
     assert added_up(found, line, grid, split) == pytest.approx(expected, **SHARP)
     assert added_up(found, replace(line, layouts="sequence")) == added_up(found, line)
-    assert added_up(found, Point(4), Point(2, 2, layouts="free")) == [0.0, 0.0]
+    assert added_up(found, Candidate(4), Candidate(2, 2, layouts="free")) == [0.0, 0.0]
 
 
 def test_stages_share_sums() -> None:
     found = exchanges(decoder(8))
-    flat = Point(1, 2, layouts="columns", micro_batches=2)
+    flat = Candidate(1, 2, layouts="columns", micro_batches=2)
     whole, part = added_up(found, flat, replace(flat, stages=2))
     assert part == pytest.approx(whole / 2, **SHARP)
 
@@ -102,13 +108,13 @@ def test_stages_share_sums() -> None:
 def test_at_least_what_is_around_a_layer_is_gathered_where_it_is_smaller() -> None:
     """Gradients of few samples are larger than what makes them; those of many are not, and travel narrow at least."""
     few, many = exchanges(few_samples(), SLOW), exchanges(many_samples(), SLOW)
-    assert reduced(few, Point(4), least=True)[0] < 0.1 * reduced(few, Point(4))[0]
-    least = reduced(many, Point(4), least=True)[0]
-    assert 0.4 * reduced(many, Point(4))[0] < least < reduced(many, Point(4))[0]
+    assert reduced(few, Candidate(4), least=True)[0] < 0.1 * reduced(few, Candidate(4))[0]
+    least = reduced(many, Candidate(4), least=True)[0]
+    assert 0.4 * reduced(many, Candidate(4))[0] < least < reduced(many, Candidate(4))[0]
 
 
 def test_at_least_weights_are_gathered_where_they_are_smaller_than_sums() -> None:
-    point = Point(1, 4, layouts="columns")
+    point = Candidate(1, 4, layouts="columns")
     few, many = exchanges(few_samples(), SLOW), exchanges(many_samples(), SLOW)
     assert added_up(few, point, least=True) == added_up(few, point)
     assert 0 < added_up(many, point, least=True)[0] < added_up(many, point)[0]
@@ -139,7 +145,7 @@ def test_each_point_of_many_has_its_own_seconds(least: bool) -> None:
 
 def test_where_the_user_says_how_things_lie_less_is_sure() -> None:
     """A gradient that is split is added up nowhere; with the batch fixed nothing is sure at all."""
-    data, cut = Point(4), Point(1, 4, layouts="columns")
+    data, cut = Candidate(4), Candidate(1, 4, layouts="columns")
     plain = exchanges()
     split = exchanges(base=weft.Strategy(parameters={"0.weight": weft.split(0)}))
     whole = exchanges(base=weft.Strategy(batch={"*": weft.broadcast}))
@@ -153,13 +159,13 @@ def test_where_the_user_says_how_things_lie_less_is_sure() -> None:
 def test_of_stages_with_unlike_links_the_quickest_counts_at_least() -> None:
     """It may be the one that has the most to add up."""
     few, many = exchanges(few_samples(), TWO_KINDS), exchanges(many_samples(), TWO_KINDS)
-    line = Point(1, 2, stages=2, layouts="columns")
+    line = Candidate(1, 2, stages=2, layouts="columns")
     assert added_up(few, line, least=True) < added_up(few, line)
     quick, slow = (collective(many, "all_reduce", 3392, (pair,)) for pair in PAIRS)
     assert quick < slow
     # In two bytes each, half of the elements.
     assert (3 * 32 * 32 + 32 * 10) * 2 / 2 == 3392
-    assert reduced(many, Point(2, stages=2), least=True) == pytest.approx([quick], **SHARP)
+    assert reduced(many, Candidate(2, stages=2), least=True) == pytest.approx([quick], **SHARP)
 
 
 @pytest.mark.parametrize("topology", ["h100x16", "flexflow-k80x8", SLOW, TWO_KINDS])

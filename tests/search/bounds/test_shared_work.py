@@ -13,8 +13,8 @@ from search.jobs import begun, decoder, layers
 from search.machines import TWO_KINDS
 from weft.hardware.topology.machine import Topology
 from weft.search.bounds.shared_work import SharedWork, StepWork
-from weft.search.space.point import Point
-from weft.search.space.points import Points
+from weft.search.space.candidate import Candidate
+from weft.search.space.candidate_table import CandidateTable
 from weft.units import Bytes
 
 SHARP: Any = {"rel": 1e-9}
@@ -26,12 +26,12 @@ def work(topology: str | Topology = "h100x4", blocks: int = 0) -> SharedWork:
     return begun(decoder(blocks) if blocks else layers(), topology).floors.work
 
 
-def busy(found: SharedWork, *points: Point, least: bool = False) -> list[float]:
-    return list(map(float, found.busy(Points.of(points), least)))
+def busy(found: SharedWork, *points: Candidate, least: bool = False) -> list[float]:
+    return list(map(float, found.busy(CandidateTable.of(points), least)))
 
 
-def chain(found: SharedWork, *points: Point) -> list[float]:
-    return list(map(float, found.chain(Points.of(points))))
+def chain(found: SharedWork, *points: Candidate) -> list[float]:
+    return list(map(float, found.chain(CandidateTable.of(points))))
 
 
 def test_a_line_goes_through_both() -> None:
@@ -56,7 +56,7 @@ def test_equal_ranks_share_all_but_starts() -> None:
     found = work()
     whole = found.of_kind[0]
     expected = [whole.calls / ranks + whole.starts + whole.update / ranks for ranks in (1, 2, 4)]
-    points = Point(1), Point(2), Point(2, 2, layouts="columns")
+    points = Candidate(1), Candidate(2), Candidate(2, 2, layouts="columns")
     assert busy(found, *points) == pytest.approx(expected, **SHARP)
 
 
@@ -64,7 +64,7 @@ def test_products_start_in_each_micro_batch_and_stages_share_them() -> None:
     found = work()
     starts = found.of_kind[0].starts
     one, four, staged = busy(
-        found, Point(4), Point(4, micro_batches=4), Point(2, stages=2, micro_batches=4)
+        found, Candidate(4), Candidate(4, micro_batches=4), Candidate(2, stages=2, micro_batches=4)
     )
     assert four - one == pytest.approx(3 * starts, **SHARP)
     assert four - staged == pytest.approx(2 * starts, **SHARP)
@@ -78,7 +78,7 @@ def test_quick_ranks_do_more() -> None:
     calls = 1 / (2 / quick.calls + 2 / slow.calls)
     update = 1 / (2 / quick.update + 2 / slow.update)
     starts = min(quick.starts, slow.starts)
-    first, every = busy(found, Point(2), Point(4))
+    first, every = busy(found, Candidate(2), Candidate(4))
     assert first == pytest.approx(quick.calls / 2 + quick.starts + quick.update / 2, **SHARP)
     assert every == pytest.approx(calls + starts + update, **SHARP)
 
@@ -95,7 +95,7 @@ def test_products_are_no_slower_than_in_a_large_one() -> None:
 
 def test_of_what_runs_again_floors_count_products() -> None:
     found = work(blocks=8)
-    kept, half, every = (Point(2, recompute=count) for count in (0, 4, 8))
+    kept, half, every = (Candidate(2, recompute=count) for count in (0, 4, 8))
     for least in (True, False):
         none, some, most = busy(found, kept, half, every, least=least)
         assert some - none == pytest.approx((most - none) / 2, **SHARP)
@@ -107,7 +107,7 @@ def test_of_what_runs_again_floors_count_products() -> None:
 def test_cross_entropies_count_where_classes_stay_whole() -> None:
     """At least, what a plan may split takes nothing; what data parallel may not does."""
     found = work()
-    cut, data = Point(2, 2, layouts="columns"), Point(4)
+    cut, data = Candidate(2, 2, layouts="columns"), Candidate(4)
     losses = found.of_kind[0].losses / 4
     assert losses > 0
     assert busy(found, data, least=True) == pytest.approx(busy(found, data), **SHARP)
@@ -120,7 +120,9 @@ def test_cross_entropies_count_where_classes_stay_whole() -> None:
 def test_whole_updates_are_made_by_all() -> None:
     """Along the data axis, but for those that ZeRO shards."""
     found = work()
-    points = Points.of((Point(4), Point(2), Point(4, zero=1), Point(1, 4, layouts="columns")))
+    points = CandidateTable.of(
+        (Candidate(4), Candidate(2), Candidate(4, zero=1), Candidate(1, 4, layouts="columns"))
+    )
     update = found.of_kind[0].update
     expected = [update * 3 / 4, update / 2, 0.0, 0.0]
     assert found.updates_again(points).tolist() == pytest.approx(expected, **SHARP)
@@ -128,9 +130,9 @@ def test_whole_updates_are_made_by_all() -> None:
 
 def test_only_stages_wait_for_one_another() -> None:
     found = work(blocks=8)
-    staged = Point(1, stages=4, micro_batches=4, schedule="1f1b")
+    staged = Candidate(1, stages=4, micro_batches=4, schedule="1f1b")
     in_turns = replace(staged, stages=2, turns=2, schedule="interleaved")
-    flat, turns, some = chain(found, Point(4), in_turns, staged)
+    flat, turns, some = chain(found, Candidate(4), in_turns, staged)
     assert flat == turns == 0.0
     assert some > 0
     # On unlike devices, the last stage may have the slow ones and little work.
@@ -140,7 +142,7 @@ def test_only_stages_wait_for_one_another() -> None:
 @pytest.mark.parametrize("schedule", ["", "gpipe", "1f1b", "zero_bubble"])
 def test_many_micro_batches_shorten_the_chain_to_the_work(schedule: str) -> None:
     found = work(blocks=8)
-    points = [Point(1, stages=4, micro_batches=m, schedule=schedule) for m in (1, 2, 4, 1024)]
+    points = [Candidate(1, stages=4, micro_batches=m, schedule=schedule) for m in (1, 2, 4, 1024)]
     took, calls = chain(found, *points), found.of_kind[0].calls / 4
     assert took == sorted(took, reverse=True)
     assert len(set(took)) == 4
@@ -150,9 +152,9 @@ def test_many_micro_batches_shorten_the_chain_to_the_work(schedule: str) -> None
 def test_one_micro_batch_waits_for_the_stages_before() -> None:
     """All of what they wait for: six tenths of the step, where backwards take turns with forwards."""
     found = work(blocks=8)
-    (took,) = chain(found, Point(1, stages=4, schedule="1f1b"))
+    (took,) = chain(found, Candidate(1, stages=4, schedule="1f1b"))
     assert took == pytest.approx(0.6 * found.of_kind[0].calls, **SHARP)
-    (forward,) = chain(found, Point(1, stages=4))
+    (forward,) = chain(found, Candidate(1, stages=4))
     assert 0 < forward < took
 
 

@@ -10,8 +10,8 @@ from weft.compiler.context import Options
 from weft.compiler.stages.balance import even_stages
 from weft.ir.logical import Call
 from weft.search.bounds.shared_work import uneven_stages, unevenness_of
-from weft.search.space.point import Point
-from weft.search.space.points import Points
+from weft.search.space.candidate import Candidate
+from weft.search.space.candidate_table import CandidateTable
 
 
 @pytest.mark.parametrize(
@@ -40,12 +40,14 @@ def test_the_busiest_stage(
 
 def test_layers_without_numbered_blocks_are_parts_of_stages() -> None:
     work = begun(step_of(dense(*[64] * 9), 16, 64), "h100x8").floors.work
-    points = Points.of(tuple(Point(1, stages=stages) for stages in (2, 4, 8)))
+    points = CandidateTable.of(tuple(Candidate(1, stages=stages) for stages in (2, 4, 8)))
     assert work.unevenness(points).tolist() == pytest.approx([1.0, 1.0, 1.0])
 
 
 def test_points_are_as_uneven_as_their_stages() -> None:
-    points = Points.of((Point(8), Point(2, stages=4), Point(8, stages=2), Point(2, stages=4)))
+    points = CandidateTable.of(
+        (Candidate(8), Candidate(2, stages=4), Candidate(8, stages=2), Candidate(2, stages=4))
+    )
     assert uneven_stages(points, 8, 0.2).tolist() == pytest.approx([1.0, 1.2, 1.0, 1.2])
 
 
@@ -61,6 +63,6 @@ def test_stages_are_cut_about_so(stages: int) -> None:
         first = next(value for value in call.makes if value is not None)
         taken[stage_of[first.name]] += state.facts.machine.costs.of_call(0, call.first).seconds
     expected = taken.max() / taken.mean()
-    assert work.unevenness(Points.one(Point(1, stages=stages)))[0] == pytest.approx(
+    assert work.unevenness(CandidateTable.one(Candidate(1, stages=stages)))[0] == pytest.approx(
         expected, rel=0.2
     )

@@ -6,14 +6,14 @@ import pytest
 
 import weft
 from weft.errors import StrategyError
-from weft.search.moves.stages import Candidate, StageBorder
+from weft.search.moves.stages import BorderMove, StageBorder
 from weft.strategy.strategy import Strategy
 
 STAGES = (
     weft.Stage(["embed", "blocks.0"], weft.placement("cpu", [0])),
     weft.Stage(["blocks.1", "head"], weft.placement("cpu", [1])),
 )
-STAGED = Candidate(Strategy(stages=STAGES))
+STAGED = BorderMove(Strategy(stages=STAGES))
 
 
 def test_a_module_goes_to_another_stage() -> None:
@@ -28,11 +28,11 @@ def test_a_module_goes_to_another_stage() -> None:
     [
         (STAGED, StageBorder("blocks.0", 2), "2 stages"),
         (STAGED, StageBorder("blocks.7", 0), "no stage names just this module"),
-        (Candidate(Strategy(stages=2)), StageBorder("blocks.0", 0), "stages=2"),
+        (BorderMove(Strategy(stages=2)), StageBorder("blocks.0", 0), "stages=2"),
     ],
 )
 def test_moves_that_do_not_fit_are_refused(
-    candidate: Candidate, move: StageBorder, said: str
+    candidate: BorderMove, move: StageBorder, said: str
 ) -> None:
     with pytest.raises(StrategyError, match=said):
         move.on(candidate)

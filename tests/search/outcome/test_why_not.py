@@ -8,8 +8,8 @@ import numpy as np
 
 from weft.search.evaluation.measures import Measures, Refused
 from weft.search.outcome.why_not import Sources, why_not
-from weft.search.space.point import Point
-from weft.search.space.points import Points
+from weft.search.space.candidate import Candidate
+from weft.search.space.candidate_table import CandidateTable
 from weft.units import Bytes, Seconds
 
 BEST = Measures(Seconds(1.0), Bytes(100), Seconds(0.1), Seconds(0.0))
@@ -20,7 +20,7 @@ def measures(seconds: float, memory: int = 100, exposed: float = 0.1) -> Measure
 
 
 def sources(
-    simulated: dict[Point, Measures | Refused], estimated: dict[Point, Measures]
+    simulated: dict[Candidate, Measures | Refused], estimated: dict[Candidate, Measures]
 ) -> Sources:
     return Sources(
         simulated,
@@ -33,14 +33,14 @@ def sources(
 
 
 def test_each_kind_has_the_best_that_is_known() -> None:
-    plain, two, grid = Point(4), Point(2), Point(2, 2, layouts="columns")
-    pipe = Point(2, stages=2, micro_batches=4, schedule="1f1b")
-    shards = [Point(4, zero=level) for level in (1, 2, 3)]
+    plain, two, grid = Candidate(4), Candidate(2), Candidate(2, 2, layouts="columns")
+    pipe = Candidate(2, stages=2, micro_batches=4, schedule="1f1b")
+    shards = [Candidate(4, zero=level) for level in (1, 2, 3)]
     known = sources(
         {plain: measures(3.0, exposed=2.1), two: measures(2.0), grid: measures(0.5, memory=300)},
         {pipe: measures(1.5, exposed=0.6)},
     )
-    found = why_not(Points.of([plain, two, grid, pipe, *shards]), BEST, known)
+    found = why_not(CandidateTable.of([plain, two, grid, pipe, *shards]), BEST, known)
     assert [(each.kind, each.name, each.known, each.why) for each in found] == [
         ("data parallel", "data 2", "simulated", "1000.000 ms more computing"),
         ("ZeRO 1", "data 4, ZeRO 1", "at least", "no quicker, whatever its plan"),
@@ -52,19 +52,21 @@ def test_each_kind_has_the_best_that_is_known() -> None:
 
 
 def test_what_cannot_be_planned_is_known_by_its_floor() -> None:
-    point = Point(4, zero=2)
-    (found,) = why_not(Points.of([point]), BEST, sources({point: Refused("no rule")}, {}))
+    point = Candidate(4, zero=2)
+    (found,) = why_not(CandidateTable.of([point]), BEST, sources({point: Refused("no rule")}, {}))
     assert (found.known, found.seconds) == ("at least", 0.5)
 
 
 def test_the_quickest_that_may_have_room_stands_for_what_is_not_known() -> None:
     """Of three that were not looked at: one without room, and one that takes longer, do not say it."""
-    points = [Point(4, zero=3), Point(8, zero=1), Point(16)]
+    points = [Candidate(4, zero=3), Candidate(8, zero=1), Candidate(16)]
     known = sources({}, {})
-    assert [each.name for each in why_not(Points.of(points), BEST, known)] == [
+    assert [each.name for each in why_not(CandidateTable.of(points), BEST, known)] == [
         "data 16",
         "data 8, ZeRO 1",
         "data 4, ZeRO 3",
     ]
-    two = Points.of([Point(8, 2, layouts="columns", zero=1), Point(4, 4, layouts="columns")])
+    two = CandidateTable.of(
+        [Candidate(8, 2, layouts="columns", zero=1), Candidate(4, 4, layouts="columns")]
+    )
     assert [each.name for each in why_not(two, BEST, known)] == ["data 4, tensor 4"]

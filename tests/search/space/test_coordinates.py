@@ -6,28 +6,28 @@ from dataclasses import astuple, fields
 
 import pytest
 
-from weft.search.space.point import (
+from weft.search.space.candidate import (
     COLUMNS,
     DEFAULTS,
     LAYOUTS,
-    Point,
+    Candidate,
     may_be,
     point_of,
     row_of,
 )
-from weft.search.space.points import Points, layouts_code, schedule_code
+from weft.search.space.candidate_table import CandidateTable, layouts_code, schedule_code
 
-OTHER = Point(3, 2, 4, "sequence", 8, "interleaved", 3, 5, True, 2, 6, True)
+OTHER = Candidate(3, 2, 4, "sequence", 8, "interleaved", 3, 5, True, 2, 6, True)
 
 
 def test_each_field_of_a_point_is_one_in_its_order() -> None:
-    names = [each.name for each in fields(Point)]
+    names = [each.name for each in fields(Candidate)]
     assert list(COLUMNS) == names
     assert list(COLUMNS.values()) == list(range(len(names)))
 
 
-@pytest.mark.parametrize("point", [Point(4), OTHER])
-def test_points_are_read_back_from_numbers_with_their_types(point: Point) -> None:
+@pytest.mark.parametrize("point", [Candidate(4), OTHER])
+def test_points_are_read_back_from_numbers_with_their_types(point: Candidate) -> None:
     row = row_of(point)
     assert all(type(each) is int for each in row)
     found = point_of(list(row))
@@ -55,6 +55,6 @@ def test_what_it_cannot_be_is_told_by_its_type_too(name: str, wrong: tuple[objec
 
 def test_what_is_not_said_is_as_in_a_plain_point() -> None:
     assert DEFAULTS.keys() == COLUMNS.keys() - {"data"}
-    assert tuple(Points.made(2, data=4)) == (Point(4), Point(4))
-    (found,) = Points.made(1, data=2, layouts=layouts_code(LAYOUTS[3]), outer=1, zero=2)
-    assert found == Point(2, layouts=LAYOUTS[3], outer=True, zero=2)
+    assert tuple(CandidateTable.made(2, data=4)) == (Candidate(4), Candidate(4))
+    (found,) = CandidateTable.made(1, data=2, layouts=layouts_code(LAYOUTS[3]), outer=1, zero=2)
+    assert found == Candidate(2, layouts=LAYOUTS[3], outer=True, zero=2)

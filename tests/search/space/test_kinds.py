@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from weft.search.space.point import Point
-from weft.search.space.points import KINDS, Points, kinds_of
+from weft.search.space.candidate import Candidate
+from weft.search.space.candidate_table import KINDS, CandidateTable, kinds_of
 
 
 def test_all_points_by_hand_have_a_kind() -> None:
@@ -13,7 +13,7 @@ def test_all_points_by_hand_have_a_kind() -> None:
         "interleaved": "interleaved",
         "zero_bubble": "zero bubble",
     }
-    piped = [Point(1, stages=2, micro_batches=4, schedule=schedule) for schedule in schedules]
-    points = Points.of([*piped, Point(1, 2, layouts="sequence"), Point(2, zero=2)])
+    piped = [Candidate(1, stages=2, micro_batches=4, schedule=schedule) for schedule in schedules]
+    points = CandidateTable.of([*piped, Candidate(1, 2, layouts="sequence"), Candidate(2, zero=2)])
     found = [KINDS[number] for number in kinds_of(points)]
     assert found == [*schedules.values(), "Megatron grid", "ZeRO 2"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from strategies import law
 from weft.errors import InternalError
-from weft.hardware.costs import Slowdown
+from weft.hardware.costs import Contention
 from weft.simulator.timing.clock import run
 from weft.simulator.timing.sharing import LinkSharing
 from weft.simulator.timing.tasks import Lane, Tasks, in_ticks
@@ -21,7 +21,7 @@ WHOLE, OTHER, HALF = range(3)
 LINK = LinkSharing([{0: 1.0}, {0: 1.0}, {0: 0.5}], [1.0, 1.0, 0.5])
 
 
-SLOW = {0: Slowdown(1.5), 1: Slowdown(), 2: Slowdown(3.0, 2.0)}
+SLOW = {0: Contention(1.5), 1: Contention(), 2: Contention(3.0, 2.0)}
 
 
 def tasks_of(*given: tuple[int, float, Sequence[int]]) -> Tasks:
@@ -87,31 +87,31 @@ def test_groups_of_one_communication_do_not_slow_each_other_down():
 
 def test_calls_are_slower_while_a_communication_runs():
     tasks = tasks_of((0, 4.0, ()), (1, 1.0, ()), (-1, 2.0, (1,)), (0, 1.0, (2,)))
-    times = run(tasks, {0: Slowdown(2.0)})
+    times = run(tasks, {0: Contention(2.0)})
     # One second alone, two at half of the speed, two alone.
     assert times.ends == [5.0, 1.0, 3.0, 6.0]
     # A call that begins beside a communication is slow at once; another rank's is not.
     tasks = tasks_of((-1, 2.0, ()), (0, 2.0, ()), (1, 2.0, ()))
-    assert run(tasks, {0: Slowdown(2.0), 1: Slowdown()}).ends == [2.0, 3.0, 2.0]
+    assert run(tasks, {0: Contention(2.0), 1: Contention()}).ends == [2.0, 3.0, 2.0]
 
 
 def test_communications_are_slower_while_calls_run():
     tasks = tasks_of((0, 2.0, ()), (-1, 3.0, ()))
     # Two seconds in which one is done, and two alone.
-    assert run(tasks, {0: Slowdown(exchanges=2.0)}).ends == [2.0, 4.0]
+    assert run(tasks, {0: Contention(exchanges=2.0)}).ends == [2.0, 4.0]
     # Calls that follow one another are as one; both are slow.
     tasks = tasks_of((0, 1.0, ()), (0, 1.0, (0,)), (-1, 4.0, ()))
-    assert run(tasks, {0: Slowdown(2.0, 4.0)}).ends == [2.0, 4.0, 7.0]
+    assert run(tasks, {0: Contention(2.0, 4.0)}).ends == [2.0, 4.0, 7.0]
     # Half of a link at half of the speed.
     tasks = tasks_of((0, 4.0, ()), (-1, 1.0, ()), (-1, 1.0, ()))
-    found = run(tasks, {0: Slowdown(exchanges=2.0)}, LINK, [-1, WHOLE, OTHER])
+    found = run(tasks, {0: Contention(exchanges=2.0)}, LINK, [-1, WHOLE, OTHER])
     assert found.ends == [4.0, 4.0, 4.0]
 
 
 def test_tasks_that_wait_for_each_other_are_an_error():
     tasks = tasks_of((0, 1.0, (1,)), (0, 1.0, (0,)))
     with pytest.raises(InternalError, match="2 tasks wait for each other"):
-        run(tasks, {0: Slowdown(2.0)})
+        run(tasks, {0: Contention(2.0)})
 
 
 NEEDS = st.dictionaries(

@@ -130,7 +130,7 @@ def reads_number(frames: Frames) -> bool:
     _, given, (frame, line) = _called(frames)
     own = list(frames[-1][0].f_locals.values()) if frames else []
     held = [*given, *own] if not given or standard(frames[-1][0].f_code.co_filename) else given
-    later = any(type(x).__name__ == "LaterNumber" for x in tree_leaves(held))
+    later = any(type(x).__name__ == "UnbackedNumber" for x in tree_leaves(held))
     return later or (not given and _form(frame, line) == "list")
 
 

@@ -51,7 +51,7 @@ _VALUE_WORDS = (
     "DynamicOutputShapeException",
     "trying to get value out of a tracing tensor",
     "GuardOnDataDependentSymNode",
-    "LaterNumber",
+    "UnbackedNumber",
     "FakeTensor.__format__",
 )
 # Of a function that reads memory which no tensor of a trace has, and of one without a kernel.

@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.capture.fx.private import Decompositions
 from weft.capture.ops import losses, random, statistics
 from weft.capture.optimizers import fused
-from weft.capture.python import caught
+from weft.capture.python import assertions
 
 
 def _copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -109,7 +109,7 @@ def decompositions() -> Decompositions:
     """For the first trace: statistics, losses, random ops, and ops on lists of tensors."""
     named = {**_SEED, **_FACTORED, **statistics.TABLE, **statistics.BATCH_NORM, **losses.TABLE}
     named = {**named, **losses.CTC, **LEAST_SQUARES, **_SHAPED}
-    named = {**named, **random.TABLE, **random.SAMPLES, **caught.TABLE}
+    named = {**named, **random.TABLE, **random.SAMPLES, **assertions.TABLE}
     found = _resolve({**named, **fused.NORMS, **fused.TABLE, **EXPERTS})
     return {**fused.foreach(), **found, **of_libraries()}
 

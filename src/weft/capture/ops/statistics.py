@@ -82,7 +82,7 @@ TABLE: dict[str, Callable[..., Any]] = {
 # Batch normalization in training: one functional op when captured, sums over the batch for eager global tensors.
 #
 # A captured one keeps ATen's fused kernels wherever the batch is whole; where it is split,
-# `weft.compiler.families.batch_norm` takes it apart, so that statistics are those of the whole batch.
+# `weft.compiler.decompositions.batch_norm` takes it apart, so that statistics are those of the whole batch.
 # Evaluation needs no statistics: those ops stay as they are. Formulas: Ioffe and Szegedy (2015), in
 # two passes: first the mean, then the sum of squared distances from it.
 

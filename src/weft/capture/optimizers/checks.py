@@ -17,7 +17,7 @@ import torch
 
 from weft.capture.fx.refusals import source_line
 from weft.capture.optimizer_groups import Optimizers
-from weft.capture.optimizers.given import is_foreign
+from weft.capture.optimizers.attributes import is_foreign
 from weft.capture.python.hooks import named_hook
 from weft.errors import CaptureError, UserError
 from weft.files import in_library

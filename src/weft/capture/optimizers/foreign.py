@@ -16,7 +16,7 @@ from typing import Any, final
 
 import torch
 
-from weft.capture.optimizers.given import attributes_for_copy, options_of, owned
+from weft.capture.optimizers.attributes import attributes_for_copy, options_of, owned
 from weft.capture.optimizers.trials import (
     TRIAL_STEPS,
     TrialCopies,

@@ -15,20 +15,20 @@ from typing import Any, final
 import torch
 
 from weft.capture.optimizer_groups import Optimizers
+from weft.capture.optimizers.attributes import (
+    attributes_of,
+    clones_gradients,
+    is_foreign,
+    kernels_of,
+)
 from weft.capture.optimizers.checks import of_no_parameter, refuse_step
-from weft.capture.optimizers.counted import find_counters
+from weft.capture.optimizers.counters import find_counters
 from weft.capture.optimizers.foreign import (
     check_apart,
     check_foreign,
     check_repeats,
     steps_of_states,
     updates_parts_alike,
-)
-from weft.capture.optimizers.given import (
-    attributes_of,
-    clones_gradients,
-    is_foreign,
-    kernels_of,
 )
 from weft.capture.optimizers.trials import StepObserver, TrialCopies
 from weft.errors import CaptureError

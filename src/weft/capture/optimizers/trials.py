@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from weft.capture.fx.private import DispatchMode
 from weft.capture.optimizer_groups import Optimizers
-from weft.capture.optimizers.given import attributes_for_copy, give_attributes, options_of
+from weft.capture.optimizers.attributes import attributes_for_copy, give_attributes, options_of
 from weft.errors import UserError
 
 # Steps of a trial: enough to see what is done every few steps.

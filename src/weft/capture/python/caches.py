@@ -15,10 +15,10 @@ import torch
 from torch.fx.graph import CodeGen
 
 from weft.capture.fx.private import is_fake, root_of, written_in
-from weft.capture.numbers.changing import is_changing
-from weft.capture.numbers.later import is_later
-from weft.capture.python.reached import is_users, plain_function
-from weft.capture.watch import MISSING, Entry, Exactly, asked, is_plain
+from weft.capture.numbers.symbolic import is_symbolic
+from weft.capture.numbers.unbacked import is_unbacked
+from weft.capture.python.reachable import is_users, plain_function
+from weft.capture.python_guards import MISSING, Exactly, Guard, is_plain, question_guard
 from weft.errors import CaptureError
 
 # Ops that take no value from their operand, only its shape and dtype.
@@ -113,7 +113,7 @@ _Memo: TypeAlias = "_lru_cache_wrapper[Any]"
 _Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def kept_results(entries: Iterable[Entry]) -> list[Entry]:
+def kept_results(entries: Iterable[Guard]) -> list[Guard]:
     """The plain results that functions with an `lru_cache` among some values keep, by the calls that gave them.
 
     A step that calls such a function reads what is kept, and whatever the function itself reads only where nothing is,
@@ -134,7 +134,7 @@ def kept_results(entries: Iterable[Entry]) -> list[Entry]:
     return [each for memo in memos.values() for each in _results(memo)]
 
 
-def _results(memo: _Memo) -> Iterator[Entry]:
+def _results(memo: _Memo) -> Iterator[Guard]:
     # The interpreter's own view of what the cache holds: nothing else tells its keys.
     held = gc.get_referents(memo)
     spaces = [each for each in held if type(each) is dict and each is not vars(memo)]
@@ -143,7 +143,7 @@ def _results(memo: _Memo) -> Iterator[Entry]:
     for key in islice(list(spaces[0]) if spaces else [], _MANY):
         found = _arguments(key, mark, memo.cache_parameters()["typed"])
         if not any(stands_in(each) for each in (*found[0], *found[1].values())):
-            result = asked(None, partial(_called, memo, found), text)
+            result = question_guard(None, partial(_called, memo, found), text)
             if result.value.number is not MISSING:
                 yield result
 
@@ -175,4 +175,4 @@ def _called(function: Callable[..., Any], arguments: _Arguments) -> Exactly:
 
 def stands_in(value: Any) -> bool:
     """True where a value is a tensor without data, or stands for a number."""
-    return is_fake(value) or is_later(value) or is_changing(value)
+    return is_fake(value) or is_unbacked(value) or is_symbolic(value)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from weft.capture.optimizer_groups import Optimizers
-from weft.capture.python.reached import MODULE_HOOKS
+from weft.capture.python.reachable import MODULE_HOOKS
 from weft.errors import CaptureError
 
 Hook: TypeAlias = Callable[[torch.Tensor], Any]

@@ -21,9 +21,17 @@ import torch
 from torch import nn
 
 from weft.capture.fx.private import is_fake
-from weft.capture.python.contents import CONTAINERS, HOLDERS, Contents
-from weft.capture.python.reached import is_users, names_in, texts_in
-from weft.capture.watch import FUNCTIONS, MISSING, PLAIN, Attribute, Entry, is_plain, size_of
+from weft.capture.python.containers import CONTAINERS, HOLDERS, Containers
+from weft.capture.python.reachable import is_users, names_in, texts_in
+from weft.capture.python_guards import (
+    FUNCTIONS,
+    MISSING,
+    PLAIN,
+    AttributeRead,
+    Guard,
+    is_plain,
+    size_guard,
+)
 from weft.files import users_module
 
 # How many modules deep the names of a function are looked up: torch.nn.functional.relu.
@@ -74,8 +82,8 @@ class _SeenObject:
         return name.startswith("__") and (self.module or name != "__dict__")
 
 
-class Objects(Contents):
-    """The objects that a trace comes across, those of `Contents` included."""
+class Objects(Containers):
+    """The objects that a trace comes across, those of `Containers` included."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,7 +172,7 @@ class Objects(Contents):
             for text in sorted(texts_in(function.__code__)):
                 # Private attribute: the dict that `os.environ` reads.
                 held, key = os.environ._data, os.environ.encodekey(text)  # type: ignore[attr-defined]
-                self.add(Entry(held, key, held.get(key, MISSING), f"os.environ[{text!r}]"))
+                self.add(Guard(held, key, held.get(key, MISSING), f"os.environ[{text!r}]"))
         for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self.inside(value, f"a default of {function.__qualname__}")
         # Classes are passed on as arguments, so that any function may use the names in them.
@@ -182,7 +190,7 @@ class Objects(Contents):
             if name in spaces[-1][1]:
                 for each, space in spaces:
                     text = f"{each.__name__}.{name}"
-                    self.add(Entry(space, name, space.get(name, MISSING), text))
+                    self.add(Guard(space, name, space.get(name, MISSING), text))
                 self.inside(spaces[-1][1][name], text, name)
                 return spaces[-1][1][name]
         return MISSING
@@ -241,7 +249,7 @@ class Objects(Contents):
             if isinstance(value, types.ModuleType):
                 self._names_of(value, names, depth - 1)
             elif users or isinstance(value, FUNCTIONS):
-                self.add(Entry(own, name, value, text))
+                self.add(Guard(own, name, value, text))
             if users and isinstance(value, type):
                 self._named_in_class(value, names)
             elif users:
@@ -278,11 +286,11 @@ class Objects(Contents):
         """Note the modules, parameters and buffers of a module."""
         where = known.text or type(known.owner).__name__
         for kind, part in zip(_PARTS, _parts_of(known.owner), strict=True):
-            self.add(size_of(part, f"{kind} of {where}"))
+            self.add(size_guard(part, f"{kind} of {where}"))
             for name, value in part.items():
                 # Of the model's own, others are refused (`weft.program.live.places`).
                 if value is None or not known.inner:
-                    self.add(Entry(part, name, value, known.of(name)))
+                    self.add(Guard(part, name, value, known.of(name)))
             if not known.inner:
                 self._order(part, f"{kind} of {where}")
 
@@ -302,13 +310,13 @@ class Objects(Contents):
         elif known.module and value is MISSING and self._part(known, name):
             pass
         elif known.users and value is MISSING and _has_slot(type(owner), name):
-            self.add(Entry(Attribute(owner), name, MISSING, known.of(name)), read=True)
+            self.add(Guard(AttributeRead(owner), name, MISSING, known.of(name)), read=True)
         elif known.users or known.module:
             self._inherited(known, name)
 
     def _attribute(self, known: _SeenObject, name: str, value: Any, read: bool) -> None:
         """An attribute that an object has had before the step."""
-        text, entry = known.of(name), Entry(_space(known.owner, name), name, value, known.of(name))
+        text, entry = known.of(name), Guard(_space(known.owner, name), name, value, known.of(name))
         if known.users or (known.module and self._may_be_given(name, value)):
             self.add(entry, read)
             self.inside(value, text, name)
@@ -328,7 +336,7 @@ class Objects(Contents):
         for part in parts:
             empty = part[name] is None  # which the step may fill
             if empty or not known.inner:
-                self.add(Entry(part, name, part[name], known.of(name)), read=empty)
+                self.add(Guard(part, name, part[name], known.of(name)), read=empty)
         return bool(parts)
 
     def _inherited(self, known: _SeenObject, name: str) -> None:
@@ -336,13 +344,13 @@ class Objects(Contents):
 
         Or one that was looked for and is nowhere.
         """
-        cls, entry = type(known.owner), Entry(_own_dict(known.owner), name, MISSING, known.of(name))
+        cls, entry = type(known.owner), Guard(_own_dict(known.owner), name, MISSING, known.of(name))
         value = self.of_class(cls, name)
         if value is MISSING and hasattr(nn.Module, name):
             return
         if value is MISSING:
             for each in cls.__mro__[:-1]:
-                self.add(Entry(self._space(each), name, MISSING, f"{each.__name__}.{name}"))
+                self.add(Guard(self._space(each), name, MISSING, f"{each.__name__}.{name}"))
         elif hasattr(type(value), "__set__"):
             return
         else:
@@ -398,4 +406,4 @@ def _own_dict(owner: Any) -> dict[str, Any]:
 
 def _space(owner: Any, name: str) -> Any:
     own = _own_dict(owner)
-    return own if name in own else Attribute(owner)
+    return own if name in own else AttributeRead(owner)

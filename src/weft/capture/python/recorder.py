@@ -1,4 +1,4 @@
-"""A trace's reads of Python, recorded to be compared before every step (`weft.capture.watch`).
+"""A trace's reads of Python, recorded to be compared before every step (`weft.capture.python_guards`).
 
 That is: attributes of modules that are read, those of classes and those that were looked for and not there included;
 which modules, parameters and buffers each module has; globals and variables of closures that the user's own
@@ -23,12 +23,11 @@ import numpy as np
 import torch
 from torch import nn
 
-from weft.capture.numbers.later import is_later
+from weft.capture.numbers.unbacked import is_unbacked
 from weft.capture.python.caches import Cache
-from weft.capture.python.changes import check_unmoved, depends_on, position_of
-from weft.capture.python.contents import CONTAINERS, attributes, has_own_reads
+from weft.capture.python.containers import CONTAINERS, attributes, has_own_reads
 from weft.capture.python.objects import Objects, alone
-from weft.capture.python.reached import (
+from weft.capture.python.reachable import (
     asked_in,
     bound_to,
     cells_of,
@@ -40,17 +39,18 @@ from weft.capture.python.reached import (
     user_attributes,
     user_functions,
 )
-from weft.capture.python.values import values_of
-from weft.capture.watch import (
+from weft.capture.python.side_effects import check_unmoved, depends_on, position_of
+from weft.capture.python.tensor_reads import values_of
+from weft.capture.python_guards import (
     FUNCTIONS,
     MISSING,
     PLAIN,
-    Attribute,
-    Entry,
-    Watch,
-    asked,
+    AttributeRead,
+    Guard,
+    PythonGuards,
     is_plain,
-    size_of,
+    question_guard,
+    size_guard,
 )
 
 # What optimizers and schedulers keep in groups beside hyperparameters.
@@ -80,7 +80,7 @@ class PythonRecorder(Objects):
     def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:
         super().__init__()
         self.counted = False
-        self._positions: dict[int, Entry] = {}
+        self._positions: dict[int, Guard] = {}
         self._visited: set[int] = set()
         # Those of which attributes are watched, with the user's names of them; and those whose values Python reads.
         self._tensors: dict[int, tuple[torch.Tensor, str]] = {}
@@ -95,7 +95,7 @@ class PythonRecorder(Objects):
         for path, module in modules:
             self.module(module, path, inner=True)
         dtype = torch.get_default_dtype
-        self.add(asked(dtype, dtype, "torch.get_default_dtype()"))
+        self.add(question_guard(dtype, dtype, "torch.get_default_dtype()"))
         for each in functions:
             self.function(each)
         for path, module in modules:
@@ -108,7 +108,7 @@ class PythonRecorder(Objects):
                     self.inside(owner, type(owner).__name__)
             self._keywords(called)
 
-    def watch(self) -> Watch:
+    def watch(self) -> PythonGuards:
         """The values that are to be compared before every step.
 
         Call it before what the step wrote is put back.
@@ -128,9 +128,9 @@ class PythonRecorder(Objects):
         held = [entry for entry in self.entries if entry.holds()]
         # What the step makes where there was nothing is put back to nothing.
         made = [replace(x, made=True) for x in self.entries if _empty(x) and not x.holds()]
-        return Watch((*held, *self.looked_up(), *made))
+        return PythonGuards((*held, *self.looked_up(), *made))
 
-    def changes(self) -> list[Entry]:
+    def changes(self) -> list[Guard]:
         """The values that the step has changed and could have read, as they were; tensors and what it makes apart.
 
         Raises:
@@ -138,10 +138,10 @@ class PythonRecorder(Objects):
         """
         moving = list(check_unmoved(self._positions.values()))
         read = {entry.key for entry in self.read}
-        found: list[Entry] = []
+        found: list[Guard] = []
         for entry in (*self.entries, *self.beside):
             now = entry.value_now
-            later = isinstance(now, torch.Tensor) or is_later(now)
+            later = isinstance(now, torch.Tensor) or is_unbacked(now)
             made = entry.key in read and _empty(entry)
             by_default = entry.value is MISSING and isinstance(entry.space, defaultdict)
             if not (made or later or entry.holds() or (by_default and is_plain(now))):
@@ -159,7 +159,7 @@ class PythonRecorder(Objects):
                 found.append(Cache(entry.text, now, before))
         return found
 
-    def made(self) -> list[Entry]:
+    def made(self) -> list[Guard]:
         """Numbers that the step made where it had read none, as they are after it."""
         entries = (replace(each, value=each.value_now) for each in self.read if _empty(each))
         return [each for each in entries if isinstance(each.value, int | float)]
@@ -169,7 +169,7 @@ class PythonRecorder(Objects):
         if id(tensor) not in self._valued:
             self._valued[id(tensor)] = tensor
             _, text = self._tensors.get(id(tensor), (tensor, f"a tensor {list(tensor.shape)}"))
-            self.add(asked(None, partial(values_of, tensor), f"the values of {text}"))
+            self.add(question_guard(None, partial(values_of, tensor), f"the values of {text}"))
 
     def function(self, function: Any) -> None:
         """Note the names that a function of the user's uses, and the object that it is bound to."""
@@ -189,7 +189,7 @@ class PythonRecorder(Objects):
             self.put(vars(plain), name, vars(plain)[name], f"{title}.{name}")
         self._asked |= asked_in(code)
         if "initial_seed" in names_in(code):
-            self.add(asked(None, torch.initial_seed, "torch.initial_seed()"))
+            self.add(question_guard(None, torch.initial_seed, "torch.initial_seed()"))
         self._variables(plain)
 
     def _arguments(self, function: types.FunctionType) -> None:
@@ -197,10 +197,10 @@ class PythonRecorder(Objects):
         title = function.__qualname__
         if function.__defaults__:
             text = f"the defaults of {title}"
-            self.add(Entry(Attribute(function), "__defaults__", function.__defaults__, text))
+            self.add(Guard(AttributeRead(function), "__defaults__", function.__defaults__, text))
         named = function.__kwdefaults__ or {}
         for name, value in named.items():
-            self.add(Entry(named, name, value, f"the default of {name} of {title}"))
+            self.add(Guard(named, name, value, f"the default of {name} of {title}"))
 
     def _variables(self, plain: types.FunctionType) -> None:
         """Watch the globals of a function and the variables of its closure, and the classes above its own."""
@@ -211,7 +211,7 @@ class PythonRecorder(Objects):
             self.put(space, name, space[name], f"the global {name}")
         for name, cell in cells:
             text = f"{name} in the closure of {title}"
-            self.add(Entry(Attribute(cell), "cell_contents", cell.cell_contents, text))
+            self.add(Guard(AttributeRead(cell), "cell_contents", cell.cell_contents, text))
             self.inside(cell.cell_contents, text, name)
             if name == "__class__" and "super" in code.co_names:
                 for base in cell.cell_contents.__bases__:
@@ -221,7 +221,7 @@ class PythonRecorder(Objects):
         self.named_by(plain, [*held, *(cell.cell_contents for _, cell in cells)])
 
     def inside(self, value: Any, text: str, name: str | None = None, written: bool = True) -> None:
-        """Watch what is in a value; see `Contents.inside`."""
+        """Watch what is in a value; see `Containers.inside`."""
         value = _shown(value)
         if callable(value) and not isinstance(value, type | nn.Module):
             self.function(value)
@@ -233,7 +233,7 @@ class PythonRecorder(Objects):
             for path, each in value.named_modules():
                 self.module(each, f"{text}.{path}" if path else text, inner=False)
         elif isinstance(value, ReferenceType):
-            self.add(asked(value, lambda: value() is None, text))
+            self.add(question_guard(value, lambda: value() is None, text))
             self.inside(value(), text, name, written)
         elif not self._of_libraries(value, text):
             self._in_object(value, text, name, written)
@@ -250,18 +250,18 @@ class PythonRecorder(Objects):
     def _of_libraries(self, value: Any, text: str) -> bool:
         """Watch an object of Python, numpy or torch whose state is no attribute; False where it is none of them."""
         if isinstance(value, _ARRAYS):
-            self.add(asked(value, value.tobytes, f"the values of {text}"))
+            self.add(question_guard(value, value.tobytes, f"the values of {text}"))
         elif isinstance(value, _BYTES):
-            self.add(asked(value, lambda: bytes(value), text))
+            self.add(question_guard(value, lambda: bytes(value), text))
         elif isinstance(value, ContextVar):
             held = partial(_in_context, value)
-            self.add(asked(value, held, text, equal=False))
+            self.add(question_guard(value, held, text, equal=False))
             self.inside(held(), text)
         elif isinstance(value, torch.optim.Optimizer):
             self._optimizer(value, text)
         elif isinstance(value, torch.optim.lr_scheduler.LRScheduler):
             rates = lambda: list(value.get_last_lr())  # noqa: E731
-            self.add(asked(value, rates, f"the learning rates of {text}"))
+            self.add(question_guard(value, rates, f"the learning rates of {text}"))
         else:
             return False
         return True
@@ -287,21 +287,21 @@ class PythonRecorder(Objects):
         for name in sorted(seen - own.keys()):
             found = self.of_class(cls, name)
             if not isinstance(found, FUNCTIONS) and not hasattr(type(found), "__set__"):
-                self.add(Entry(own, name, MISSING, f"{text}.{name}"))
+                self.add(Guard(own, name, MISSING, f"{text}.{name}"))
         for name in sorted(self._asked - seen - own.keys()):
-            self.add(Entry(own, name, MISSING, f"{text}.{name}"))
+            self.add(Guard(own, name, MISSING, f"{text}.{name}"))
 
     def _on_tensor(self, tensor: torch.Tensor, text: str) -> None:
         """Watch what the user has put on a tensor, and what functions ask for there."""
         if id(tensor) in self._tensors:
             return
         self._tensors[id(tensor)] = tensor, text
-        own, space = vars(tensor), Attribute(tensor)
+        own, space = vars(tensor), AttributeRead(tensor)
         for key, value in user_attributes(tensor).items():
             self.put(space, key, value, f"{text}.{key}")
         for key in self._asked:
             if key not in own and not hasattr(torch.Tensor, key):
-                self.add(Entry(space, key, MISSING, f"{text}.{key}"))
+                self.add(Guard(space, key, MISSING, f"{text}.{key}"))
 
     def _optimizer(self, optimizer: torch.optim.Optimizer, text: str) -> None:
         """Watch what the user has put on an optimizer and into its groups, and hyperparameters that functions name."""
@@ -317,7 +317,7 @@ class PythonRecorder(Objects):
     def _keywords(self, function: Any) -> None:
         """Watch the arguments that partials give by name."""
         while isinstance(function, partial):
-            self.add(size_of(function.keywords, "keywords of a partial"))
+            self.add(size_guard(function.keywords, "keywords of a partial"))
             for name, value in function.keywords.items():
                 self.put(function.keywords, name, value, f"the keyword {name} of a partial")
             function = function.func
@@ -330,7 +330,7 @@ def _in_context(variable: ContextVar[Any]) -> Any:
         return None
 
 
-def _empty(entry: Entry) -> bool:
+def _empty(entry: Guard) -> bool:
     """True where nothing was in a place."""
     return entry.value is None or entry.value is MISSING
 

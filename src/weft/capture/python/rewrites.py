@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 
 from weft.capture.fx.patches import replaced
 from weft.capture.fx.private import Refusal, copy_noted, is_fake
-from weft.capture.numbers import later
+from weft.capture.numbers import unbacked
 
 F = torch.nn.functional
 
@@ -263,7 +263,7 @@ def _affine_grid(theta: Tensor, size: Any, align_corners: bool | None = None) ->
 
 
 _TABLE: dict[Any, Callable[..., Any]] = {
-    **later.TABLE,
+    **unbacked.TABLE,
     torch.cov: _cov,
     Tensor.cov: _cov,
     torch.corrcoef: _corrcoef,

@@ -100,7 +100,7 @@ def to_logical(graph: torch.fx.Graph, name: str, boundary: Boundary) -> LogicalG
     ]
     inputs = [*reader.inputs, *states]
     updates = [*reader.copies(), *_updates(boundary, inputs, reader.results)]
-    reader.calls += _for_masters(updates, inputs, reader)
+    reader.calls += _for_main_parameters(updates, inputs, reader)
     outputs = [Output(ref, key) for key, ref in zip(boundary.outputs, reader.results, strict=False)]
     calls = _needed(reader.calls, [*updates, *outputs])
     readers: list[Node] = [*calls, *updates, *outputs]
@@ -377,7 +377,9 @@ def _updates(boundary: Boundary, inputs: Sequence[Input], results: Sequence[Ref]
     return updates
 
 
-def _for_masters(updates: list[Update], inputs: Sequence[Input], reader: _Reader) -> Iterator[Call]:
+def _for_main_parameters(
+    updates: list[Update], inputs: Sequence[Input], reader: _Reader
+) -> Iterator[Call]:
     """Casts of gradients to the dtype of the masters that they update, which `updates` then read."""
     masters = {x.value.name: x.value for x in inputs if x.key.endswith(f".{MASTER}")}
     for place, update in enumerate(updates):

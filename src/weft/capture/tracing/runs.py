@@ -19,14 +19,14 @@ from weft.capture.fx.generators import generators_followed
 from weft.capture.fx.locations import module_paths_noted
 from weft.capture.fx.private import is_fake, root_of, written_in
 from weft.capture.hint import hints_recorded
-from weft.capture.numbers.changing import ChangingNumbers, counting_on, plain_number
-from weft.capture.numbers.later import forget_numbers, forget_refused
+from weft.capture.numbers.symbolic import SymbolicNumbers, counting_on, plain_number
+from weft.capture.numbers.unbacked import forget_numbers, forget_refused
 from weft.capture.python.caches import depending, draws
-from weft.capture.python.changes import depends_on, keeps, randomness_refused
 from weft.capture.python.rewrites import functions_replaced
-from weft.capture.tracing.before import restored
+from weft.capture.python.side_effects import depends_on, may_hold_state, randomness_refused
+from weft.capture.python_guards import MISSING, Guard
+from weft.capture.tracing.mutations import mutations_undone
 from weft.capture.tracing.step_call import StepCall
-from weft.capture.watch import MISSING, Entry
 
 _aten = torch.ops.aten
 _SAME = (_aten.detach.default, _aten.alias.default)
@@ -52,7 +52,7 @@ def traced(run: Run, begin: Begin) -> Found | None:
         CaptureError: naming what the step changes or keeps, where that makes another step of it.
     """
     step, inputs = begin()
-    with restored(step.model, step.loss_fn) as before:
+    with mutations_undone(step.model, step.loss_fn) as before:
         step.around = before
         with _running(step):
             module = run(step, inputs, False)
@@ -76,7 +76,7 @@ def _traced_again(
     begin: Begin,
     step: StepCall,
     module: torch.fx.GraphModule,
-    changes: list[Entry],
+    changes: list[Guard],
     kept: Mapping[int, str],
 ) -> torch.fx.GraphModule | None:
     """`module`, where the step gives it once more from what it has left; None where `run` finds nothing then.
@@ -85,7 +85,7 @@ def _traced_again(
     of constants and shapes, which each step makes anew.
     """
     changed = [*changes, *(replace(each, value=MISSING) for each in step.made)]
-    refused = depends_on(changed) if changed else keeps(next(iter(kept.values())))
+    refused = depends_on(changed) if changed else may_hold_state(next(iter(kept.values())))
     numbers = counting_on(changes)
     with numbers.placed():
         again, inputs = begin()
@@ -110,14 +110,14 @@ def _traced_again(
 
 
 def with_numbers(
-    numbers: ChangingNumbers,
+    numbers: SymbolicNumbers,
     plain: Found,
-    begin: Callable[[ChangingNumbers], tuple[StepCall, Any]],
+    begin: Callable[[SymbolicNumbers], tuple[StepCall, Any]],
     run: Run,
 ) -> Found:
     """The trace of a step that takes some numbers from tensors, where it is like `plain`; else that."""
     module, before, _ = plain
-    with restored(before.model, before.loss_fn) as around, numbers.placed():
+    with mutations_undone(before.model, before.loss_fn) as around, numbers.placed():
         step, inputs = begin(numbers)
         step.around = around
         try:
@@ -134,7 +134,7 @@ def with_numbers(
 
 @contextmanager
 def _running(step: StepCall) -> Iterator[None]:
-    """While this lasts, the step may be run on fake tensors; inside of `restored`, which puts back what it writes."""
+    """While this lasts, the step may run on fake tensors; inside of `mutations_undone`, which undoes its writes."""
     forget_numbers()
     if not step.training:
         # Before reading is noted: a model may look at the mode that it is in.

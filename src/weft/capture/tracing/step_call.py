@@ -14,29 +14,29 @@ from weft.capture.fx.checkpoints import checkpoints_noted
 from weft.capture.fx.locations import LinesNoted, backward_noted
 from weft.capture.fx.private import mark_backward, running_sequence
 from weft.capture.fx.refusals import in_function
-from weft.capture.numbers.changing import ChangingNumbers, CountedWithTensors, is_changing
-from weft.capture.numbers.later import refuse_value
+from weft.capture.numbers.symbolic import CountedWithTensors, SymbolicNumbers, is_symbolic
+from weft.capture.numbers.unbacked import refuse_value
 from weft.capture.ops.recurrent import LayersKept
 from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
 from weft.capture.precision import Casts, loss_seed
+from weft.capture.python.assertions import is_check
 from weft.capture.python.caches import Cache, kept_results
-from weft.capture.python.caught import is_check
 from weft.capture.python.hooks import gradient_hooks
 from weft.capture.python.recorder import PythonRecorder
 from weft.capture.python.rewrites import Rewritten
-from weft.capture.python.values import check_no_backward, gradients_left, reads_noted
-from weft.capture.tracing.before import Writable
-from weft.capture.tracing.leftovers import Leftovers
-from weft.capture.tracing.lending import (
+from weft.capture.python.tensor_reads import check_no_backward, gradients_left, reads_noted
+from weft.capture.python_guards import Guard, PythonGuards
+from weft.capture.tracing.leaks import FakeTensorLeaks
+from weft.capture.tracing.mutations import MutableState
+from weft.capture.tracing.replaced_tensors import (
     attributes_carried,
     check_memory_kept,
     kind_of,
-    lent,
     memory_of,
+    tensors_replaced,
     write_replaced,
 )
 from weft.capture.tree import Static, unflatten
-from weft.capture.watch import Entry, Watch
 from weft.errors import CaptureError
 
 LossFunction = Callable[[Any, Any], Any]
@@ -109,9 +109,9 @@ class StepCall:
         batch: BatchSpec,
         training: bool,
         casts: Casts,
-        left: Leftovers,
+        left: FakeTensorLeaks,
         apart: Collection[str] = (),
-        numbers: ChangingNumbers | None = None,
+        numbers: SymbolicNumbers | None = None,
     ) -> None:
         self.model = model
         self.numbers = numbers
@@ -121,13 +121,13 @@ class StepCall:
         self.training = training
         self.hooks = gradient_hooks(variables.parameters)
         self.recorder = PythonRecorder(model, loss_fn)
-        self.watch = Watch()
-        self.made: list[Entry] = []
+        self.watch = PythonGuards()
+        self.made: list[Guard] = []
         self.caches: tuple[Cache, ...] = ()
         self.casts = casts
         self.left = left
         self.apart = apart
-        self.around: Writable | None = None
+        self.around: MutableState | None = None
         self.outputs: OutputSpec | None = None
         self.output_keys: tuple[str, ...] = ()
         self.gradients: tuple[str, ...] = ()
@@ -148,7 +148,7 @@ class StepCall:
             if x is not plain
         }
         # A backward may read the model too, as that of a checkpoint does.
-        with lent(self.model, stand_ins) as places:
+        with tensors_replaced(self.model, stand_ins) as places:
             with (
                 attributes_carried(own, stand_ins),
                 self._around(stand_ins),
@@ -164,7 +164,7 @@ class StepCall:
                 check_memory_kept(named, memory, casts)
                 results = write_replaced(places, [*tensors.values(), *gradients])
             read = self.recorder.watch().entries
-            self.watch = Watch((*read, *kept_results(read), *self.constants()))
+            self.watch = PythonGuards((*read, *kept_results(read), *self.constants()))
             self.caches = tuple(self.recorder.caches())
             self.made = self.recorder.made()
         return [*results, *(each.now for each in self.caches)]
@@ -193,7 +193,7 @@ class StepCall:
         return nullcontext() if self.around is None else self.around.lent(stand_ins)
 
     @property
-    def outcomes(self) -> Sequence[Entry]:
+    def outcomes(self) -> Sequence[Guard]:
         """Results of what was done with numbers that change."""
         return self.numbers.outcomes if self.numbers else ()
 
@@ -216,12 +216,12 @@ class StepCall:
         ]
         return unflatten(leaves, self.batch.tree)
 
-    def constants(self) -> Iterator[Entry]:
+    def constants(self) -> Iterator[Guard]:
         """The leaves of the batch that are no tensors, but for numbers that are inputs already."""
         space = self.batch.constants
         for leaf in self.batch.leaves:
-            if isinstance(leaf, Static) and not is_changing(space[leaf.key]):
-                yield Entry(space, leaf.key, space[leaf.key], f"the batch's leaf {leaf.key!r}")
+            if isinstance(leaf, Static) and not is_symbolic(space[leaf.key]):
+                yield Guard(space, leaf.key, space[leaf.key], f"the batch's leaf {leaf.key!r}")
 
     def _gradients(self, loss: torch.Tensor, parameters: list[torch.Tensor]) -> list[torch.Tensor]:
         wanted = {

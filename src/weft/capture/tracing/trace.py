@@ -25,16 +25,16 @@ from weft.capture.fx.private import (
 )
 from weft.capture.fx.refusals import check_ops, refuse, refuse_op, refuse_write
 from weft.capture.fx.retrace import Skeleton, skeleton
-from weft.capture.numbers.changing import ChangingNumber, ChangingNumbers
+from weft.capture.numbers.symbolic import SymbolicNumber, SymbolicNumbers
 from weft.capture.ops.decompositions import decompositions, overwrites
 from weft.capture.ops.fallback import fallback, strided
 from weft.capture.outputs import OutputSpec
 from weft.capture.precision import Casts
 from weft.capture.python.caches import take_caches
-from weft.capture.tracing.leftovers import Leftovers
+from weft.capture.python_guards import Guard, PythonGuards
+from weft.capture.tracing.leaks import FakeTensorLeaks
 from weft.capture.tracing.runs import Found, traced, with_numbers
 from weft.capture.tracing.step_call import LossFunction, ModelTensors, StepCall
-from weft.capture.watch import Entry, Watch
 from weft.errors import WeftError
 
 _GIVEN = (
@@ -80,9 +80,9 @@ class Traced:
     gradients: tuple[str, ...]
     constants: tuple[torch.Tensor, ...]
     recurrent: frozenset[str]
-    watch: Watch
+    watch: PythonGuards
     skeletons: Skeletons
-    numbers: Mapping[int, ChangingNumber]
+    numbers: Mapping[int, SymbolicNumber]
 
 
 def trace_step(
@@ -96,8 +96,8 @@ def trace_step(
     casts: Casts | None = None,
     apart: Collection[str] = (),
     like: Skeletons | None = None,
-    changing: Sequence[Entry] = (),
-    left: Leftovers | None = None,
+    changing: Sequence[Guard] = (),
+    left: FakeTensorLeaks | None = None,
 ) -> Traced:
     """Trace `loss_fn(model, batch)` and, when `training`, the gradients of its loss.
 
@@ -111,11 +111,11 @@ def trace_step(
         CaptureError: naming the user's line, when the step cannot be one graph.
     """
     mode = fake_mode()
-    left = left or Leftovers()
+    left = left or FakeTensorLeaks()
     left.begin(mode)
     table = {**fallback(), **decompositions()}
 
-    def begin(numbers: ChangingNumbers | None = None) -> tuple[StepCall, Any]:
+    def begin(numbers: SymbolicNumbers | None = None) -> tuple[StepCall, Any]:
         cast = casts or Casts(device=device)
         step = StepCall(model, loss_fn, variables, batch, training, cast, left, apart, numbers)
         inputs = (
@@ -138,7 +138,7 @@ def trace_step(
     containers = [each for each in leaves if isinstance(each.value, list | tuple | dict)]
     # Where something takes no stand-in for one leaf of the batch, others are followed all the same.
     for of_batch in (leaves, containers, []):
-        numbers = ChangingNumbers(changing, of_batch)
+        numbers = SymbolicNumbers(changing, of_batch)
         if numbers.entries:
             plain, found = found, with_numbers(numbers, found, begin, wholly)
             if found is not plain:
@@ -147,7 +147,7 @@ def trace_step(
 
 
 def _described(
-    found: Found, numbers: ChangingNumbers, mode: FakeMode, like: Skeletons | None
+    found: Found, numbers: SymbolicNumbers, mode: FakeMode, like: Skeletons | None
 ) -> Traced:
     """The findings of a trace: its graph without writes in place, and what stands beside it."""
     module, step, inputs = found
@@ -174,7 +174,7 @@ def _described(
         step.gradients,
         constants,
         step.recurrent,
-        Watch((*step.watch.settled(constants).entries, *step.outcomes)),
+        PythonGuards((*step.watch.settled(constants).entries, *step.outcomes)),
         Skeletons(whole, None if plain is module else skeleton(plain.graph)),
         numbers.positions(constants),
     )

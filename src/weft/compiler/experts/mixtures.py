@@ -8,7 +8,7 @@ from math import ceil, prod
 from typing import Any, final
 
 from weft.compiler.context import Context, Stages
-from weft.compiler.experts.sorted_rows import ALIKE, INDEX, PUT, SORTS
+from weft.compiler.experts.sort_proof import ALIKE, INDEX, PUT, SORTS
 from weft.compiler.graph.rewriting import needed, only_result, ref_name
 from weft.compiler.hints import Hints
 from weft.ir.logical import Arg, Call, Input, LogicalGraph, Node, Ref, Value

@@ -2,7 +2,7 @@
 
 A model that is captured cannot look whether its mask is the plain causal one, as it does when it runs
 alone, and keeps a tensor of (queries, keys) for each layer: at 32,768 tokens 4 GB a layer, under twice
-the work. Where the graph alone tells what the mask is (`weft.compiler.graph.known.calls`), and it is causal,
+the work. Where the graph alone tells what the mask is (`compiler/graph/constant_folding`), and it is causal,
 the kernel is told so; where it keeps everything, it goes. All other masks stay as they are: those of
 padding or packed sequences in the batch, sliding windows below the length, prefixes.
 
@@ -19,8 +19,14 @@ from typing import final
 import numpy as np
 
 from weft.compiler.context import Context
-from weft.compiler.graph.known.calls import known_values
-from weft.compiler.graph.known.values import Along, Known, Scalar, kept_keys, value_of
+from weft.compiler.graph.constant_folding.folded_calls import fold_constants
+from weft.compiler.graph.constant_folding.folded_values import (
+    Along,
+    Known,
+    Scalar,
+    kept_keys,
+    value_of,
+)
 from weft.compiler.graph.rewriting import needed
 from weft.ir.logical import Call, LogicalGraph, Node, Ref
 
@@ -49,7 +55,7 @@ def causal_masks(graph: LogicalGraph, _: Context) -> LogicalGraph:
     masked = (node for node in graph.nodes if isinstance(node, Call) and node.op in _FORMS)
     if all(_mask(call) is None for call in masked):
         return graph
-    known = known_values(graph)
+    known = fold_constants(graph)
     nodes = tuple(_told(node, graph, known) for node in graph.nodes)
     return graph if nodes == graph.nodes else needed(replace(graph, nodes=nodes))
 

@@ -18,7 +18,7 @@ from typing import final
 from weft.boxing import steps
 from weft.compiler.assignment import Assignment
 from weft.compiler.hints import Hints, check_hints
-from weft.compiler.layouts.descent import descend, settle
+from weft.compiler.layouts.coordinate_descent import descend, settle
 from weft.compiler.layouts.intent import as_whole, storage
 from weft.compiler.layouts.options import Known, LayoutChoice
 from weft.compiler.layouts.problem import Problem, build

@@ -10,7 +10,7 @@ from typing import TypeAlias, final
 import numpy as np
 
 from weft.cached import cached_property
-from weft.compiler.families.table import legal_signatures, reduction_cost
+from weft.compiler.decompositions.table import legal_signatures, reduction_cost
 from weft.compiler.hints import Thin, enough_elements
 from weft.compiler.layouts.boxing_costs import BoxingCosts, Table, idle_bytes, sbp_numbers
 from weft.compiler.layouts.problem import Given, OpChoice, Share, Variable

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias, final
 
 from weft.compiler.hints import Hints, Thin, hinted_sbps, is_hint
+from weft.compiler.layouts.empty_shards import ThinSplits, splits_with_empty_shards
 from weft.compiler.layouts.intent import Intents, Storage, intents
-from weft.compiler.layouts.thin import ThinSplits, thin_splits
 from weft.errors import LayoutError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update
 from weft.layout import SBP, Broadcast, Partial, Placement, Split
@@ -148,7 +148,7 @@ def build(
     updated = (u.target.name for u in graph.of_kind(Update) if not u.elementwise)
     hinted = (node.value.name for node in graph.of_kind(Input) if node.key in hints.whole)
     owners, whole = _owners(graph), frozenset((*updated, *hinted))
-    thin = thin_splits(graph, hints, placement)
+    thin = splits_with_empty_shards(graph, hints, placement)
     problem = Problem(
         intents=intents(graph, hints, placement.axes),
         thin=thin,

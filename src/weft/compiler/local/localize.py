@@ -13,7 +13,7 @@ from typing import Any, final
 from weft.boxing import steps
 from weft.boxing.box_steps import step_groups, step_node
 from weft.boxing.halo import Halo
-from weft.compiler.context import KeptResults
+from weft.compiler.context import PassCache
 from weft.compiler.microbatch.facts import joined
 from weft.compiler.signatures import axis_signatures, graph_halos, halos, tensor_steps
 from weft.errors import InternalError
@@ -57,7 +57,7 @@ def localize_all(
     ranks: Iterable[int],
     communicators: tuple[Communicator, ...],
     homes: Mapping[str, int] | None = None,
-    kept: KeptResults = KeptResults(),  # noqa: B008 (keeps nothing)
+    kept: PassCache = PassCache(),  # noqa: B008 (keeps nothing)
 ) -> dict[int, LocalProgram]:
     """The programs that some ranks run, as `localize` says; `kept` are those of other graphs."""
     shared = Shared(
@@ -70,7 +70,7 @@ def localize_all(
     return {rank: _kept_program(_View(shared, graph, rank), kept) for rank in ranks}
 
 
-def _kept_program(view: _View, kept: KeptResults) -> LocalProgram:
+def _kept_program(view: _View, kept: PassCache) -> LocalProgram:
     """The program of a rank: kept, where another graph has the same nodes there, that read the same."""
     if not kept.most:
         return _program(view)

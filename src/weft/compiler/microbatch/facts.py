@@ -12,11 +12,11 @@ from math import prod
 from typing import Any, final
 
 from weft.compiler.context import Context
-from weft.compiler.families.table import family_of, sample_statistics, takes_statistics
+from weft.compiler.decompositions.table import decomposition_of, sample_statistics, takes_statistics
 from weft.compiler.graph.rewriting import only_result
 from weft.compiler.hints import Hints
 from weft.errors import StrategyError
-from weft.ir.logical import Call, Input, LogicalGraph, Node, Ref, Update, Varying
+from weft.ir.logical import Call, Input, LogicalGraph, Node, PerMicroBatch, Ref, Update
 from weft.ir.nodes import renamed
 from weft.layout import Split
 from weft.ops.call import Token
@@ -183,7 +183,7 @@ def prepared(graph: LogicalGraph, device_type: str) -> LogicalGraph:
     nodes: list[Node] = []
     names: dict[str, str] = {}
     for node in graph.nodes:
-        family = family_of(node.op) if isinstance(node, Call) else None
+        family = decomposition_of(node.op) if isinstance(node, Call) else None
         if not (family and isinstance(node, Call) and family.ignores_counts(node)):
             node = renamed(node, names)
         if isinstance(node, Call) and node.op in _BORROWERS:
@@ -244,7 +244,7 @@ def _keeps_elements(graph: LogicalGraph, node: Call) -> bool:
 
 
 def joined(parts: tuple[Any, ...]) -> Any:
-    """One argument tree from those of all micro-batches: `Varying` where leaves differ.
+    """One argument tree from those of all micro-batches: `PerMicroBatch` where leaves differ.
 
     All parts must have the same tuples in them.
     """
@@ -252,7 +252,7 @@ def joined(parts: tuple[Any, ...]) -> Any:
         return parts[0]
     if all(isinstance(part, tuple) and len(part) == len(parts[0]) for part in parts):
         return tuple(joined(leaves) for leaves in zip(*parts, strict=True))
-    return Varying(parts)
+    return PerMicroBatch(parts)
 
 
 def cut_leaves(graph: LogicalGraph) -> frozenset[str]:

@@ -15,8 +15,8 @@ from itertools import chain
 from typing import TypeAlias
 
 from weft.compiler.context import Context
-from weft.compiler.families.family import SampleStatistics
-from weft.compiler.families.table import sample_statistics
+from weft.compiler.decompositions.decomposition import SampleStatistics
+from weft.compiler.decompositions.table import sample_statistics
 from weft.compiler.microbatch.facts import Facts, facts, own_buffers, prepared
 from weft.compiler.microbatch.forms import (
     Form,

@@ -11,7 +11,7 @@ from weft.compiler.microbatch.facts import Facts, sum_of_leaf
 from weft.compiler.microbatch.forms import Form, Own, Source, Strided, even_signatures, micro_call
 from weft.errors import StrategyError
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
-from weft.ir.nodes import FORWARD, Phase, Varying
+from weft.ir.nodes import FORWARD, PerMicroBatch, Phase
 from weft.layout import SBP, Broadcast, Partial, Split
 from weft.ops import Signature
 from weft.ops.rule import rule_of
@@ -94,8 +94,8 @@ class Values:
             return replace(value, shape=(*parts, *value.shape[1:])).ref
         return value.ref
 
-    def _varying(self, step: int) -> Varying:
-        return Varying(tuple(step * m for m in range(self.micro_batches)))
+    def _varying(self, step: int) -> PerMicroBatch:
+        return PerMicroBatch(tuple(step * m for m in range(self.micro_batches)))
 
     def _piece(self, name: str, form: Split, phase: Phase) -> Value:
         """A part for each micro-batch: of a leaf, made as a part, or cut from the whole."""

@@ -13,19 +13,19 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
-from weft.hardware import Device
+from weft.hardware import DefaultDevice
 from weft.hardware.durations import Durations
 from weft.ir.legal.plans import verify_plan
 from weft.ir.nodes import Arg, Ref, refs
 from weft.ir.plan import (
     Actor,
     Compute,
+    GraphedRun,
     GraphMode,
     LocalCall,
     LocalProgram,
     LocalUpdate,
     RankPlan,
-    Replays,
 )
 from weft.ops import shares_memory
 from weft.ops.call import map_argument
@@ -323,13 +323,13 @@ FEWEST_LAUNCHES = 4
 SHORTEST = Seconds(2e-6)
 
 
-def replays(
+def with_cuda_graphs(
     plan: RankPlan,
     program: LocalProgram,
-    device: Device,
+    device: DefaultDevice,
     mode: GraphMode,
     obstacle: Callable[[str], str | None],
-) -> tuple[RankPlan, Replays]:
+) -> tuple[RankPlan, GraphedRun]:
     """Decide for a rank.
 
     Args:
@@ -362,7 +362,7 @@ def replays(
         else actor
         for actor in plan.actors
     ]
-    found = Replays(reasons, total, saved, Seconds(host), Seconds(busy))
+    found = GraphedRun(reasons, total, saved, Seconds(host), Seconds(busy))
     return replace(plan, actors=tuple(marked)), found
 
 

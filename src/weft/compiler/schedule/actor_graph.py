@@ -37,7 +37,7 @@ class Link:
 
 @final
 @dataclass(frozen=True)
-class Web:
+class ActorGraph:
     """All plans of a program together.
 
     Attributes:

@@ -20,10 +20,10 @@ from weft.cached import cached_property
 from weft.compiler.context import Context
 from weft.compiler.memory.order import Moment, moments_of
 from weft.compiler.memory.walk import memory
-from weft.compiler.schedule.actor_graph import Slot, Web, prove_live, with_copies
+from weft.compiler.schedule.actor_graph import ActorGraph, Slot, prove_live, with_copies
 from weft.compiler.schedule.bucket import bucket
-from weft.compiler.schedule.copies import credit, enough, fewest, of_preset
-from weft.compiler.schedule.fold.classes import like
+from weft.compiler.schedule.credits import enough_slots, fewest_slots, preset_slots, with_credits
+from weft.compiler.schedule.equal_ranks.rank_classes import like
 from weft.compiler.schedule.gathers_first import gathers_first, prefetch
 from weft.compiler.schedule.presets import (
     Preset,
@@ -65,8 +65,7 @@ def plan_ranks(
 
     Without `classes`, each rank by itself, in the order of the graph. Else all together. With a named
     schedule, priorities and copies are its own (`schedule/presets.py`), but for micro-batches in flight that
-    are given. Otherwise
-    there are as few copies as the busiest queue needs (`weft.compiler.schedule.copies.enough`). Where simulations
+    are given. Otherwise there are as few copies as the busiest queue needs (`credits.enough_slots`). Where simulations
     show that it shortens the step, weights' gradients are split from the backward, and copies are
     those of zero bubble or, with several stages on a rank, of the interleaved schedule. One stage
     keeps the fewest copies that are live: micro-batches are there to save memory.
@@ -105,7 +104,7 @@ class Draft:
         plans, simulation: with copies.
     """
 
-    web: Web
+    web: ActorGraph
     split: bool
     rule: Preset
     plans: tuple[RankPlan, ...]
@@ -120,7 +119,7 @@ class Draft:
 @final
 @dataclass(frozen=True)
 class _Kind:
-    web: Web
+    web: ActorGraph
     split: bool
     rule: Preset
 
@@ -132,7 +131,7 @@ class _Kind:
 
     def preset(self) -> Draft:
         """With the copies of a named schedule."""
-        return self.draft(of_preset(self.web, self.rule))
+        return self.draft(preset_slots(self.web, self.rule))
 
 
 @final
@@ -161,22 +160,22 @@ class _Making:
         """The plans with the fewest copies, unless others make a step shorter that keep the memory limit."""
         whole = self.kind(programs, rule)
         if not self.staged or whole.web.micro_batches == 1:
-            return whole.draft(fewest(whole.web))
+            return whole.draft(fewest_slots(whole.web))
         split = self.kind(programs, rule, split=True)
         if rule.given:
             return self.better(whole.preset(), split.preset())
-        best = self.better(self.enough(whole), self.enough(split))
+        best = self.better(self.enough_slots(whole), self.enough_slots(split))
         if not rule.row.splits_weights:
             best = self.better(best, whole.preset())
         return self.better(best, split.preset())
 
-    def enough(self, kind: _Kind) -> Draft:
+    def enough_slots(self, kind: _Kind) -> Draft:
         """With as many copies as pay and the memory limit leaves room for, above the fewest."""
         limit, room = self.context.options.memory_limit, None
         if limit is not None:
-            held = kind.draft(fewest(kind.web)).peaks()
+            held = kind.draft(fewest_slots(kind.web)).peaks()
             room = {rank: Bytes(limit - peak) for rank, peak in held.items()}
-        return kind.draft(enough(kind.web, room))
+        return kind.draft(enough_slots(kind.web, room))
 
     def better(self, old: Draft, new: Draft) -> Draft:
         """The new one, if its step is shorter and it keeps the memory limit."""
@@ -193,7 +192,7 @@ class _Making:
             program.rank: self.durations.of(program, plan.actors)
             for program, plan in zip(parts, plans, strict=True)
         }
-        return _Kind(Web(plans, seconds), split, rule)
+        return _Kind(ActorGraph(plans, seconds), split, rule)
 
     def plan(self, program: LocalProgram, rule: Preset | None = None) -> RankPlan:
         """The plan of one rank: with the priorities of a schedule, or in the order of the graph."""
@@ -215,7 +214,7 @@ class _Making:
         actors, controls = prefetch(program, actors, zero)
         if rule is None:
             actors, controls = gathers_first(program, actors, controls, zero)
-        plan = credit(program, actors, controls)
+        plan = with_credits(program, actors, controls)
         verify_communicators(plan, self.communicators)
         return plan
 

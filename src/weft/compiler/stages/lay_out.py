@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import final
 
 from weft.compiler.assignment import Assignment
-from weft.compiler.context import Context, KeptResults, Stages
-from weft.compiler.families.class_loss import fuse_class_losses
-from weft.compiler.families.table import expand
+from weft.compiler.context import Context, PassCache, Stages
+from weft.compiler.decompositions.class_loss import fuse_class_losses
+from weft.compiler.decompositions.table import expand
 from weft.compiler.hints import GridHints, Hints
-from weft.compiler.layouts.alike import Solved
 from weft.compiler.layouts.box import box, deduce
 from weft.compiler.layouts.options import Known
+from weft.compiler.layouts.solved_before import Solved
 from weft.compiler.stages.cut import LaidOut, StageGraph, copy_sources, cut_stages, join_stages
 from weft.errors import StrategyError
 from weft.hardware import CostModel
@@ -141,7 +141,7 @@ class _Solver:
 
     cost_model: CostModel
     before: Mapping[int, Solved | None]
-    kept: KeptResults
+    kept: PassCache
     own_kernels: bool
     known: dict[tuple[int, ...], Known] = field(default_factory=dict)
 

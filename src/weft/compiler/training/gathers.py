@@ -26,9 +26,9 @@ from weft.ir.logical import (
     Input,
     LogicalGraph,
     Node,
+    PerMicroBatch,
     Phase,
     Ref,
-    Varying,
     runs_in_loop,
 )
 from weft.ir.nodes import HINT, TAKE, renamed
@@ -214,7 +214,11 @@ class _GatherRewriter:
         stored = self._stored(name, reader)
         if not gather.each_time:
             return stored
-        vary = (Varying(tuple(range(self.graph.micro_batches))),) if self._in_loop(reader) else ()
+        vary = (
+            (PerMicroBatch(tuple(range(self.graph.micro_batches))),)
+            if self._in_loop(reader)
+            else ()
+        )
         return self._new(
             name, TAKE, reader, (self._ref(name, stored), *vary), gather.shard[reader.phase.stage]
         )

@@ -12,7 +12,15 @@ from functools import partial
 from typing import Any, final, get_args
 
 from weft.errors import UserError
-from weft.ir.nodes import FORWARD, NO_UPDATE_BYTES, Phase, PhaseKind, Ref, UpdateBytes, Varying
+from weft.ir.nodes import (
+    FORWARD,
+    NO_UPDATE_BYTES,
+    PerMicroBatch,
+    Phase,
+    PhaseKind,
+    Ref,
+    UpdateBytes,
+)
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.layout.placement import placement as build_placement
 from weft.layout.sbp import REDUCTIONS
@@ -152,7 +160,7 @@ class Scanner:
             return self._items("]", inner)
         if self.accept("vary"):
             self.expect("(")
-            return Varying(self._items(")", inner))
+            return PerMicroBatch(self._items(")", inner))
         if kind not in ("value", "constant", "string", "complex", "number", "word"):
             raise self.error(f"expected an argument, found {text or 'the end'!r}")
         self.tokens.pop()

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from weft.ir.nodes import FORWARD, Phase, Ref, UpdateBytes, Varying
+from weft.ir.nodes import FORWARD, PerMicroBatch, Phase, Ref, UpdateBytes
 from weft.layout import Layout, Placement
 from weft.ops.call import Token
 
@@ -29,7 +29,7 @@ def argument_text(arg: Any) -> str:
             return f"%{name}"
         case Token(kind=kind, name=name):
             return f"!{kind}:{name}"
-        case Varying(values=values):
+        case PerMicroBatch(values=values):
             return f"vary({', '.join(map(argument_text, values))})"
         case str():
             return quoted(arg)

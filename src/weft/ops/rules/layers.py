@@ -238,7 +238,7 @@ rule(
 
 # BatchNorm: fused where the batch is whole, and the parts that it is taken apart into where it is split.
 #
-# The parts (`weft.compiler.families.batch_norm`): `weft.batch_moments(x)` are sums for each channel, which
+# The parts (`weft.compiler.decompositions.batch_norm`): `weft.batch_moments(x)` are sums for each channel, which
 # ranks add up; `weft.batch_statistics` makes mean, variance and running statistics of them;
 # `aten.native_batch_norm` normalizes with these. Backward, `weft.batch_norm_sums` are what ranks add
 # up, and `weft.batch_norm_gradient` reads.

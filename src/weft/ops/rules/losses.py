@@ -80,7 +80,7 @@ rule(
 # The cross-entropy's negative log-likelihood, also split by classes: each rank picks the targets among its own.
 #
 # A target of another rank's classes counts as ignored; losses and weights add up over the ranks. The
-# log-softmax in front is split by classes in `weft.compiler.families.log_softmax`.
+# log-softmax in front is split by classes in `weft.compiler.decompositions.log_softmax`.
 
 
 NLL_SHARD = "weft.nll_loss_shard"
@@ -161,7 +161,7 @@ def _from_first_class(scores: int) -> Adapt:
     return adapt
 
 
-# What a cross-entropy that is split by classes becomes (`weft.compiler.families.class_loss`).
+# What a cross-entropy that is split by classes becomes (`weft.compiler.decompositions.class_loss`).
 
 
 @rule("weft.sum_exp")

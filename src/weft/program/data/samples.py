@@ -31,7 +31,7 @@ from weft.capture.tree import flatten
 from weft.errors import UserError
 from weft.files import users_file
 from weft.program.agreement import differences
-from weft.program.checksums import array_checksum, batch_sums
+from weft.program.checksums import array_checksum, batch_checksums
 from weft.program.data.order import draw_by, generators_kept, mixed
 from weft.runtime.world.interrupts import ending_signals
 
@@ -95,7 +95,7 @@ def _differing(one: Sums, other: Sums) -> Iterator[tuple[str, str]]:
 def _checksum(leaf: Any) -> int:
     """The checksum of a tensor, an array (images have one), a number or a text; of any other object, of its type."""
     if isinstance(leaf, Tensor) and is_dense(leaf) and leaf.device.type == "cpu":
-        return batch_sums({"": leaf}, {}, 0).whole
+        return batch_checksums({"": leaf}, {}, 0).whole
     if hasattr(leaf, "__array_interface__"):
         values = np.asarray(leaf)
         if not values.dtype.hasobject:

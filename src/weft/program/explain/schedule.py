@@ -9,7 +9,7 @@ from rich.table import Table
 
 from weft.boxing import steps
 from weft.compiler.context import Stages
-from weft.compiler.families.table import with_statistics
+from weft.compiler.decompositions.table import with_statistics
 from weft.compiler.local.localize import node_phases
 from weft.compiler.microbatch.facts import cut_leaves
 from weft.compiler.schedule.schedule import Scheduled, bubble, busy, in_flight

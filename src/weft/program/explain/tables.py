@@ -15,7 +15,7 @@ from weft.compiler.schedule.bucket import Bucket
 from weft.ir.alias import Memory
 from weft.ir.plan import Communicate, RankPlan
 from weft.runtime.compiled.parts import Distinct
-from weft.runtime.devices.replay import Replayer
+from weft.runtime.devices.cuda_graphs import GraphRunner
 from weft.units import Bytes, bytes_text, counted
 
 # Wide enough that no cell of a row is broken: one row, one line.
@@ -147,7 +147,7 @@ def kernel_text(parts: Iterable[Distinct]) -> str:
     return text_of("", table("kernels", columns, rows)) if rows else ""
 
 
-def replay_text(replayer: Replayer | None) -> str:
+def cuda_graphs_text(replayer: GraphRunner | None) -> str:
     """The segments that a rank replays, and why not the others; nothing where it could replay none."""
     if replayer is None:
         return ""

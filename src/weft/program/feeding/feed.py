@@ -16,7 +16,7 @@ from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.layout import Layout
 from weft.layout.layout import Region, region_shape
-from weft.program.checksums import BatchSums, batch_sums
+from weft.program.checksums import BatchChecksums, batch_checksums
 from weft.program.feeding.shards import layouts_on, rows_in, rows_of
 from weft.runtime.memory.copies import Arrival, laid
 from weft.runtime.memory.state import region_part
@@ -238,7 +238,9 @@ class Feeder:
             for rank, keys in self._layouts.items()
         }
 
-    def feeds(self, batch: Any, step: int = 0) -> tuple[dict[int, dict[str, Tensor]], BatchSums]:
+    def feeds(
+        self, batch: Any, step: int = 0
+    ) -> tuple[dict[int, dict[str, Tensor]], BatchChecksums]:
         """For each rank, its part of every leaf by key, contiguous and on its device; and checksums of all of them.
 
         Args:
@@ -337,16 +339,16 @@ class Feeder:
             and self._spec == other._spec
         )
 
-    def _sums(self, cut: CutParts, step: int) -> BatchSums:
+    def _sums(self, cut: CutParts, step: int) -> BatchChecksums:
         if not self._compared:
-            return BatchSums()
+            return BatchChecksums()
         parts = (
             (self._layouts[rank][key], part)
             for rank, own in cut.parts.items()
             for key, part in own.items()
             if key in cut.rows
         )
-        return batch_sums(cut.plain, cut.given, step, cut.samples, parts)
+        return batch_checksums(cut.plain, cut.given, step, cut.samples, parts)
 
     def _cut_any(self, batch: Any) -> CutParts:
         """The same for a batch in any container, of which this process may have only some rows, or global tensors."""

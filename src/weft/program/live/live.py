@@ -12,22 +12,29 @@ import torch
 from torch import Tensor, nn
 
 from weft.capture.optimizer_groups import Optimizing, optimizers_of
-from weft.capture.optimizers.given import attributes_of
+from weft.capture.optimizers.attributes import attributes_of
 from weft.errors import UserError, wrong
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.layout import Layout, Placement, Shares
-from weft.program.agreement import agreed, everyone, told
+from weft.program.agreement import everyone, gathered, run_on_all
 from weft.program.feeding.shards import shares_of
-from weft.program.live.holds import (
-    LiveHold,
+from weft.program.live.optimizer_state import agree
+from weft.program.live.ownership import (
+    LiveOwners,
     check_unread,
     global_variables,
     held_names,
     named_variables,
 )
-from weft.program.live.laid import check_unused, cut_value, laid_as, parts_of, swap, whole_of
-from weft.program.live.optimizer_state import agree
+from weft.program.live.sharded_values import (
+    check_unused,
+    cut_value,
+    laid_as,
+    parts_of,
+    swap,
+    whole_of,
+)
 from weft.program.live.variables import retired
 from weft.runtime.memory.state import Variables
 from weft.runtime.world.world import World
@@ -213,7 +220,7 @@ def take_over(
     meshes = {each: mesh_of(each, family) for each in graph.placements}
     with everyone(world) as channel:
         values = initial_values(
-            model, device, lambda fill: agreed(world, "first values", fill), later
+            model, device, lambda fill: run_on_all(world, "first values", fill), later
         )
         for key, own, value in values:
             layout, mesh = layouts[key], meshes[layouts[key].placement]
@@ -234,7 +241,7 @@ def take_over(
                 parts[ranks[0]][key] = own.detach()
                 continue
             if own.hold is None or not own.hold.programs:  # it is held from now on
-                own.hold = LiveHold(stored.get(key))
+                own.hold = LiveOwners(stored.get(key))
             for rank, part in parts_of(own).items():
                 parts[rank][key] = part
     return {rank: Variables(own) for rank, own in parts.items()}
@@ -263,7 +270,7 @@ def _agree(
                 _check_free(model, key, tensor)
 
     with retired(model):
-        agreed(world, "what is taken over", check)
+        run_on_all(world, "what is taken over", check)
 
 
 def _kept_with_graph(model: nn.Module) -> str:
@@ -328,7 +335,7 @@ def release(model: nn.Module, optimizer: Optimizing = None) -> None:
     # One world, but for tensors that were laid in others before.
     for world in dict.fromkeys(x.spec.mesh.world for x in global_variables(model).values()):
         world.calls.enter("release")
-        told(world, "what can be released", lambda: _check_released(model))
+        gathered(world, "what can be released", lambda: _check_released(model))
     agree(optimizers.each)
     for tensor in global_variables(model).values():
         _swap(tensor, whole_of(tensor))

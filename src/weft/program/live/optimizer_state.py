@@ -18,7 +18,7 @@ from torch.utils._pytree import register_pytree_node
 
 from weft.errors import UserError
 from weft.ops.cost import dtype_name
-from weft.program.agreement import told
+from weft.program.agreement import gathered
 from weft.tensor import GlobalTensor
 
 
@@ -75,7 +75,9 @@ def _agree(state: Any, of: StateView, parameters: list[GlobalTensor]) -> None:
         here = [x if isinstance(x, VisibleState) and not x.elsewhere else None for x in own]
         return json.dumps([x and _told(x) for x in here], default=_refuse)
 
-    every = map(json.loads, told(parameters[0].spec.mesh.world, "the states of optimizers", tell))
+    every = map(
+        json.loads, gathered(parameters[0].spec.mesh.world, "the states of optimizers", tell)
+    )
     for parameter, texts in zip(parameters, zip(*every, strict=True), strict=True):
         held = state.pop(parameter, None)
         if not held or (isinstance(held, VisibleState) and held.elsewhere):

@@ -20,7 +20,7 @@ from weft.ir.nodes import MASTER
 from weft.program.feeding.shards import layouts_on, shares_of
 from weft.program.setting import Setting
 from weft.runtime.memory.state import Variables, local_part
-from weft.tensor.dispatch.shares import in_shares
+from weft.tensor.dispatch.interleaved import in_shares
 
 # The name under which a state_dict() has what a module gives by get_extra_state().
 _EXTRA = "_extra_state"
@@ -38,7 +38,7 @@ def add_loss_scale(setting: Setting, graph: LogicalGraph) -> None:
                 setting.variables[rank].add(node.key, first)
 
 
-def add_masters(every: Mapping[int, Variables], graph: LogicalGraph) -> None:
+def add_main_parameters(every: Mapping[int, Variables], graph: LogicalGraph) -> None:
     """Give those masters of parameters that are not there yet their first values: those of the parameters."""
     for rank, variables in every.items():
         for key in layouts_on(graph, rank, "state"):

@@ -13,7 +13,7 @@ from typing import Any, final
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from weft.errors import UserError, check, is_whole, wrong
-from weft.program.agreement import agreed
+from weft.program.agreement import run_on_all
 from weft.program.data.loader import Loader
 from weft.program.loop.bar import Bar, Means
 from weft.program.loop.logs import Figures, Log, begin_logs, end_log, log_of
@@ -115,7 +115,7 @@ def fit(
     logs = [log_of(each) for each in log]
     if checkpoint is not None:
         place, first = checkpoint.folder, program.is_first
-        agreed(program.world, "the folder", lambda: check_place(place) if first else None)
+        run_on_all(program.world, "the folder", lambda: check_place(place) if first else None)
         claim_for_job(place, program)
     loop = _Loop(program, loader, schedulers, accumulate, checkpoint, dict(extra or {}))
     loop.resume()
@@ -123,7 +123,7 @@ def fit(
         for each in logs:
             stack.push(partial(end_log, each))
         step, first = program.steps, program.is_first
-        agreed(program.world, "the logs", lambda: begin_logs(logs, step) if first else None)
+        run_on_all(program.world, "the logs", lambda: begin_logs(logs, step) if first else None)
         stopping = Stopping(program.exchange)
         stack.enter_context(stopping.listening())
         bar = stack.enter_context(Bar(progress and program.is_first, steps))

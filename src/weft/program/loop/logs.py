@@ -10,8 +10,8 @@ from os import SEEK_END
 from pathlib import Path
 from typing import Any, Protocol, TextIO, TypeAlias, final, runtime_checkable
 
+from weft.atomic_files import cannot_write, write_making_folder
 from weft.errors import UNREADABLE, UserError, wrong
-from weft.whole_files import cannot_write, write_in_folder
 
 Figures: TypeAlias = Mapping[str, float]
 # The name under which a line has its step.
@@ -70,7 +70,7 @@ class JsonLines:
             _log.warning("%s: lines of steps after %d are dropped (%d)", self._path, step, gone)
         text = "".join(line for _, line in kept)
         if text != content:
-            write_in_folder(self._path, text, "the log")
+            write_making_folder(self._path, text, "the log")
         self._last, last = kept[-1] if kept else ({}, "")
         self._at = len(text.encode()) - len(last.encode())
         try:

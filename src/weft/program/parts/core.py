@@ -12,15 +12,15 @@ from torch import Tensor
 from weft.compiler.pipeline import Compiled
 from weft.errors import RankFailure, UserError
 from weft.ir.plan import RankPlan
-from weft.program.agreement import agreed, told
+from weft.program.agreement import gathered, run_on_all
 from weft.program.data.loading import LoadedActs
-from weft.program.live.holds import LivePlaces
+from weft.program.live.ownership import LiveLocations
 from weft.program.one_thread import check_modes, lock_of
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Variants
 from weft.program.training.training import Training
 from weft.runtime.executor.rank_executor import RankExecutor
-from weft.runtime.failures.board import first_line
+from weft.runtime.failures.failure_store import first_line
 from weft.runtime.world.world import World
 from weft.tensor.divergence import forget
 from weft.traces.rows import StepSpan
@@ -80,7 +80,7 @@ class ProgramCore:
         self.loading: RankPlan | None = None
         self.metrics: Mapping[str, Tensor] = {}
         self.failed: Failed | None = None
-        self.places = LivePlaces(self.setting.model, self.setting.variables)
+        self.places = LiveLocations(self.setting.model, self.setting.variables)
         self._number = self.setting.world.calls.new_program()
         self.close = weakref.finalize(self, _close_all, variants, training)
 
@@ -117,7 +117,7 @@ class ProgramCore:
         """A call begins that all ranks must make; it works with what the user has put into the live tensors."""
         number = self.setting.world.calls.enter(f"{what} of program {self._number}")
         if not self.is_open:
-            agreed(self.setting.world, "where the model lies", self.places.check_laid)
+            run_on_all(self.setting.world, "where the model lies", self.places.check_laid)
         self.places.take_data()
         return number
 
@@ -140,7 +140,7 @@ class ProgramCore:
             return
         self.enter("recovery")
         own = f"{failed.number} {failed.changed and not failed.loaded:d}"
-        texts = told(setting.world, "what has changed", lambda: own)
+        texts = gathered(setting.world, "what has changed", lambda: own)
         numbers, changed = zip(*(text.split() for text in texts), strict=True)
         if len(set(numbers)) > 1 or "1" in changed:
             raise RankFailure(

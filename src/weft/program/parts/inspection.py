@@ -13,7 +13,7 @@ import torch
 from weft.compiler.pipeline import Compiled
 from weft.errors import UserError, shown
 from weft.hardware.costs import Costs
-from weft.hardware.here import costs_here
+from weft.hardware.measured_store import load_measured_costs
 from weft.hardware.planning_costs import costs_text
 from weft.ir import LogicalGraph
 from weft.planning.plans import as_run, priced_step
@@ -25,9 +25,9 @@ from weft.program.explain.summary import explain, short_html, title
 from weft.program.explain.tables import (
     ProgramMemory,
     RankMemory,
+    cuda_graphs_text,
     kernel_text,
     loading_text,
-    replay_text,
 )
 from weft.program.one_thread import one_at_a_time
 from weft.program.parts.core import ProgramCore, ProgramPart
@@ -69,7 +69,7 @@ class ProgramInspection(ProgramPart):
         variant = self._core.variants.current
         if variant.number not in self._simulated:
             world = self.world
-            costs = costs_here(
+            costs = load_measured_costs(
                 world.size, world.device_type, world.processes, torch.get_num_threads()
             )
             found = predicted(variant.captured.graph, variant.compiled, costs)
@@ -108,7 +108,7 @@ class ProgramInspection(ProgramPart):
         text = tables(compiled, self.memory(), self._box_times()) + kernel_text(parts)
         if options.costs is not None:
             text += f"planned by {costs_text(options.costs)}\n"
-        text += "".join(replay_text(each.replayer) for each in executors)
+        text += "".join(cuda_graphs_text(each.replayer) for each in executors)
         return text + loading_text(self._core.loading)
 
     def memory(self) -> ProgramMemory:

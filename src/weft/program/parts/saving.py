@@ -14,8 +14,8 @@ from torch import Tensor
 from weft.capture.optimizer_groups import Optimizers
 from weft.errors import UserError
 from weft.patterns import without_wrappers
-from weft.program.agreement import agreed, told
-from weft.program.live.laid import whole_of
+from weft.program.agreement import gathered, run_on_all
+from weft.program.live.sharded_values import whole_of
 from weft.program.live.variables import load_whole, state_dict_names
 from weft.program.one_thread import one_at_a_time
 from weft.program.parts.core import ProgramCore, ProgramPart
@@ -89,7 +89,7 @@ class ProgramSaving(ProgramPart):
             UserError: on every process, when one could not write.
         """
         self._core.enter("wait for the last checkpoint")
-        agreed(self.world, "what was written", self._written)
+        run_on_all(self.world, "what was written", self._written)
 
     @one_at_a_time
     def load(
@@ -123,13 +123,13 @@ class ProgramSaving(ProgramPart):
         core, world = self._core, self.world
         core.check_open("load")
         core.enter(f"load {place}")
-        agreed(world, "the last checkpoint", self._written)
-        agreed(world, "its place", lambda: put_back(place) if self.is_first else None)
+        run_on_all(world, "the last checkpoint", self._written)
+        run_on_all(world, "its place", lambda: put_back(place) if self.is_first else None)
         if core.failed is None:
             self._check_no_gradients("load")
         found = load(self._state(), weights, core.step.optimizers, extra or {}, model_only)
         own, model = dict(found.extra), core.setting.model
-        agreed(world, "modules", lambda: put_module_states(own, model))
+        run_on_all(world, "modules", lambda: put_module_states(own, model))
         core.steps = int(found.about.get("steps", core.steps))
         core.note_loaded()
         return own
@@ -223,7 +223,7 @@ class ProgramSaving(ProgramPart):
     @one_at_a_time
     def _exchange(self, text: str) -> list[str]:
         self._core.enter("exchange")
-        return told(self.world, "texts", lambda: text)
+        return gathered(self.world, "texts", lambda: text)
 
     def _state(self) -> ProgramState:
         core = self._core

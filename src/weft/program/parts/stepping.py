@@ -16,8 +16,13 @@ from weft.capture.batch import is_dense
 from weft.capture.tree import flatten, unflatten
 from weft.errors import UserError, is_whole, wrong
 from weft.ir.plan import RankPlan
-from weft.program.agreement import told
-from weft.program.checksums import BatchSums, OptionsChecksum, Stamps, checksum_of_numbers
+from weft.program.agreement import gathered
+from weft.program.checksums import (
+    BatchChecksums,
+    OptionsChecksum,
+    StepChecksums,
+    checksum_of_numbers,
+)
 from weft.program.data.loader import Loader
 from weft.program.data.loading import Ahead, loaded_ahead, loading_plan, with_waits
 from weft.program.data.samples import check_same
@@ -204,7 +209,7 @@ class ProgramSteps(ProgramPart):
 
     def _fed(
         self, variants: Variants, batch: Any, adding: bool
-    ) -> tuple[dict[int, dict[str, Tensor]], BatchSums]:
+    ) -> tuple[dict[int, dict[str, Tensor]], BatchChecksums]:
         """The parts of the batch that ranks take, its checksums; `variants.current` is the plan for it then."""
         core, onto = self._core, ", to add to gradients" if adding else ""
         batch = batch if isinstance(batch, CutBatch) else core.setting.whole(batch)
@@ -212,7 +217,7 @@ class ProgramSteps(ProgramPart):
         # At the begin of a loop: has a loader the same dataset in all processes?
         if core.setting.world.several and isinstance(given, RowsOfBatch) and given.sums:
             core.enter("samples of a loader")
-            check_same(told(core.setting.world, "samples", lambda: json.dumps(given.sums)))
+            check_same(gathered(core.setting.world, "samples", lambda: json.dumps(given.sums)))
         core.places.check()
 
         def enter(shapes: str) -> None:
@@ -223,23 +228,23 @@ class ProgramSteps(ProgramPart):
         return found
 
     def _stamp(
-        self, variants: Variants, sums: BatchSums, options: int
+        self, variants: Variants, sums: BatchChecksums, options: int
     ) -> Callable[[tuple[int, ...]], int] | None:
         """The stamp of a step's messages; None where no other process takes part."""
         if not self._core.setting.world.several:
             return None
         numbers = checksum_of_numbers(variants.current.numbers.values())
         outside = variants.current.guards.outside.checksum(self._core.steps)
-        return Stamps(sums, options ^ numbers ^ outside, self._chain).among
+        return StepChecksums(sums, options ^ numbers ^ outside, self._chain).among
 
     def _update(self, options: int) -> Collection[str]:
         """Update by the gradients in `parameter.grad`; the keys of the parameters that have one."""
         core, gradients = self._core, self._core.training.gradients
         keys, executors = gradients.keys(), gradients.executors()
         if core.setting.world.several:
-            stamp = Stamps(BatchSums(), options, self._chain).among
+            stamp = StepChecksums(BatchChecksums(), options, self._chain).among
             for executor in executors.values():
-                executor.put_stamp(stamp)
+                executor.put_checksum(stamp)
         try:
             core.metrics = gradients.update(executors)
         except BaseException as error:

@@ -11,13 +11,13 @@ from typing import TypeAlias
 import torch
 
 from weft.errors import StrategyError, UserError, wrong
-from weft.hardware import usual_device
+from weft.hardware import default_device
 from weft.hardware.costs import Costs
-from weft.hardware.measured import MeasuredCosts, from_json, to_json
+from weft.hardware.measured_costs import MeasuredCosts, from_json, to_json
 from weft.hardware.planning_costs import behind_links, catalogue_costs, costs_at_hand
 from weft.layout import Placement
 from weft.planning.machine import Machine
-from weft.program.agreement import told
+from weft.program.agreement import gathered
 from weft.program.planning.step import Step
 from weft.runtime.world.world import World
 from weft.search.budget import Auto, Budget
@@ -91,7 +91,7 @@ def chosen(
             f"strategy=: the other ranks wait {world.timeout:g} s for the search at most, found "
             f"seconds={auto.seconds!r}; give at most {world.timeout / 2:g}, or worlds of a larger timeout"
         )
-    costs = agreed_costs(world) or usual_device(world.device_type)
+    costs = agreed_costs(world) or default_device(world.device_type)
     machine = Machine(costs, costs, len(placement.ranks), placement.device_type)
 
     def found() -> str:
@@ -122,7 +122,7 @@ def chosen(
 
     # A search names the ranks of stages by their places in the placement.
     ranks, placed = dict(enumerate(placement.ranks)), []
-    for text in json.loads(told(world, "the search for a strategy", found)[0]):
+    for text in json.loads(gathered(world, "the search for a strategy", found)[0]):
         strategy = Strategy.from_text(text, "the strategy that was searched")
         grid = tuple(strategy.grid) or placement.shape
         own = Placement(placement.device_type, grid, placement.ranks)
@@ -180,11 +180,11 @@ def agreed_costs(world: World) -> Costs | None:
             return json.dumps({"measured": to_json(found.measured), "stands_in": found.stands_in})
         return json.dumps({"device": name} if found is not None else {})
 
-    content = json.loads(told(world, "the costs of the machine", measured)[0])
+    content = json.loads(gathered(world, "the costs of the machine", measured)[0])
     costs: Costs | None = None
     if "measured" in content:
         found = from_json(content["measured"], "the first rank's costs")
-        costs = MeasuredCosts(found, usual_device(world.device_type), content["stands_in"])
+        costs = MeasuredCosts(found, default_device(world.device_type), content["stands_in"])
     elif content:
         costs = catalogue_costs(content["device"], world.size)
     return behind_links(costs, world.links())

@@ -11,31 +11,31 @@ from torch import Tensor, nn
 
 from weft.capture import Captured, capture
 from weft.capture.optimizer_groups import Optimizers
-from weft.capture.watch import Entry
+from weft.capture.python_guards import Guard
 from weft.compiler.context import Options
 from weft.compiler.hints import Hints
 from weft.compiler.memory.order import moments
-from weft.compiler.memory.turns import turns
+from weft.compiler.memory.order_constraints import order_constraints
 from weft.compiler.pipeline import Compiled, compile_graph
-from weft.compiler.plans.specialize import Target, outline, replays, specialize
+from weft.compiler.plans.specialize import Target, outline, specialize, with_cuda_graphs
 from weft.compiler.strategy_hints import batch_hints, with_leaves
 from weft.errors import LayoutError
-from weft.hardware import usual_device
+from weft.hardware import default_device
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Output, Update, Value
 from weft.ir.nodes import MASTER, VARIABLE_ROLES, Role
 from weft.ir.plan import RankPlan
 from weft.layout import SBP, Broadcast, Layout, Placement, Shares, Split
-from weft.program.agreement import agreed
+from weft.program.agreement import run_on_all
 from weft.program.feeding.feed import StandIns, layouts_of_shards
 from weft.program.feeding.shards import layouts_on
-from weft.program.live.holds import Lying
+from weft.program.live.ownership import LiveShardings
 from weft.program.planning.same_program import check_same_program
 from weft.program.setting import Setting
 from weft.runtime.channels.channel import Channel
 from weft.runtime.compiled.choice import UNCOMPILED
 from weft.runtime.devices.backend import backend_of
-from weft.runtime.devices.replay import Replayer, graph_mode, obstacle
+from weft.runtime.devices.cuda_graphs import GraphRunner, capture_obstacle, graph_mode
 from weft.runtime.executor.device_executor import DeviceExecutor
 from weft.runtime.executor.rank_executor import RankExecutor
 from weft.runtime.executor.threads import ThreadExecutor
@@ -84,7 +84,7 @@ def build(
             executors[plan.rank] = _executor(setting, constants, compiled, plan, own, optimizers)
 
     try:
-        agreed(world, "the start of the ranks", start)
+        run_on_all(world, "the start of the ranks", start)
     except BaseException:
         close_all(executors)
         raise
@@ -117,9 +117,9 @@ def _executor(
         plan = outline(plan)
     streams, replayer = backend_of(device).streams, None
     order = compiled.schedule.moments(plan.rank) or tuple(moments(plan))
-    waits = turns(plan, order) if streams is None else ()
+    waits = order_constraints(plan, order) if streams is None else ()
     if streams is not None:
-        replayer = make_replayer(setting, compiled, plan, device)
+        replayer = make_graph_runner(setting, compiled, plan, device)
         plan = plan if replayer is None else replayer.plan
     if setting.options.own_kernels:
         plan = specialize(plan, Target(device.type, onednn_is_faster()))
@@ -139,17 +139,19 @@ def _executor(
         return DeviceExecutor(rank, streams, timeout=world.timeout, order=simulated)
 
 
-def make_replayer(
+def make_graph_runner(
     setting: Setting, compiled: Compiled, plan: RankPlan, device: torch.device
-) -> Replayer | None:
+) -> GraphRunner | None:
     """The replayer of segments as CUDA graphs; None on other devices, and where ranks share a process."""
     # Only one thread of a process may capture at a time, and none may wait for the device then.
     make_tape = backend_of(device).tape
     if make_tape is None or len(setting.world.ranks) > 1:
         return None
     (program,) = (each for each in compiled.programs if each.rank == plan.rank)
-    marked, found = replays(plan, program, usual_device(device.type), graph_mode(), obstacle)
-    return Replayer(marked, found, make_tape(device), device, setting.seed)
+    marked, found = with_cuda_graphs(
+        plan, program, default_device(device.type), graph_mode(), capture_obstacle
+    )
+    return GraphRunner(marked, found, make_tape(device), device, setting.seed)
 
 
 def evaluation(
@@ -158,7 +160,7 @@ def evaluation(
     function: Callable[[nn.Module, Any], Any],
     batch: Any,
     like: Captured | None = None,
-    changing: Sequence[Entry] = (),
+    changing: Sequence[Guard] = (),
 ) -> tuple[Captured, Compiled]:
     """A step without updates that reads the variables of `trained` as they lie; `like` one for other shapes.
 
@@ -242,7 +244,9 @@ def compiled_like(
     return compile_graph(graph, hints, setting.placement, ranks, options, homes)
 
 
-def with_lying(hints: Mapping[int, Hints], held: Lying, graph: LogicalGraph) -> dict[int, Hints]:
+def with_lying(
+    hints: Mapping[int, Hints], held: LiveShardings, graph: LogicalGraph
+) -> dict[int, Hints]:
     """Hints that fix what open programs hold, too, to how it lies, where nothing else is said of it."""
     shares = _with_states(held.shares, graph) if held.layouts else None
     parameters = {node.key for node in graph.of_kind(Input) if node.role == "parameter"}

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 from weft.capture.capture import Captured
-from weft.capture.numbers.changing import can_follow
+from weft.capture.numbers.symbolic import can_follow
 from weft.capture.optimizer_groups import Optimizers
 from weft.capture.python.hooks import Hooks
-from weft.capture.watch import Entry
-from weft.program.planning.outside import Outside
+from weft.capture.python_guards import Guard
+from weft.program.planning.external_tensors import ExternalTensors
 from weft.tensor import GlobalTensor
 
 _requires_grad = attrgetter("requires_grad")
@@ -32,7 +32,7 @@ class Guards:
 
     def __init__(self, captured: Captured, model: nn.Module, optimizers: Optimizers) -> None:
         self._watch = captured.watch
-        self.outside = Outside(captured)
+        self.outside = ExternalTensors(captured)
         named = dict(model.named_parameters())
         self._names, self._parameters = tuple(named), tuple(named.values())
         self._trained = list(map(_requires_grad, self._parameters))
@@ -61,7 +61,7 @@ class Guards:
             return "the parameters in the optimizer's groups were others"
         return None
 
-    def numbers_changed(self) -> list[Entry]:
+    def numbers_changed(self) -> list[Guard]:
         """The numbers that are other ones now, of the same type."""
         found = [each for each in self._watch.entries if can_follow(each)]
         return [e for e in found if not e.holds() and type(e.value_now) is type(e.value)]

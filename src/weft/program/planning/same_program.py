@@ -12,7 +12,7 @@ from weft.capture.tree import Static
 from weft.compiler.pipeline import Compiled
 from weft.errors import UserError
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update
-from weft.program.agreement import LEAF, told
+from weft.program.agreement import LEAF, gathered
 from weft.program.feeding.feed import StandIns
 from weft.program.planning.step import Step
 from weft.runtime.world.world import World
@@ -46,10 +46,10 @@ def check_same_program(world: World, compiled: Compiled) -> None:
     """
     if not world.several:
         return
-    if len({*told(world, "the program", lambda: compiled.fingerprint)}) == 1:
+    if len({*gathered(world, "the program", lambda: compiled.fingerprint)}) == 1:
         return
     own = json.dumps([list(_nodes(compiled.graph)), list(_layouts(compiled.graph))])
-    first, *others = map(json.loads, told(world, "nodes and layouts", lambda: own))
+    first, *others = map(json.loads, gathered(world, "nodes and layouts", lambda: own))
     for rank, other in enumerate(others, 1):
         for kind, one, two in zip(("the step has", "it lies as"), first, other, strict=True):
             _check_lines(kind, one, two, rank)

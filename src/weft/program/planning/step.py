@@ -12,8 +12,8 @@ from torch import nn
 from weft.capture import Captured, capture
 from weft.capture.batch import describe_batch
 from weft.capture.optimizer_groups import Optimizers, Optimizing, optimizers_of
-from weft.capture.optimizers.given import is_foreign
-from weft.capture.watch import Entry
+from weft.capture.optimizers.attributes import is_foreign
+from weft.capture.python_guards import Guard
 from weft.compiler.strategy_hints import split_parameters
 from weft.errors import UserError
 from weft.planning.progress import uncollected
@@ -81,7 +81,7 @@ class Step:
         # The same step for other shapes, whose captures make those of this one quicker.
         self._like: Step | None = None
         # Where numbers of Python stand that have changed since a capture; for other shapes too.
-        self._changing: dict[tuple[int, Any], Entry] = {}
+        self._changing: dict[tuple[int, Any], Guard] = {}
         self._facts: _Facts | None = None
         # What is no tensor in the batch, as it is now; for other shapes too.
         self._constants: dict[str, Any] = {}
@@ -163,11 +163,11 @@ class Step:
         return tuple(_facts(self.model, self.optimizers))
 
     @property
-    def changing(self) -> list[Entry]:
+    def changing(self) -> list[Guard]:
         """The numbers of Python that are inputs of the step where they can be, as they are now."""
         return [replace(each, value=each.value_now) for each in self._changing.values()]
 
-    def follow(self, numbers: Iterable[Entry]) -> None:
+    def follow(self, numbers: Iterable[Guard]) -> None:
         """Take numbers of Python for inputs of the step from the next capture on, where they can be."""
         self._changing |= {each.key: each for each in numbers}
 

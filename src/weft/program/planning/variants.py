@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.capture import Captured
 from weft.capture.batch import BatchSpec, describe_batch
-from weft.capture.numbers.changing import number_now
+from weft.capture.numbers.symbolic import number_now
 from weft.capture.optimizer_groups import Optimizers
 from weft.compiler.context import Metric, Options, options_of
 from weft.compiler.pipeline import Compiled, compile_graph
@@ -25,11 +25,11 @@ from weft.ir.logical import Input
 from weft.ir.nodes import VARIABLE_ROLES
 from weft.layout import Layout, Placement, Shares
 from weft.planning.progress import uncollected
-from weft.program.agreement import agreed
-from weft.program.checksums import BatchSums
+from weft.program.agreement import run_on_all
+from weft.program.checksums import BatchChecksums
 from weft.program.feeding.feed import CutParts, Feeder, RowsOfBatch, StandIns, uncut
 from weft.program.feeding.shards import shares_of
-from weft.program.live.holds import Lying
+from weft.program.live.ownership import LiveShardings
 from weft.program.planning.auto import agreed_costs
 from weft.program.planning.build import build, close_all, local_ranks, with_lying
 from weft.program.planning.guards import Guards
@@ -95,7 +95,7 @@ class Variant:
             executor.steps = number
             executor.put_numbers(numbers)
             if stamp is not None:
-                executor.put_stamp(stamp)
+                executor.put_checksum(stamp)
         results = setting.run(lambda rank: self.executors[rank].step(feeds[rank], update))
         metrics = {k.removeprefix(METRIC): x for k, x in results.items() if k.startswith(METRIC)}
         if "loss" in results:  # pickles and copies hold no method of it
@@ -149,7 +149,7 @@ class Variants:
 
     def feeds(
         self, batch: Any, step: int, enter: Callable[[str], object]
-    ) -> tuple[dict[int, dict[str, Tensor]], BatchSums]:
+    ) -> tuple[dict[int, dict[str, Tensor]], BatchChecksums]:
         """The leaves that each rank takes of a batch, and its checksums; afterwards `current` is the variant for it.
 
         Args:
@@ -230,7 +230,7 @@ class Variants:
         started = time.perf_counter()
         enter(f"{shapes} (planned anew, no. {len(self._all)})")
         with uncollected():
-            planned = agreed(
+            planned = run_on_all(
                 self.setting.world, "the plan", lambda: self._checked(self._plan(batch))
             )
             variant = self._build(planned)
@@ -271,7 +271,7 @@ class Variants:
         """The same plan, when its variables are those of the first one, and lie as they do."""
         first = self._all[0].compiled
         _check_known(planned[1], first)
-        given = Lying(layouts(first), {}, shares_of(first.graph))
+        given = LiveShardings(layouts(first), {}, shares_of(first.graph))
         check_lying(planned[1], given, "this program's first plan", "compile again")
         return planned
 
@@ -301,12 +301,12 @@ def layouts(compiled: Compiled) -> dict[str, Layout]:
     return {key: layout for key, layout in found.items() if layout is not None}
 
 
-def lying_in(compiled: Compiled) -> Lying:
+def lying_in(compiled: Compiled) -> LiveShardings:
     """The layouts of the parameters and buffers of a plan."""
     nodes = compiled.graph.of_kind(Input)
     kept = {node.key for node in nodes if node.role in ("parameter", "buffer")}
     found = {key: layout for key, layout in layouts(compiled).items() if key in kept}
-    return Lying(found, compiled.stored, shares_of(compiled.graph))
+    return LiveShardings(found, compiled.stored, shares_of(compiled.graph))
 
 
 def _check_known(compiled: Compiled, first: Compiled) -> None:
@@ -326,7 +326,7 @@ def _check_known(compiled: Compiled, first: Compiled) -> None:
             )
 
 
-def check_lying(compiled: Compiled, given: Lying, where: str, remedy: str) -> None:
+def check_lying(compiled: Compiled, given: LiveShardings, where: str, remedy: str) -> None:
     """Check that the variables of a plan lie as they do already.
 
     Args:
@@ -368,7 +368,7 @@ class Planner:
     placement: Placement
     ranks: tuple[int, ...]
     options: Options
-    held: Lying
+    held: LiveShardings
 
     def plan(
         self,
@@ -421,7 +421,7 @@ def planner_of(
     strategy: Strategy,
     placement: Placement,
     kernels: Kernels,
-    held: Lying,
+    held: LiveShardings,
     metrics: Sequence[Metric] = (),
 ) -> Planner:
     """The planner of a step by a strategy, beside programs that are open. Every process must call it."""

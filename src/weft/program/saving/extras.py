@@ -17,7 +17,7 @@ from torch import Tensor
 from weft.errors import DamagedCheckpoint, UserError, wrong
 from weft.layout.layout import Region
 from weft.ops.cost import dtype_name
-from weft.program.agreement import told
+from weft.program.agreement import gathered
 from weft.program.saving.files import SUFFIX, Reading, checksum, plain_values, slices
 from weft.program.saving.manifest import DTYPES, Manifest, Stored
 from weft.program.saving.saved_tensors import SavedTensor, pieces_of
@@ -70,7 +70,7 @@ def extras_of(world: World, extra: Any) -> Extras:
         states.update({name: state_of(each, f"{EXTRA}.{name}") for name, each in extra.items()})
         return json.dumps({name: _sum(each, name) for name, each in states.items() if several})
 
-    every = list(map(json.loads, told(world, "the extras", tell)[:: len(world.ranks)]))
+    every = list(map(json.loads, gathered(world, "the extras", tell)[:: len(world.ranks)]))
     _check_laid(every)
     differs = {n for own in every for n, found in own.items() if found != every[0].get(n)}
     process, found, kept = world.ranks[0], dict[str, Tensor](), dict[str, Tensor]()
@@ -80,7 +80,7 @@ def extras_of(world: World, extra: Any) -> Extras:
     mine = (plain if process == 0 else {}) | kept
     about, shapes = {EXTRA: shared}, _shapes(mine)
     if differs:
-        texts = told(world, "the extras of each", lambda: json.dumps([own, shapes]))
+        texts = gathered(world, "the extras of each", lambda: json.dumps([own, shapes]))
         about[OWN] = [json.loads(text)[0] for text in texts]
         shapes = {name: each for text in texts for name, each in json.loads(text)[1].items()}
         if process == 0:

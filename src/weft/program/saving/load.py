@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from weft.capture.optimizer_groups import Optimizers
-from weft.capture.optimizers.given import is_foreign
+from weft.capture.optimizers.attributes import is_foreign
 from weft.errors import DamagedCheckpoint, UserError
-from weft.program.agreement import agreed, told
+from weft.program.agreement import gathered, run_on_all
 from weft.program.live.optimizer_state import agree
 from weft.program.live.variables import state_dict_names
 from weft.program.saving.extras import read_extra
@@ -77,29 +77,31 @@ def load(
     """
     world, path = state.setting.world, Path(weights.path)
     entries = list(state.variables())
-    manifest = agreed(
+    manifest = run_on_all(
         world,
         "the checkpoint",
         lambda: _named(renamed_in(read_manifest(path), weights.names), entries),
     )
     manifest = of_model(manifest) if model_only else manifest
-    sums = told(world, "which checkpoint", lambda: str(zlib.crc32(manifest.to_text().encode())))
+    sums = gathered(world, "which checkpoint", lambda: str(zlib.crc32(manifest.to_text().encode())))
     if len(set(sums)) > 1:
         raise UserError(
             f"the processes see different checkpoints at {path}; give a path on a file system that all share"
         )
-    sources = agreed(world, "what fits", lambda: _sources(state, manifest, entries, weights.strict))
-    agreed(world, "the program", lambda: check_program(manifest.about, state, optimizers))
-    groups = agreed(world, "the groups", lambda: options_of(manifest.about, optimizers))
-    kept = agreed(world, "what fits of the optimizers", lambda: _kept(state, manifest))
-    numbers = agreed(world, "the numbers", lambda: _numbers(manifest))
-    agreed(
+    sources = run_on_all(
+        world, "what fits", lambda: _sources(state, manifest, entries, weights.strict)
+    )
+    run_on_all(world, "the program", lambda: check_program(manifest.about, state, optimizers))
+    groups = run_on_all(world, "the groups", lambda: options_of(manifest.about, optimizers))
+    kept = run_on_all(world, "what fits of the optimizers", lambda: _kept(state, manifest))
+    numbers = run_on_all(world, "the numbers", lambda: _numbers(manifest))
+    run_on_all(
         world,
         "the files",
         lambda: _check_files(manifest, len(world.ranks), world.ranks[0], world.size),
     )
-    extra = agreed(world, "the extra", lambda: read_extra(manifest, objects, world))
-    agreed(world, "what is given", lambda: _give(objects, extra, path))
+    extra = run_on_all(world, "the extra", lambda: read_extra(manifest, objects, world))
+    run_on_all(world, "what is given", lambda: _give(objects, extra, path))
 
     def read() -> None:
         with torch.no_grad(), Reading(manifest.folder) as reading:
@@ -114,7 +116,7 @@ def load(
                 _read_states(state, reader, kept, numbers)
         put_options(groups, optimizers)
 
-    agreed(world, "the values", read)
+    run_on_all(world, "the values", read)
     agree(optimizers.each)
     return Loaded(manifest.about, extra)
 

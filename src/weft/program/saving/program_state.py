@@ -23,17 +23,17 @@ from weft.ir.nodes import MASTER
 from weft.layout import Shares, broadcast_layout
 from weft.layout.layout import Region
 from weft.ops.cost import dtype_name
-from weft.program.agreement import told
-from weft.program.live.holds import named_variables
-from weft.program.live.laid import parts_of
+from weft.program.agreement import gathered
 from weft.program.live.optimizer_state import agree
+from weft.program.live.ownership import named_variables
+from weft.program.live.sharded_values import parts_of
 from weft.program.live.variables import state_dict_names
 from weft.program.saving.saved_tensors import Piece, SavedTensor
 from weft.program.saving.values import to_json
 from weft.program.setting import Setting
 from weft.program.training.training import Training
 from weft.tensor import GlobalTensor
-from weft.tensor.dispatch.shares import stored_in
+from weft.tensor.dispatch.interleaved import stored_in
 from weft.tensor.spec import contiguous
 
 MODEL, BUFFERS, MASTERS, SCALE, STATE = (
@@ -118,7 +118,9 @@ class ProgramState:
         """By parameter, the names of the states that are tensors, and those that are none, as JSON. Collective."""
         optimizers = [each.optimizer for each in self.training.states] if self.training else []
         agree(optimizers)
-        texts = told(self.setting.world, "what is kept", lambda: json.dumps(self._held(optimizers)))
+        texts = gathered(
+            self.setting.world, "what is kept", lambda: json.dumps(self._held(optimizers))
+        )
         merged = merged_alike(map(json.loads, texts))
         tensors = {key: each[0] for key, each in merged.items()}
         return tensors, {key: each[1] for key, each in merged.items() if each[1]}

@@ -18,16 +18,16 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import Tensor
 
+from weft.atomic_files import write_atomically
 from weft.errors import UserError
 from weft.layout.layout import Region
-from weft.program.agreement import agreed, told
+from weft.program.agreement import gathered, run_on_all
 from weft.program.saving.extras import Extras, extras_of
 from weft.program.saving.files import SUFFIX, Extent, slices, write_file
 from weft.program.saving.manifest import DTYPES, Manifest, Stored, abandon, begin, publish
 from weft.program.saving.program_state import ProgramState
 from weft.program.saving.saved_tensors import Piece, SavedTensor, writers
 from weft.units import Seconds
-from weft.whole_files import write_whole
 
 _log = logging.getLogger("weft")
 TIED = "tied"
@@ -153,7 +153,7 @@ class Writing:
         return self._work.beside / f"rank-{rank:05d}.json"
 
     def _tell(self, content: Mapping[str, Any]) -> None:
-        write_whole(self._note(self._work.rank), json.dumps(content), "a note of a checkpoint")
+        write_atomically(self._note(self._work.rank), json.dumps(content), "a note of a checkpoint")
 
     def _gathered(self) -> list[Part]:
         """The parts of all processes, when all have written."""
@@ -208,12 +208,12 @@ def save(
             before.wait()
         return str(begin(path, replaces)) if first else ""
 
-    beside = Path(told(world, "the folder", start)[0])
+    beside = Path(gathered(world, "the folder", start)[0])
     try:
         kept, numbers = state.kept()
         extras = extras_of(world, extra)
         entries = [*state.variables(), *state.waiting(), *state.states(kept), *extras.laid]
-        work = agreed(
+        work = run_on_all(
             world,
             "what is saved",
             lambda: _work(
@@ -224,10 +224,10 @@ def save(
         )
         work = replace(work, replaces=replaces)
         if not wait:
-            return Writing(agreed(world, "copies in host memory", work.copied))
-        written = told(world, "the files", lambda: json.dumps(work.write()))
+            return Writing(run_on_all(world, "copies in host memory", work.copied))
+        written = gathered(world, "the files", lambda: json.dumps(work.write()))
         parts = [each for text in dict.fromkeys(written) for each in json.loads(text)]
-        agreed(world, "the checkpoint", lambda: work.publish(parts) if first else None)
+        run_on_all(world, "the checkpoint", lambda: work.publish(parts) if first else None)
     except BaseException:
         if first:
             abandon(beside)

@@ -11,6 +11,7 @@ from time import perf_counter_ns
 from types import MappingProxyType
 from typing import TypeAlias, final
 
+from weft.atomic_files import write_making_folder
 from weft.compiler.pipeline import Compiled
 from weft.errors import UserError
 from weft.ir.plan import COMPUTE
@@ -22,7 +23,6 @@ from weft.runtime.world.world import World
 from weft.traces.events import lines_of, trace_events
 from weft.traces.rows import Arrow, RankTrace, Slice, StepSpan, TimeParts, parts
 from weft.units import Seconds
-from weft.whole_files import write_in_folder
 
 _COLUMNS = (
     "rank",
@@ -83,7 +83,7 @@ class Trace:
             "traceEvents": events,
             "otherData": {"batch": self.batch},
         }
-        write_in_folder(path, json.dumps(content), "the timeline")
+        write_making_folder(path, json.dumps(content), "the timeline")
 
     def __str__(self) -> str:
         rows = (

@@ -21,7 +21,7 @@ from weft.compiler.training.gradients import METRIC
 from weft.errors import UserError
 from weft.ir import LogicalGraph
 from weft.ir.logical import ROLES, Input, Ref, Update, Value
-from weft.program.live.laid import by_placement, of_rank, parts_of
+from weft.program.live.sharded_values import by_placement, of_rank, parts_of
 from weft.program.planning.build import build, close_all, compiled_like
 from weft.program.setting import Setting
 from weft.program.training.states import follow

@@ -14,15 +14,15 @@ from weft.capture.optimizer_groups import Optimizers
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.ir.nodes import MASTER
-from weft.program.live.laid import (
+from weft.program.live.optimizer_state import VisibleState, agree, view_of
+from weft.program.live.sharded_values import (
     by_placement,
     cut_value,
     laid_as,
     of_rank,
     whole_of,
 )
-from weft.program.live.optimizer_state import VisibleState, agree, view_of
-from weft.program.live.variables import add_masters
+from weft.program.live.variables import add_main_parameters
 from weft.program.training.updated import Updated, updated
 from weft.runtime.memory.state import Variables
 from weft.tensor import GlobalTensor
@@ -242,7 +242,7 @@ def _keep(variables: Variables, key: str, own: dict[str, Any] | None) -> bool:
 
 
 @final
-class Masters:
+class MainParameters:
     """The masters of all ranks of this process.
 
     Args:
@@ -263,7 +263,7 @@ class Masters:
 
     def add_plan(self, graph: LogicalGraph) -> None:
         """A plan is to run, which may update parameters that had no master yet. Every process must call it."""
-        add_masters(self._variables, graph)
+        add_main_parameters(self._variables, graph)
         end = f".{MASTER}"
         for node in graph.of_kind(Input):
             if node.role == "state" and node.key.endswith(end) and node.key not in self.nodes:

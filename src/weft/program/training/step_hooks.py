@@ -15,7 +15,7 @@ from unittest.mock import patch
 import torch
 
 from weft.capture.optimizer_groups import Optimizers
-from weft.capture.optimizers.counted import counters_of
+from weft.capture.optimizers.counters import counters_of
 from weft.errors import UserError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Update

@@ -8,16 +8,16 @@ from typing import final
 from torch import Tensor
 
 from weft.capture.optimizer_groups import Optimizers
-from weft.capture.optimizers.counted import count_steps
-from weft.capture.optimizers.given import is_foreign
+from weft.capture.optimizers.attributes import is_foreign
+from weft.capture.optimizers.counters import count_steps
 from weft.compiler.pipeline import Compiled
 from weft.ir import LogicalGraph
-from weft.program.agreement import agreed
+from weft.program.agreement import run_on_all
 from weft.program.live.optimizer_state import agree
 from weft.program.planning.variants import Variants
 from weft.program.setting import Setting
 from weft.program.training.gradients import Gradients
-from weft.program.training.states import Masters, States, check_states
+from weft.program.training.states import MainParameters, States, check_states
 from weft.program.training.step_hooks import call_step_hooks, check_step_hooks
 from weft.program.training.updated import updated
 from weft.runtime.memory.heap import lay_together
@@ -36,7 +36,7 @@ class Training:
         self.optimizers = optimizers
         self.states = tuple(States(optimizers, each, setting.variables) for each in optimizers.each)
         self.gradients = Gradients(setting, optimizers)
-        self.masters = Masters(setting.variables)
+        self.masters = MainParameters(setting.variables)
         # Of steps without an update, or what makes them.
         self._adding: Variants | Callable[[], Variants] | None = None
 
@@ -56,7 +56,7 @@ class Training:
             check_step_hooks(self.optimizers, graph)
 
         agree(self.optimizers.each)
-        agreed(self._setting.world, "the states of the optimizers", check)
+        run_on_all(self._setting.world, "the states of the optimizers", check)
         self.masters.add_plan(graph)
         members = list(updated(model, graph))
         for each in self.states:

@@ -14,8 +14,8 @@ from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Update, Value
 from weft.ir.nodes import MASTER
 from weft.layout import Shares
-from weft.program.live.holds import LiveHold, named_variables
-from weft.program.live.laid import cut_value, global_of, laid_as
+from weft.program.live.ownership import LiveOwners, named_variables
+from weft.program.live.sharded_values import cut_value, global_of, laid_as
 from weft.tensor import GlobalTensor
 from weft.tensor.divergence import note_write
 
@@ -92,7 +92,7 @@ class Updated:
             return parts[0]
         state = self._global(parts, value, getattr(torch, value.dtype), self.shares.get(name))
         # `state.data = …` writes values, as the ranks work with its memory.
-        state.hold = LiveHold(None)
+        state.hold = LiveOwners(None)
         return state
 
     def note_taken_out(self, before: Mapping[str, Any], found: Mapping[str, Any]) -> None:

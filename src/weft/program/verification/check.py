@@ -14,8 +14,8 @@ from weft.capture.precision import Casts
 from weft.capture.tree import flatten, unflatten
 from weft.errors import VerificationError
 from weft.ir.logical import Input, Update
-from weft.program.agreement import told
-from weft.program.live.holds import named_variables
+from weft.program.agreement import gathered
+from weft.program.live.ownership import named_variables
 from weft.program.verification.compare import (
     CHANGES,
     DIFFERS,
@@ -90,7 +90,7 @@ def _compared(
     text = failure_text(comparison.repeated(), captured, CHANGES)
     compared = [] if text else comparison.compared()
     text = text or failure_text(compared, captured, why)
-    for each in filter(None, told(subject.setting.world, "differences", lambda: text)):
+    for each in filter(None, gathered(subject.setting.world, "differences", lambda: text)):
         raise VerificationError(each)
     return compared, comparison.began
 

@@ -21,17 +21,17 @@ from weft.capture.fx.generators import generators_followed
 from weft.capture.fx.private import Decompositions, DispatchMode, Refusal
 from weft.capture.ops import random
 from weft.capture.ops.decompositions import decompositions
-from weft.capture.optimizers.given import attributes_of
+from weft.capture.optimizers.attributes import attributes_of
 from weft.capture.outputs import find_loss
 from weft.capture.precision import Casts
-from weft.capture.tracing.before import restored
-from weft.capture.tracing.lending import lent, write_replaced
+from weft.capture.tracing.mutations import mutations_undone
+from weft.capture.tracing.replaced_tensors import tensors_replaced, write_replaced
 from weft.capture.tree import flatten, unflatten
 from weft.errors import VerificationError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Call
-from weft.program.live.holds import named_variables
-from weft.program.live.laid import exchange, whole_of
+from weft.program.live.ownership import named_variables
+from weft.program.live.sharded_values import exchange, whole_of
 from weft.program.planning.step import Step
 from weft.runtime.random import uniform
 
@@ -52,13 +52,13 @@ def plainly(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iter
         tensors: parameters and buffers, by key; live.
         values: whole; written to where a step writes.
     """
-    lent: list[_Lent] = []
+    tensors_replaced: list[_Lent] = []
     try:
         for key, own in tensors.items():
-            lent.append(_Lent(own, values[key]))
+            tensors_replaced.append(_Lent(own, values[key]))
         yield
     finally:
-        for each in reversed(lent):
+        for each in reversed(tensors_replaced):
             each.give_back()
 
 
@@ -210,7 +210,7 @@ class PlainStep:
         values = {key: value.clone() for key, value in values.items()}
         devices = {x.device.index or 0 for x in values.values() if x.device.type == "cuda"}
         with (
-            restored(model, self.step.loss_fn, everything=True),
+            mutations_undone(model, self.step.loss_fn, everything=True),
             plainly(tensors, values),
             torch.random.fork_rng(devices=sorted(devices)),
             _as_written(),
@@ -260,7 +260,7 @@ class PlainStep:
             id(own): self.casts.parameter(own) if isinstance(own, nn.Parameter) else own
             for own in tensors.values()
         }
-        return lent(self.step.model, stand_ins)
+        return tensors_replaced(self.step.model, stand_ins)
 
 
 @contextmanager

@@ -9,15 +9,15 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from weft.capture.optimizers.counted import counted_now, put_counters
+from weft.capture.optimizers.counters import counted_now, put_counters
 from weft.capture.tree import flatten, unflatten
 from weft.compiler.training.gradients import FIRST_VALUES, SCALE
 from weft.errors import BatchError
 from weft.ir.logical import Input, Update
 from weft.ir.nodes import MASTER
-from weft.program.live.holds import named_variables
-from weft.program.live.laid import global_of, whole_of
 from weft.program.live.optimizer_state import agree, view_of
+from weft.program.live.ownership import named_variables
+from weft.program.live.sharded_values import global_of, whole_of
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Variants
 from weft.program.setting import Setting

@@ -32,7 +32,7 @@ class Channel(ABC):
             thread of this process has work meanwhile.
         interruptible: true where a wait ends at once when a rank fails or the user interrupts, in the
             main thread, too.
-        stamp: of the step that runs (`weft.runtime.failures.stamps`); goes with messages, where the transport
+        stamp: of the step that runs (`weft.runtime.failures.step_checksums`); goes with messages, where the transport
             has room for it, and is compared with the receiver's. Elsewhere `compare` does.
     """
 

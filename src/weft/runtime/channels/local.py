@@ -17,7 +17,7 @@ from weft.runtime.channels.channel import (
     reduce_in_order,
     reduce_into,
 )
-from weft.runtime.failures.board import PeerFailure, first_line
+from weft.runtime.failures.failure_store import PeerFailure, first_line
 
 
 @final

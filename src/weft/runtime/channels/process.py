@@ -26,9 +26,9 @@ from weft.runtime.channels.channel import (
     parts_for,
     reduce_in_order,
 )
-from weft.runtime.failures.board import FailureBoard, first_line
-from weft.runtime.failures.lookout import OtherThread
-from weft.runtime.failures.stamps import check_stamp
+from weft.runtime.failures.failure_store import FailureStore, first_line
+from weft.runtime.failures.step_checksums import check_step_checksum
+from weft.runtime.failures.watchdog import CallThread
 
 # No exchange has so many pieces for a peer; the last place is that of a stamp.
 _PLACES = 1 << 20
@@ -53,7 +53,7 @@ class ProcessChannel(Channel):
     lost: type[RuntimeError] = RuntimeError
 
     def __init__(
-        self, ranks: Sequence[int], index: int, device: torch.device, board: FailureBoard
+        self, ranks: Sequence[int], index: int, device: torch.device, board: FailureStore
     ) -> None:
         super().__init__(ranks, index, device)
         self._board = board
@@ -69,7 +69,7 @@ class ProcessChannel(Channel):
         self._board.announce(error)
 
     @property
-    def board(self) -> FailureBoard:
+    def board(self) -> FailureStore:
         """The board by which failures and long waits are made known to all ranks."""
         return self._board
 
@@ -113,7 +113,7 @@ class GroupChannel(ProcessChannel):
         ranks: Sequence[int],
         index: int,
         device: torch.device,
-        board: FailureBoard,
+        board: FailureStore,
     ) -> None:
         super().__init__(ranks, index, device, board)
         self._group = group
@@ -171,7 +171,7 @@ class GlooChannel(GroupChannel):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._other = OtherThread(f"weft rank {self.rank} gloo")
+        self._other = CallThread(f"weft rank {self.rank} gloo")
         self._overlapped = OverlappedReduction(self, self.device)
         # The stamps that went with messages to, and came from, peers by their numbers in the group.
         self._went: dict[int, int] = {}
@@ -238,7 +238,7 @@ class GlooChannel(GroupChannel):
                 if work is not None:
                     work.wait()
             for peer, stamp in stamps.items():
-                check_stamp(self.stamp, int(stamp), self.ranks[self._members.index(peer)])
+                check_step_checksum(self.stamp, int(stamp), self.ranks[self._members.index(peer)])
 
         return wait
 

@@ -18,10 +18,10 @@ from weft.errors import NoAnswer
 from weft.runtime.channels.channel import COMBINE, SIGNED
 from weft.runtime.channels.process import ProcessChannel
 from weft.runtime.channels.shared_link import SharedLink, Take, connect, listener, offer
-from weft.runtime.failures.awaited import Entries
-from weft.runtime.failures.board import FailureBoard, first_line
-from weft.runtime.failures.lookout import PATIENCE
-from weft.runtime.failures.stamps import check_stamp
+from weft.runtime.failures.failure_store import FailureStore, first_line
+from weft.runtime.failures.step_checksums import check_step_checksum
+from weft.runtime.failures.store_entries import StoreEntries
+from weft.runtime.failures.watchdog import PATIENCE
 
 # Addresses that begin with a zero byte are no files.
 _ADDRESS = "\0weft-{}"
@@ -44,11 +44,11 @@ class SharedChannel(ProcessChannel):
 
     def __init__(
         self,
-        entries: Entries,
+        entries: StoreEntries,
         number: int,
         ranks: Sequence[int],
         index: int,
-        board: FailureBoard,
+        board: FailureStore,
         timeout: float,
     ) -> None:
         super().__init__(ranks, index, torch.device("cpu"), board)
@@ -56,7 +56,7 @@ class SharedChannel(ProcessChannel):
         self._in_turn = False
         self._links = _links(entries, f"weft/link/{number}", ranks, index, timeout)
         for peer, link in self._links.items():
-            link.check = partial(check_stamp, peer=self.ranks[peer])
+            link.check = partial(check_step_checksum, peer=self.ranks[peer])
         self._poll = select.poll()
         self._by_descriptor = {link.socket.fileno(): link for link in self._links.values()}
         for descriptor in self._by_descriptor:
@@ -224,7 +224,7 @@ def _turn(links: Sequence[SharedLink], number: int) -> Callable[[], bool]:
 
 
 def _links(
-    entries: Entries, key: str, ranks: Sequence[int], index: int, timeout: float
+    entries: StoreEntries, key: str, ranks: Sequence[int], index: int, timeout: float
 ) -> dict[int, SharedLink]:
     """A link to every other rank of a communicator, by its position there."""
     address = _ADDRESS.format(uuid.uuid4().hex)

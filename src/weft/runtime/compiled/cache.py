@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.errors import UNREADABLE, UserError
-from weft.folders import FOLDER, chosen_folder, usual_folder
+from weft.folders import FOLDER, chosen_folder, default_folder
 from weft.private import close_private, is_private, make_private
 
 _INSTEAD = f"set {FOLDER} to a folder of your own, where nobody else may write"
@@ -47,7 +47,7 @@ def _root() -> Path:
     if chosen is not None:
         return make_private(chosen, _INSTEAD)
     try:
-        return make_private(usual_folder(), _INSTEAD)
+        return make_private(default_folder(), _INSTEAD)
     except UserError as error:
         user = os.geteuid() if hasattr(os, "geteuid") else ""
         spare = make_private(Path(tempfile.gettempdir()) / f"weft-{user}", _INSTEAD)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from weft.hardware import usual_device
+from weft.hardware import default_device
 from weft.hardware.durations import Durations
 from weft.ir.arguments import with_names
 from weft.ir.logical import Ref
@@ -35,7 +35,7 @@ from weft.runtime.kernels.generated import (
     is_local,
     may_alias,
 )
-from weft.runtime.memory.notes import note_made
+from weft.runtime.memory.memory_meter import note_made
 from weft.runtime.torch_ops import torch_op
 
 
@@ -159,7 +159,7 @@ class PartCutter:
     def _act_seconds(self, segments: Sequence[Compute]) -> float:
         """Seconds of a step, as estimated; of one micro-batch where there are several."""
         made = {value.name: value for one in segments for node in one.nodes for value in node.makes}
-        durations = Durations(usual_device(self.device.type), ())
+        durations = Durations(default_device(self.device.type), ())
         values = {**self._values, **made}
         return sum(durations.node(node, values) for one in segments for node in one.nodes)
 

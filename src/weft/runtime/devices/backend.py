@@ -1,6 +1,6 @@
 """Backends as data: all that the runtime has to know of a device type, a row of a table for each.
 
-What plans have to know of it stands in `weft.hardware.usual`. Which kernel of torch suits a device is
+What plans have to know of it stands in `weft.hardware.default_costs`. Which kernel of torch suits a device is
 decided where kernels are chosen.
 """
 
@@ -15,8 +15,8 @@ import torch
 
 from weft.runtime.channels.local import LocalChannel
 from weft.runtime.channels.process import GlooChannel, GroupChannel, NcclChannel
+from weft.runtime.devices.cuda_graphs import CudaGraphCapture, GraphCapture
 from weft.runtime.devices.cuda_streams import CudaLocalChannel, CudaStreams
-from weft.runtime.devices.replay import CudaTape, Tape
 from weft.runtime.devices.streams import MakeStreams
 
 
@@ -37,7 +37,7 @@ class Backend:
     shares_memory: bool = False
     count: Callable[[], int] | None = None
     streams: MakeStreams | None = None
-    tape: Callable[[torch.device], Tape] | None = None
+    tape: Callable[[torch.device], GraphCapture] | None = None
     current: Callable[[torch.device], AbstractContextManager[object]] = nullcontext
     choose: Callable[[torch.device], None] = lambda _: None
 
@@ -56,7 +56,7 @@ BACKENDS = {
         CudaLocalChannel,
         count=lambda: torch.cuda.device_count(),
         streams=CudaStreams,
-        tape=CudaTape,
+        tape=CudaGraphCapture,
         current=torch.cuda.device,
         choose=lambda device: torch.cuda.set_device(device),
     ),

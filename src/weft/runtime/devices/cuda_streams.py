@@ -109,10 +109,10 @@ class CudaStreams(Streams):
             if time.monotonic() < deadline:
                 continue
             if marks.pending() == pending:
-                raise NoAnswer(self._silence(pending))
+                raise NoAnswer(self._stall_report(pending))
             pending, deadline = marks.pending(), time.monotonic() + self._timeout
 
-    def _silence(self, pending: Sequence[int]) -> str:
+    def _stall_report(self, pending: Sequence[int]) -> str:
         what = (
             f"; the first that has not ended is {self._unfinished(pending[0])}" if pending else ""
         )

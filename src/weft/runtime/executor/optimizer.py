@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from weft.capture.optimizer_groups import Optimizers, Optimizing, optimizers_of
-from weft.capture.optimizers.given import (
+from weft.capture.optimizers.attributes import (
     attributes_for_copy,
     attributes_of,
     clones_gradients,

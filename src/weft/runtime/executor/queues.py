@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeAlias, final
 from torch import Tensor
 
 from weft.actors import Act, Clock, Driver, Event, QueueMachine, Ready, Released
-from weft.actors.messages import Turn
+from weft.actors.messages import IssueSlot
 from weft.ir.plan import COMPUTE
 from weft.runtime.executor.work import Work
 from weft.runtime.recording import Span
@@ -278,7 +278,7 @@ class Gate:
         turns: all acts that take memory; the others wait for nothing.
     """
 
-    def __init__(self, turns: Iterable[Turn]) -> None:
+    def __init__(self, turns: Iterable[IssueSlot]) -> None:
         self._turns = {(turn.actor, turn.micro): turn for turn in turns}
         self._lock = Lock()
         # By place among the ends of a step; the first `_count` have all been.

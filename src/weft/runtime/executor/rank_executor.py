@@ -18,12 +18,12 @@ from weft.ir.alias import KINDS, Kind, Memory
 from weft.ir.plan import Communicate, Compute, Feed, Hold, LocalCall, RankPlan
 from weft.ops.cost import dtype_name
 from weft.runtime.compiled.parts import Distinct
-from weft.runtime.devices.replay import Replayer
+from weft.runtime.devices.cuda_graphs import GraphRunner
 from weft.runtime.devices.streams import LaunchRecorder
 from weft.runtime.executor.work import ActFunction, Rank, Work, bind_work
-from weft.runtime.failures.board import PeerFailure, first_line
+from weft.runtime.failures.failure_store import PeerFailure, first_line
 from weft.runtime.kernels.generated import failed_op
-from weft.runtime.memory.notes import Meter
+from weft.runtime.memory.memory_meter import MemoryMeter
 from weft.runtime.recording import Recorder
 
 
@@ -35,7 +35,7 @@ class MeasuredStep:
         self._plan = plan
         self._works = works
         self._bare = dict(works)
-        self._meter = Meter()
+        self._meter = MemoryMeter()
         kinds = {register.value.name: KINDS[register.kind] for register in plan.registers}
         for id, work in self._bare.items():
             actor = plan.actors[id]
@@ -79,7 +79,7 @@ class MeasuredStep:
         return Memory.of(meter.most(lasting, left_out))
 
 
-def _watched(meter: Meter, work: Work, inside: Kind, made: Sequence[Kind]) -> ActFunction:
+def _watched(meter: MemoryMeter, work: Work, inside: Kind, made: Sequence[Kind]) -> ActFunction:
     """The work of an actor, whose tensors are recorded: what it makes for itself, and what it leaves."""
 
     def act(*arguments: Any) -> Sequence[Tensor]:
@@ -129,7 +129,7 @@ class RankExecutor(ABC):
         return () if cutter is None else tuple(cutter.distinct.values())
 
     @property
-    def replayer(self) -> Replayer | None:
+    def replayer(self) -> GraphRunner | None:
         """The replayer of segments as CUDA graphs; None where nothing is replayed."""
         return self._rank.replayer
 
@@ -226,8 +226,8 @@ class RankExecutor(ABC):
                     "into it, tensor.copy_(…)"
                 )
 
-    def put_stamp(self, stamp: Callable[[tuple[int, ...]], int]) -> None:
-        """Put a stamp on messages of the next step among some ranks (`weft.runtime.failures.stamps`)."""
+    def put_checksum(self, stamp: Callable[[tuple[int, ...]], int]) -> None:
+        """Put a stamp on messages of the next step among some ranks (`weft.runtime.failures.step_checksums`)."""
         for channel in self._rank.channels.values():
             channel.stamp = stamp(channel.ranks)
 

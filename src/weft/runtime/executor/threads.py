@@ -24,7 +24,7 @@ from weft.actors import (
     waiting_text,
     when_text,
 )
-from weft.actors.messages import Turn
+from weft.actors.messages import IssueSlot
 from weft.errors import NoAnswer
 from weft.ir.plan import COMPUTE, Communicate, Feed, Fetch, Order, RankPlan
 from weft.runtime.channels.channel import Channel
@@ -55,7 +55,7 @@ class ThreadExecutor(RankExecutor):
         rank: Rank,
         *,
         timeout: float = TIMEOUT,
-        turns: Sequence[Turn] = (),
+        turns: Sequence[IssueSlot] = (),
     ) -> None:
         plan, channels = rank.plan, rank.channels
         own = _own_thread(plan, turns)
@@ -156,15 +156,15 @@ class ThreadExecutor(RankExecutor):
                 return self._compute.mailbox.get(timeout=self.timeout)
             except Empty:
                 if self._started() == started:
-                    raise self._silence() from None
+                    raise self._stall_report() from None
                 started = self._started()
 
     def _started(self) -> int:
         return sum(queue.machine.started for queue in self._queues.values())
 
-    def _silence(self) -> NoAnswer:
+    def _stall_report(self) -> NoAnswer:
         statistics = [queue.machine.statistics() for queue in self._queues.values()]
-        text = silence_text(self.plan, statistics, self._rank.channels)
+        text = stall_report(self.plan, statistics, self._rank.channels)
         return NoAnswer(f"rank {self.plan.rank}: nothing happened for {self.timeout:g} s; {text}")
 
     def _serve(self, queue: Queue) -> None:
@@ -208,7 +208,7 @@ class _Stopped(Exception):
     """A queue was told to start no further act."""
 
 
-def _own_thread(plan: RankPlan, turns: Sequence[Turn]) -> RankPlan:
+def _own_thread(plan: RankPlan, turns: Sequence[IssueSlot]) -> RankPlan:
     """The plan with feed and fetch on the compute queue: a thread of their own would cost more than they do.
 
     What may fire stays so until it fires, so a plan that is live remains so. With turns the compute queue keeps their
@@ -234,7 +234,7 @@ def _no_autocast(device_type: str) -> AbstractContextManager[object]:
     return _NOTHING
 
 
-def silence_text(
+def stall_report(
     plan: RankPlan, statistics: Sequence[QueueStatistics], channels: Mapping[int, Channel]
 ) -> str:
     """Names actors with what they wait for: registers, free copies, their turn, peers."""

@@ -30,10 +30,10 @@ from weft.runtime.channels.channel import Channel
 from weft.runtime.channels.collectives import run_collectives, run_transfer
 from weft.runtime.compiled.choice import UNCOMPILED, Kernels
 from weft.runtime.compiled.parts import PartCutter
-from weft.runtime.devices.replay import Call, ReplayedSegment, Replayer, Run, draws_of
+from weft.runtime.devices.cuda_graphs import Call, GraphedSegment, GraphRunner, Run, draws_of
 from weft.runtime.executor.optimizer import group_updates
 from weft.runtime.kernels.generated import Kernel, build_kernel
-from weft.runtime.memory.notes import note_gradients
+from weft.runtime.memory.memory_meter import note_gradients
 from weft.runtime.memory.state import Batches, Variables
 from weft.runtime.random import uniform
 
@@ -58,7 +58,7 @@ class Rank:
     seed: int = 0
     batches: Batches = field(default_factory=Batches)
     kernels: Kernels = "aten"
-    replayer: Replayer | None = None
+    replayer: GraphRunner | None = None
 
     @cached_property
     def part_cutter(self) -> PartCutter | None:
@@ -209,7 +209,7 @@ def _bind_kernel(actor: Compute, kernel: Kernel, rank: Rank) -> Run:
         return launched
     call: Call = function if kernel.looped else lambda draw, _, operands: function(draw, operands)
     bound = frozenset(rank.plan.lasting)
-    return ReplayedSegment(
+    return GraphedSegment(
         actor.id, replayer, call, launched, kernel, bound, draws_of(actor), batches
     )
 

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from weft.errors import UserError, WeftError
 from weft.ir.alias import overwritten, view_bases
-from weft.ir.logical import OVER_STEP, Arg, Ref, Varying
+from weft.ir.logical import OVER_STEP, Arg, PerMicroBatch, Ref
 from weft.ir.plan import LocalCall
 from weft.ops import shares_memory
 from weft.ops.call import OpCall, Operand, TensorSpec, Token
@@ -245,7 +245,7 @@ class _Body:
                 return self._names[name]
             case Token():
                 return _bind_token(arg, self.bound, self._device)
-            case Varying(values=values):
+            case PerMicroBatch(values=values):
                 return f"{self._bind('vary', tuple(map(self._constant, values)))}[micro]"
             case tuple():
                 return f"[{', '.join(map(self._text, arg))}]"

@@ -14,7 +14,7 @@ from torch import Tensor
 from weft.runtime.channels.channel import COMBINE, SIGNED, reduce_in_order
 from weft.runtime.kernels.dense_operands import SUMMED_PRODUCT, SumOfProducts
 from weft.runtime.memory.copies import from_host, to_host
-from weft.runtime.memory.notes import note_host
+from weft.runtime.memory.memory_meter import note_host
 
 _HALF = (torch.float16, torch.bfloat16)
 

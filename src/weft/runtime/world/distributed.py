@@ -13,19 +13,26 @@ import torch
 import torch.distributed as dist
 
 from weft.errors import wrong
-from weft.hardware import Device, linked, usual_device
+from weft.hardware import DefaultDevice, default_device, linked
 from weft.ir.plan import Communicator
 from weft.runtime.channels.channel import Channel
 from weft.runtime.channels.process import GlooChannel, GroupChannel, ProcessChannel
 from weft.runtime.channels.shared import SharedChannel
 from weft.runtime.channels.shared_link import host
 from weft.runtime.devices.backend import BACKENDS
-from weft.runtime.failures.awaited import Entries
-from weft.runtime.failures.board import FailureBoard
-from weft.runtime.failures.calls import CALLS, accounts, looking
+from weft.runtime.failures.call_log import CALLS, looking, posted_calls_text
+from weft.runtime.failures.failure_store import FailureStore
+from weft.runtime.failures.store_entries import StoreEntries
 from weft.runtime.memory.heap import keep_freed_memory
-from weft.runtime.world.meeting import await_all, connecting, gone, join, say_at_end, signed
-from weft.runtime.world.variables import timeout_seconds
+from weft.runtime.world.environment_variables import timeout_seconds
+from weft.runtime.world.rendezvous import (
+    await_all,
+    connecting,
+    departed,
+    join,
+    report_exit_at_end,
+    signed,
+)
 from weft.runtime.world.world import (
     Channels,
     LocalWorld,
@@ -63,27 +70,27 @@ class DistributedWorld(World):
         if device_type == "cpu":
             keep_freed_memory()  # before there are threads, which keep the heaps that they have
         if not dist.is_initialized():
-            join(self._backend.library, self._timeout, gone())
+            join(self._backend.library, self._timeout, departed())
         super().__init__(dist.get_world_size(), (dist.get_rank(),), device_type, timeout)
         store = signed(dist.distributed_c10d._get_default_store())
-        self._gone = gone(store)
+        self._gone = departed(store)
         await_all(store, self.rank, self.size, self._gone, self._timeout)
-        self._entries = Entries(store, self.rank, self._gone, timeout)
-        self._board = FailureBoard(store, self.rank, self.size)
+        self._entries = StoreEntries(store, self.rank, self._gone, timeout)
+        self._board = FailureStore(store, self.rank, self.size)
         # Communicators so far, of all ranks: they connect in the same order everywhere.
         self._connected = 0
         # What `links` found.
-        self._links: Device | None = None
+        self._links: DefaultDevice | None = None
         # So that the others know where a rank was that ended early.
         atexit.register(self._part)
         try:
-            self._everyone = self._meet(shares)
+            self._everyone = self._rendezvous(shares)
         except BaseException:  # nobody else has it: its thread would work on
             atexit.unregister(self._part)
             self._board.close()
             raise
 
-    def _meet(self, shares: bool) -> Channel:
+    def _rendezvous(self, shares: bool) -> Channel:
         """Find out on which hosts the others are; a channel between all processes for tensors in host memory."""
         offers = self._backend.shares_memory
         self._hosts = _hosts(self._entries, self.rank, self.size, shares) if offers else ()
@@ -137,7 +144,7 @@ class DistributedWorld(World):
     def _noted(self, found: ProcessChannel) -> ProcessChannel:
         """The same channel, which looks at what other ranks do while it waits."""
         found.while_waiting = looking(self.calls, self._board, self.rank, found.ranks)
-        found.account = accounts(self.calls, self._board, self.rank, found.ranks)
+        found.account = posted_calls_text(self.calls, self._board, self.rank, found.ranks)
         return found
 
     def _group(self, ranks: list[int], library: str) -> Any:
@@ -149,11 +156,11 @@ class DistributedWorld(World):
         hosts = {self._hosts[rank] for rank in ranks} if self._hosts else {""}
         return len(hosts) == 1 and hosts != {""}
 
-    def links(self) -> Device | None:
+    def links(self) -> DefaultDevice | None:
         # Ranks that could share memory, and talk over a network, of which nothing is known.
         shares, every = self._backend.shares_memory, range(self.size)
         if self._links is None and self.size > 1 and shares and not self._on_one_host(every):
-            self._links = measured_links(usual_device(self.device_type), self._everyone)
+            self._links = measured_links(default_device(self.device_type), self._everyone)
         return self._links
 
     def run(self, function: Callable[[int], T]) -> list[T]:
@@ -176,7 +183,7 @@ class DistributedWorld(World):
         self._board.close()
 
 
-def measured_links(device: Device, channel: Channel) -> Device:
+def measured_links(device: DefaultDevice, channel: Channel) -> DefaultDevice:
     """A device behind the links of a channel, the same on all its ranks.
 
     Every rank sends to the next one and receives from the one before, all at once. The slowest
@@ -215,7 +222,7 @@ def shares_memory(environment: Mapping[str, str]) -> bool:
     return found == "shared"
 
 
-def _hosts(entries: Entries, rank: int, size: int, shares: bool) -> tuple[str, ...]:
+def _hosts(entries: StoreEntries, rank: int, size: int, shares: bool) -> tuple[str, ...]:
     """For every rank, its host; "" where memory is not to be shared."""
     own = host() if shares else ""
     entries.write(f"weft/host/{rank}", own)
@@ -249,4 +256,4 @@ def current_world(device_type: str = "cpu") -> World:
     return _lasting_worlds[device_type]
 
 
-say_at_end()
+report_exit_at_end()

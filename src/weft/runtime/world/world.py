@@ -18,14 +18,14 @@ from typing import TypeVar, final
 import torch
 
 from weft.errors import LayoutError, UserError, is_number, shown, wrong
-from weft.hardware import Device
+from weft.hardware import DefaultDevice
 from weft.ir.plan import Communicator
 from weft.layout import Placement
 from weft.runtime.channels.channel import Channel, check_same
 from weft.runtime.channels.local import LocalGroup
 from weft.runtime.devices.backend import BACKENDS
-from weft.runtime.failures.board import root_failure
-from weft.runtime.failures.calls import Calls
+from weft.runtime.failures.call_log import CallLog
+from weft.runtime.failures.failure_store import root_failure
 from weft.runtime.memory.heap import keep_freed_memory
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class World(ABC):
         self.ranks = tuple(ranks)
         self.device_type = device_type
         self.timeout = timeout
-        self.calls = Calls()
+        self.calls = CallLog()
         self._process = os.getpid()
         if device_type == "cpu":
             keep_freed_memory()
@@ -123,7 +123,7 @@ class World(ABC):
     def close(self) -> None:
         """End the threads or groups of this world."""
 
-    def links(self) -> Device | None:
+    def links(self) -> DefaultDevice | None:
         """A rank's device with its links as measured; None where the usual figures hold."""
         return None
 

@@ -1,1 +1,1 @@
-"""Floors of points: seconds and bytes that no plan of them can do without."""
+"""LowerBounds of points: seconds and bytes that no plan of them can do without."""

@@ -17,7 +17,7 @@ from weft.errors import RuleError
 from weft.hardware.costs import CostModel, carried, seconds_model
 from weft.ir.logical import Call, Input, LogicalGraph
 from weft.patterns import matches
-from weft.search.space.point import fixed_first
+from weft.search.space.candidate import fixed_first
 from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import SBPs

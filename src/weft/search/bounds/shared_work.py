@@ -21,7 +21,7 @@ from weft.hardware.costs import Costs
 from weft.ops import OpCall, flops
 from weft.ops.call import operand, tensor_spec
 from weft.ops.rule import aten
-from weft.search.space.points import Floats, Points
+from weft.search.space.candidate_table import CandidateTable, Floats
 from weft.search.steps.facts import FEW, MORE, CountedCall, StepFacts
 from weft.units import Bytes, Seconds
 
@@ -100,7 +100,7 @@ class SharedWork:
         whole = few + self.facts.along * (more - few)
         return max(1 - self._blocks * (more - few) / (MORE - FEW) / max(whole, 1e-30), 0.0)
 
-    def unevenness(self, points: Points) -> Floats:
+    def unevenness(self, points: CandidateTable) -> Floats:
         """Seconds of the busiest stage over the mean of all, where stages are cut evenly; 1 without any."""
         return uneven_stages(points, self.facts.parts, self.outside)
 
@@ -167,19 +167,19 @@ class SharedWork:
         call = OpCall("weft.offload", (operand(0),), (), (whole,), (whole,))
         return self._costs.of_call(self.facts.ranks[0], call).seconds
 
-    def busy(self, points: Points, least: bool = False) -> Floats:
+    def busy(self, points: CandidateTable, least: bool = False) -> Floats:
         """Seconds of the busiest compute queue; of `least` without what some plan of the point can leave out."""
         starts = self._of_ranks(points, lambda each: each.starts)
         update = self._of_ranks(points, lambda each: each.update)
         calls = self._calls(points, least)
         return calls + points.micro_batches * starts / points.stages + update
 
-    def updates_again(self, points: Points) -> Floats:
+    def updates_again(self, points: CandidateTable) -> Floats:
         """Seconds in which a rank updates what others update, too: all along the data axis where nothing is sharded."""
         update = self._of_ranks(points, lambda each: each.update)
         return np.where(points.zero == 0, update * (points.data - 1), 0.0)
 
-    def chain(self, points: Points) -> Floats:
+    def chain(self, points: CandidateTable) -> Floats:
         """Seconds of the longest chain through all stages, at least, by the parts above; 0 without any.
 
         A stage waits, in each step, for the forward of those before it and, where backward and forward take turns, for
@@ -196,7 +196,7 @@ class SharedWork:
         none = (points.stages == 1) | (points.turns > 1) | (not in_line)
         return np.where(none, 0.0, found)
 
-    def _calls(self, points: Points, least: bool) -> Floats:
+    def _calls(self, points: CandidateTable, least: bool) -> Floats:
         calls = self._of_ranks(points, lambda each: each.calls)
         again = self._of_ranks(points, lambda each: each.again if least else each.all_again)
         calls += again * points.recompute / self._blocks
@@ -210,7 +210,7 @@ class SharedWork:
     def _blocks(self) -> int:
         return self.facts.blocks.count if self.facts.blocks is not None else 1
 
-    def _of_ranks(self, points: Points, seconds: Callable[[StepWork], float]) -> Floats:
+    def _of_ranks(self, points: CandidateTable, seconds: Callable[[StepWork], float]) -> Floats:
         every, inverse = np.unique(points.ranks, return_inverse=True)
         found = [
             once(self._shared, int(ranks), partial(self._shared_by, int(ranks))) for ranks in every
@@ -237,7 +237,7 @@ class SharedWork:
         )
 
 
-def _through(waited: Floats, own: Floats, points: Points) -> Floats:
+def _through(waited: Floats, own: Floats, points: CandidateTable) -> Floats:
     """Seconds in which the last of some stages is done, at least.
 
     A stage does its part of `own` for all micro-batches, and waits before it for the part of `waited`, of one
@@ -270,7 +270,7 @@ def unevenness_of(blocks: int, outside: float, stages: int, turns: int) -> float
     return min(whole, _busiest(_PIECES * blocks, outside, stages, turns))
 
 
-def uneven_stages(points: Points, blocks: int, outside: float) -> Floats:
+def uneven_stages(points: CandidateTable, blocks: int, outside: float) -> Floats:
     """The same of points; 1 for those without stages."""
     pairs, inverse = np.unique(np.stack([points.stages, points.turns]), axis=1, return_inverse=True)
     every = [unevenness_of(blocks, outside, int(stages), int(turns)) for stages, turns in pairs.T]

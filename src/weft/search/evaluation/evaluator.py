@@ -8,7 +8,7 @@ from math import inf
 from time import monotonic
 from typing import final
 
-from weft.compiler.context import KeptResults
+from weft.compiler.context import PassCache
 from weft.compiler.pipeline import Compiled
 from weft.compiler.stages.lay_out import Deduced
 from weft.errors import InternalError, UserError
@@ -68,7 +68,7 @@ class Evaluator:
     _longer: dict[str, Longer] = field(default_factory=dict, repr=False)
     _took: dict[str, float] = field(default_factory=dict, repr=False)
     _last: dict[str, Whole] = field(default_factory=dict, repr=False)
-    _kept: KeptResults = field(default_factory=lambda: KeptResults(KEPT), repr=False)
+    _kept: PassCache = field(default_factory=lambda: PassCache(KEPT), repr=False)
 
     def learn(self, answers: Mapping[str, Answer], longer: Mapping[str, Longer]) -> None:
         """Take what another search knew of the same step on the same machine, by `key_of`."""

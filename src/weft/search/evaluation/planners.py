@@ -207,7 +207,7 @@ def _started(theirs: Connection) -> subprocess.Popen[bytes]:
     paths = os.pathsep.join(filter(None, (os.path.dirname(PACKAGE), os.environ.get("PYTHONPATH"))))
     with theirs:
         return subprocess.Popen(
-            [sys.executable, "-m", "weft.search.evaluation.process", str(theirs.fileno())],
+            [sys.executable, "-m", "weft.search.evaluation.planner_process", str(theirs.fileno())],
             env={**os.environ, "PYTHONPATH": paths},
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,

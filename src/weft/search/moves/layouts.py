@@ -11,7 +11,7 @@ from random import Random
 from typing import Any, TypeAlias, final
 
 from weft.cached import cached_property
-from weft.compiler.families.table import legal_signatures
+from weft.compiler.decompositions.table import legal_signatures
 from weft.errors import RuleError
 from weft.ir.logical import Call, Input, LogicalGraph
 from weft.layout import SBP, broadcast, split

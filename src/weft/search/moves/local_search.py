@@ -18,8 +18,8 @@ from weft.search.evaluation.measures import Measures
 from weft.search.log import Best
 from weft.search.moves.neighbours import Moves, Neighbours
 from weft.search.moves.sequences import StrategyMove
-from weft.search.space.fixed import fits, hand_only
-from weft.search.space.point import Point
+from weft.search.space.candidate import Candidate
+from weft.search.space.fixed_entries import fits, hand_only
 from weft.search.state import SearchState
 from weft.search.tuning import NEAR_STAGED, PATIENCE, TEMPERATURE
 from weft.strategy.strategy import Strategy
@@ -232,12 +232,12 @@ class LocalSearch:
         additive = state.additive(self.best)
         if additive is not None:
             yield best.name, additive.cheapest
-        points = list[Point]()
+        points = list[Candidate]()
         if not hand_only(facts.base) and ranks > 1:
             flat = facts.samples >= ranks
-            points += [Point(ranks)] if flat else []
-            points += [Point(1, ranks, layouts="columns")] if facts.linears.rows else []
-            points += [Point(ranks, zero=3)] if flat else []
+            points += [Candidate(ranks)] if flat else []
+            points += [Candidate(1, ranks, layouts="columns")] if facts.linears.rows else []
+            points += [Candidate(ranks, zero=3)] if flat else []
         for point in points:
             if fits(point, facts.base):
                 yield str(point), state.strategy(point)

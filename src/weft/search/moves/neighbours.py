@@ -19,7 +19,7 @@ from weft.search.evaluation.measures import key_of
 from weft.search.moves.layouts import LayoutMoves, places_of
 from weft.search.moves.sequences import Several, StrategyMove, chained
 from weft.search.moves.stages import StageMoves
-from weft.search.space.fixed import divisors, with_fitting_in_flight
+from weft.search.space.fixed_entries import divisors, with_fitting_in_flight
 from weft.search.state import SearchState
 from weft.search.steps.repeated import Blocks
 from weft.search.tuning import WORTH

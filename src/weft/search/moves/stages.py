@@ -17,7 +17,7 @@ from weft.layout import Placement
 from weft.search.evaluation.evaluator import Evaluator
 from weft.search.evaluation.measures import key_of
 from weft.search.moves.parameter_runs import WeightRun, runs_of, weights_of
-from weft.search.moves.places import (
+from weft.search.moves.placement_moves import (
     PlacementMoves,
     joined_rows,
     row_count,
@@ -135,7 +135,7 @@ def _moved(module: str, stage: int, strategy: Strategy) -> Strategy:
     stages = strategy.stages
     assert not isinstance(stages, int)
     before = next(number for number, each in enumerate(stages) if module in each.patterns)
-    found = StageBorder(module, stage).on(Candidate(strategy)).strategy
+    found = StageBorder(module, stage).on(BorderMove(strategy)).strategy
     if before < stage and not isinstance(found.stages, int):
         own = found.stages[stage]
         first = Stage([module, *(each for each in own.patterns if each != module)], own.placement)
@@ -237,7 +237,7 @@ def _on(stages: Stages, placements: dict[int, Placement]) -> Stages:
 
 @final
 @dataclass(frozen=True)
-class Candidate:
+class BorderMove:
     """A strategy that moves change."""
 
     strategy: Strategy
@@ -251,7 +251,7 @@ class StageBorder:
     module: str
     stage: int
 
-    def on(self, candidate: Candidate) -> Candidate:
+    def on(self, candidate: BorderMove) -> BorderMove:
         """The candidate with the change.
 
         Raises:
@@ -276,7 +276,7 @@ class StageBorder:
             Stage(self._patterns(each, number == self.stage), each.placement)
             for number, each in enumerate(stages)
         )
-        return Candidate(replace(candidate.strategy, stages=moved))
+        return BorderMove(replace(candidate.strategy, stages=moved))
 
     def _patterns(self, stage: Stage, here: bool) -> list[str]:
         rest = [pattern for pattern in stage.patterns if pattern != self.module]

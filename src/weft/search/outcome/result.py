@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, final
 
 from weft.search.bounds.additive import AdditivePart
 from weft.search.evaluation.measures import Answer, Measures, Refused
-from weft.search.outcome.why_not import LookedAt, WhyNot, loses_by, too_much
+from weft.search.outcome.why_not import Probed, WhyNot, loses_by, too_much
 from weft.search.record import SearchRecord
 from weft.simulator.results.simulation import Simulation
 from weft.strategy.strategy import Strategy, stage_count
@@ -82,7 +82,7 @@ class SearchResult:
     locality: str = ""
     why: tuple[WhyNot, ...] = ()
     additive: AdditivePart | None = None
-    course: tuple[LookedAt, ...] = field(default=(), repr=False, compare=False)
+    course: tuple[Probed, ...] = field(default=(), repr=False, compare=False)
     record: SearchRecord = field(kw_only=True, repr=False, compare=False)
 
     @property

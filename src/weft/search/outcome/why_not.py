@@ -13,8 +13,8 @@ from weft.ir.logical import Input, LogicalGraph
 from weft.layout import Split
 from weft.patterns import first_match
 from weft.search.evaluation.measures import Measures, Refused
-from weft.search.space.point import Point
-from weft.search.space.points import KINDS, Floats, Points, kinds_of
+from weft.search.space.candidate import Candidate
+from weft.search.space.candidate_table import KINDS, CandidateTable, Floats, kinds_of
 from weft.search.steps.linears import experts_of, vocabularies
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import sbps_of
@@ -66,25 +66,25 @@ class Sources:
         limit: bytes of memory; None where it is not known.
     """
 
-    simulated: Mapping[Point, Measures | Refused]
-    looked_at: Collection[Point]
-    estimated: Callable[[Point], Measures | None]
-    least: Callable[[Points], Floats]
-    held: Callable[[Points], Floats]
+    simulated: Mapping[Candidate, Measures | Refused]
+    probed: Collection[Candidate]
+    estimated: Callable[[Candidate], Measures | None]
+    least: Callable[[CandidateTable], Floats]
+    held: Callable[[CandidateTable], Floats]
     limit: int | None
 
 
-def why_not(points: Points, best: Measures, sources: Sources) -> tuple[WhyNot, ...]:
+def why_not(points: CandidateTable, best: Measures, sources: Sources) -> tuple[WhyNot, ...]:
     """The rows of all kinds that these points have."""
     kinds = kinds_of(points)
     every = ((kind, points.where(kinds == number)) for number, kind in enumerate(KINDS))
     return tuple(_of_kind(kind, own, best, sources) for kind, own in every if len(own))
 
 
-def _of_kind(kind: str, points: Points, best: Measures, sources: Sources) -> WhyNot:
+def _of_kind(kind: str, points: CandidateTable, best: Measures, sources: Sources) -> WhyNot:
     """The best of a kind: that has room, of those that are known, the quickest."""
     known = [point for point in sources.simulated if points.has(point)]
-    flat = [points.where(points.flat_as(each)) for each in sources.looked_at]
+    flat = [points.where(points.flat_as(each)) for each in sources.probed]
     known += [point for each in flat for point in each]
     rows = {point: _known(kind, point, best, sources) for point in dict.fromkeys(known)}
     found = [row for row in rows.values() if row is not None]
@@ -93,7 +93,7 @@ def _of_kind(kind: str, points: Points, best: Measures, sources: Sources) -> Why
     return min(found, key=_place(sources.limit))
 
 
-def _known(kind: str, point: Point, best: Measures, sources: Sources) -> WhyNot | None:
+def _known(kind: str, point: Candidate, best: Measures, sources: Sources) -> WhyNot | None:
     found, known = sources.simulated.get(point), "simulated"
     if not isinstance(found, Measures):
         found, known = sources.estimated(point), "estimated"
@@ -105,7 +105,7 @@ def _known(kind: str, point: Point, best: Measures, sources: Sources) -> WhyNot 
     return WhyNot(kind, str(point), known, found.seconds, found.memory, why)  # type: ignore[arg-type]
 
 
-def _at_least(kind: str, points: Points, best: Measures, sources: Sources) -> WhyNot:
+def _at_least(kind: str, points: CandidateTable, best: Measures, sources: Sources) -> WhyNot:
     """The one that is not ruled out, or rules out all: of those that may have room the quickest."""
     least, held = sources.least(points), sources.held(points)
     over = held > (inf if sources.limit is None else sources.limit)
@@ -127,7 +127,7 @@ def _place(limit: int | None) -> Callable[[WhyNot], tuple[bool, bool, float]]:
 
 @final
 @dataclass(frozen=True)
-class LookedAt:
+class Probed:
     """A strategy that a search looked at.
 
     Attributes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, final
 
 from weft.cached import cached_property
-from weft.compiler.families.table import takes_statistics
+from weft.compiler.decompositions.table import takes_statistics
 from weft.compiler.pipeline import Compiled
 from weft.compiler.training.recompute import kept_values, regions
 from weft.ir.logical import Call, Input, LogicalGraph, Update

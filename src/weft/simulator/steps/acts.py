@@ -9,9 +9,9 @@ from math import sqrt
 from typing import NamedTuple, TypeAlias, final
 
 from weft.errors import UserError
+from weft.hardware.cost_overrides import CostOverrides
 from weft.hardware.costs import Cost, Costs
 from weft.hardware.durations import Durations, makers_of
-from weft.hardware.given_costs import GivenCosts
 from weft.ir.plan import Actor, Communicate, Compute, LocalCall, LocalUpdate, RankPlan, Transfer
 from weft.patterns import around, matches
 from weft.simulator.steps.planned import PlannedStep, values_of
@@ -115,8 +115,8 @@ def _nodes(actor: Actor) -> Sequence[LocalCall | LocalUpdate]:
 _Place: TypeAlias = "tuple[int, int]"
 
 
-def with_given(
-    acts: ActCosts, given: GivenCosts, plans: Sequence[RankPlan], lines: Lines
+def with_overrides(
+    acts: ActCosts, given: CostOverrides, plans: Sequence[RankPlan], lines: Lines
 ) -> ActCosts:
     """The costs of acts, with those that a user gave in their place.
 
@@ -142,7 +142,7 @@ def with_given(
 class _Used:
     """The given costs that something took; and all names that could have been given."""
 
-    given: GivenCosts
+    given: CostOverrides
     found: set[tuple[str, str]] = field(default_factory=set)
     there: dict[str, dict[str, None]] = field(default_factory=dict)
 
@@ -177,7 +177,7 @@ class _Giving:
     """Gives the parts of one rank's acts their costs."""
 
     plan: RankPlan
-    given: GivenCosts
+    given: CostOverrides
     lines: Lines
     used: _Used
 

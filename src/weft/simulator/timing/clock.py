@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from typing import final
 
 from weft.errors import InternalError
-from weft.hardware.costs import Slowdown
+from weft.hardware.costs import Contention
 from weft.ir.plan import COMPUTE
 from weft.simulator.timing.sharing import LinkSharing
 from weft.simulator.timing.tasks import Tasks, in_ticks, meets
@@ -52,7 +52,7 @@ class Times:
 
 def run(
     tasks: Tasks,
-    slowdown: Mapping[int, Slowdown] | None = None,
+    slowdown: Mapping[int, Contention] | None = None,
     sharing: LinkSharing = NOTHING_SHARED,
     uses: Sequence[int] = (),
     *,
@@ -114,9 +114,9 @@ class _Clock:
         self._ready: list[list[int]] = [[] for _ in tasks.lanes]
         self._idle = [True] * len(tasks.lanes)
         # Lanes of communicators, and of ranks, that have got something since they were last asked for a task.
-        self._meeting, self._stirred = set[int](), set[int]()
+        self._rendezvous, self._stirred = set[int](), set[int]()
         self._stirring = [
-            self._meeting if meets(each.queue) else self._stirred for each in tasks.lanes
+            self._rendezvous if meets(each.queue) else self._stirred for each in tasks.lanes
         ]
 
     def run(self) -> None:
@@ -130,7 +130,7 @@ class _Clock:
             elif not lacks:
                 self._begin(task, now)
         while True:
-            self._work(self._meeting, now)
+            self._work(self._rendezvous, now)
             if not (coming and coming[0][0] == now):
                 self._work(self._stirred, now)
                 if self.speeds is not None:
@@ -200,7 +200,7 @@ class _Speeds:
     def __init__(
         self,
         clock: _Clock,
-        slowdown: Mapping[int, Slowdown],
+        slowdown: Mapping[int, Contention],
         sharing: LinkSharing,
         uses: Sequence[int],
     ) -> None:

@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from weft.tensor import spec as specs
-from weft.tensor.dispatch import shares
+from weft.tensor.dispatch import interleaved
 from weft.tensor.dispatch.operands import Reader, common_mesh, gathered, lifted, met, takes_slots
 from weft.tensor.dispatch.recipe import Recipe, make_recipe
+from weft.tensor.dispatch.special_ops import honour_lazy_bits, note_views, special_handling
 from weft.tensor.dispatch.views import note_aliases, note_copies
-from weft.tensor.dispatch.ways import honour_lazy_bits, note_views, way_of
 from weft.tensor.divergence import check_every, checking, note_op, note_write
 from weft.tensor.spec import Spec
 
@@ -32,7 +32,7 @@ class _OpFacts:
         self.writes = op._schema.is_mutable
         self.aliases = any(result.alias_info is not None for result in op._schema.returns)
         self.views = self.aliases and not self.writes
-        self.way = way_of(op)
+        self.way = special_handling(op)
         self.slots = takes_slots(op)
         self.recipes: dict[Any, Recipe] = {}
 
@@ -70,10 +70,10 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     viewed = _viewed(kind, known, op, args, kwargs) if in_inference else NotImplemented
     if viewed is not NotImplemented:
         return viewed
-    if shares.in_use:
-        args, kwargs, of = shares.with_stand_ins(kind, op, args, kwargs)
+    if interleaved.in_use:
+        args, kwargs, of = interleaved.with_stand_ins(kind, op, args, kwargs)
         if of:
-            return shares.originals(dispatch(kind, op, args, kwargs), of)
+            return interleaved.originals(dispatch(kind, op, args, kwargs), of)
     if specs.families:
         args, kwargs = met(kind, op, args, kwargs)
     other = _other_way(kind, known, op, args, kwargs)

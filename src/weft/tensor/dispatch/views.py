@@ -56,7 +56,7 @@ class Origin:
 @final
 @dataclass(frozen=True, slots=True)
 class InOrder(Origin):
-    """The tensor that an ordered copy was made of, which is stored in shares (`weft.tensor.dispatch.shares`)."""
+    """The tensor that an ordered copy was made of, which is stored in shares (`weft.tensor.dispatch.interleaved`)."""
 
     def written(self, made: Any) -> Any:
         """All of it."""

@@ -13,8 +13,8 @@ from torch.utils import _pytree as pytree
 
 from weft.capture.ops.decompositions import overwrites
 from weft.errors import LayoutError, UserError
+from weft.tensor.dispatch.interleaved import relaid, stand_in
 from weft.tensor.dispatch.operands import all_global, common_mesh, gathered
-from weft.tensor.dispatch.shares import relaid, stand_in
 from weft.tensor.dispatch.views import InOrder, base_of, living_copies
 from weft.tensor.divergence import user_line
 

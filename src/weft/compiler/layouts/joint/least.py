@@ -16,7 +16,7 @@ import numpy as np
 from weft.compiler.assignment import Assignment
 from weft.compiler.hints import Hints, is_hint
 from weft.compiler.layouts.boxing_costs import BoxingCosts, Table
-from weft.compiler.layouts.descent import form_of, joined
+from weft.compiler.layouts.coordinate_descent import form_of, joined
 from weft.compiler.layouts.intent import forbidden
 from weft.compiler.layouts.joint.options import JointOptions, JointSignatures, SBPs
 from weft.compiler.layouts.options import PerAxis, ReadCosts

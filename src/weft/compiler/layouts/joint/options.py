@@ -9,7 +9,7 @@ from typing import TypeAlias, final
 
 import numpy as np
 
-from weft.compiler.families.table import reduction_cost
+from weft.compiler.decompositions.table import reduction_cost
 from weft.compiler.hints import Thin, enough_elements
 from weft.compiler.layouts.boxing_costs import Table
 from weft.compiler.layouts.options import PerAxis, all_have_elements, candidates, work_cost

@@ -12,8 +12,12 @@ from typing import Any, final
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from weft.errors import UserError
-from weft.runtime.world.nodes.frames import SILENCE_SECONDS, NotProvenError, greet
-from weft.runtime.world.variables import timeout_seconds
+from weft.runtime.world.environment_variables import timeout_seconds
+from weft.runtime.world.nodes.control_channel import (
+    SILENCE_SECONDS,
+    AuthenticationFailedError,
+    authenticate,
+)
 
 # Seconds between two tries to connect.
 _AGAIN_SECONDS = 0.2
@@ -81,10 +85,10 @@ class NodesStore(Store):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.local: str = connection.getsockname()[0]
         try:
-            self._line = greet(connection, secret)
+            self._line = authenticate(connection, secret)
         except OSError as error:
             connection.close()
-            if not isinstance(error, NotProvenError):
+            if not isinstance(error, AuthenticationFailedError):
                 raise
             raise UserError(
                 f"{address}: {error}; set WEFT_SECRET to the same value on all nodes, and give them the same --run-id"

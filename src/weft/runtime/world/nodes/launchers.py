@@ -18,11 +18,11 @@ from queue import SimpleQueue
 from typing import Any, final
 
 from weft.errors import UserError
+from weft.runtime.world.environment_variables import SECRET, STORE, given_secret
 from weft.runtime.world.launch import Elsewhere, Exit, Fleet
 from weft.runtime.world.nodes.client import NodesStore, StoreError, split_address
-from weft.runtime.world.nodes.frames import proof
+from weft.runtime.world.nodes.control_channel import message_mac
 from weft.runtime.world.nodes.server import Server
-from weft.runtime.world.variables import SECRET, STORE, given_secret
 
 # Seconds in which all nodes must come.
 JOIN_SECONDS = 300.0
@@ -288,7 +288,7 @@ def launchers(nodes: Nodes, seconds: float = JOIN_SECONDS) -> Iterator[Launchers
             f"several nodes need a secret: give {SECRET} the same value on all of them, such as "
             "`openssl rand -hex 32` prints once"
         )
-    secret = proof(given, b"run", nodes.run_id.encode()).hex()
+    secret = message_mac(given, b"run", nodes.run_id.encode()).hex()
     split_address(nodes.address)
     server = _serve(nodes.address, secret.encode())
     try:

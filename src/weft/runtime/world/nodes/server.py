@@ -13,7 +13,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Any, final
 
-from weft.runtime.world.nodes.frames import Line, answer, keep_alive
+from weft.runtime.world.nodes.control_channel import ControlChannel, answer, keep_alive
 
 # Seconds that a request may wait; who wants to wait longer asks again.
 WAIT_SECONDS = 0.5
@@ -40,7 +40,7 @@ class Server:
         self._secret = secret
         self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
-        self._lines: set[Line] = set()
+        self._lines: set[ControlChannel] = set()
         self._unproven: deque[socket.socket] = deque()
         self._closed = threading.Event()
         self._listening = socket.socket(family, socket.SOCK_STREAM)
@@ -131,7 +131,7 @@ class Server:
                 self._values.setdefault(key, value)
             self._changed.notify_all()
 
-    def _talk(self, line: Line, wills: dict[str, bytes]) -> None:
+    def _talk(self, line: ControlChannel, wills: dict[str, bytes]) -> None:
         while True:
             name, *arguments = json.loads(line.receive())
             match name, arguments:

@@ -1,0 +1,283 @@
+"""Values of Python that a step was captured with, to be compared before every step.
+
+A value is named by its place: an item of a dict, list or deque; an attribute, by which the variable of a closure is one
+of its cell; or what is asked for by a call, such as the length of a container.
+"""
+
+from __future__ import annotations
+
+import array
+import enum
+import math
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from operator import contains, is_, itemgetter
+from typing import Any, TypeAlias, final
+
+import numpy as np
+import torch
+
+# Values that are compared themselves; of others, only whether they are the same object.
+PLAIN = (
+    *(bool, int, float, complex, str, bytes, type(None)),
+    *(enum.Enum, np.generic, torch.dtype, torch.device),
+)
+FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)
+MISSING = object()
+# Where values are: a dict, list or deque, an `AttributeRead` or `QueriedValue`.
+Space: TypeAlias = Any
+Array: TypeAlias = "np.ndarray[Any, Any] | array.array[Any]"
+_attribute: Callable[[Any, str], Any] = object.__getattribute__
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class AttributeRead:
+    """The attributes of an object, past what its class does to give them; a cell's content is one."""
+
+    owner: Any
+
+    def get(self, name: str, default: Any) -> Any:
+        try:
+            return _attribute(self.owner, name)
+        except (AttributeError, ValueError):  # a variable that is not bound
+            return default
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class QueriedValue:
+    """The result of a call without arguments.
+
+    Attributes:
+        owner: tells it from others, and is kept alive; None where each is another one.
+        ask: the call.
+        equal: True where an equal result is the same; else the object has to be.
+    """
+
+    owner: Any
+    ask: Callable[[], Any]
+    equal: bool = True
+
+    def get(self, _name: Any, default: Any) -> Any:
+        try:
+            return self.ask()
+        except (TypeError, ArithmeticError, ValueError, LookupError):
+            return default
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """A value that was read: what is in `space` under a name; `text` is how the user calls it.
+
+    `made` says that there was none, and that the step itself makes one.
+    """
+
+    space: Space
+    name: Any
+    value: Any
+    text: str
+    made: bool = False
+
+    @property
+    def key(self) -> tuple[int, Any]:
+        """The identity of the value that is watched."""
+        owner = (
+            self.space.owner if isinstance(self.space, AttributeRead | QueriedValue) else self.space
+        )
+        return id(self.space if owner is None else owner), self.name
+
+    @property
+    def replaceable(self) -> bool:
+        """True where `put` can put another object in its place."""
+        if isinstance(self.space, list | deque):
+            return bool(self.name < len(self.space))
+        cell = isinstance(self.space, AttributeRead) and isinstance(
+            self.space.owner, types.CellType
+        )
+        return cell or isinstance(self.space, dict)
+
+    def put(self, value: Any) -> None:
+        """Put another object in its place, past whatever sets the user's attributes."""
+        if isinstance(self.space, AttributeRead):
+            self.space.owner.cell_contents = value
+        else:
+            self.space[self.name] = value
+
+    def holds(self) -> bool:
+        """True while the value is the one of the capture."""
+        value = self.value_now
+        if value is self.value or _same(value, self.value):
+            return True
+        if isinstance(self.space, QueriedValue) and self.space.equal:
+            return bool(value == self.value)
+        # What an eager call of a live model has made is what the step makes for itself.
+        return self.made and hasattr(type(value), "sbp")
+
+    @property
+    def value_now(self) -> Any:
+        """The present value; `MISSING` when it is gone."""
+        if isinstance(self.space, list | deque):
+            return self.space[self.name] if self.name < len(self.space) else MISSING
+        return self.space.get(self.name, MISSING)
+
+    @property
+    def now(self) -> str:
+        """The present value, in words."""
+        value = self.value_now
+        return "gone" if value is MISSING else _shown(value)
+
+    @property
+    def then(self) -> str:
+        """The value at capture, in words."""
+        return "not there" if self.value is MISSING else _shown(self.value)
+
+
+def size_guard(held: Any, text: str) -> Guard:
+    """The number of items that a container has."""
+    return Guard(QueriedValue(held, held.__len__), len, len(held), f"the number of {text}")
+
+
+def question_guard(owner: Any, ask: Callable[[], Any], text: str, equal: bool = True) -> Guard:
+    """The result of a call, which is the only one for its owner."""
+    return Guard(QueriedValue(owner, ask, equal), None, ask(), text)
+
+
+@final
+class PythonGuards:
+    """The values that a captured step depends on, each once."""
+
+    def __init__(self, entries: Sequence[Guard] = ()) -> None:
+        self.entries = tuple(entries)
+        here = [each for each in entries if each.value is not MISSING]
+        gone = [each for each in entries if each.value is MISSING]
+        items: dict[int, list[Guard]] = {}
+        for each in here:
+            if not isinstance(each.space, AttributeRead | QueriedValue):
+                items.setdefault(id(each.space), []).append(each)
+        groups = list(items.values())
+        attributes = [each for each in here if isinstance(each.space, AttributeRead)]
+        calls = [each for each in here if isinstance(each.space, QueriedValue)]
+        exact = [each for each in calls if not each.space.equal]
+        sizes = [each for each in calls if each.name is len]
+        equal = [each for each in calls if each.space.equal and each.name is not len]
+        # All items of a container are read at once; a lone one twice, as a lone name gives no tuple.
+        self._readers = [
+            (itemgetter(*(e.name for e in each), each[0].name), each[0].space) for each in groups
+        ]
+        self._owners = [each.space.owner for each in attributes]
+        self._names = [each.name for each in attributes]
+        self._exact = [each.space.ask for each in exact]
+        # What all of them were, in this order, as objects.
+        self._then = [e.value for each in groups for e in (*each, each[0])]
+        self._then += [each.value for each in (*attributes, *exact)]
+        # Most of those with equal results are lengths.
+        self._sized, self._sizes = [e.space.owner for e in sizes], [e.value for e in sizes]
+        self._equal = [each.space.ask for each in equal]
+        self._results = [each.value for each in equal]
+        # Places where nothing is to be.
+        self._vacant = [
+            each for each in gone if isinstance(each.space, AttributeRead | QueriedValue)
+        ]
+        absent = [each for each in gone if not isinstance(each.space, AttributeRead | QueriedValue)]
+        self._spaces = [each.space for each in absent]
+        self._absent = [each.name for each in absent]
+
+    def settled(self, constants: Iterable[torch.Tensor] = ()) -> PythonGuards:
+        """Without what is another value already: what the step has left behind says nothing of the next one.
+
+        Args:
+            constants: read live; arrays of which they are the memory need not be compared.
+        """
+        live = {each.data_ptr() for each in constants}
+        return PythonGuards([e for e in self.entries if _address(e) not in live and e.holds()])
+
+    def changed(self) -> Guard | None:
+        """The first value that is another one now."""
+        try:
+            if self._same():
+                return None
+        except (KeyError, IndexError, ValueError, AttributeError, TypeError, ArithmeticError):
+            pass  # something is gone, or cannot be computed any more
+        return next((entry for entry in self.entries if not entry.holds()), None)
+
+    def _same(self) -> bool:
+        """True where everything is the same object or an equal result, and nothing has come."""
+        now = chain(
+            chain.from_iterable([read(space) for read, space in self._readers]),
+            map(_attribute, self._owners, self._names),
+            [ask() for ask in self._exact],
+        )
+        return (
+            all(map(is_, now, self._then))
+            and list(map(len, self._sized)) == self._sizes
+            and [ask() for ask in self._equal] == self._results
+            and not any(map(contains, self._spaces, self._absent))
+            and all(each.holds() for each in self._vacant)
+        )
+
+
+@final
+class Exactly:
+    """A number that is equal to none but itself: 0.0 is not -0.0, nan is nan."""
+
+    def __init__(self, number: Any) -> None:
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Exactly) and repr(self.number) == repr(other.number)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(self.number)
+
+
+def _address(entry: Guard) -> int | None:
+    """The memory of an array whose values are watched; None for other entries."""
+    values = entry.space.owner if isinstance(entry.space, QueriedValue) else None
+    if isinstance(values, array.array):
+        return values.buffer_info()[0]
+    return values.ctypes.data if isinstance(values, np.ndarray) else None
+
+
+def is_plain(value: Any, depth: int = 5) -> bool:
+    """True where a value can be compared by itself."""
+    if isinstance(value, dict):
+        value = (*value, *value.values())
+    if isinstance(value, tuple | list | set | frozenset):
+        return depth > 0 and all(is_plain(part, depth - 1) for part in value)
+    return issubclass(type(value), PLAIN)  # a `UnbackedNumber` says that it is an instance
+
+
+def _same(one: Any, other: Any, depth: int = 5) -> bool:
+    """True where values are equal; a number is no flag, nan is nan, and of objects only themselves are the same."""
+    if type(one) is not type(other):
+        return False
+    if is_plain(one) and is_plain(other):
+        # The text tells 1 from True inside of containers, too.
+        if isinstance(one, float) and one == 0 == other:
+            return math.copysign(1, one) == math.copysign(1, other)
+        plain = isinstance(one, (*PLAIN, set, frozenset))
+        return (plain and bool(one == other)) or repr(one) == repr(other)
+    if isinstance(one, types.MethodType):  # each time another one
+        return bool(one == other)
+    if type(one) not in (tuple, list, dict, deque) or len(one) != len(other) or not depth:
+        return False
+    if isinstance(one, dict):
+        one, other = [*one, *one.values()], [*other, *other.values()]
+    return all(x is y or _same(x, y, depth - 1) for x, y in zip(one, other, strict=True))
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor {list(value.shape)} (number {id(value):x})"
+    if is_plain(value) or isinstance(value, (*FUNCTIONS, Exactly)):
+        return repr(value)[:80]
+    if isinstance(value, frozenset):
+        return f"a set of {len(value)}"
+    return f"a {type(value).__name__} (number {id(value):x})"

@@ -1,0 +1,143 @@
+"""A cross-entropy whose classes are split: neither log-probabilities nor a dense gradient of them are made.
+
+Before: a log-softmax of [n, classes], split by classes, that only a negative log-likelihood and the
+two backwards read. After: of the log-softmax the logarithms of the rows' sums are left;
+`weft.class_loss` and `weft.class_loss_backward` read them and the logits. That is two passes over
+the logits instead of nine, and one tensor of their size instead of four. Logits that nothing else reads
+may lie in memory by columns: `weft.class_scores` makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import final
+
+from weft.compiler.assignment import Assignment
+from weft.compiler.decompositions.decomposition import Placed, Site, replaced
+from weft.compiler.decompositions.log_softmax import BACKWARD, FORWARD, LogSoftmax, row_sums
+from weft.compiler.graph.rewriting import only_result
+from weft.ir.logical import Call, LogicalGraph, Node, Ref, Value
+from weft.layout import Broadcast, Layout, Split
+from weft.ops.rules.losses import NONE, SUM
+
+_PRODUCT = "aten.mm.default"
+_LOSS = "aten.nll_loss_forward.default"
+_LOSS_GRADIENT = "aten.nll_loss_backward.default"
+_CLASSES = Split(1)
+
+
+def fuse_class_losses(
+    graph: LogicalGraph, assignment: Assignment
+) -> tuple[LogicalGraph, Assignment]:
+    """The graph with such cross-entropies fused: `weft.class_loss` in place of what reads log-probabilities."""
+    numbers = {id(node): number for number, node in enumerate(graph.nodes)}
+    values = dict(assignment.values)
+    instead: dict[int, tuple[Placed, ...]] = {}
+    for node in graph.of_kind(Call):
+        if node.op == FORWARD:
+            fused = _instead(graph, node, assignment, numbers)
+            if fused is not None:
+                number = numbers[id(node)]
+                site = Site(graph, node, assignment.operands[number], values)
+                instead[number] = tuple(LogSoftmax(site).statistics())
+                instead |= {each: (placed,) if placed else () for each, placed in fused.items()}
+    return replaced(graph, assignment, instead, values) if instead else (graph, assignment)
+
+
+def _over_classes(layout: Layout) -> Layout:
+    """The layout of a number for each row, [n, 1], that all ranks of the classes know."""
+    sbps = tuple(Broadcast() if one == _CLASSES else one for one in layout.sbp)
+    return Layout(layout.placement, sbps)
+
+
+def _instead(
+    graph: LogicalGraph, softmax: Call, assignment: Assignment, numbers: Mapping[int, int]
+) -> dict[int, Placed | None] | None:
+    """The nodes that take the place of the readers of a log-softmax; None where one of them needs it whole."""
+    layout = assignment.operands[numbers[id(softmax)]][0]
+    name, scores = only_result(softmax).name, softmax.args[0]
+    of_rows = len(graph.values[name].shape) == 2 and softmax.args[1] in (1, -1)
+    if not (of_rows and _CLASSES in layout.sbp and isinstance(scores, Ref)):
+        return None
+    result = graph.values[name]
+    rows = Value(row_sums(name), (result.shape[0], 1), result.dtype)
+    reads = _Reads(assignment, numbers, {name: layout}, rows.ref)
+    found: dict[int, Placed | None] = {}
+    for reader in graph.users[name]:
+        number = numbers[id(reader)]
+        placed = list(reads.replaced(graph, reader, name, scores))
+        if not placed:
+            return None
+        found.update(placed if number not in found else ())
+    maker = graph.producers[scores.name]
+    if isinstance(maker, Call) and maker.op == _PRODUCT and len(graph.users[scores.name]) == 1:
+        number = numbers[id(maker)]
+        found[number] = (maker.changed(op="weft.class_scores"), assignment.operands[number])
+    return found
+
+
+@final
+@dataclass(frozen=True)
+class _Reads:
+    """Looks at the readers of one log-softmax; all must read it in the layout that `expected` says."""
+
+    assignment: Assignment
+    numbers: Mapping[int, int]
+    expected: Mapping[str, Layout]
+    row_sums: Ref
+
+    def replaced(
+        self, graph: LogicalGraph, reader: Node, name: str, scores: Ref
+    ) -> Iterator[tuple[int, Placed | None]]:
+        """The nodes that take the place of one reader; nothing where it cannot be replaced."""
+        if not isinstance(reader, Call):
+            return
+        layout = self.expected[name]
+        match reader.op, reader.args:
+            case str(op), (Ref() as y, Ref() as target, None, int(kind), int(ignored)) if (
+                op == _LOSS and y.name == name and kind in (NONE, SUM)
+            ):
+                args = (scores, self.row_sums, target, kind, ignored, 0)
+                operands = (layout, _over_classes(layout), self._read(reader, target.name))
+                if self._read(reader, name) == layout:
+                    call = reader.changed(op="weft.class_loss", args=args, kwargs=())
+                    yield self.numbers[id(reader)], (call, operands)
+            case str(op), (_, Ref() as y, *_) if op == _LOSS_GRADIENT and y.name == name:
+                (made,) = reader.outputs
+                users = graph.users[made.name] if made is not None else ()
+                if len(users) == 1:
+                    yield from self._gradient(reader, users[0], name, scores)
+            case str(op), (Ref() as gradient, Ref() as y, *_) if op == BACKWARD and y.name == name:
+                maker = graph.producers[gradient.name]
+                if isinstance(maker, Call) and len(graph.users[gradient.name]) == 1:
+                    yield from self._gradient(maker, reader, name, scores)
+
+    def _gradient(
+        self, loss: Call, softmax: Node, name: str, scores: Ref
+    ) -> Iterator[tuple[int, Placed | None]]:
+        if not (isinstance(softmax, Call) and (loss.op, softmax.op) == (_LOSS_GRADIENT, BACKWARD)):
+            return
+        layout = self.expected[name]
+        match loss.args, softmax.args:
+            case (
+                (Ref() as grad, Ref() as y, Ref() as target, None, int(kind), int(ignored), _),
+                (Ref() as made, Ref() as again, *_),
+            ) if y.name == again.name == name and kind in (NONE, SUM):
+                whole = self.assignment.values[made.name]
+                reads = (self._read(loss, name), self._read(softmax, name))
+                if {whole, self._read(softmax, made.name), *reads} != {layout}:
+                    return
+                row = _over_classes(layout)
+                operands = (self._read(loss, grad.name), layout, row)
+                args = (grad, scores, self.row_sums, target, kind, ignored, 0)
+                call = softmax.changed(op="weft.class_loss_backward", args=args, kwargs=())
+                yield self.numbers[id(loss)], None
+                yield (
+                    self.numbers[id(softmax)],
+                    (call, (*operands, self._read(loss, target.name))),
+                )
+
+    def _read(self, node: Call, name: str) -> Layout:
+        names = list(dict.fromkeys(arg.name for arg in node.args if isinstance(arg, Ref)))
+        return self.assignment.operands[self.numbers[id(node)]][names.index(name)]

@@ -1,0 +1,426 @@
+"""Measure what a program runs, on the ranks that run it: its distinct calls, its optimizers' updates, its exchanges."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import median
+from time import perf_counter_ns
+from typing import Any, NamedTuple, final
+
+import torch
+from torch import Tensor, nn
+
+from weft.capture.optimizer_groups import Optimizers
+from weft.compiler.pipeline import Compiled
+from weft.compiler.plans.specialize import Target, join_sums, variant
+from weft.hardware import default_device
+from weft.hardware.costs import Contention
+from weft.hardware.durations import joined_size
+from weft.hardware.measured_costs import (
+    DEVICE,
+    PROCESSES,
+    RANKS,
+    THREADS,
+    MeasuredCosts,
+    Measurements,
+    Sample,
+    SizedSample,
+    from_json,
+    to_json,
+)
+from weft.hardware.measured_store import this_machine
+from weft.ir.plan import (
+    Collective,
+    CollectiveKind,
+    Communicate,
+    Communicator,
+    Compute,
+    LocalCall,
+    LocalNode,
+    LocalProgram,
+    RankPlan,
+)
+from weft.layout import Placement
+from weft.program.compile import compile
+from weft.program.parts.inspection import planned_as_run
+from weft.program.program import Program
+from weft.runtime.kernels.dense_operands import onednn_is_faster
+from weft.runtime.profiling.call_operands import calls_in_order
+from weft.runtime.profiling.call_times import measured_calls, measured_updates
+from weft.runtime.profiling.exchange_times import contention, measured_exchanges
+from weft.runtime.profiling.stopwatch import COLD
+from weft.runtime.recording import Span
+from weft.runtime.world.world import World
+from weft.simulator.steps.acts import act_costs
+from weft.strategy.strategy import Strategy, data_parallel
+from weft.units import NO_BYTES, NO_TIME, Bytes, Seconds
+
+# A step that holds no more leaves the caches to what the host does.
+_CACHED = Bytes(2**20)
+
+
+@final
+@dataclass(frozen=True)
+class Patience:
+    """Seconds to measure each thing for, at least.
+
+    Attributes:
+        call: one local call.
+        update: the updates of one size.
+    """
+
+    call: float = 0.03
+    update: float = 0.05
+
+
+def measured_machine_of(world: World) -> dict[str, str | int]:
+    """The facts of this machine and process that measurements hold for."""
+    return {
+        **this_machine(),
+        DEVICE: world.device_type,
+        RANKS: world.size,
+        PROCESSES: world.processes,
+        THREADS: torch.get_num_threads(),
+    }
+
+
+def measured_costs(
+    world: World,
+    compiled: Iterable[Compiled],
+    optimizers: Optimizers,
+    patience: Patience = Patience(),  # frozen
+    begun: Callable[[str], object] = lambda _: None,
+) -> Measurements:
+    """Seconds of what programs run, the same on all ranks; every process must call it.
+
+    Args:
+        begun: is told what is measured, on the first rank.
+    """
+    told = begun if 0 in world.ranks else _nothing
+    programs = tuple(compiled)
+    held = _held(world, programs)
+    found = _of_calls(world, programs, optimizers, patience, told)
+    sent = _of_exchanges(world, told, held, _largest(world, programs))
+    found = replace(found, exchanges=sent.exchanges, slowdown=sent.slowdown, memory=_memory(world))
+    told("acts and steps")
+    return with_overheads(world, found, patience, held)
+
+
+def _memory(world: World) -> Bytes:
+    """The bytes that a rank may hold: those of its GPU, or its part of the host's."""
+    if world.device_type == "cuda":
+        return Bytes(torch.cuda.mem_get_info(world.device(world.ranks[0]))[1])
+    return Bytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // world.size)
+
+
+def with_overheads(
+    world: World, found: Measurements, patience: Patience, held: Bytes
+) -> Measurements:
+    """Measurements with the overheads of acts, exchanges and steps, the same on all ranks.
+
+    Args:
+        found: with the exchanges.
+        held: bytes that a step holds.
+    """
+    program, batch = tiny_program(world)
+    compiled, optimizers = program._core.variants.current.compiled, program._core.step.optimizers
+    own = _of_calls(world, (compiled,), optimizers, patience, _nothing)
+    seen = overheads(program, batch, replace(own, exchanges=found.exchanges))
+    program.close()
+    if held > _CACHED:
+        program, batch = filling_program(world, held)
+        seen = seen._replace(step=step_overhead(program, batch))
+        program.close()
+    texts = world.gather(dict.fromkeys(world.ranks, json.dumps(seen)))
+    ours = middle([Overheads(*json.loads(each)) for each in texts])
+    return replace(found, **ours._asdict())
+
+
+def _held(world: World, compiled: Iterable[Compiled]) -> Bytes:
+    """The bytes that a step of programs holds on the rank with most, at most as many as no cache holds.
+
+    The same on all ranks, of which each knows the peaks of its own plans: stages of a pipeline hold more or less.
+    """
+    peaks = (peak.memory.peak for each in compiled for peak in each.peaks)
+    own = min(COLD, max(peaks, default=COLD))
+    return Bytes(max(map(int, world.gather(dict.fromkeys(world.ranks, str(own))))))
+
+
+def _of_calls(
+    world: World,
+    compiled: Sequence[Compiled],
+    optimizers: Optimizers,
+    patience: Patience,
+    told: Callable[[str], object],
+) -> Measurements:
+    """The calls and updates of programs, by all ranks at the same time."""
+    facts = measured_machine_of(world)
+    held = _held(world, compiled)
+    meetings = world.connect([Communicator(0, tuple(range(world.size)))])
+
+    target = Target(world.device_type, onednn_is_faster())
+
+    def as_run(call: LocalCall) -> LocalCall:
+        return variant(call, target)
+
+    def one(rank: int) -> str:
+        own = [each for c in compiled for each in c.programs if each.rank == rank]
+        joined = [replace(each, nodes=_with_joined_sums(each)) for each in own]
+        device, begun = world.device(rank), told if rank == 0 else _nothing
+        calls = calls_in_order([*own, *joined])
+        channel = meetings[rank][0]
+        channel.barrier()
+        seen, drift = measured_calls(calls, as_run, device, patience.call, held, begun)
+        updates = {
+            type(each).__name__: measured_updates(
+                each, device, patience.update, channel.barrier, held
+            )
+            for each in optimizers.each
+        }
+        channel.close()
+        return to_json(Measurements(facts, seen, updates, drift=drift))
+
+    texts = dict(zip(world.ranks, world.run(one), strict=True))
+    return together([from_json(text, "another rank") for text in world.gather(texts)])
+
+
+def _largest(world: World, compiled: Iterable[Compiled]) -> dict[CollectiveKind, Bytes]:
+    """The bytes that collectives of programs have at most on any rank, by kind; those that run as one together."""
+    own = {
+        (actor.collectives[0].kind, joined_size(actor.collectives))
+        for each in compiled
+        for plan in each.plan.ranks
+        for actor in plan.actors
+        if isinstance(actor, Communicate) and isinstance(actor.collectives[0], Collective)
+    }
+    found: dict[CollectiveKind, Bytes] = {}
+    for text in world.gather(dict.fromkeys(world.ranks, json.dumps(sorted(own)))):
+        for kind, size in json.loads(text):
+            found[kind] = max(found.get(kind, NO_BYTES), Bytes(size))
+    return found
+
+
+def _of_exchanges(
+    world: World,
+    told: Callable[[str], object],
+    held: Bytes,
+    largest: Mapping[CollectiveKind, Bytes],
+) -> Measurements:
+    """Exchanges of all ranks, and of pairs of them at the same time; how long they and calls take beside each other."""
+    facts, connected = (
+        measured_machine_of(world),
+        [world.connect(groups) for groups in _groups(world.size)],
+    )
+
+    def one(rank: int) -> str:
+        begun = told if rank == 0 else _nothing
+        found = Measurements(facts)
+        for channel in (each for channels in connected for each in channels[rank].values()):
+            if channel.size > 1:
+                seen = measured_exchanges(channel, begun, held, largest)
+                found = replace(found, exchanges={**found.exchanges, **seen})
+            if channel.size == world.size > 1:
+                found = replace(found, slowdown=contention(channel))
+            channel.close()
+        return to_json(found)
+
+    texts = dict(zip(world.ranks, world.run(one), strict=True))
+    every = [from_json(text, "another rank") for text in world.gather(texts)]
+    slower = zip(*(each.slowdown for each in every), strict=True)
+    return replace(every[0], slowdown=Contention(*map(median, slower)))
+
+
+def _groups(ranks: int) -> Iterator[list[Communicator]]:
+    """All ranks as one group, and, where these are more, in groups of two that exchange at the same time."""
+    yield [Communicator(0, tuple(range(ranks)))]
+    if ranks > 2:
+        firsts = range(0, ranks - 1, 2)
+        yield [Communicator(number, (one, one + 1)) for number, one in enumerate(firsts)]
+
+
+def _nothing(_: str) -> None:
+    """Only the first rank tells what it does."""
+
+
+def _with_joined_sums(program: LocalProgram) -> tuple[LocalNode, ...]:
+    """The calls with sums of products as they may run: in one."""
+    calls = [node for node in program.nodes if isinstance(node, LocalCall)]
+    others = [node for node in program.nodes if not isinstance(node, LocalCall)]
+    return *others, *join_sums(calls, [output.name for output in program.outputs])[0]
+
+
+def together(ranks: Sequence[Measurements]) -> Measurements:
+    """The figures of all ranks: of each call the median over those that measured it; exchanges are the same on all."""
+    calls: dict[str, list[Sample]] = {}
+    for each in ranks:
+        for text, sample in each.calls.items():
+            calls.setdefault(text, []).append(sample)
+    joined = {
+        text: Sample(Seconds(_median(every, "seconds")), _median(every, "spread"), every[0].usual)
+        for text, every in calls.items()
+    }
+    updates = {
+        rule: tuple(
+            SizedSample(at[0].bytes, Seconds(_median(at, "seconds")), _median(at, "spread"))
+            for at in zip(*(each.updates[rule] for each in ranks), strict=True)
+        )
+        for rule in ranks[0].updates
+    }
+    drift = median(each.drift for each in ranks)
+    return replace(ranks[0], calls=joined, updates=updates, drift=drift)
+
+
+def _median(samples: Sequence[Sample | SizedSample], figure: str) -> float:
+    found: float = median(getattr(each, figure) for each in samples)
+    return found
+
+
+# Overheads of the host: what acts, exchanges and steps of a tiny program take beyond its calls and exchanges.
+
+# Steps that are not looked at, and those that are.
+_FIRST, _STEPS = 10, 60
+_WIDTH, _MICRO_BATCHES = 4, 4
+
+
+@final
+class Overheads(NamedTuple):
+    """Seconds of the host.
+
+    Attributes:
+        act: for an act, beyond its calls.
+        exchange: for an act of a communicator, beyond the exchange.
+        step: between the acts of one step and those of the next.
+    """
+
+    act: Seconds = NO_TIME
+    exchange: Seconds = NO_TIME
+    step: Seconds = NO_TIME
+
+
+def tiny_program(world: World) -> tuple[Program, Tensor]:
+    """A program whose calls take next to no time, with the batch that it takes; every process must call it."""
+    model = nn.Sequential(nn.Linear(_WIDTH, _WIDTH), nn.ReLU(), nn.Linear(_WIDTH, 1))
+    return _compiled(world, model, _mean, _MICRO_BATCHES)
+
+
+def filling_program(world: World, held: Bytes) -> tuple[Program, Tensor]:
+    """A program as small that reads so many bytes on each rank: what the host does between steps finds the caches full.
+
+    Every process must call it.
+    """
+    model = nn.Linear(_WIDTH, 1)
+    model.register_buffer("rest", torch.zeros(world.size * held // 4))
+    return _compiled(world, model, _mean_beside, 1)
+
+
+def _compiled(
+    world: World, model: nn.Module, loss: Callable[[nn.Module, Any], Tensor], micro_batches: int
+) -> tuple[Program, Tensor]:
+    batch = torch.ones(micro_batches * world.size, _WIDTH)
+    strategy = Strategy(batch=data_parallel().batch, micro_batches=micro_batches)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    placement = Placement(world.device_type, (world.size,), tuple(range(world.size)))
+    return compile(model, loss, optimizer, batch, placement=placement, strategy=strategy), batch
+
+
+def _mean(model: nn.Module, batch: Any) -> Tensor:
+    found: Tensor = model(batch).square().mean()
+    return found
+
+
+def _mean_beside(model: nn.Module, batch: Any) -> Tensor:
+    rest: Tensor = model.rest  # type: ignore[assignment]  # a buffer
+    return _mean(model, batch) + rest.sum()
+
+
+def step_overhead(program: Program, batch: Tensor) -> Seconds:
+    """Seconds of the host between the acts of one step and those of the next, as the first rank here sees them.
+
+    All ranks must call it together.
+    """
+    executor = next(iter(program._core.executors.values()))
+    each = []
+    for number in range(_FIRST + _STEPS):
+        took = _step(program, batch)
+        if number >= _FIRST:
+            each.append(took - _inside(_working(executor.plan, executor.recorder.record().spans)))
+    return Seconds(max(0.0, median(each)))
+
+
+def _step(program: Program, batch: Tensor) -> float:
+    """Seconds of a step, as its caller sees them."""
+    begin = perf_counter_ns()
+    program.step(batch)
+    return (perf_counter_ns() - begin) / 1e9
+
+
+def _working(plan: RankPlan, spans: Iterable[Span]) -> list[Span]:
+    """The spans of what takes time in plans, in order: all but what feeds and fetches."""
+    work = {actor.id for actor in plan.actors if isinstance(actor, Compute | Communicate)}
+    return sorted((span for span in spans if span[0].actor in work), key=lambda span: span[1])
+
+
+def _inside(spans: Sequence[Span]) -> float:
+    """Seconds from the first to the last."""
+    return (max(span[2] for span in spans) - spans[0][1]) / 1e9
+
+
+def overheads(program: Program, batch: Tensor, measured_costs: Measurements) -> Overheads:
+    """The overheads that steps of a program show, as the first rank of this process sees them.
+
+    All ranks must call it together.
+
+    Args:
+        measured: its calls and exchanges.
+    """
+    variant = program._core.variants.current
+    step = planned_as_run(variant.captured.graph, variant.compiled)
+    costs = MeasuredCosts(measured_costs, default_device(program.placement.device_type))
+    rank, executor = next(iter(program._core.executors.items()))
+    stands = variant.compiled.schedule.classes.get(rank, step.plans[0].rank)
+    calls = dict(enumerate(act_costs(step, costs).seconds(stands)))
+    plan, recorder = executor.plan, executor.recorder
+    computes = {actor.id for actor in plan.actors if isinstance(actor, Compute)}
+    each: list[Overheads] = []
+    for number in range(_FIRST + _STEPS):
+        took = _step(program, batch)
+        spans = _working(plan, recorder.record().spans)
+        if number >= _FIRST:
+            each.append(_of_step(spans, calls, computes, took))
+    return middle(each)
+
+
+def _of_step(
+    spans: Sequence[Span], calls: Mapping[int, Seconds], computes: Container[int], took: float
+) -> Overheads:
+    """The overheads of one step.
+
+    Args:
+        spans: of its acts that take time, in order.
+        calls: what acts take by their calls and exchanges, by actor.
+        computes: the actors that are no communication.
+        took: seconds of the step, as its caller sees them.
+    """
+    own = [span for span in spans if span[0].actor in computes]
+    exchanges = len(spans) - len(own)
+    act = median([*_apart(own, calls), 0.0])
+    inside = _inside(spans)
+    known = sum(calls[span[0].actor] for span in spans) + act * len(own)
+    exchange = (inside - known) / exchanges if exchanges else 0.0
+    return Overheads(Seconds(act), Seconds(exchange), Seconds(took - inside))
+
+
+def _apart(spans: Sequence[Span], calls: Mapping[int, Seconds]) -> Iterator[float]:
+    """Seconds from one act to the next in the same loop, beyond its calls: nothing was waited for between these."""
+    for span, after in pairwise(spans):
+        if after[0].actor == span[0].actor:
+            yield (after[1] - span[1]) / 1e9 - calls[span[0].actor]
+
+
+def middle(each: Sequence[Overheads]) -> Overheads:
+    """The medians; none below 0."""
+    return Overheads(*(Seconds(max(0.0, median(figures))) for figures in zip(*each, strict=True)))

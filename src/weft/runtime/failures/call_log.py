@@ -1,0 +1,217 @@
+"""The calls that all ranks must make alike (`compile`, `step`, …), and how ranks that made others find out.
+
+Every process keeps the sequence of its calls as a chain of checksums. A rank that waits long posts the
+end of its chain, and compares it with what others posted: where the chains part, two ranks make
+different calls, and neither will come to the other.
+
+Collectives of eager code are no links of the chain. How many were begun among which ranks is posted beside
+it, and in which one a rank waits: one that another rank was to come to before it made a later call.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import sysconfig
+import threading
+import zlib
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import final
+
+from weft.errors import RankFailure
+from weft.files import in_library
+from weft.runtime.failures.failure_store import FailureStore
+
+# So many calls back a divergence is found.
+_KEPT = 32
+_PYTHON = sysconfig.get_path("stdlib")
+_UNEVEN = (
+    "where a rank has fewer batches than others, or smaller ones, give all as many, as a weft.Loader of the program or "
+    "drop_last=True does"
+)
+# The kind of what is posted.
+CALLS = "calls"
+
+
+@final
+@dataclass(frozen=True)
+class PostedCall:
+    """A call: how many were made by then, the checksum of all of them, which it is, and the user's line."""
+
+    count: int
+    chain: int
+    text: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.text} ({self.file}:{self.line})" if self.file else self.text
+
+
+@final
+@dataclass(frozen=True)
+class EagerWait:
+    """A collective of eager code that a rank waits in."""
+
+    ranks: tuple[int, ...]
+    count: int
+    call: PostedCall
+
+
+@final
+@dataclass(frozen=True)
+class PostedCalls:
+    """The calls of a rank, as it posts them."""
+
+    calls: tuple[PostedCall, ...]
+    begun: tuple[tuple[tuple[int, ...], int], ...] = ()
+    waits: EagerWait | None = None
+
+    @property
+    def last(self) -> PostedCall:
+        """The call that the rank was last in."""
+        return self.calls[-1] if self.waits is None else self.waits.call
+
+    def missed(self, other: PostedCalls, rank: int) -> PostedCall | None:
+        """The call that another rank makes in place of the collective that this one waits in; None if there is none."""
+        waits = self.waits
+        if waits is None or rank not in waits.ranks:
+            return None
+        if dict(other.begun).get(waits.ranks, 0) >= waits.count:
+            return None
+        later = (call for call in other.calls if call.count >= waits.call.count)
+        return next(later, None)
+
+    def __str__(self) -> str:
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def parse(text: str) -> PostedCalls:
+        """Read what `str` wrote."""
+        found = json.loads(text)
+        waits = found["waits"]
+        if waits is not None:
+            waits = EagerWait(tuple(waits["ranks"]), waits["count"], PostedCall(**waits["call"]))
+        calls = tuple(PostedCall(**each) for each in found["calls"])
+        return PostedCalls(calls, tuple((tuple(key), n) for key, n in found["begun"]), waits)
+
+
+@final
+class CallLog:
+    """The calls of this process so far."""
+
+    def __init__(self) -> None:
+        self.begun: Counter[tuple[int, ...]] = Counter()
+        self.waits: EagerWait | None = None
+        self._recent = deque([PostedCall(0, 0, "the beginning", "", 0)], maxlen=_KEPT)
+        # That makes the calls.
+        self._thread = threading.get_ident()
+        self._programs = 0
+
+    def enter(self, text: str) -> int:
+        """A call begins; gives the checksum of all calls so far."""
+        self._thread = threading.get_ident()
+        self._recent.append(self._next(text, user_line()))
+        return self.last.chain
+
+    def wait_for(self, ranks: tuple[int, ...], text: str) -> None:
+        """This process waits for long in the last collective of eager code that it has begun among `ranks`.
+
+        In another thread than that of the calls, it comes neither before nor after any of them.
+        """
+        if self._thread == threading.get_ident():
+            self.waits = EagerWait(ranks, self.begun[ranks], self._next(text, user_line()))
+
+    def begin_again(self) -> None:
+        """All ranks know that their calls differ: they are compared from here."""
+        self._recent[-1] = replace(self.last, chain=0)
+
+    def _next(self, text: str, line: tuple[str, int]) -> PostedCall:
+        last = self.last
+        return PostedCall(last.count + 1, zlib.crc32(text.encode(), last.chain), text, *line)
+
+    def new_program(self) -> int:
+        """The number of one more program, from 1."""
+        self._programs += 1
+        return self._programs
+
+    @property
+    def last(self) -> PostedCall:
+        """The call that runs, or was the last one."""
+        return self._recent[-1]
+
+    def posted(self) -> PostedCalls:
+        """The last calls, to be posted."""
+        return PostedCalls(tuple(self._recent), tuple(self.begun.items()), self.waits)
+
+    def parted(
+        self, other: PostedCalls, rank: int, peer: int
+    ) -> tuple[PostedCall, PostedCall] | None:
+        """The first call of this rank, `rank`, that differs from what another one posted: this rank's, and `peer`'s."""
+        theirs = {call.count: call for call in other.calls}
+        for own in self._recent:
+            call = theirs.get(own.count)
+            if call is not None and call.chain != own.chain:
+                return own, call
+        mine = self.posted()
+        missed, missing = mine.missed(other, peer), other.missed(mine, rank)
+        if missed is not None:
+            return mine.last, missed
+        return None if missing is None else (missing, other.last)
+
+
+def user_line() -> tuple[str, int]:
+    """File and line of the innermost frame that is neither weft's nor torch's nor Python's own."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno
+
+
+@cache
+def _is_library(file: str) -> bool:
+    return in_library(file) or file.startswith(_PYTHON)
+
+
+def posted_calls_text(
+    calls: CallLog, board: FailureStore, rank: int, ranks: tuple[int, ...]
+) -> Callable[[], str]:
+    """The function that tells, after a failure, in which call this rank is, and which were the last of others known."""
+
+    def tell() -> str:
+        last = {peer: board.posted(peer, CALLS) for peer in ranks if peer != rank}
+        texts = [
+            f"rank {peer} was last in {PostedCalls.parse(text).last}"
+            for peer, text in last.items()
+            if text
+        ]
+        if calls.last.text.startswith("step "):
+            texts.append(_UNEVEN)
+        return "; ".join(["", f"rank {rank} is in {calls.last}", *texts])
+
+    return tell
+
+
+def looking(
+    calls: CallLog, board: FailureStore, rank: int, ranks: tuple[int, ...]
+) -> Callable[[], None]:
+    """The function that a rank calls each second while it waits for others: say in which call it is, look at theirs."""
+
+    def look() -> None:
+        board.post(str(calls.posted()), CALLS)
+        for peer in ranks:
+            text = board.posted(peer, CALLS) if peer != rank else ""
+            found = calls.parted(PostedCalls.parse(text), rank, peer) if text else None
+            if found is not None:
+                end = f"; {_UNEVEN}" if found[0].text.startswith("step ") else ""
+                error = RankFailure(
+                    "the ranks make different calls, and wait for one another; every rank must make the same calls in "
+                    f"the same order: rank {rank} is in {found[0]}, rank {peer} in {found[1]}{end}"
+                )
+                board.announce(error)
+                raise error
+
+    return look
