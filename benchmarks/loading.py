@@ -1,24 +1,19 @@
 """Steps fed by a loader, beside steps of one batch that is there already, and beside torch's DataLoader and DDP.
 
-    PYTHONPATH=. OMP_NUM_THREADS=1 weft run -n 1 benchmarks/loading.py --work images --workers 1 --json runs/images.json
-    PYTHONPATH=. OMP_NUM_THREADS=1 weft run -n 2 benchmarks/loading.py --work tokens --json runs/tokens.json
+    PYTHONPATH=. OMP_NUM_THREADS=1 weft run -n 1 benchmarks/loading.py --work images --workers 1
+    PYTHONPATH=. OMP_NUM_THREADS=1 weft run -n 2 benchmarks/loading.py --work tokens
 
 Images are unpacked (zlib), cropped and mirrored at random; tokens are windows of a file that is mapped into memory.
-All sides take turns within the same processes. Where there are workers, one batch is stepped, too, while as many
-processes load the samples of each step and drop them: what a machine's cores leave of a step, whatever the loader.
+All sides take turns within the same processes.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
 import os
 import tempfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from itertools import count, cycle
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -32,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, default_collate
 
 import weft
-from benchmarks.measure import interleave, machine
+from benchmarks.measure import interleave, save
 from benchmarks.works.transformers import GPT
 
 SIDE, CUT, CLASSES = 72, 64, 10
@@ -81,20 +76,19 @@ class Windows(Dataset[tuple[Tensor, Tensor]]):
 
 
 def loss_fn(model: nn.Module, batch: Any) -> Tensor:
-    """Mean cross entropy."""
+    """Mean cross-entropy of classes or of tokens."""
     given, wanted = batch
     return cross_entropy(model(given).flatten(0, -2), wanted.flatten())
 
 
 def main() -> None:
-    """Measure, print and write."""
+    """Measure, print, and write `runs/bench/loading_<work>.json`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--work", choices=("images", "tokens"), required=True)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=6, help="of a side in a round")
-    parser.add_argument("--json", type=Path)
     o = parser.parse_args()
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     with tempfile.TemporaryDirectory() as folder:
@@ -103,20 +97,13 @@ def main() -> None:
         for end in ends:
             end()
     if rank == 0:
-        _tell(took, o)
-
-
-def _tell(kept: dict[str, list[float]], o: argparse.Namespace) -> None:
-    """Medians, and ratios of the same round."""
-    loaded = kept["weft, loaded"]
-    for name, each in kept.items():
-        ratio = median(other / own for other, own in zip(each, loaded, strict=True))
-        print(f"{name:32} {median(each) * 1e3:8.1f} ms a step; weft's loader {ratio:.3f} x as fast")
-    if o.json:
-        o.json.parent.mkdir(parents=True, exist_ok=True)
-        options = {name: value for name, value in vars(o).items() if name != "json"}
-        found = {"machine": machine(), "options": options, "seconds": kept}
-        o.json.write_text(json.dumps(found, indent=1))
+        loaded = took["weft, loaded"]
+        for name, each in took.items():
+            ratio = median(other / own for other, own in zip(each, loaded, strict=True))
+            print(
+                f"{name:18} {median(each) * 1e3:8.1f} ms a step; weft's loader {ratio:.3f} x as fast"
+            )
+        save(f"loading_{o.work}", {"options": vars(o), "seconds": took})
 
 
 def _sides(
@@ -140,38 +127,7 @@ def _sides(
         "weft, loaded": lambda: float(next(losses)),
         "torch, loaded": plain,
     }
-    if o.workers:
-        busy, end = _busy(o, dataset)
-        sides["weft, one batch, processes load"] = lambda: (busy(), float(program.step(batch)))
-        ends.append(end)
     return sides, [losses.close, program.close, *ends]
-
-
-def _busy(
-    o: argparse.Namespace, dataset: Dataset[Any]
-) -> tuple[Callable[[], object], Callable[[], object]]:
-    """Has a process load the samples of a batch, each process in its turn; and what ends them."""
-    context = multiprocessing.get_context("fork")
-    lines = [context.Pipe() for _ in range(o.workers)]
-    processes = [context.Process(target=_load, args=(far, dataset, o.batch)) for _, far in lines]
-    for process in processes:
-        process.daemon = True
-        process.start()
-    turn = cycle(own for own, _ in lines)
-    return lambda: next(turn).send(True), partial(_end, processes)
-
-
-def _end(processes: Sequence[Any]) -> None:
-    for each in processes:
-        each.kill()
-
-
-def _load(line: Any, dataset: Dataset[Any], size: int) -> None:
-    """The life of a process: load so many samples for each message, and drop them."""
-    torch.set_num_threads(1)
-    for begin in count(step=size):
-        line.recv()
-        default_collate([dataset[(begin + number) % SAMPLES] for number in range(size)])
 
 
 def _work(name: str, folder: Path) -> tuple[Dataset[Any], nn.Module]:

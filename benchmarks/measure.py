@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -43,18 +42,6 @@ def interleave(
             if number:
                 seconds[name].append((time.perf_counter() - start) / steps)
     return seconds
-
-
-def compare(seconds: Mapping[str, list[float]], ours: str, peer: str) -> dict[str, float]:
-    """Median seconds of both sides, and the median of the rounds' speeds relative to the peer (> 1: faster)."""
-    ratios = [theirs / mine for mine, theirs in zip(seconds[ours], seconds[peer], strict=True)]
-    return {
-        f"{ours}_seconds": statistics.median(seconds[ours]),
-        f"{peer}_seconds": statistics.median(seconds[peer]),
-        "speed_relative_to_peer": statistics.median(ratios),
-        "lowest_ratio": min(ratios),
-        "highest_ratio": max(ratios),
-    }
 
 
 def machine() -> dict[str, Any]:

@@ -9,10 +9,10 @@ from typing import Any, final
 import torch
 import transformers
 from torch import nn
-from torch.nn.functional import cross_entropy
 
 import weft
-from benchmarks.accuracy.residual import Residual, ResidualNet, class_loss
+from benchmarks.accuracy.residual import Residual, ResidualNet
+from benchmarks.works.work import class_loss
 from examples.gpt_model import GPT, loss_fn
 from weft.planning.stored_step import StoredStep
 
@@ -125,11 +125,7 @@ def mlp(width: int, layers: int, samples: int) -> weft.Job:
             "x": torch.empty(samples, width),
             "y": torch.empty(samples, dtype=torch.int64),
         }
-    return weft.Job(model, _classes, AdamW(model.parameters()), batch)
-
-
-def _classes(model: nn.Module, batch: Any) -> Any:
-    return cross_entropy(model(batch["x"]), batch["y"])
+    return weft.Job(model, class_loss, AdamW(model.parameters()), batch)
 
 
 def wide_resnet(channels: int, widening: int, images: int) -> weft.Job:

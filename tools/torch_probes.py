@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pkgutil import resolve_name
 from types import MappingProxyType
 from typing import Any, final
 
@@ -198,12 +200,50 @@ def _graph_names() -> bool:
     return graph._graph_namespace._obj_to_name[node] == "x"
 
 
-def _key(name: str) -> Probe:
-    return Probe("kernels by key", lambda: hasattr(torch._C.DispatchKey, name))
+# Names that have to be there, by reason; behind a colon the members of a module that weft reads.
+_THERE = {
+    "values of tensors past what is put in the way": (
+        *("torch._C.TensorBase.numpy", "torch._C.TensorBase.tolist"),
+    ),
+    "kernels by key": (
+        *("torch._C.DispatchKey.CompositeExplicitAutograd", "torch._C.DispatchKey.ADInplaceOrView"),
+        *("torch._C.DispatchKey.CompositeImplicitAutograd", "torch._C.DispatchKey.Conjugate"),
+        *("torch._C.DispatchKey.Negative", "torch._C.DispatchKey.Python"),
+    ),
+    "classes of nests": ("torch.utils._pytree.register_pytree_node",),
+    "as eager code decomposes": ("torch.utils._python_dispatch.autograd_would_have_decomposed",),
+    "whether Inductor compiles": ("torch.utils._triton:has_triton",),
+    "graphs that are traced again": ("torch.fx._lazy_graph_module._LazyGraphModule",),
+    "masks of transformers": ("torch.nn.modules.transformer._detect_is_causal_mask",),
+    "checkpoints of a step": ("torch.utils.checkpoint._checkpoint_without_reentrant_generator",),
+    "Inductor's context": ("torch._guards:tracing TracingContext",),
+    "flags while tracing": ("torch._dynamo.config:patch",),
+    "grids": ("torch._decomp.decompositions.affine_grid_generator",),
+    "compiled kernels": (
+        *("torch._inductor.codecache:_precompile_header", "torch._inductor.config:patch cpp"),
+        "torch._inductor.compile_fx:compile_fx_inner",
+        "torch._inductor.decomposition:select_decomp_table",
+    ),
+    "whether there is a compiler": ("torch._inductor.cpp_builder:get_cpp_compiler",),
+    "where kernels are kept": ("torch._inductor.runtime.cache_dir_utils:cache_dir",),
+    "where ranks meet": ("torch.distributed.distributed_c10d._get_default_store",),
+    "hooks of all optimizers": (
+        "torch.optim.optimizer._global_optimizer_post_hooks",
+        "torch.optim.optimizer._global_optimizer_pre_hooks",
+    ),
+}
 
 
-def _has(module: str, *names: str) -> Callable[[], bool]:
-    return lambda: all(hasattr(_module(module), name) for name in names)
+def _there(path: str, members: Sequence[str]) -> bool:
+    found = resolve_name(path)
+    return all(hasattr(found, name) for name in members)
+
+
+def _existing() -> Iterator[tuple[str, Probe]]:
+    for reason, names in _THERE.items():
+        for name in names:
+            path, _, members = name.partition(":")
+            yield path, Probe(reason, partial(_there, path, members.split()))
 
 
 def _pairs(**probes: Probe) -> dict[str, Probe]:
@@ -216,9 +256,6 @@ _TREES = _pairs(
     SequenceKey=Probe("names of leaves", lambda: _paths()[3].idx == 1),
     SUPPORTED_NODES=Probe("classes of nests", lambda: dict in pytree.SUPPORTED_NODES),
     TreeSpec=Probe("the form of nests", lambda: pytree.tree_structure(_tree()).num_leaves == 2),
-    register_pytree_node=Probe(
-        "classes of nests", _has("torch.utils._pytree", "register_pytree_node")
-    ),
     tree_flatten=Probe("leaves of nests", lambda: pytree.tree_flatten(_tree())[0] == [1, 2]),
     tree_flatten_with_path=Probe("names of leaves", lambda: len(_paths()) == 4),
     tree_leaves=Probe("leaves of nests", lambda: pytree.tree_leaves(_tree()) == [1, 2]),
@@ -233,19 +270,6 @@ _TREES = _pairs(
 )
 _CORE = {
     "torch._C.DisableTorchFunction": Probe("calls on plain tensors", _functions),
-    **{
-        f"torch._C.DispatchKey.{name}": _key(name)
-        for name in (
-            *("CompositeExplicitAutograd", "CompositeImplicitAutograd"),
-            *("ADInplaceOrView", "Conjugate", "Negative", "Python"),
-        )
-    },
-    **{
-        f"torch._C.TensorBase.{name}": Probe(
-            "values of tensors past what is put in the way", _has("torch._C", "TensorBase")
-        )
-        for name in ("numpy", "tolist")
-    },
     "torch._C._dispatch_tls_is_dispatch_key_excluded": Probe(
         "numbers that torch reads unseen",
         lambda: not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.Python),
@@ -278,42 +302,16 @@ _CORE = {
     "torch.autograd._get_sequence_nr": Probe("which forward a backward is of", _sequence),
     "torch.utils._python_dispatch.TorchDispatchMode": Probe("tracing", _modes),
     "torch.utils._python_dispatch._disable_current_modes": Probe("numbers while tracing", _modes),
-    "torch.utils._python_dispatch.autograd_would_have_decomposed": Probe(
-        "as eager code decomposes",
-        _has("torch.utils._python_dispatch", "autograd_would_have_decomposed"),
-    ),
-    "torch.utils._triton": Probe(
-        "whether Inductor compiles", _has("torch.utils._triton", "has_triton")
-    ),
-    "torch.fx._lazy_graph_module._LazyGraphModule": Probe(
-        "graphs that are traced again",
-        _has("torch.fx._lazy_graph_module", "_LazyGraphModule"),
-    ),
     "torch.fx._symbolic_trace._is_fx_tracing_flag": Probe(
         "graphs that are traced again",
         lambda: _module("torch.fx._symbolic_trace")._is_fx_tracing_flag is False,
-    ),
-    "torch.nn.modules.transformer._detect_is_causal_mask": Probe(
-        "masks of transformers",
-        _has("torch.nn.modules.transformer", "_detect_is_causal_mask"),
-    ),
-    "torch.utils.checkpoint._checkpoint_without_reentrant_generator": Probe(
-        "checkpoints of a step",
-        _has("torch.utils.checkpoint", "_checkpoint_without_reentrant_generator"),
     ),
     "torch.nn.modules.batchnorm._BatchNorm": Probe(
         "statistics of a batch",
         lambda: isinstance(nn.BatchNorm2d(1), _module("torch.nn.modules.batchnorm")._BatchNorm),
     ),
-    "torch._guards": Probe(
-        "Inductor's context", _has("torch._guards", "tracing", "TracingContext")
-    ),
-    "torch._dynamo.config": Probe("flags while tracing", _has("torch._dynamo.config", "patch")),
     "torch._decomp.core_aten_decompositions": Probe(
         "ops without a rule", lambda: len(_module("torch._decomp").core_aten_decompositions()) > 100
-    ),
-    "torch._decomp.decompositions.affine_grid_generator": Probe(
-        "grids", _has("torch._decomp.decompositions", "affine_grid_generator")
     ),
 }
 _RUNNING = {
@@ -337,27 +335,6 @@ _RUNNING = {
     "torch._fused_adam_": Probe("updates", _adam("_fused_adam_")),
     "torch._fused_adamw_": Probe("updates", _adam("_fused_adamw_")),
     "torch._fused_sgd_": Probe("updates", _sgd),
-    "torch._inductor.codecache": Probe(
-        "compiled kernels", _has("torch._inductor.codecache", "_precompile_header")
-    ),
-    "torch._inductor.compile_fx": Probe(
-        "compiled kernels", _has("torch._inductor.compile_fx", "compile_fx_inner")
-    ),
-    "torch._inductor.config": Probe(
-        "compiled kernels", _has("torch._inductor.config", "patch", "cpp")
-    ),
-    "torch._inductor.cpp_builder": Probe(
-        "whether there is a compiler", _has("torch._inductor.cpp_builder", "get_cpp_compiler")
-    ),
-    "torch._inductor.decomposition": Probe(
-        "compiled kernels", _has("torch._inductor.decomposition", "select_decomp_table")
-    ),
-    "torch._inductor.runtime.cache_dir_utils": Probe(
-        "where kernels are kept", _has("torch._inductor.runtime.cache_dir_utils", "cache_dir")
-    ),
-    "torch.distributed.distributed_c10d._get_default_store": Probe(
-        "where ranks meet", _has("torch.distributed.distributed_c10d", "_get_default_store")
-    ),
     "torch.ops.aten._assert_async": _aten("_assert_async", "self", "assert_msg"),
     "torch.ops.aten._ctc_loss": _aten("_ctc_loss", "log_probs", "targets", "input_lengths"),
     "torch.ops.aten._ctc_loss_backward": _aten("_ctc_loss_backward", "grad", "log_probs"),
@@ -379,14 +356,6 @@ _RUNNING = {
             ),
             torch.full((2, 4), 3.0),
         ),
-    ),
-    "torch.optim.optimizer._global_optimizer_post_hooks": Probe(
-        "hooks of all optimizers",
-        _has("torch.optim.optimizer", "_global_optimizer_post_hooks"),
-    ),
-    "torch.optim.optimizer._global_optimizer_pre_hooks": Probe(
-        "hooks of all optimizers",
-        _has("torch.optim.optimizer", "_global_optimizer_pre_hooks"),
     ),
     "torch.utils._foreach_utils._get_fused_kernels_supported_devices": Probe(
         "where fused updates run",
@@ -444,4 +413,4 @@ _MEMBERS = {
         )
     },
 }
-PROBES = MappingProxyType({**_CORE, **_TREES, **_RUNNING, **_MEMBERS})
+PROBES = MappingProxyType({**dict(_existing()), **_CORE, **_TREES, **_RUNNING, **_MEMBERS})

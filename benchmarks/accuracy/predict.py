@@ -15,8 +15,9 @@ import torch
 
 import weft
 from benchmarks.accuracy.decoder import Decoder, Form, token_loss
-from benchmarks.accuracy.residual import Residual, ResidualNet, class_loss
+from benchmarks.accuracy.residual import Residual, ResidualNet
 from benchmarks.accuracy.row import Row
+from benchmarks.works.work import class_loss
 from weft.planning.stored_step import StoredStep
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 _STAGES = (3, 4, 6, 3)
 _EXPANDED = 4
@@ -78,8 +77,3 @@ class ResidualNet(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(self.stem(x)).mean((2, 3)))
-
-
-def class_loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
-    """Mean cross-entropy over a batch of images."""
-    return cross_entropy(model(batch["x"]), batch["y"])

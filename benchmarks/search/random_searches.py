@@ -11,11 +11,9 @@ outcome of each seed stands in the file given by `--json`; seeds that stand ther
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import traceback
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -25,14 +23,16 @@ import torch
 from torch import Tensor, nn
 
 import weft
-from benchmarks.search.small import UnrolledTwice, loss
+from benchmarks.search.small import UnrolledTwice
+from benchmarks.works.work import Batch, class_loss
+from tools.model_cases import Training, loss_distance
 from weft.errors import UserError
 from weft.hardware import default_device
 from weft.planning.machine import Machine, machine_of
 from weft.strategy.strategy import Strategy
 
 TOPOLOGIES = ("h100", "v100", "flexflow-k80", "flexflow-p100")
-STEPS = 3
+STEPS, WIDTH, CLASSES = 3, 16, 8
 # So many searches after which all so far are counted.
 EACH = 50
 # Outcomes that are none to worry about.
@@ -43,46 +43,27 @@ FINE = ("ran", "none found")
 class ResidualBlock(nn.Module):
     """Two layers and a norm, added to what comes in."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
-        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Of the shape of x."""
         found: Tensor = x + self.down(torch.relu(self.up(self.norm(x))))
         return found
 
 
-@final
-class Stacked(nn.Module):
+def stacked(blocks: int) -> nn.Module:
     """Blocks, and a head for classes."""
-
-    def __init__(self, blocks: int, width: int) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(ResidualBlock(width) for _ in range(blocks))
-        self.head = nn.Linear(width, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scores [samples, 8], of [samples, width]."""
-        for block in self.blocks:
-            x = block(x)
-        found: Tensor = self.head(x)
-        return found
+    body = nn.Sequential(*(ResidualBlock() for _ in range(blocks)))
+    return nn.Sequential(OrderedDict(blocks=body, head=nn.Linear(WIDTH, CLASSES)))
 
 
-@final
-class Images(nn.Module):
+def images() -> nn.Module:
     """A convolution, a pool and a layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.head = nn.Conv2d(2, 4, 3, padding=1), nn.Linear(64, 8)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Scores [samples, 8], of [samples, 2, 8, 8]."""
-        found: Tensor = self.head(nn.functional.max_pool2d(torch.relu(self.conv(x)), 2).flatten(1))
-        return found
+    conv, head = nn.Conv2d(2, 4, 3, padding=1), nn.Linear(64, CLASSES)
+    rest = {"act": nn.ReLU(), "pool": nn.MaxPool2d(2), "flat": nn.Flatten(), "head": head}
+    return nn.Sequential(OrderedDict(conv=conv, **rest))
 
 
 @final
@@ -98,13 +79,22 @@ class Case:
     """
 
     model: nn.Module
-    batch: dict[str, Tensor]
+    batch: Batch
     machine: Machine
     options: dict[str, Any]
 
-    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """A new one."""
-        return torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4)
+    def search(self, **options: Any) -> weft.SearchResult:
+        """What a search finds.
+
+        Raises:
+            UserError: nothing fits.
+        """
+        job = weft.Job(self.model, class_loss, adamw(self.model), self.batch)
+        return weft.search(job, self.machine, **options)
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-4)
 
 
 def case_of(seed: int) -> Case:
@@ -113,23 +103,22 @@ def case_of(seed: int) -> Case:
     torch.manual_seed(seed)
     samples = random.choice((4, 8, 16))
     kind = random.choice(("stack", "stack", "images", "words"))
-    x = torch.randn(samples, 16)
-    model: nn.Module = Stacked(random.choice((1, 2, 4)), 16)
+    x = torch.randn(samples, WIDTH)
+    model = stacked(random.choice((1, 2, 4)))
     if kind == "images":
-        model, x = Images(), torch.randn(samples, 2, 8, 8)
+        model, x = images(), torch.randn(samples, 2, 8, 8)
     if kind == "words":
-        model, x = UnrolledTwice(8, 16), torch.randint(8, (samples, 2))
+        model, x = UnrolledTwice(CLASSES, WIDTH), torch.randint(CLASSES, (samples, 2))
     devices = random.choice((2, 4))
     name = random.choice((*TOPOLOGIES, "usual"))
-    usual = name == "usual"
-    costs = default_device("cpu") if usual else machine_of(f"{name}x{devices}").costs
+    costs = default_device("cpu") if name == "usual" else machine_of(f"{name}x{devices}").costs
     options = {
         "fixed": _fixed(random),
         "seed": seed,
         "moves": random.choice((1, 5, 20, 60)),
         "every_rank": random.random() < 0.7,
     }
-    batch = {"x": x, "y": torch.randint(8, (samples,))}
+    batch = {"x": x, "y": torch.randint(CLASSES, (samples,))}
     return Case(model, batch, Machine(costs, costs, devices, "cpu"), options)
 
 
@@ -151,24 +140,17 @@ def _fixed(random: Random) -> Strategy:
     return Strategy(**drawn)
 
 
-def limited(case: Case, random: Random) -> dict[str, Any]:
-    """The options, in some searches with a limit between the least memory that is known and that of the quickest."""
-    if random.random() < 0.5:
-        return case.options
-    found = weft.search(_job(case, case.model), case.machine, **case.options)
-    held = [each.memory for each in found.tried if each.memory is not None]
-    return {**case.options, "memory_limit": random.randint(min(held), max(held))}
-
-
-def _job(case: Case, model: nn.Module) -> weft.Job:
-    return weft.Job(model, loss, case.optimizer(model), case.batch)
-
-
 def outcome(case: Case, random: Random) -> str:
     """The outcome: "ran", "none found" where the search finds nothing, or what is wrong, in words."""
+    options = dict(case.options)
     try:
-        options = limited(case, random)
-        found = weft.search(_job(case, case.model), case.machine, **options)
+        if (
+            random.random() >= 0.5
+        ):  # a limit between the least memory that is known and that of the quickest
+            tried = case.search(**options).tried
+            held = [each.memory for each in tried if each.memory is not None]
+            options["memory_limit"] = random.randint(min(held), max(held))
+        found = case.search(**options)
     except UserError as error:
         return f"none found: {str(error)[:60]}"
     limit, told = options.get("memory_limit"), found.simulation.memory
@@ -179,46 +161,24 @@ def outcome(case: Case, random: Random) -> str:
 
 def ran(case: Case, strategy: Strategy) -> str:
     """Says "ran" where a strategy trains as plain PyTorch does and holds what its plan says; else what is wrong."""
-    expected = plain_losses(case)
+    training = Training(case.model, class_loss, [case.batch] * STEPS, adamw)
+    expected, _ = training.plainly(1)
     stages = strategy.stages
-    named = not isinstance(stages, int) and bool(stages)
-    ranks = (
-        sorted({rank for stage in stages for rank in stage.placement.ranks})  # type: ignore[union-attr]
-        if named
-        else torch.arange(torch.tensor(strategy.grid).prod().item())
-        .reshape(*strategy.grid)
-        .tolist()
-    )
-    model = copy.deepcopy(case.model)
+    named = () if isinstance(stages, int) else stages
+    ranks = torch.arange(torch.tensor(strategy.grid).prod().item()).reshape(*strategy.grid).tolist()
+    if named:
+        ranks = sorted({rank for stage in named for rank in stage.placement.ranks})  # type: ignore[union-attr]
     with weft.local_world(torch.tensor(ranks).numel()):
-        program = weft.compile(
-            *(model, loss, case.optimizer(model), case.batch),
-            placement=weft.placement("cpu", ranks),
-            strategy=strategy,
-        )
+        program = training.compile(ranks, strategy)
         losses = [program.step(case.batch).item() for _ in range(STEPS)]
-        parts = [
-            each.measured.peak / each.predicted.peak for each in program.memory() if each.measured
+        memory = [
+            (one.measured.peak, one.predicted.peak) for one in program.memory() if one.measured
         ]
         program.close()
-    if any(abs(one - two) > 1e-4 * abs(two) for one, two in zip(losses, expected, strict=True)):
+    if loss_distance(losses, expected) > 1e-4:
         return f"losses {losses} in place of {expected}"
-    if max(parts) > 1:
-        return f"more memory than the plan says: {max(parts):.3f} of it"
-    return "ran"
-
-
-def plain_losses(case: Case) -> list[float]:
-    """Of plain PyTorch."""
-    model = copy.deepcopy(case.model)
-    optimizer, found = case.optimizer(model), []
-    for _ in range(STEPS):
-        optimizer.zero_grad()
-        value = loss(model, case.batch)
-        value.backward()
-        optimizer.step()
-        found.append(value.item())
-    return found
+    most = max(measured / predicted for measured, predicted in memory)
+    return "ran" if most <= 1 else f"more memory than the plan says: {most:.3f} of it"
 
 
 def tried(seed: int) -> str:
@@ -228,18 +188,6 @@ def tried(seed: int) -> str:
     except Exception as error:
         traceback.print_exc()
         return f"{type(error).__name__}: {error}"
-
-
-def kind_of(said: str) -> str:
-    """An outcome without what stands only for one seed."""
-    return said.partition(":")[0]
-
-
-def write(path: Path, outcomes: Mapping[int, str]) -> None:
-    """Write the outcomes of seeds, and how many there are of each kind, most first."""
-    counts = dict(Counter(map(kind_of, outcomes.values())).most_common())
-    said = {"searches": len(outcomes), "counts": counts, "outcomes": dict(sorted(outcomes.items()))}
-    path.write_text(json.dumps(said, indent=1) + "\n")
 
 
 def main() -> None:
@@ -252,18 +200,22 @@ def main() -> None:
     known: dict[int, str] = {}
     if chosen.json and chosen.json.exists():
         known = {int(k): x for k, x in json.loads(chosen.json.read_text())["outcomes"].items()}
-    seeds = range(chosen.seed, chosen.seed + chosen.searches)
-    for seed in (each for each in seeds if each not in known):
+    new = set(range(chosen.seed, chosen.seed + chosen.searches)) - known.keys()
+    for number, seed in enumerate(sorted(new), 1):
         said = known[seed] = tried(seed)
-        if kind_of(said) not in FINE:
+        # Without what stands only for one seed, most first.
+        counts = dict(Counter(each.partition(":")[0] for each in known.values()).most_common())
+        if said.partition(":")[0] not in FINE:
             print(f"seed {seed}: {said[:300]}", flush=True)
         if chosen.json:
-            write(chosen.json, known)
-        if len(known) % EACH == 0:
-            print(
-                f"{len(known)} searches: {dict(Counter(map(kind_of, known.values())))}", flush=True
-            )
-    print(f"{len(known)} searches: {dict(Counter(map(kind_of, known.values())))}", flush=True)
+            told = {
+                "searches": len(known),
+                "counts": counts,
+                "outcomes": dict(sorted(known.items())),
+            }
+            chosen.json.write_text(json.dumps(told, indent=1) + "\n")
+        if number % EACH == 0 or number == len(new):
+            print(f"{len(known)} searches: {counts}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, max_pool2d, relu
+from torch.nn.functional import max_pool2d, relu
 
 import weft
+from benchmarks.works.work import class_loss
 
 
 @final
@@ -46,11 +47,6 @@ class UnrolledTwice(nn.Module):
         return found
 
 
-def loss(model: nn.Module, batch: Any) -> Tensor:
-    """The mean cross entropy of a batch {"x": inputs, "y": classes}."""
-    return cross_entropy(model(batch["x"]), batch["y"])
-
-
 def lenet(samples: int) -> weft.Job:
     """LeNet, trained by SGD."""
     batch = {"x": torch.randn(samples, 1, 28, 28), "y": torch.randint(10, (samples,))}
@@ -64,4 +60,4 @@ def rnnlm(samples: int, words: int = 1000, width: int = 256) -> weft.Job:
 
 
 def _job(model: nn.Module, batch: Any) -> weft.Job:
-    return weft.Job(model, loss, torch.optim.SGD(model.parameters(), lr=0.1), batch)
+    return weft.Job(model, class_loss, torch.optim.SGD(model.parameters(), lr=0.1), batch)

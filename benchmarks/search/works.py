@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from benchmarks.search.workloads.recurrent import TIME, Sequences
 from benchmarks.works.table import WORKS as BENCHED
-from benchmarks.works.table import class_loss, examples, texts, token_loss
-from benchmarks.works.work import Work
+from benchmarks.works.table import examples, texts
+from benchmarks.works.work import Work, class_loss, token_loss
 from examples.models.alexnet import AlexNet
 
 # Images of the least side: most parameters are in the fully connected layers, as in the whole AlexNet.

@@ -29,6 +29,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.systems.system import Job, System
 from benchmarks.works.work import Batch, Work
+from examples.models.wide_deep import WideDeep
 
 Plan = dict[str, ParallelStyle]
 
@@ -121,7 +122,7 @@ def table_plan(spread: bool) -> Plan:
     """
     out = Shard(0) if spread else Replicate()
     split = RowwiseParallel(input_layouts=Replicate(), output_layouts=out)
-    return {"wide_table": split, "deep_table": split}
+    return {"wide": split, "deep": split}
 
 
 def summed(_: object, bucket: Any) -> torch.futures.Future[Tensor]:
@@ -146,11 +147,11 @@ def laid_out(job: Job, mesh: DeviceMesh, tune: bool) -> tuple[nn.Module, Batch, 
     work, own = job.work, 1.0
     model: Any = work.model()
     batch, part = work.batch(), job.part()
-    if hasattr(model, "deep_table"):
+    if isinstance(model, WideDeep):
         plan = table_plan(spread=tune)
         if tune:
-            model.deep, own = data_parallel(model.deep), 1 / job.ranks
-            batch = {**part, "categories": batch["categories"]}
+            model.layers, own = data_parallel(model.layers), 1 / job.ranks  # type: ignore[assignment]
+            batch = {**part, "ids": batch["ids"]}
     elif hasattr(model, "backbone") and tune:
         plan = head_plan(model, Shard(0))
         model.backbone = data_parallel(model.backbone)

@@ -6,34 +6,23 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import cross_entropy
 
 from benchmarks.works.llama import Llama
-from benchmarks.works.models import Cells, Language, ResNet, Softmax, WideDeep, mlp
+from benchmarks.works.models import Cells, Softmax, mlp, resnet
 from benchmarks.works.transformers import BERT, GPT
-from benchmarks.works.work import Batch, Work, sgd
+from benchmarks.works.work import Batch, Work, class_loss, sgd, token_loss
+from examples.models import wide_deep
+from examples.models.recurrent import LanguageModel
 
 LABELLED = 0.15  # of the tokens of a text are predicted by BERT (Devlin et al., arXiv 1810.04805)
 IGNORED = -100
 SWIGLU = ("blocks.*.feed.gate", "blocks.*.feed.up")
 
 
-def class_loss(model: nn.Module, batch: Batch) -> Tensor:
-    return cross_entropy(model(batch["x"]), batch["y"])
-
-
-def token_loss(model: nn.Module, batch: Batch) -> Tensor:
-    return cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"].flatten())
-
-
 def masked_loss(model: nn.Module, batch: Batch) -> Tensor:
     logits = model(batch["x"], batch["mask"])
     return cross_entropy(logits.flatten(0, 1), batch["y"].flatten(), ignore_index=IGNORED)
-
-
-def click_loss(model: nn.Module, batch: Batch) -> Tensor:
-    logits = model(batch["categories"], batch["numbers"])
-    return binary_cross_entropy_with_logits(logits, batch["y"])
 
 
 def examples(count: int, shape: tuple[int, ...], classes: int) -> Batch:
@@ -54,14 +43,6 @@ def masked_texts(count: int, length: int, vocabulary: int) -> Batch:
     chosen = order[:, : max(1, int(LABELLED * length / 2))]
     labels = torch.full_like(tokens, IGNORED).scatter(1, chosen, tokens.gather(1, chosen))
     return {"x": tokens.masked_fill(labels != IGNORED, 0), "mask": mask, "y": labels}
-
-
-def clicks(count: int, rows: int, fields: int, numbers: int) -> Batch:
-    return {
-        "categories": torch.randint(rows, (count, fields)),
-        "numbers": torch.randn(count, numbers),
-        "y": torch.randint(2, (count,)).float(),
-    }
 
 
 def mlp_work(width: int, layers: int, count: int) -> Work:
@@ -140,7 +121,7 @@ def bert_work(layers: int, width: int, length: int, count: int, vocabulary: int)
 
 def resnet_work(depths: tuple[int, ...], width: int, size: int, count: int) -> Work:
     return Work(
-        make=partial(ResNet, depths, width, 100),
+        make=partial(resnet, depths, width, 100),
         make_batch=partial(examples, count, (3, size, size), 100),
         loss_fn=class_loss,
         optimizer=sgd,
@@ -153,7 +134,7 @@ def lstm_work(
     vocabulary: int, width: int, layers: int, length: int, count: int, fused: bool = True
 ) -> Work:
     return Work(
-        make=partial(Language if fused else Cells, vocabulary, width, layers),
+        make=partial(LanguageModel if fused else Cells, vocabulary, width, layers),
         make_batch=partial(texts, count, length, vocabulary),
         loss_fn=token_loss,
     )
@@ -161,10 +142,10 @@ def lstm_work(
 
 def wide_deep_work(rows: int, width: int, hidden: int, count: int) -> Work:
     return Work(
-        make=partial(WideDeep, rows, width, 26, 13, hidden),
-        make_batch=partial(clicks, count, rows, 26, 13),
-        loss_fn=click_loss,
-        tables=["wide_table.weight", "deep_table.weight"],
+        make=partial(wide_deep.WideDeep, rows, width=width, hidden=(hidden, hidden // 2)),
+        make_batch=partial(wide_deep.batch, count, 1, rows),
+        loss_fn=wide_deep.loss,
+        tables=["wide.weight", "deep.weight"],
     )
 
 

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.functional import cross_entropy
 from torch.optim import Optimizer
 
 Batch = dict[str, Tensor]
@@ -21,6 +22,16 @@ def sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
     every = list(parameters)
     fused = not any(isinstance(each, DTensor) for each in every)
     return torch.optim.SGD(every, lr=1e-2, momentum=0.9, fused=fused)
+
+
+def class_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """Mean cross-entropy of a batch {"x": inputs, "y": classes}."""
+    return cross_entropy(model(batch["x"]), batch["y"])
+
+
+def token_loss(model: nn.Module, batch: Batch) -> Tensor:
+    """The same of all tokens, both of shape (batch, length)."""
+    return cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"].flatten())
 
 
 @dataclass(frozen=True)

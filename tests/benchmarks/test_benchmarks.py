@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks import planning
-from benchmarks.measure import compare, interleave
+from benchmarks.measure import interleave
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,27 +54,9 @@ def test_every_case_of_planning_has_a_strategy_for_its_ranks() -> None:
             assert sorted(ranks or case.placement.ranks) == list(case.placement.ranks), name
 
 
-@pytest.mark.thorough
-@pytest.mark.slow
-def test_eager_overhead(tmp_path: Path) -> None:
-    run(tmp_path, "-m", "benchmarks.eager_overhead", "--rounds", "1", "--steps", "2")
-    found = result(tmp_path, "eager_overhead")
-    assert list(found) == ["no_grad", "forward", "forward_backward", "machine"]
-    assert found["forward"]["weft_us_per_op"] == pytest.approx(
-        found["forward"]["weft_seconds"] / 30 * 1e6
-    )
-
-
 def test_rounds_alternate_and_the_first_does_not_count() -> None:
     calls: list[str] = []
     sides = {"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}
     seconds = interleave(sides, rounds=2, steps=1, before=lambda: calls.append("."))
     assert "".join(calls) == ".b.a.a.b.b.a"
     assert {name: len(times) for name, times in seconds.items()} == {"a": 2, "b": 2}
-
-
-def test_the_ratio_is_that_of_the_same_round() -> None:
-    found = compare({"a": [1.0, 2.0, 8.0], "b": [2.0, 4.0, 8.0]}, ours="a", peer="b")
-    assert found["speed_relative_to_peer"] == 2.0
-    assert (found["lowest_ratio"], found["highest_ratio"]) == (1.0, 2.0)
-    assert (found["a_seconds"], found["b_seconds"]) == (2.0, 4.0)

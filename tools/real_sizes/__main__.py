@@ -3,9 +3,7 @@
 python -m tools.real_sizes                       every row (many minutes)
 python -m tools.real_sizes --short               a few rows of every kind, a minute
 python -m tools.real_sizes --only "Llama 3 8B*"  rows whose names match; may be repeated
-python -m tools.real_sizes --json FILE           every figure, and what asked for the bytes; rows that stand in
-                                                 the file and are not planned again stay
-python -m tools.real_sizes --page FILE           the table as a page, with the rows of the JSON file
+python -m tools.real_sizes --page FILE           the table as a page
 
 Nothing runs and nothing is downloaded. Exits with 1 when a row fails.
 """
@@ -22,7 +20,6 @@ from pathlib import Path
 os.environ["HF_HUB_OFFLINE"] = "1"  # everything is made from configs
 
 from tools.real_sizes.page import COMMAND, SOURCES, line_of, page_of
-from tools.real_sizes.record import json_of, merged, results_of
 from tools.real_sizes.rows import all_rows, short_rows
 from tools.real_sizes.run import Result, results
 from tools.scores.stamp import stamp_now
@@ -35,12 +32,10 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--short", action="store_true")
     parser.add_argument("--only", action="append", metavar="PATTERN")
-    parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--page", type=Path, metavar="FILE")
     told = parser.parse_args(arguments)
     warnings.simplefilter("ignore")
     rows = short_rows() if told.short else all_rows()
-    old = results_of(told.json.read_text()) if told.json and told.json.exists() else []
     found: list[Result] = []
     stamp = stamp_now(COMMAND, SOURCES)
     patterns = told.only or ["*"]
@@ -48,10 +43,8 @@ def main(arguments: list[str]) -> int:
     for result in results(chosen):
         found.append(result)
         print(line_of(result), flush=True)
-        if told.json:
-            told.json.write_text(json_of(merged(old, found)))
         if told.page:
-            told.page.write_text(page_of(merged(old, found), stamp))
+            told.page.write_text(page_of(found, stamp))
     failed = sum(result.fails for result in found)
     print(
         f"{len(found) - failed} of {len(found)} plans are as the textbook says, or better, or explained"

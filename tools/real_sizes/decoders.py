@@ -4,33 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-import transformers
-from torch import nn
-
-from tools.real_sizes.family import Family, tokens_batch
+from tools.real_sizes.family import Family, on_meta, tokens_batch
 from tools.real_sizes.language import attention_of, decoder, sizes_of
-
-
-def _mpt(layers: int, tokens: int) -> nn.Module:
-    config = transformers.MptConfig(
-        d_model=4096,
-        n_heads=32,
-        n_layers=layers,
-        expansion_ratio=4,
-        max_seq_len=tokens,
-        vocab_size=50432,
-        use_cache=False,
-    )
-    with torch.device("meta"):
-        return transformers.MptForCausalLM(config)
-
-
-def _gptj(layers: int, tokens: int) -> nn.Module:
-    config = transformers.GPTJConfig(n_layer=layers, n_positions=tokens, use_cache=False)
-    with torch.device("meta"):
-        return transformers.GPTJForCausalLM(config)
-
 
 _FALCON: dict[str, Any] = {
     "hidden_size": 8192,
@@ -73,7 +48,16 @@ DECODERS = (
     Family(
         "MPT 7B",
         "huggingface.co/mosaicml/mpt-7b",
-        _mpt,
+        lambda layers, tokens: on_meta(
+            *("Mpt", "MptForCausalLM"),
+            d_model=4096,
+            n_heads=32,
+            expansion_ratio=4,
+            vocab_size=50432,
+            n_layers=layers,
+            max_seq_len=tokens,
+            use_cache=False,
+        ),
         tokens_batch,
         32,
         4096,
@@ -103,7 +87,9 @@ DECODERS = (
     Family(
         "GPT-J 6B",
         "huggingface.co/EleutherAI/gpt-j-6b",
-        _gptj,
+        lambda layers, tokens: on_meta(
+            "GPTJ", "GPTJForCausalLM", n_layer=layers, n_positions=tokens, use_cache=False
+        ),
         tokens_batch,
         28,
         4096,

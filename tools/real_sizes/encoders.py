@@ -5,61 +5,52 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 
-from tools.real_sizes.family import Batch, Family, tokens_batch
+from tools.real_sizes.family import Batch, Family, on_meta, tokens_batch
 
 _PATCHES = (224 // 16) ** 2
 # Whisper: positions of 30 s of sound behind the two convolutions, and before the second of them.
 _SOUND, _FRAMES = 1500, 3000
 
 
-def _config(name: str, **sizes: Any) -> Any:
-    """A config with the arguments that all families share, which classes do not declare."""
-    return getattr(transformers, f"{name}Config")(**sizes)
+# What BERT and ViT, Whisper and BART have in common.
+_LARGE = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
+
+
+def _two_halves(layers: int, heads: int, inner: int) -> dict[str, Any]:
+    """Sizes of an encoder and a decoder that share the layers."""
+    own = {"layers": layers // 2, "attention_heads": heads, "ffn_dim": inner}
+    return {f"{half}_{name}": x for half in ("encoder", "decoder") for name, x in own.items()}
 
 
 def _bert(layers: int, tokens: int) -> nn.Module:
-    config = transformers.BertConfig(
+    return on_meta(
+        *("Bert", "BertForMaskedLM"),
+        **_LARGE,
         vocab_size=30522,
-        hidden_size=1024,
         num_hidden_layers=layers,
-        num_attention_heads=16,
-        intermediate_size=4096,
         max_position_embeddings=tokens,
     )
-    with torch.device("meta"):
-        return transformers.BertForMaskedLM(config)
 
 
 def _t5(layers: int, tokens: int) -> nn.Module:
-    config = _config(
-        "T5",
+    return on_meta(
+        *("T5", "T5ForConditionalGeneration"),
         vocab_size=32128,
         d_model=1024,
         d_kv=128,
         d_ff=16384,
-        num_layers=layers // 2,
         num_heads=32,
+        num_layers=layers // 2,
         decoder_start_token_id=0,
         use_cache=False,
     )
-    with torch.device("meta"):
-        return transformers.T5ForConditionalGeneration(config)
 
 
 def _vit(layers: int, tokens: int) -> nn.Module:
-    config = _config(
-        "ViT",
-        hidden_size=1024,
-        num_hidden_layers=layers,
-        num_attention_heads=16,
-        intermediate_size=4096,
-        num_labels=1000,
-    )
-    with torch.device("meta"):
-        return transformers.ViTForImageClassification(config)
+    head = "ViTForImageClassification"
+    return on_meta("ViT", head, **_LARGE, num_hidden_layers=layers, num_labels=1000)
 
 
 def _images(sequences: int, tokens: int) -> Batch:
@@ -71,21 +62,15 @@ def _images(sequences: int, tokens: int) -> Batch:
 
 
 def _whisper(layers: int, tokens: int) -> nn.Module:
-    config = transformers.WhisperConfig(
+    return on_meta(
+        *("Whisper", "WhisperForConditionalGeneration"),
         vocab_size=51866,
         num_mel_bins=128,
         d_model=1280,
-        encoder_layers=layers // 2,
-        decoder_layers=layers // 2,
-        encoder_attention_heads=20,
-        decoder_attention_heads=20,
-        encoder_ffn_dim=5120,
-        decoder_ffn_dim=5120,
-        max_target_positions=tokens,
         use_cache=False,
+        **_two_halves(layers, 20, 5120),
+        max_target_positions=tokens,
     )
-    with torch.device("meta"):
-        return transformers.WhisperForConditionalGeneration(config)
 
 
 def _sounds(sequences: int, tokens: int) -> Batch:
@@ -100,32 +85,23 @@ def _whisper_attention(layers: int, tokens: int) -> int:
 
 
 def _bart(layers: int, tokens: int) -> nn.Module:
-    config = _config(
-        "Bart",
+    return on_meta(
+        *("Bart", "BartForConditionalGeneration"),
         vocab_size=50265,
         d_model=1024,
-        encoder_layers=layers // 2,
-        decoder_layers=layers // 2,
-        encoder_attention_heads=16,
-        decoder_attention_heads=16,
-        encoder_ffn_dim=4096,
-        decoder_ffn_dim=4096,
-        max_position_embeddings=tokens,
         dropout=0.0,
         use_cache=False,
+        **_two_halves(layers, 16, 4096),
+        max_position_embeddings=tokens,
     )
-    with torch.device("meta"):
-        return transformers.BartForConditionalGeneration(config)
 
 
 def _deberta(layers: int, tokens: int) -> nn.Module:
-    config = _config(
-        "DebertaV2",
+    return on_meta(
+        *("DebertaV2", "DebertaV2ForMaskedLM"),
+        **_LARGE,
         vocab_size=128100,
-        hidden_size=1024,
         num_hidden_layers=layers,
-        num_attention_heads=16,
-        intermediate_size=4096,
         max_position_embeddings=tokens,
         relative_attention=True,
         position_buckets=256,
@@ -134,8 +110,6 @@ def _deberta(layers: int, tokens: int) -> nn.Module:
         pos_att_type="p2c|c2p",
         position_biased_input=False,
     )
-    with torch.device("meta"):
-        return transformers.DebertaV2ForMaskedLM(config)
 
 
 ENCODERS = (

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
+import transformers
 from torch import nn
 
 from weft import patterns
@@ -115,6 +116,14 @@ class Family:
 def matches(name: str, named: tuple[str, ...]) -> bool:
     """Whether a parameter belongs to a module, or is a parameter, that some pattern names."""
     return any(patterns.covers(one, name) for one in named)
+
+
+def on_meta(name: str, model: str, **sizes: Any) -> nn.Module:
+    """A model of `transformers` on the meta device, `name` its config's class without "Config"."""
+    config = getattr(transformers, f"{name}Config")(**sizes)
+    with torch.device("meta"):
+        found: nn.Module = getattr(transformers, model)(config)
+    return found
 
 
 def tokens_batch(sequences: int, tokens: int) -> Batch:

@@ -6,11 +6,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import torch
-import transformers
 from torch import nn
 
-from tools.real_sizes.family import Family, tokens_batch
+from tools.real_sizes.family import Family, on_meta, tokens_batch
 
 _QKV = ("*.q_proj", "*.k_proj", "*.v_proj")
 _GATED = {"columns": (*_QKV, "*.gate_proj", "*.up_proj"), "rows": ("*.o_proj", "*.down_proj")}
@@ -21,12 +19,8 @@ _TIED: dict[str, int | None] = {"*norm*": 0, "*.bias": 0}
 
 
 def _build(name: str, sizes: dict[str, Any], layers: int, tokens: int) -> nn.Module:
-    config = getattr(transformers, f"{name}Config")(
-        num_hidden_layers=layers, max_position_embeddings=tokens, use_cache=False, **sizes
-    )
-    with torch.device("meta"):
-        model: nn.Module = getattr(transformers, f"{name}ForCausalLM")(config)
-    return model
+    own = {"num_hidden_layers": layers, "max_position_embeddings": tokens, "use_cache": False}
+    return on_meta(name, f"{name}ForCausalLM", **own, **sizes)
 
 
 def attention_of(width: int) -> Callable[[int, int], int]:
@@ -77,14 +71,6 @@ def sizes_of(
         "pad_token_id": None,
         **more,
     }
-
-
-def _gpt2(layers: int, tokens: int) -> nn.Module:
-    config = transformers.GPT2Config(
-        n_embd=1600, n_layer=layers, n_head=25, n_positions=tokens, use_cache=False
-    )
-    with torch.device("meta"):
-        return transformers.GPT2LMHeadModel(config)
 
 
 _SPARSE: dict[str, Any] = {
@@ -159,7 +145,14 @@ LANGUAGE = (
     Family(
         "GPT-2 XL",
         "Radford et al. 2019, table 2",
-        _gpt2,
+        lambda layers, tokens: on_meta(
+            *("GPT2", "GPT2LMHeadModel"),
+            n_embd=1600,
+            n_head=25,
+            use_cache=False,
+            n_layer=layers,
+            n_positions=tokens,
+        ),
         tokens_batch,
         48,
         1600,

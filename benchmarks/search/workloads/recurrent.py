@@ -77,16 +77,6 @@ class Translator(nn.Module):
         return logits
 
 
-def class_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Mean cross-entropy of the classes of texts."""
-    return cross_entropy(model(batch["x"]), batch["y"])
-
-
-def token_loss(model: nn.Module, batch: Batch) -> Tensor:
-    """Mean cross-entropy of all tokens."""
-    return cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"].flatten())
-
-
 def pair_loss(model: nn.Module, batch: Batch) -> Tensor:
     """Mean cross-entropy of all target tokens."""
     logits = model(batch["source"], batch["target"])

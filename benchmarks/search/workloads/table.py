@@ -17,10 +17,9 @@ from benchmarks.search.workloads.recurrent import (
     WORDS,
     Sequences,
     Translator,
-    class_loss,
     pair_loss,
-    token_loss,
 )
+from benchmarks.works.work import class_loss, token_loss
 from examples.models.alexnet import AlexNet
 from examples.models.images import loss as image_loss
 from examples.models.inception import Inception
