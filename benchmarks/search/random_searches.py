@@ -167,7 +167,7 @@ def ran(case: Case, strategy: Strategy) -> str:
     named = () if isinstance(stages, int) else stages
     ranks = torch.arange(torch.tensor(strategy.grid).prod().item()).reshape(*strategy.grid).tolist()
     if named:
-        ranks = sorted({rank for stage in named for rank in stage.placement.ranks})  # type: ignore[union-attr]
+        ranks = sorted({rank for stage in named for rank in stage.placement.ranks})
     with weft.local_world(torch.tensor(ranks).numel()):
         program = training.compile(ranks, strategy)
         losses = [program.step(case.batch).item() for _ in range(STEPS)]

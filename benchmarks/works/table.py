@@ -144,7 +144,7 @@ def wide_deep_work(rows: int, width: int, hidden: int, count: int) -> Work:
     return Work(
         make=partial(wide_deep.WideDeep, rows, width=width, hidden=(hidden, hidden // 2)),
         make_batch=partial(wide_deep.batch, count, 1, rows),
-        loss_fn=wide_deep.loss,
+        loss_fn=wide_deep.loss,  # type: ignore[arg-type]
         tables=["wide.weight", "deep.weight"],
     )
 

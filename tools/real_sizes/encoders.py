@@ -15,7 +15,7 @@ _SOUND, _FRAMES = 1500, 3000
 
 
 # What BERT and ViT, Whisper and BART have in common.
-_LARGE = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
+_LARGE: dict[str, Any] = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
 
 
 def _two_halves(layers: int, heads: int, inner: int) -> dict[str, Any]:
