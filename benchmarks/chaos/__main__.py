@@ -72,6 +72,11 @@ class Fault:
     how: str
     damage: str
 
+    def __str__(self) -> str:
+        where = f"rank {self.rank} of {self.ranks}, {self.moment} {self.count}"
+        after = f", newest checkpoint {self.damage}" if self.damage else ""
+        return f"{self.how} at {where}{after}"
+
 
 class Outcome(NamedTuple):
     """What was found after a fault.
@@ -87,6 +92,10 @@ class Outcome(NamedTuple):
     came: bool
     again: int
     seconds: float
+
+    def __str__(self) -> str:
+        came = f"{self.again} steps again" if self.came else "its moment never came"
+        return f"{'; '.join(self.wrong) or f'ok, {came}'} ({self.seconds:.1f} s)"
 
 
 def drawn(number: int, seed: int) -> Fault:
@@ -112,58 +121,43 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     o = parser.parse_args()
     expected, until = undisturbed(), time.monotonic() + 60 * o.minutes
-    if o.cuts:
-        return _cuts(range(o.first, o.first + o.cuts), o.seed, expected, until)
     rows: list[dict[str, Any]] = []
-    for number in range(o.first, o.first + o.faults):
+    for number in range(o.first, o.first + (o.cuts or o.faults)):
         if time.monotonic() > until:
             break
-        fault = drawn(number, o.seed)
+        fault = drawn_cut(number, o.seed) if o.cuts else drawn(number, o.seed)
         outcome = tried(fault, expected)
         rows.append({**asdict(fault), **outcome._asdict()})
-        print(_line(fault, outcome), flush=True)
+        print(f"{number}: {fault}: {outcome}", flush=True)
         if o.json:
             o.json.write_text(json.dumps({"machine": machine(), "faults": rows}, indent=1))
     wrong = [row for row in rows if row["wrong"]]
     came = Counter(row["how"] for row in rows if row["came"])
     hows = ", ".join(f"{how} {number}" for how, number in sorted(came.items()))
     print(f"{came.total()} faults that came, of {len(rows)} ({hows})")
-    print(
-        f"{len(wrong)} after which something was wrong; at most {max(r['again'] for r in rows)} steps made again"
-    )
+    most = max(row["again"] for row in rows)
+    print(f"{len(wrong)} after which something was wrong; at most {most} steps made again")
     return int(bool(wrong))
 
 
-def _cuts(numbers: range, seed: int, expected: Expected, until: float) -> int:
-    """Try cuts of networks; returns 1 when something was wrong after one."""
-    found: list[list[str]] = []
-    for number in numbers:
-        if time.monotonic() > until:
-            break
-        cut = drawn_cut(number, seed)
-        wrong, seconds = tried_cut(cut, expected)
-        found.append(wrong)
-        print(f"{number}: {cut}: {'; '.join(wrong) or 'ok'} ({seconds:.1f} s)", flush=True)
-    print(f"{len(found)} cuts, {sum(map(bool, found))} after which something was wrong")
-    return int(any(found))
-
-
-def tried_cut(cut: Cut, expected: Expected) -> tuple[list[str], float]:
-    """Make a run with a cut; what is wrong after it, and the seconds that it took."""
+def tried(fault: Fault | Cut, expected: Expected) -> Outcome:
+    """Make a run with a fault, and say what is wrong after it."""
     with tempfile.TemporaryDirectory(prefix="chaos-") as made:
         folder, temporary = Path(made, "run"), Path(made, "tmp")
         folder.mkdir()
         temporary.mkdir()
         there, begun = set(Path("/dev/shm").iterdir()), time.monotonic()
-        run = run_cut(cut, folder, {MARK: _mark(cut), "TMPDIR": str(temporary)})
+        variables = {MARK: _mark(fault), "TMPDIR": str(temporary)}
+        if isinstance(fault, Cut):
+            code, said, wrong = _cut(fault, folder, variables)
+        else:
+            code, said, wrong = _run(fault, folder, variables)
         seconds = time.monotonic() - begun
         last = folder / "last.safetensors"
         state = load_file(last) if last.exists() else {}
-        wrong = list(wrong_with(folder, run.code, run.said, expected, state))
-        if cut.seconds < UNNOTICED and (run.restarts or any(run.others)):
-            wrong.append(f"{run.restarts} restarts, exit codes {run.others} after so short a cut")
-        wrong += _left_behind(cut, there, temporary)
-        return wrong, seconds
+        found = [*wrong_with(folder, code, said, expected, state), *wrong]
+        found += _left_behind(fault, there, temporary)
+        return Outcome(found, (folder / "done").exists(), _again(folder), seconds)
 
 
 def _left_behind(fault: Fault | Cut, there: set[Path], temporary: Path) -> Iterator[str]:
@@ -172,14 +166,6 @@ def _left_behind(fault: Fault | Cut, there: set[Path], temporary: Path) -> Itera
     yield from (f"{path.name} is left in TMPDIR" for path in temporary.iterdir())
     new = set(Path("/dev/shm").iterdir()) - there
     yield from (f"{path} is left" for path in new if path.exists())
-
-
-def _line(fault: Fault, outcome: Outcome) -> str:
-    where = f"rank {fault.rank} of {fault.ranks}, {fault.moment} {fault.count}"
-    after = f", newest checkpoint {fault.damage}" if fault.damage else ""
-    came = f"{outcome.again} steps again" if outcome.came else "its moment never came"
-    told = "; ".join(outcome.wrong) or f"ok, {came}"
-    return f"{fault.number}: {fault.how} at {where}{after}: {told} ({outcome.seconds:.1f} s)"
 
 
 class Expected(NamedTuple):
@@ -208,25 +194,6 @@ def undisturbed() -> Expected:
     return Expected(samples, losses, state)
 
 
-def tried(fault: Fault, expected: Expected) -> Outcome:
-    """Make a run with a fault, and say what is wrong after it."""
-    with tempfile.TemporaryDirectory(prefix="chaos-") as made:
-        folder, temporary = Path(made, "run"), Path(made, "tmp")
-        folder.mkdir()
-        temporary.mkdir()
-        (folder / "fault.json").write_text(json.dumps(asdict(fault)))
-        there, begun = set(Path("/dev/shm").iterdir()), time.monotonic()
-        code, said, damaged = _run(fault, folder, temporary)
-        seconds = time.monotonic() - begun
-        last = folder / "last.safetensors"
-        state = load_file(last) if last.exists() else {}
-        wrong = list(wrong_with(folder, code, said, expected, state))
-        wrong += untold(fault, damaged, _steps(folder), said)
-        wrong += _left_behind(fault, there, temporary)
-        again = _again(folder)
-        return Outcome(wrong, (folder / "done").exists(), again, seconds)
-
-
 def untold(fault: Fault, damaged: str, steps: Sequence[int], said: str) -> Iterator[str]:
     """What a run has not named: the rank that failed, where ranks went on; a damaged checkpoint that it passed over.
 
@@ -244,19 +211,19 @@ def untold(fault: Fault, damaged: str, steps: Sequence[int], said: str) -> Itera
         yield f"{damaged} is damaged, and not named"
 
 
-def _run(fault: Fault, folder: Path, temporary: Path) -> tuple[int, str, str]:
-    """The exit code, what was said, and the name of the checkpoint that was damaged; -1 after `LIMIT` seconds."""
+def _run(fault: Fault, folder: Path, variables: Mapping[str, str]) -> tuple[int, str, list[str]]:
+    """The exit code, what was said, and what was not; -1 after `LIMIT` seconds."""
+    (folder / "fault.json").write_text(json.dumps(asdict(fault)))
     command = [sys.executable, "-m", "weft", "run", "-n", str(fault.ranks), "--restarts", "3"]
     command += ["--timeout", str(SILENCE)]
     command += ["--min-ranks", str(fault.ranks - 1)] if fault.fewer else []
-    environment = {**os.environ, MARK: _mark(fault), "TMPDIR": str(temporary)}
     damaging, log = _Damage(fault, folder), folder / "said"
     # A file: a pipe that nobody reads holds up who writes much.
-    with log.open("w") as said:
+    with log.open("w") as opened:
         process = subprocess.Popen(
             [*command, str(SCRIPT), str(folder)],
-            env=environment,
-            stdout=said,
+            env={**os.environ, **variables},
+            stdout=opened,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
@@ -268,7 +235,17 @@ def _run(fault: Fault, folder: Path, temporary: Path) -> tuple[int, str, str]:
     if code is None:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    return -1 if code is None else code, log.read_text(errors="replace"), damaging.name
+    said = log.read_text(errors="replace")
+    wrong = list(untold(fault, damaging.name, _steps(folder), said))
+    return -1 if code is None else code, said, wrong
+
+
+def _cut(cut: Cut, folder: Path, variables: dict[str, str]) -> tuple[int, str, list[str]]:
+    """The same of a run with a cut."""
+    run = run_cut(cut, folder, variables)
+    noticed = cut.seconds < UNNOTICED and (run.restarts or any(run.others))
+    told = f"{run.restarts} restarts, exit codes {run.others} after so short a cut"
+    return run.code, run.said, [told] if noticed else []
 
 
 class _Damage:
