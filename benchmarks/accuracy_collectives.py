@@ -21,8 +21,8 @@ from typing import Any
 
 from benchmarks.fit_collectives import Point, fitted
 from weft.hardware.collectives import collective_seconds
-from weft.hardware.topology import Topology, topology
-from weft.hardware.topology.machine import ANY, LinkKind, LinkProtocol, NodeGroup
+from weft.hardware.topology import ANY, LinkKind, LinkProtocol, NodeGroup, Topology
+from weft.hardware.topology_files import topology
 from weft.units import Bytes, Seconds
 
 # Rank counts whose rows the catalogue's calibration was fitted to.

@@ -12,7 +12,7 @@ from weft.actors import Act, Begin, Driver, Event, QueueMachine, Ready, Released
 from weft.actors.invariants import check_rank
 from weft.errors import InternalError
 from weft.ir.plan import COMPUTE, HOST, Order, RankPlan
-from weft.simulator.timing.one_step import SimulatedStep, Timed
+from weft.simulator.clock import SimulatedStep, Timed
 from weft.units import Seconds
 
 # Number `place` of a communicator's queue, for a micro-batch.

@@ -18,7 +18,7 @@ from weft.compiler.schedule.credits import enough_slots, fewest_slots, preset_sl
 from weft.compiler.schedule.presets import Preset
 from weft.errors import InternalError
 from weft.ir.plan import Compute, LocalCall, LocalValue, RankPlan, Register
-from weft.simulator.timing.one_step import simulate_step
+from weft.simulator.clock import simulate_step
 from weft.strategy.parts import Schedule
 from weft.units import Seconds
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from weft.hardware.kinds.device_kinds import DEVICES, device_kinds, read_yaml
-from weft.hardware.topology.reading import LINKS, topologies
+from weft.hardware.devices import DEVICES, device_kinds, read_yaml
+from weft.hardware.topology_files import LINKS, topologies
 
 PAGE = Path(__file__).parents[1] / "docs" / "catalogue.md"
 HEAD = """# Catalogue of hardware

@@ -28,10 +28,10 @@ from weft.ir.logical import Call
 from weft.layout import Partial
 from weft.planning.machine import machine_of
 from weft.planning.stored_step import StoredStep
-from weft.search.bounds.lower_bounds import LowerBounds
 from weft.search.budget import Budget
-from weft.search.evaluation.evaluator import Evaluator
-from weft.search.evaluation.measures import Measures
+from weft.search.evaluator import Evaluator
+from weft.search.lower_bounds import LowerBounds
+from weft.search.measures import Measures
 from weft.search.moves.local_search import improve
 from weft.search.moves.sequences import StrategyMove
 from weft.search.state import SearchState

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from weft.layout import placement as placement
     from weft.layout import split as split
     from weft.ops import rule as rule
-    from weft.planning.simulated import simulate as simulate
+    from weft.planning.plans import simulate as simulate
     from weft.program import Buckets as Buckets
     from weft.program import Checkpoints as Checkpoints
     from weft.program import Job as Job
@@ -72,7 +72,7 @@ _NAMES = {
     "weft.capture": "hint stage",
     "weft.layout": "Placement broadcast partial placement split",
     "weft.ops": "rule",
-    "weft.planning.simulated": "simulate",
+    "weft.planning.plans": "simulate",
     "weft.program": "Buckets Checkpoints Job Loader Packed Program Step Weights compile fit release",
     "weft.program.loop": "logs",
     "weft.runtime.world.world": "local_world",

@@ -14,7 +14,7 @@ from strategies import durations, law, looped_plans, pipeline_plans
 from weft.actors import Act, RankDriver
 from weft.actors.dependencies import dependencies_in_step
 from weft.ir.plan import Communicate, Hold, RankPlan
-from weft.simulator.timing.one_step import SimulatedStep, Timed, simulate_step
+from weft.simulator.clock import SimulatedStep, Timed, simulate_step
 
 
 def in_time(timeline: Sequence[Timed]) -> Iterator[tuple[bool, Act]]:

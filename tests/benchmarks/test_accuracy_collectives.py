@@ -16,7 +16,7 @@ from benchmarks.accuracy_collectives import (
     table,
 )
 from benchmarks.fit_collectives import Point, fitted
-from weft.hardware.topology import topology
+from weft.hardware.topology_files import topology
 
 
 def lines(seconds, ranks=(2, 4), gpu="v100"):

@@ -15,10 +15,9 @@ from search.jobs import layers
 from weft.atomic_files import write_atomically
 from weft.cli import search as command
 from weft.cli.main import app
-from weft.search.evaluation.evaluator import Evaluator
-from weft.search.log import SearchLog
+from weft.search.evaluator import Evaluator
 from weft.search.record import SearchRecord
-from weft.search.state import SearchState
+from weft.search.state import SearchLog, SearchState
 from weft.strategy.strategy import Strategy
 
 BLOCKED = "import sys; sys.modules['torch'] = None; from weft.cli.main import app; app()"

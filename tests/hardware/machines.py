@@ -6,7 +6,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from weft.hardware.topology import Topology, parse_topology
+from weft.hardware.topology import Topology
+from weft.hardware.topology_files import parse_topology
 
 KINDS = ("cpu", "v100-sxm2-16gb", "h100-sxm-80gb")
 IN_SWITCH = {"in_switch": {"base_microseconds": 5, "share": 0.7}}

@@ -12,8 +12,7 @@ import pytest
 from mutations import mutated
 from weft.errors import UserError
 from weft.hardware import measured_store
-from weft.hardware.costs import Cost
-from weft.hardware.default_costs import default_device
+from weft.hardware.costs import Cost, default_device
 from weft.hardware.durations import call_text, exchange_text
 from weft.hardware.measured_costs import (
     MeasuredCosts,

@@ -12,6 +12,7 @@ from weft.hardware import DefaultDevice, default_device
 from weft.hardware.measured_costs import MeasuredCosts, Measurements, Roofline, Sample
 from weft.hardware.measured_store import store_measurements, this_machine
 from weft.hardware.planning_costs import (
+    TopologyCosts,
     _topologies,
     behind_links,
     bucket_bytes,
@@ -19,8 +20,7 @@ from weft.hardware.planning_costs import (
     costs_at_hand,
     costs_text,
 )
-from weft.hardware.topology import topologies, topology
-from weft.hardware.topology_costs import TopologyCosts
+from weft.hardware.topology_files import topologies, topology
 from weft.units import Seconds
 
 FACTS = {"device": "cpu", "ranks": 2, "processes": 2, "threads": 1}

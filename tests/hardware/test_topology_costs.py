@@ -6,10 +6,9 @@ import pytest
 
 from weft.errors import UserError
 from weft.hardware.collectives import collective_seconds, transfer_seconds
-from weft.hardware.kinds.device_kinds import device_kind
-from weft.hardware.kinds.roofline import call_seconds, update_seconds
-from weft.hardware.topology import parse_topology, topology
-from weft.hardware.topology_costs import TopologyCosts
+from weft.hardware.devices import call_seconds, device_kind, update_seconds
+from weft.hardware.planning_costs import TopologyCosts
+from weft.hardware.topology_files import parse_topology, topology
 from weft.ops import OpCall, Operand, TensorSpec
 from weft.units import Bytes
 

@@ -13,8 +13,7 @@ from weft.errors import UserError
 from weft.ops.call import OpCall
 from weft.ops.factors import Factors, bind
 from weft.ops.rule import has_rule
-from weft.planning.declared import declare, rules_for
-from weft.planning.stored_step import StoredStep
+from weft.planning.stored_step import StoredStep, declare, rules_for
 
 OP = "mylib.mm.default"
 TEXT = LINEAR.replace("aten.mm.default", OP)

@@ -30,8 +30,7 @@ from weft.compiler.context import PassCache
 from weft.errors import StrategyError
 from weft.hardware import default_device
 from weft.layout import Placement
-from weft.planning.plans import plan_stored, priced_step
-from weft.planning.simulated import planned_step
+from weft.planning.plans import plan_stored, planned_step, priced_step
 from weft.planning.stored_step import StoredStep
 
 DATA = weft.data_parallel()

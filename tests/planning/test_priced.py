@@ -14,9 +14,8 @@ from weft.hardware import default_device
 from weft.hardware.measured_costs import MeasuredCosts, Measurements
 from weft.ir.plan import Compute
 from weft.layout import Placement
-from weft.planning.plans import PricedStep, plan_stored, priced_step
-from weft.planning.simulated import planned_step
-from weft.simulator.steps.planned import PlannedStep
+from weft.planning.plans import PricedStep, plan_stored, planned_step, priced_step
+from weft.simulator.planned import PlannedStep
 
 CPU = default_device("cpu")
 

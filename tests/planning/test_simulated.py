@@ -18,10 +18,9 @@ from weft.hardware import default_device
 from weft.hardware.durations import exchange_text
 from weft.hardware.measured_costs import Measurements, SizedSample
 from weft.hardware.measured_store import store_measurements, this_machine
-from weft.hardware.topology import topology
+from weft.hardware.topology_files import topology
 from weft.layout import Placement
-from weft.planning.plans import plan_stored
-from weft.planning.simulated import planned_step, simulate_stored
+from weft.planning.plans import plan_stored, planned_step, simulate_stored
 from weft.units import Bytes, Seconds
 
 PIPELINE = replace(weft.data_parallel(), stages=2, micro_batches=2)

@@ -13,10 +13,9 @@ from models import GPT, token_batch, token_loss
 from weft.compiler.pipeline import Compiled
 from weft.layout import Placement
 from weft.planning.machine import machine_of
-from weft.planning.plans import plan_stored
-from weft.planning.simulated import simulate_stored
+from weft.planning.plans import plan_stored, simulate_stored
 from weft.planning.stored_step import StoredStep
-from weft.simulator.results.simulation import Simulation
+from weft.simulator.simulation import Simulation
 from weft.strategy.strategy import Strategy
 
 

@@ -12,7 +12,7 @@ from report.reported import planned
 from weft.compiler.memory.order import moments_of
 from weft.compiler.memory.walk import levels, memory
 from weft.report.memory_rows import memory_rows
-from weft.simulator.timing.one_step import Timed
+from weft.simulator.clock import Timed
 from weft.strategy.strategy import Strategy
 from weft.traces.rows import Level, RankTrace, StepSpan
 from weft.units import Bytes, Seconds

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from weft.report.timelines import MOST_SLICES, UNIT, Timelines, from_work
-from weft.simulator.results.facts import PathAct
+from weft.simulator.facts import PathAct
 from weft.traces.rows import Kind, RankTrace, Slice, StepSpan
 from weft.units import Seconds
 

@@ -19,9 +19,8 @@ from weft.runtime.executor import rank_executor
 from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.executor.work import Rank, Work
 from weft.runtime.recording import Record
-from weft.simulator.timing.clock import run
-from weft.simulator.timing.one_step import simulate_step
-from weft.simulator.timing.tasks import Tasks, in_ticks, tasks_of
+from weft.simulator.clock import run, simulate_step
+from weft.simulator.tasks import Tasks, in_ticks, tasks_of
 
 pytestmark = pytest.mark.timeout(60)
 

@@ -12,16 +12,16 @@ from torch.nn.functional import cross_entropy
 
 import weft
 from models import GPT, token_batch, token_loss
-from weft.hardware.topology.machine import Topology
+from weft.hardware.topology import Topology
 from weft.planning.machine import machine_of
 from weft.planning.stored_step import StoredStep
-from weft.search.bounds.lower_bounds import LowerBounds
 from weft.search.budget import Budget
-from weft.search.evaluation.evaluator import Evaluator
-from weft.search.evaluation.measures import Measures
-from weft.search.space.candidate import Candidate
-from weft.search.space.candidate_table import CandidateTable
-from weft.search.space.fixed_entries import space_of
+from weft.search.candidate import Candidate
+from weft.search.candidate_table import CandidateTable
+from weft.search.evaluator import Evaluator
+from weft.search.lower_bounds import LowerBounds
+from weft.search.measures import Measures
+from weft.search.space import space_of
 from weft.search.state import SearchState
 from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.hardware.topology.reading import parse_topology
+from weft.hardware.topology_files import parse_topology
 
 _SWITCH = [{"name": "switch", "latency_microseconds": 1}]
 

@@ -8,13 +8,13 @@ import pytest
 import weft
 from search.jobs import arranged, begun, decoder, layers, least_memory_of, many_classes, reserve
 from weft.search.budget import Budget
+from weft.search.candidate import Candidate
+from weft.search.candidate_table import CandidateTable, kinds_of
 from weft.search.enumeration import SLOWER_BEFORE, Enumeration
 from weft.search.estimate import Estimates
-from weft.search.evaluation.evaluator import Evaluator
-from weft.search.evaluation.measures import Measures, Refused
+from weft.search.evaluator import Evaluator
+from weft.search.measures import Measures, Refused
 from weft.search.record import Learned
-from weft.search.space.candidate import Candidate
-from weft.search.space.candidate_table import CandidateTable, kinds_of
 from weft.search.state import NO_TIME, NOT_QUICKER, SearchState
 from weft.strategy.strategy import Strategy
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from search.jobs import begun, decoder, layers, planned
+from weft.search.candidate import Candidate
+from weft.search.candidate_table import CandidateTable
 from weft.search.estimate import Estimates, roofline
-from weft.search.evaluation.measures import Measures, Refused
+from weft.search.measures import Measures, Refused
 from weft.search.record import Learned, Probe
-from weft.search.space.candidate import Candidate
-from weft.search.space.candidate_table import CandidateTable
-from weft.search.space.fixed_entries import space_of
+from weft.search.space import space_of
 from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds

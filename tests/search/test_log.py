@@ -10,9 +10,8 @@ import pytest
 import weft
 from search.jobs import begun, layers
 from weft.errors import UserError
-from weft.search.evaluation.measures import Longer, Measures, Refused
-from weft.search.log import Best
-from weft.search.state import SearchState
+from weft.search.measures import Longer, Measures, Refused
+from weft.search.state import Best, SearchState
 from weft.strategy.strategy import Strategy
 from weft.units import Seconds
 

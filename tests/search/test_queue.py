@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from search.jobs import arranged, begun, decoder, layers, reserve
-from weft.search.evaluation.measures import Measures, Refused
+from weft.search.candidate import Candidate
+from weft.search.candidate_table import CandidateTable
+from weft.search.measures import Measures, Refused
 from weft.search.queue import CandidateQueue
 from weft.search.record import Probe
-from weft.search.space.candidate import Candidate
-from weft.search.space.candidate_table import CandidateTable
 from weft.units import Bytes, Seconds
 
 FLAT = [Candidate(2), Candidate(2, micro_batches=2), Candidate(2, micro_batches=4), Candidate(1)]

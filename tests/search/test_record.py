@@ -14,11 +14,11 @@ import weft
 from mutations import mutated
 from search.jobs import layers
 from weft.errors import UserError
-from weft.hardware.topology import topology
+from weft.hardware.topology_files import topology
 from weft.planning.machine import machine_of
-from weft.search.evaluation.measures import Longer, Measures, Refused
+from weft.search.candidate import Candidate
+from weft.search.measures import Longer, Measures, Refused
 from weft.search.record import Learned, Probe, SearchRecord
-from weft.search.space.candidate import Candidate
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
 

@@ -25,10 +25,10 @@ from search.jobs import (
     many_classes,
 )
 from weft.errors import StrategyError, UserError
-from weft.search.evaluation.evaluator import Evaluator
-from weft.search.evaluation.measures import Measures, Refused
-from weft.search.space.candidate import Candidate
-from weft.search.space.fixed_entries import space_of
+from weft.search.candidate import Candidate
+from weft.search.evaluator import Evaluator
+from weft.search.measures import Measures, Refused
+from weft.search.space import space_of
 from weft.strategy.strategy import Strategy
 
 

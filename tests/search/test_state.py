@@ -12,12 +12,12 @@ from search.jobs import arranged, begun, decoder, layers
 from weft.errors import UserError
 from weft.search import budget
 from weft.search.budget import Budget
+from weft.search.candidate import Candidate
 from weft.search.estimate import Estimates
-from weft.search.evaluation.evaluator import Evaluator
-from weft.search.evaluation.measures import Measures
+from weft.search.evaluator import Evaluator
+from weft.search.measures import Measures
 from weft.search.record import Learned
-from weft.search.space.candidate import Candidate
-from weft.search.space.fixed_entries import space_of
+from weft.search.space import space_of
 from weft.search.state import NO_MOVES, NO_ROOM, NO_TIME, SearchState
 
 QUICK = replace(weft.data_parallel(), grid=(2,))

@@ -13,15 +13,15 @@ import pytest
 
 from search.jobs import arranged, begun, decoder, layers, reserve
 from weft.search import tuning
+from weft.search.candidate import Candidate
+from weft.search.candidate_table import CandidateTable
 from weft.search.enumeration import Enumeration
 from weft.search.estimate import Estimates, roofline
-from weft.search.evaluation.measures import Measures
-from weft.search.log import Best
+from weft.search.measures import Measures
 from weft.search.moves import local_search
 from weft.search.moves.local_search import LocalSearch
 from weft.search.moves.neighbours import Neighbours
-from weft.search.space.candidate import Candidate
-from weft.search.space.candidate_table import CandidateTable
+from weft.search.state import Best
 from weft.strategy.strategy import data_parallel
 from weft.units import Bytes, Seconds
 

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 
 from strategies import durations, law, looped_plans, pipeline_plans
 from weft.ir.plan import RankPlan
-from weft.simulator.results.facts import critical_path, propagate
-from weft.simulator.timing.clock import run
-from weft.simulator.timing.one_step import simulate_step
-from weft.simulator.timing.tasks import Tasks, in_ticks, tasks_of
+from weft.simulator.clock import run, simulate_step
+from weft.simulator.facts import critical_path, propagate
+from weft.simulator.tasks import Tasks, in_ticks, tasks_of
 
 STEPS = 3
 

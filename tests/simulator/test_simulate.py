@@ -13,9 +13,9 @@ from weft.hardware import default_device
 from weft.hardware.cost_overrides import parse_cost_overrides
 from weft.hardware.costs import Capacity, Contention, Cost, Costs
 from weft.simulator import simulate
+from weft.simulator.clock import run
 from weft.simulator.simulate import SteadySteps
-from weft.simulator.timing.clock import run
-from weft.simulator.timing.tasks import tasks_of
+from weft.simulator.tasks import tasks_of
 from weft.units import Bytes, Seconds
 
 CPU = default_device("cpu")

@@ -22,8 +22,8 @@ from weft.planning.progress import display_options, is_terminal
 from weft.planning.stored_step import StoredStep
 from weft.report import Report, write_report
 from weft.report.content import REPORT
-from weft.search.outcome.result import SearchResult
 from weft.search.record import SearchRecord
+from weft.search.result import SearchResult
 from weft.search.search import limited, search
 from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy

@@ -10,11 +10,10 @@ from typing import final
 from weft.atomic_files import write_making_folder
 from weft.cli.planned import PlanOptions
 from weft.hardware.cost_overrides import read_cost_overrides
-from weft.planning.plans import priced_step
+from weft.planning.plans import planned_step, priced_step
 from weft.planning.progress import uncollected
-from weft.planning.simulated import planned_step
 from weft.report import Report, write_report
-from weft.simulator.results.simulation import Simulation
+from weft.simulator.simulation import Simulation
 from weft.traces.events import joined_notes, trace_events
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, TypeAlias, final
 
 from weft.errors import UserError, wrong
-from weft.hardware.kinds.device_kinds import read_yaml
+from weft.hardware.devices import read_yaml
 from weft.ir.plan_nodes import COLLECTIVE_KINDS
 from weft.schema import OneOf, read
 from weft.units import Seconds

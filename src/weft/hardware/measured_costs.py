@@ -16,8 +16,7 @@ from typing import Annotated, NamedTuple, TypeAlias, final
 
 from weft.cached import cached_property
 from weft.errors import UNREADABLE, UserError, wrong
-from weft.hardware.costs import NO_SLOWDOWN, Capacity, Contention, Cost, Groups, Sent
-from weft.hardware.default_costs import DefaultDevice
+from weft.hardware.costs import NO_SLOWDOWN, Capacity, Contention, Cost, DefaultDevice, Groups, Sent
 from weft.hardware.durations import call_text, exchange_text
 from weft.ir.plan_nodes import CollectiveKind
 from weft.ops import OpCall

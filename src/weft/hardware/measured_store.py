@@ -17,7 +17,7 @@ from pathlib import Path
 
 from weft.errors import UserError
 from weft.folders import FOLDER, chosen_folder, default_folder
-from weft.hardware.default_costs import default_device
+from weft.hardware.costs import default_device
 from weft.hardware.measured_costs import (
     DEVICE,
     PROCESSES,

@@ -1,6 +1,7 @@
-"""The one place that decides by which costs a step is planned on the devices at hand.
+"""Costs on a topology, and the one place that decides by which costs a step is planned on the devices at hand.
 
-On CPUs those that `weft measure` keeps of the machine, settled (`weft.hardware.measured_costs`); on CUDA those of the
+On a topology calls take the seconds of each device's kind, exchanges those of the links between the devices. At hand
+are, on CPUs, the costs that `weft measure` keeps of the machine (`weft.hardware.measured_costs`); on CUDA those of the
 catalogue, by the name of the device; else the usual figures of the device type. A topology that is named is planned by
 its own costs. With `WEFT_PLAN_COSTS=usual` nothing that was measured counts.
 """
@@ -8,21 +9,49 @@ its own costs. With `WEFT_PLAN_COSTS=usual` nothing that was measured counts.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import final
 
-from weft.errors import wrong
-from weft.hardware.costs import Costs
-from weft.hardware.default_costs import DefaultDevice, default_device, links_text
-from weft.hardware.kinds.device_kinds import read_yaml
+from weft.cached import cached_property
+from weft.errors import UserError, wrong
+from weft.hardware.collectives import (
+    CollectiveLinks,
+    TransferLinks,
+    collective_seconds,
+    transfer_seconds,
+)
+from weft.hardware.costs import (
+    Capacity,
+    Contention,
+    Cost,
+    Costs,
+    DefaultDevice,
+    Groups,
+    Sent,
+    default_device,
+    is_launched,
+    links_text,
+)
+from weft.hardware.devices import (
+    DeviceKind,
+    call_seconds,
+    device_kind,
+    read_yaml,
+    update_seconds,
+    without_peak,
+)
 from weft.hardware.measured_costs import MeasuredCosts
 from weft.hardware.measured_store import load_measurements
-from weft.hardware.topology import topology
-from weft.hardware.topology_costs import TopologyCosts
+from weft.hardware.topology import Topology
+from weft.hardware.topology_files import topology
+from weft.ir.plan_nodes import CollectiveKind
+from weft.ops import OpCall, has_rule, runs_whole
+from weft.ops.weft_ops import WEFT_OPS
 from weft.schema import read
-from weft.units import Bytes
+from weft.units import Bytes, Seconds
 
 PLAN_COSTS = "WEFT_PLAN_COSTS"
 _CHOICES = ("measured", "usual")
@@ -119,3 +148,92 @@ def bucket_bytes(costs: Costs, ranks: tuple[int, ...]) -> Bytes:
         size = (low + high) // 2
         low, high = (low, size) if seconds(size) <= _OVERHEAD * slope * size else (size, high)
     return Bytes(int(float(f"{high:.2g}")))
+
+
+@final
+@dataclass(frozen=True)
+class TopologyCosts:
+    """The seconds of calls, updates and exchanges on the devices of a topology: `weft.hardware.costs.Costs`.
+
+    Attributes:
+        topology: rank r runs on device r of it.
+    """
+
+    topology: Topology
+
+    @cached_property
+    def device_type(self) -> str:
+        """The type of all its devices.
+
+        Raises:
+            UserError: when it has devices of several types.
+        """
+        names = {name for group in self.topology.groups for name in group.kind.kinds}
+        found = sorted({device_kind(name).device_type for name in names})
+        if len(found) > 1:
+            raise UserError(
+                f"the topology {self.topology.name} has devices of the types {' and '.join(found)}; a plan runs on "
+                "devices of one type"
+            )
+        return found[0]
+
+    @cached_property
+    def _first(self) -> dict[str, int]:
+        """For each kind the first rank that was asked for."""
+        return {}
+
+    def kind(self, rank: int) -> DeviceKind:
+        """The kind of a rank's device."""
+        return self.topology.kind(rank)
+
+    def kinds(self, ranks: Sequence[int]) -> dict[int, int]:
+        """For each rank the number of its device's kind, where they have several kinds; else nothing."""
+        names = {name for group in self.topology.groups for name in group.kind.kinds}
+        if len(names) == 1:
+            return {}
+        numbers: dict[str, int] = {}
+        return {rank: numbers.setdefault(self.kind(rank).name, len(numbers)) for rank in ranks}
+
+    def like(self, rank: int) -> int:
+        return self._first.setdefault(self.kind(rank).name, rank)
+
+    def capacity(self, rank: int) -> Capacity:
+        kind = self.kind(rank)
+        launched = is_launched(kind.device_type)
+        return Capacity(
+            kind.name,
+            kind.peaks,
+            kind.memory,
+            kind.reserve,
+            Contention(kind.slowdown),
+            launched=launched,
+        )
+
+    def of_call(self, rank: int, call: OpCall, lies: Sequence[str] = ()) -> Cost:
+        """One call; of an op without rule an estimate: it reads and writes its tensors once."""
+        known = has_rule(call.op) or runs_whole(call.op) or call.op in WEFT_OPS
+        if not known:
+            missing = f"{call.op} has no rule: it reads and writes its tensors once"
+            return Cost(call_seconds(self.kind(rank), call), estimate=missing)
+        return Cost(
+            call_seconds(self.kind(rank), call), estimate=without_peak(self.kind(rank), call)
+        )
+
+    def of_update(self, rank: int, rule: str, moved: Bytes, together: int = 1) -> Cost:
+        return Cost(update_seconds(self.kind(rank), moved))
+
+    def of_act(self, rank: int) -> Seconds:
+        return self.kind(rank).act
+
+    def of_collective(
+        self, kind: CollectiveKind, size: Bytes, moved: Bytes, groups: Groups
+    ) -> Cost:
+        """A collective of all groups at the same time, over the links that they share."""
+        every = tuple(tuple(group) for group in groups)
+        seconds = collective_seconds(self.topology, kind, size, every)
+        return Cost(seconds, links=CollectiveLinks(self.topology, kind, size, every))
+
+    def of_transfer(self, sent: Sent, moved: Bytes) -> Cost:
+        """A transfer between placements, over the links that its pieces share."""
+        links = TransferLinks(self.topology, tuple(sent))
+        return Cost(transfer_seconds(self.topology, sent), links=links)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.cached import cached_property
-from weft.hardware.topology.machine import LinkKind, NodeGroup, NodeKind, Topology, common_protocols
+from weft.hardware.topology import LinkKind, NodeGroup, NodeKind, Topology, common_protocols
 
 # Bytes of the message for which a way is the quickest.
 _MESSAGE = 1 << 20

@@ -11,7 +11,7 @@ from typing import Any, final
 from weft.cached import cached_property
 from weft.errors import LayoutError, shown, wrong
 
-# The device types that a placement may name; what plans know of each: `weft.hardware.default_costs`.
+# The device types that a placement may name; what plans know of each: `weft.hardware.costs`.
 DEVICE_NAMES = ("cpu", "cuda")
 # Ranks and axes of a grid, at most; far above any machine.
 MOST_RANKS, MOST_AXES = 1 << 20, 32

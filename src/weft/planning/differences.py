@@ -16,11 +16,10 @@ from weft.compiler.context import PassCache
 from weft.errors import UserError
 from weft.hardware.topology import Topology
 from weft.planning.machine import machine_of, placement_on
-from weft.planning.plans import PricedStep, plan_stored, priced_step
+from weft.planning.plans import PricedStep, plan_stored, planned_step, priced_step
 from weft.planning.progress import uncollected
-from weft.planning.simulated import planned_step
 from weft.planning.stored_step import StoredStep
-from weft.simulator.results.simulation import Simulation
+from weft.simulator.simulation import Simulation
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import plain
 from weft.units import Seconds

@@ -12,11 +12,11 @@ from typing import final
 
 from weft.cached import cached_property
 from weft.errors import LayoutError, UserError, wrong
-from weft.hardware.costs import Costs
-from weft.hardware.default_costs import DEVICE_TYPES
+from weft.hardware.costs import DEVICE_TYPES, Costs
 from weft.hardware.measured_store import cores, load_measurements, stored_measurements
-from weft.hardware.topology import Topology, topology
-from weft.hardware.topology_costs import TopologyCosts
+from weft.hardware.planning_costs import TopologyCosts
+from weft.hardware.topology import Topology
+from weft.hardware.topology_files import topology
 from weft.layout import Placement
 from weft.strategy.strategy import Strategy
 

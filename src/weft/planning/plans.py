@@ -1,11 +1,12 @@
-"""A stored step, a strategy and a placement to plans: what `weft.compile` would run there."""
+"""Plans of a stored step, as `weft.compile` would run them, and simulations of these: `weft.simulate`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import MappingProxyType
-from typing import final
+from typing import Protocol, final, runtime_checkable
 
 from weft.cached import cached_property
 from weft.compiler.context import PassCache, options_of
@@ -15,20 +16,24 @@ from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.plans.specialize import with_joined_sums
 from weft.compiler.stages.stages import stage_placements
 from weft.compiler.strategy_hints import split_parameters, strategy_hints
-from weft.errors import StrategyError
+from weft.errors import StrategyError, is_whole, wrong
 from weft.hardware import CostModel
-from weft.hardware.cost_overrides import CostOverrides
+from weft.hardware.cost_overrides import CostOverrides, read_cost_overrides
 from weft.hardware.costs import Costs
 from weft.hardware.measured_costs import MeasuredCosts
+from weft.hardware.topology import Topology
+from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.layout import Placement
-from weft.planning.stored_step import StoredStep
-from weft.simulator.results.simulation import Simulation
+from weft.planning.machine import HERE, machine_of, placement_on
+from weft.planning.progress import uncollected
+from weft.planning.stored_step import StoredStep, batch_size
+from weft.simulator.acts import ActCosts
+from weft.simulator.planned import PlannedStep, step_flops
 from weft.simulator.simulate import SteadySteps, costs_of, simulation_of, steady_steps
-from weft.simulator.steps.acts import ActCosts
-from weft.simulator.steps.planned import PlannedStep
+from weft.simulator.simulation import Simulation
 from weft.strategy.precision import Precision, precision_of
-from weft.strategy.strategy import Strategy
+from weft.strategy.strategy import Strategy, data_parallel
 from weft.units import Bytes, Seconds
 
 
@@ -166,3 +171,187 @@ def priced_step(step: PlannedStep, costs: Costs, given: CostOverrides | None = N
 def as_run(step: PlannedStep) -> PlannedStep:
     """A step with its calls as they run, for costs that were measured of these."""
     return replace(step, plans=tuple(map(with_joined_sums, step.plans)))
+
+
+class Capturable(Protocol):
+    """A step that is captured when it is asked for: `weft.Job`, `weft.Step`, `weft.Program`."""
+
+    def stored(self, device_type: str = "cpu", strategy: Strategy | None = None) -> StoredStep:
+        """The captured step, as a graph file holds it."""
+
+
+@runtime_checkable
+class Placed(Capturable, Protocol):
+    """A step that was compiled: `weft.Program`."""
+
+    @property
+    def strategy(self) -> Strategy:
+        """The user's."""
+
+    @property
+    def placement(self) -> Placement:
+        """All its ranks."""
+
+
+def simulate(
+    step: StoredStep | Capturable | str | Path,
+    strategy: Strategy | None = None,
+    topology: str | Path | Topology = HERE,
+    *,
+    grid: Sequence[int] = (),
+    costs: CostOverrides | str | Path | None = None,
+) -> Simulation:
+    """Plan a step for a machine and simulate it; needs no torch where the step comes from a file.
+
+    Args:
+        step: the path of a graph file; or a `weft.Job`, `weft.Step` or `weft.Program`, which is captured for the CPU.
+        strategy: by default a program's own, else data parallel in the precision of a graph file.
+        topology: a name of the catalogue with a number of devices ("h100x512"), the path of a `.yaml` file, or a
+            topology; rank r runs on device r. "here" for this machine as `weft measure` found it, with as many ranks as
+            a program has, else as many as cores; "herex4" with 4.
+        grid: the number of ranks along each axis of the strategy; by default a program's own where its strategy is
+            taken, else as `placement_on` takes it.
+        costs: measured costs in place of the machine's, or the file of them.
+
+    Raises:
+        UserError: a file cannot be read, the step cannot be planned so, or this machine was not measured.
+        CaptureError: the step cannot be one graph.
+    """
+    planned = data_parallel() if strategy is None else _strategy(strategy)
+    shape, ranks = _grid(grid), None
+    if isinstance(step, Placed):
+        ranks = len(step.placement.ranks)
+        if strategy is None:
+            planned = step.strategy
+            stages = isinstance(planned.stages, int) or not planned.stages
+            shape = shape or (step.placement.shape if stages else ())
+    machine = machine_of(_topology(topology), ranks)
+    placement = placement_on(machine.device_type, machine.devices, planned, shape)
+    given = _costs(costs)
+    found = as_stored(step, planned)
+    if strategy is None and not isinstance(step, Placed):
+        planned = found.in_precision(planned)
+    with uncollected():
+        kinds = machine.kinds(placement.ranks)
+        compiled = plan_stored(found, planned, placement, kinds=kinds, costs=machine.planned)
+    return simulate_stored(found.graph, compiled, machine.costs, given)
+
+
+def _strategy(given: object) -> Strategy:
+    if isinstance(given, Strategy):
+        return given
+    expected = "a weft.Strategy, such as weft.data_parallel()"
+    remedy = "a file of one is read by weft.Strategy.load"
+    raise wrong("weft.simulate: strategy", expected, given, remedy=remedy)
+
+
+def _topology(given: object) -> str | Path | Topology:
+    if isinstance(given, str | Path | Topology):
+        return given
+    expected = 'a name such as "h100x8" or "here", the path of a .yaml file or a topology'
+    raise wrong("weft.simulate: topology", expected, given)
+
+
+def _costs(given: object) -> CostOverrides | None:
+    if isinstance(given, str | Path):
+        return read_cost_overrides(given)
+    if given is None or isinstance(given, CostOverrides):
+        return given
+    raise wrong("weft.simulate: costs", "the path of a .yaml file of measured costs", given)
+
+
+def _grid(given: object) -> tuple[int, ...]:
+    if isinstance(given, tuple | list) and all(is_whole(each, 1) for each in given):
+        return tuple(given)
+    expected = "the number of ranks along each axis, whole numbers such as (2, 4)"
+    raise wrong("weft.simulate: grid", expected, given)
+
+
+def as_stored(step: StoredStep | Capturable | str | Path, strategy: Strategy) -> StoredStep:
+    """A step as graph files hold it: read, captured, or as it is.
+
+    Args:
+        step: the path of a graph file; or a `weft.Job`, `weft.Step` or `weft.Program`, which is captured for the CPU.
+        strategy: that it is captured for.
+
+    Raises:
+        UserError: it is none of these, or cannot be read.
+        CaptureError: the step cannot be one graph.
+    """
+    if isinstance(step, str | Path):
+        return StoredStep.load(step)
+    if isinstance(step, StoredStep):
+        return step
+    if not hasattr(step, "stored"):
+        raise wrong(
+            "step", "the path of a graph file, a weft.Job, a weft.Step or a weft.Program", step
+        )
+    return step.stored(strategy=strategy)
+
+
+def planned_step(
+    captured: LogicalGraph,
+    compiled: Compiled,
+    kept: PassCache = PassCache(),  # noqa: B008 (keeps nothing)
+) -> PlannedStep:
+    """A planned step, with all that a simulation has to know.
+
+    Args:
+        captured: the step as it was captured: its operations are the model's, nothing recomputed.
+        compiled: its plans, of one rank of each class.
+        kept: what is known of this step from before.
+    """
+    size = kept.of("batch_size", (captured,), lambda: batch_size(captured))
+    work, _ = kept.of("step_flops", (captured,), lambda: step_flops(captured))
+    schedule, placements = compiled.schedule, compiled.stages.placements
+    return PlannedStep(
+        compiled.graph,
+        compiled.plan.ranks,
+        compiled.plan.communicators,
+        tuple(sorted({rank for placement in placements for rank in placement.ranks})),
+        schedule.classes,
+        compiled.families,
+        _Peaks(compiled),
+        work=work,
+        samples=size.samples,
+        tokens=size.tokens,
+    )
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class _Peaks(Mapping[int, Bytes]):
+    """The bytes that each rank of a plan holds when it holds most, found when it is first asked for."""
+
+    compiled: Compiled
+
+    @cached_property
+    def _found(self) -> dict[int, Bytes]:
+        return {peak.rank: peak.memory.peak for peak in self.compiled.peaks}
+
+    def __getitem__(self, rank: int) -> Bytes:
+        return self._found[rank]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
+def simulate_stored(
+    captured: LogicalGraph, compiled: Compiled, costs: Costs, given: CostOverrides | None = None
+) -> Simulation:
+    """Simulate the plans of a stored step, as `weft.simulate` does.
+
+    Args:
+        captured: the step.
+        compiled: its plans, of one rank of each class.
+        costs: of the machine that it is planned for.
+        given: costs that count in place of the machine's, where there are some.
+
+    Raises:
+        UserError: when a cost is given for what is not in the plans.
+    """
+    with uncollected():
+        return priced_step(planned_step(captured, compiled), costs, given).simulation

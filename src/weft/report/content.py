@@ -19,8 +19,8 @@ from weft.report.memory_rows import memory_rows
 from weft.report.modules import model_rows
 from weft.report.sent_matrix import sent_bytes
 from weft.report.timelines import Timelines, from_work
-from weft.search.outcome.result import SearchResult
-from weft.simulator.results.simulation import Simulation
+from weft.search.result import SearchResult
+from weft.simulator.simulation import Simulation
 from weft.strategy.strategy import Strategy
 from weft.traces.rows import RankTrace
 

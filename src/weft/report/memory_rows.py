@@ -13,7 +13,7 @@ from weft.ir.alias import KINDS
 from weft.ir.logical import Location
 from weft.ir.plan import RankPlan
 from weft.report.timelines import UNIT
-from weft.simulator.timing.one_step import Timed
+from weft.simulator.clock import Timed
 from weft.traces.events import lines_of, near
 from weft.traces.rows import RankTrace, StepSpan
 from weft.units import Seconds

@@ -16,7 +16,7 @@ from weft.boxing.halo import Halo
 from weft.compiler.pipeline import Compiled
 from weft.layout import overlap, region_size
 from weft.planning.exchanges import Exchanged, exchanges
-from weft.simulator.steps.transfers import whole_pieces
+from weft.simulator.planned import whole_pieces
 from weft.units import ITEM_SIZE
 
 # Rows and columns of the matrix; of more ranks, as many as needed share one.

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.ir.plan import COMPUTE
-from weft.simulator.results.facts import PathAct
+from weft.simulator.facts import PathAct
 from weft.traces.events import near, stars
 from weft.traces.rows import RankTrace, Slice, parts_of
 

@@ -11,11 +11,11 @@ import numpy as np
 
 from weft.ir.logical import Input
 from weft.layout import split
-from weft.search.bounds.additive import additive_part
-from weft.search.evaluation.measures import Measures
-from weft.search.space.candidate import Candidate
-from weft.search.space.candidate_table import CandidateTable, Mask, kinds_of
-from weft.search.space.fixed_entries import fits
+from weft.search.additive import additive_part
+from weft.search.candidate import Candidate
+from weft.search.candidate_table import CandidateTable, Mask, kinds_of
+from weft.search.measures import Measures
+from weft.search.space import fits
 from weft.search.state import ADDED_UP, NO_TIME, NOT_QUICKER, SearchState
 from weft.search.tuning import ABOUT, FAILED, LIKELY, LIKELY_UNSEEN, SLOWER
 

@@ -1,7 +1,7 @@
 """The estimate of points: a roofline, times what points of their kind were measured to take over theirs.
 
 The roofline has the terms of floors, and what floors leave out: bubbles, and exchanges that nothing hides. It is
-corrected by each point that was planned, or looked at by small steps (`weft.search.evaluation.probes`): of a point the
+corrected by each point that was planned, or looked at by small steps (`weft.search.evaluator`): of a point the
 nearest one that was measured counts. A pipeline so stands by its point without stages, once that was looked at.
 """
 
@@ -16,12 +16,12 @@ import numpy as np
 
 from weft.cached import cached_property
 from weft.compiler.schedule.gathers_first import AHEAD
-from weft.search.bounds.lower_bounds import LowerBounds
-from weft.search.evaluation.measures import Answer, Measures, Refused, along
-from weft.search.evaluation.probes import Probes
+from weft.search.candidate import Candidate
+from weft.search.candidate_table import CandidateTable, Floats, Ints, Mask
+from weft.search.evaluator import Probes
+from weft.search.lower_bounds import LowerBounds
+from weft.search.measures import Answer, Measures, Refused, along
 from weft.search.record import Learned, Probe
-from weft.search.space.candidate import Candidate
-from weft.search.space.candidate_table import CandidateTable, Floats, Ints, Mask
 from weft.search.steps.facts import FEW, MORE
 from weft.search.tuning import ABOUT, COMPUTED, FILLED, FREE, HIDING, STAGED, UNKNOWN
 from weft.strategy.strategy import Strategy

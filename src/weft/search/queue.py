@@ -9,10 +9,10 @@ from typing import final
 import numpy as np
 
 from weft.cached import cached_property
+from weft.search.candidate import Candidate
+from weft.search.candidate_table import CandidateTable, Floats, Mask
 from weft.search.estimate import Estimates, Outlook
-from weft.search.evaluation.measures import Refused
-from weft.search.space.candidate import Candidate
-from weft.search.space.candidate_table import CandidateTable, Floats, Mask
+from weft.search.measures import Refused
 from weft.units import Seconds
 
 

@@ -13,8 +13,8 @@ from weft.atomic_files import write_atomically
 from weft.errors import UNREADABLE, UserError
 from weft.planning.machine import Machine
 from weft.planning.stored_step import StoredStep
-from weft.search.evaluation.measures import Answer, Longer, Measures, Refused
-from weft.search.space.candidate import COLUMNS, WIDTH, Candidate, may_be
+from weft.search.candidate import COLUMNS, WIDTH, Candidate, may_be
+from weft.search.measures import Answer, Longer, Measures, Refused
 from weft.strategy.parts import zero_axis, zero_rules
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import LAYOUTS

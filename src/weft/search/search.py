@@ -18,18 +18,18 @@ from weft.errors import UserError, check, is_whole, wrong
 from weft.hardware.measured_store import cores
 from weft.hardware.topology import Topology
 from weft.planning.machine import HERE, Machine, machine_of
+from weft.planning.plans import Capturable, as_stored
 from weft.planning.progress import passed_over
-from weft.planning.simulated import Capturable, as_stored
 from weft.planning.stored_step import StoredStep
-from weft.search.bounds.lower_bounds import LowerBounds
 from weft.search.budget import Budget
 from weft.search.enumeration import Enumeration
-from weft.search.evaluation.evaluator import Evaluator
-from weft.search.evaluation.planners import Planners
+from weft.search.evaluator import Evaluator
+from weft.search.lower_bounds import LowerBounds
 from weft.search.moves.local_search import improve
-from weft.search.outcome.result import SearchResult
+from weft.search.planners import Planners
 from weft.search.record import Learned, SearchRecord
-from weft.search.space.fixed_entries import hand_only, space_of, with_fixed
+from weft.search.result import SearchResult
+from weft.search.space import hand_only, space_of, with_fixed
 from weft.search.state import SearchState, Told
 from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy, data_parallel

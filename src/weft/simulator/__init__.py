@@ -1,5 +1,5 @@
 """Simulation of plans on machines that nobody has to have: how long steps take, why, and what ranks hold."""
 
-from weft.simulator.results.simulation import Simulation as Simulation
+from weft.simulator.planned import PlannedStep as PlannedStep
 from weft.simulator.simulate import simulate as simulate
-from weft.simulator.steps.planned import PlannedStep as PlannedStep
+from weft.simulator.simulation import Simulation as Simulation

@@ -10,7 +10,9 @@ from typing import final
 from weft.hardware.cost_overrides import CostOverrides
 from weft.hardware.costs import Capacity, Costs
 from weft.ir.plan import COMPUTE, HOST, Communicate
-from weft.simulator.results.facts import (
+from weft.simulator.acts import ActCosts, act_costs, with_overrides
+from weft.simulator.clock import Timed, Times, run
+from weft.simulator.facts import (
     MemoryUse,
     PathAct,
     RankTimes,
@@ -20,13 +22,10 @@ from weft.simulator.results.facts import (
     nanoseconds,
     rank_rows,
 )
-from weft.simulator.results.simulation import Simulation
-from weft.simulator.steps.acts import ActCosts, act_costs, with_overrides
-from weft.simulator.steps.planned import PlannedStep
-from weft.simulator.timing.clock import Times, run
-from weft.simulator.timing.one_step import Timed
-from weft.simulator.timing.sharing import SharedLinks
-from weft.simulator.timing.tasks import Tasks, in_ticks, repeated, step_tasks
+from weft.simulator.planned import PlannedStep
+from weft.simulator.sharing import SharedLinks
+from weft.simulator.simulation import Simulation
+from weft.simulator.tasks import Tasks, in_ticks, repeated, step_tasks
 from weft.traces.events import Lines, actor_name, lines_of
 from weft.traces.rows import RankTrace, parts_of
 from weft.units import NO_TIME, Bytes, Seconds

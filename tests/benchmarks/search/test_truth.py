@@ -7,7 +7,7 @@ from random import Random
 from benchmarks.search.random_searches import case_of, outcome
 from benchmarks.search.truth import evaluator_of, found_by, least, plain, space_of
 from search.jobs import layers
-from weft.search.evaluation.measures import Measures
+from weft.search.measures import Measures
 
 
 def test_seeds_find_what_trying_everything_finds() -> None:

@@ -27,7 +27,7 @@ from weft.ir.plan import (
     RankPlan,
 )
 from weft.ir.plan import LocalValue as Value
-from weft.simulator.timing.one_step import simulate_step
+from weft.simulator.clock import simulate_step
 from weft.strategy.parts import Zero
 
 LAYERS = 5

@@ -17,7 +17,7 @@ from weft.compiler.schedule.credits import enough_slots, fewest_slots, preset_sl
 from weft.compiler.schedule.presets import PRESETS, Preset, interleaved_in_flight, preset
 from weft.errors import InternalError, StrategyError
 from weft.ir.plan import Compute, Register
-from weft.simulator.timing.one_step import SimulatedStep, simulate_step
+from weft.simulator.clock import SimulatedStep, simulate_step
 from weft.strategy.parts import SCHEDULES, Schedule
 
 SIZES = [(2, 4), (4, 8), (3, 9)]

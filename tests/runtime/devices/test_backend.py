@@ -8,7 +8,7 @@ import torch
 import weft
 from weft.errors import LayoutError
 from weft.hardware import is_launched
-from weft.hardware.default_costs import DEVICE_TYPES
+from weft.hardware.costs import DEVICE_TYPES
 from weft.layout.placement import DEVICE_NAMES
 from weft.runtime.devices.backend import BACKENDS, backend_of
 

@@ -12,7 +12,7 @@ import pytest
 
 from search.jobs import begun, layers
 from weft.search.budget import Budget
-from weft.search.evaluation.measures import Longer, Measures
+from weft.search.measures import Longer, Measures
 from weft.search.moves import local_search as module
 from weft.search.moves.local_search import LocalSearch, improve
 from weft.search.moves.sequences import StrategyMove

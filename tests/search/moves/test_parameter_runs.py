@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weft
 from search.jobs import begun, decoder
-from weft.search.moves.parameter_runs import Weight, runs_of
+from weft.search.moves.layouts import Weight, runs_of
 from weft.search.moves.stages import StageMoves
 from weft.strategy.strategy import Strategy
 

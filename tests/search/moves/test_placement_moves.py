@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from search.jobs import begun, decoder, layers
 from weft.layout import Placement
-from weft.search.evaluation.measures import Measures
+from weft.search.measures import Measures
 from weft.search.moves.placement_moves import PlacementMoves
 from weft.search.moves.stages import StageMoves, share_moves
 from weft.strategy.parts import Stage

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from search.jobs import begun, decoder
-from weft.search.evaluation.measures import Measures
+from weft.search.measures import Measures
 from weft.search.moves.stages import border_moves, with_named_stages
 from weft.search.steps.repeated import repeated_blocks
 from weft.strategy.strategy import Strategy, data_parallel

@@ -15,7 +15,7 @@ from models import GPT, token_batch, token_loss
 from search.jobs import begun
 from weft.planning.stored_step import StoredStep
 from weft.search.budget import Budget
-from weft.search.evaluation.measures import Measures
+from weft.search.measures import Measures
 from weft.search.moves.local_search import improve
 from weft.search.moves.neighbours import Neighbours, in_flight_moves, memory_moves, time_moves
 from weft.search.moves.sequences import StrategyMove

@@ -13,8 +13,8 @@ from mixtures import WORDS, Model, pair
 from models import token_batch, token_loss
 from search.jobs import begun, layers, least_memory_of, least_of
 from weft.planning.stored_step import StoredStep
-from weft.search.evaluation.measures import Measures
-from weft.search.space.fixed_entries import space_of
+from weft.search.measures import Measures
+from weft.search.space import space_of
 from weft.search.steps.linears import Experts, experts_of
 
 

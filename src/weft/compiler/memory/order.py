@@ -8,7 +8,7 @@ from typing import NamedTuple, final
 from weft.compiler.memory.act import ActMemory
 from weft.ir.alias import Kind
 from weft.ir.plan import Actor, Communicate, Fetch, Hold, RankPlan, Register
-from weft.simulator.timing.one_step import Timed
+from weft.simulator.clock import Timed
 from weft.units import Bytes
 
 

@@ -47,7 +47,7 @@ from weft.ir.plan import (
     LocalProgram,
     RankPlan,
 )
-from weft.simulator.timing.one_step import SimulatedStep, Timed, simulate_step
+from weft.simulator.clock import SimulatedStep, Timed, simulate_step
 from weft.units import Bytes, Seconds
 
 # Splitting the backward must shorten the step to this part of it to be worth more segments.

@@ -25,7 +25,7 @@ from weft.planning.exchanges import exchanges
 from weft.program.explain.schedule import schedule_tables, stage_table, time_notes
 from weft.program.explain.tables import ProgramMemory, bucket_tables, table, text_of
 from weft.runtime.recording import Record
-from weft.simulator.results.simulation import Simulation
+from weft.simulator.simulation import Simulation
 from weft.traces.events import stars
 from weft.units import ITEM_SIZE, Seconds, bytes_text, seconds_text
 

@@ -16,9 +16,8 @@ from weft.hardware.costs import Costs
 from weft.hardware.measured_store import load_measured_costs
 from weft.hardware.planning_costs import costs_text
 from weft.ir import LogicalGraph
-from weft.planning.plans import as_run, priced_step
+from weft.planning.plans import as_run, planned_step, priced_step
 from weft.planning.progress import uncollected
-from weft.planning.simulated import planned_step
 from weft.program.explain.details import BoxTimes, box_times, details_of, step_line
 from weft.program.explain.details import details as tables
 from weft.program.explain.summary import explain, short_html, title
@@ -34,8 +33,8 @@ from weft.program.parts.core import ProgramCore, ProgramPart
 from weft.program.trace import Trace, gather_trace
 from weft.report import Report, write_report
 from weft.runtime.recording import Record
-from weft.simulator.results.simulation import Simulation
-from weft.simulator.steps.planned import PlannedStep
+from weft.simulator.planned import PlannedStep
+from weft.simulator.simulation import Simulation
 from weft.units import counted
 
 _log = logging.getLogger("weft")

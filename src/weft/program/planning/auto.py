@@ -21,11 +21,11 @@ from weft.program.agreement import gathered
 from weft.program.planning.step import Step
 from weft.runtime.world.world import World
 from weft.search.budget import Auto, Budget
-from weft.search.evaluation.evaluator import Evaluator
-from weft.search.evaluation.measures import Measures
-from weft.search.outcome.result import worth_running
-from weft.search.outcome.why_not import split_parameters
+from weft.search.evaluator import Evaluator
+from weft.search.measures import Measures
+from weft.search.result import worth_running
 from weft.search.search import limited, search
+from weft.search.why_not import split_parameters
 from weft.strategy.parts import Stage
 from weft.strategy.strategy import Strategy
 

@@ -55,7 +55,7 @@ from weft.runtime.profiling.exchange_times import contention, measured_exchanges
 from weft.runtime.profiling.stopwatch import COLD
 from weft.runtime.recording import Span
 from weft.runtime.world.world import World
-from weft.simulator.steps.acts import act_costs
+from weft.simulator.acts import act_costs
 from weft.strategy.strategy import Strategy, data_parallel
 from weft.units import NO_BYTES, NO_TIME, Bytes, Seconds
 

@@ -20,7 +20,7 @@ from weft.ir.plan import (
     Transfer,
 )
 from weft.runtime.recording import Record, Span
-from weft.simulator.timing.one_step import Timed
+from weft.simulator.clock import Timed
 from weft.traces.events import ActSlices, Lines, rows_of
 from weft.traces.rows import Arrow, Level, RankTrace, Slice, StepSpan
 from weft.units import Seconds

@@ -14,13 +14,12 @@ from math import inf, log
 from random import Random
 from typing import final
 
-from weft.search.evaluation.measures import Measures
-from weft.search.log import Best
+from weft.search.candidate import Candidate
+from weft.search.measures import Measures
 from weft.search.moves.neighbours import Moves, Neighbours
 from weft.search.moves.sequences import StrategyMove
-from weft.search.space.candidate import Candidate
-from weft.search.space.fixed_entries import fits, hand_only
-from weft.search.state import SearchState
+from weft.search.space import fits, hand_only
+from weft.search.state import Best, SearchState
 from weft.search.tuning import NEAR_STAGED, PATIENCE, TEMPERATURE
 from weft.strategy.strategy import Strategy
 from weft.units import Seconds

@@ -15,11 +15,11 @@ from weft.cached import cached_property
 from weft.compiler.schedule.schedule import in_flight
 from weft.compiler.stages.stages import stage_placements
 from weft.ir.logical import Input, LogicalGraph
-from weft.search.evaluation.measures import key_of
+from weft.search.measures import key_of
 from weft.search.moves.layouts import LayoutMoves, places_of
 from weft.search.moves.sequences import Several, StrategyMove, chained
 from weft.search.moves.stages import StageMoves
-from weft.search.space.fixed_entries import divisors, with_fitting_in_flight
+from weft.search.space import divisors, with_fitting_in_flight
 from weft.search.state import SearchState
 from weft.search.steps.repeated import Blocks
 from weft.search.tuning import WORTH

@@ -10,13 +10,12 @@ from typing import final
 
 from weft.cached import cached_property
 from weft.compiler.pipeline import Compiled
-from weft.errors import StrategyError
 from weft.hardware.costs import seconds_model
 from weft.ir.logical import Call
 from weft.layout import Placement
-from weft.search.evaluation.evaluator import Evaluator
-from weft.search.evaluation.measures import key_of
-from weft.search.moves.parameter_runs import WeightRun, runs_of, weights_of
+from weft.search.evaluator import Evaluator
+from weft.search.measures import key_of
+from weft.search.moves.layouts import WeightRun, runs_of, weights_of
 from weft.search.moves.placement_moves import (
     PlacementMoves,
     joined_rows,
@@ -120,14 +119,10 @@ def border_moves(strategy: Strategy) -> Iterator[StrategyMove]:
     for number, stage in enumerate(strategy.stages):
         if len(stage.patterns) < 2:
             continue
-        if number + 1 < len(strategy.stages):
-            yield _border(stage.patterns[-1], number + 1)
-        if number:
-            yield _border(stage.patterns[0], number - 1)
-
-
-def _border(module: str, stage: int) -> StrategyMove:
-    return StrategyMove(f"{module} in stage {stage}", partial(_moved, module, stage))
+        last = [(stage.patterns[-1], number + 1)] if number + 1 < len(strategy.stages) else []
+        first = [(stage.patterns[0], number - 1)] if number else []
+        for module, other in (*last, *first):
+            yield StrategyMove(f"{module} in stage {other}", partial(_moved, module, other))
 
 
 def _moved(module: str, stage: int, strategy: Strategy) -> Strategy:
@@ -135,13 +130,13 @@ def _moved(module: str, stage: int, strategy: Strategy) -> Strategy:
     stages = strategy.stages
     assert not isinstance(stages, int)
     before = next(number for number, each in enumerate(stages) if module in each.patterns)
-    found = StageBorder(module, stage).on(BorderMove(strategy)).strategy
-    if before < stage and not isinstance(found.stages, int):
-        own = found.stages[stage]
-        first = Stage([module, *(each for each in own.patterns if each != module)], own.placement)
-        every = [first if number == stage else each for number, each in enumerate(found.stages)]
-        return replace(found, stages=tuple(every))
-    return found
+    found = []
+    for number, each in enumerate(stages):
+        patterns = [pattern for pattern in each.patterns if pattern != module]
+        if number == stage:
+            patterns.insert(0 if before < stage else len(patterns), module)
+        found.append(Stage(patterns, each.placement))
+    return replace(strategy, stages=tuple(found))
 
 
 def with_named_stages(
@@ -233,51 +228,3 @@ def _on(stages: Stages, placements: dict[int, Placement]) -> Stages:
         Stage(stage.patterns, placements.get(number, stage.placement))
         for number, stage in enumerate(stages)
     )
-
-
-@final
-@dataclass(frozen=True)
-class BorderMove:
-    """A strategy that moves change."""
-
-    strategy: Strategy
-
-
-@final
-@dataclass(frozen=True)
-class StageBorder:
-    """A module goes to another stage. The strategy names it, by its whole path, in one of its stages."""
-
-    module: str
-    stage: int
-
-    def on(self, candidate: BorderMove) -> BorderMove:
-        """The candidate with the change.
-
-        Raises:
-            StrategyError: when the change does not fit the candidate.
-        """
-        stages = candidate.strategy.stages
-        if isinstance(stages, int):
-            raise StrategyError(
-                f"StageBorder({self.module!r}, {self.stage}): the strategy has stages={stages}; name the modules of "
-                "each stage with weft.Stage"
-            )
-        if not 0 <= self.stage < len(stages):
-            raise StrategyError(
-                f"StageBorder({self.module!r}, {self.stage}): the strategy has {len(stages)} stages; use one of them"
-            )
-        if not any(self.module in each.patterns for each in stages):
-            raise StrategyError(
-                f"StageBorder({self.module!r}, {self.stage}): no stage names just this module; use a name of its "
-                "patterns"
-            )
-        moved = tuple(
-            Stage(self._patterns(each, number == self.stage), each.placement)
-            for number, each in enumerate(stages)
-        )
-        return BorderMove(replace(candidate.strategy, stages=moved))
-
-    def _patterns(self, stage: Stage, here: bool) -> list[str]:
-        rest = [pattern for pattern in stage.patterns if pattern != self.module]
-        return [*rest, self.module] if here else rest

@@ -23,7 +23,7 @@ from weft.search.steps.exchanged import Sum, WeightGradient, gradients, sums, tr
 from weft.search.steps.linears import Experts, Linears, experts_of, linears_of, vocabularies
 from weft.search.steps.parts import is_sequential, part_calls
 from weft.search.steps.repeated import Blocks, repeated_blocks, with_fewer_blocks
-from weft.simulator.steps.planned import step_flops
+from weft.simulator.planned import step_flops
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import sbps_of
 from weft.units import Bytes

@@ -1,1 +1,0 @@
-"""LowerBounds of points: seconds and bytes that no plan of them can do without."""

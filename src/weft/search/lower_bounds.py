@@ -1,0 +1,301 @@
+"""The least that a strategy can take, in seconds and bytes, before it is planned.
+
+Floors are of what no plan of a point can leave out: the calls of the step, in pieces, and its update (`shared_work`);
+gradients and parts of sums that are added up (`Exchanges`). Queues run side by side, so the longest counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf, lcm
+from typing import final
+
+import numpy as np
+
+from weft.cached import cached_property
+from weft.hardware.costs import Costs, DefaultDevice
+from weft.hardware.planning_costs import TopologyCosts
+from weft.ir.plan_nodes import CollectiveKind
+from weft.patterns import first_match
+from weft.search.candidate import Candidate
+from weft.search.candidate_table import CandidateTable, Floats, Ints, Mask
+from weft.search.shared_work import SharedWork, once
+from weft.search.steps.exchanged import Sum, WeightGradient
+from weft.search.steps.facts import StepFacts
+from weft.units import Bytes
+
+# Bytes of a gradient's element on its way, at least.
+_NARROW = 2
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class Exchanges:
+    """The exchanges of one step on one machine."""
+
+    facts: StepFacts
+    _seconds: dict[object, float] = field(default_factory=dict, repr=False)
+    _bytes: dict[object, float] = field(default_factory=dict, repr=False)
+    _grouped: dict[object, list[tuple[int, ...]]] = field(default_factory=dict, repr=False)
+
+    def reduction(self, points: CandidateTable, least: bool = False) -> Floats:
+        """Seconds in which gradients of weights are added up along the data axis; "free" layouts need add up none.
+
+        With `least` each rank may gather what is around a layer, and make the whole gradient.
+        """
+        if least and self.facts.guided:
+            return np.zeros(len(points))
+        several = (points.data > 1) & ~points.laid("free")
+        found, some = np.zeros(len(points)), points.where(several)
+        whole, sharded = some.laid("data"), some.zero > 0
+        form = 2 * ((2 * some.grids + whole) * 2 + sharded) + some.outer
+        found[several] = _for_each(form, lambda number: self._reduced(some.point(number), least))
+        return found
+
+    def _reduced(self, point: Candidate, least: bool) -> float:
+        collective: CollectiveKind = "reduce_scatter" if point.zero else "all_reduce"
+        key = point.layouts == "data", collective, least
+        size = once(self._bytes, key, lambda: self._gradients(*key))
+        size /= point.tensor * point.stages
+        whole = Bytes(int(size))
+        return self._collective(collective, whole, point, along_data=True, least=least)
+
+    def _gradients(self, whole: bool, collective: CollectiveKind, least: bool) -> float:
+        """Bytes of gradients that are added up by a collective: of all weights, or of those that are cut."""
+        facts, passes = self.facts, 2 if collective == "all_reduce" else 1
+
+        def size(each: WeightGradient) -> float:
+            if not least:
+                return each.elements * each.item * facts.narrowed
+            around = each.around * facts.narrowed / passes
+            return min(each.elements * min(_NARROW, each.item), around)
+
+        cuts = facts.linears.cuts
+        return sum(
+            size(each)
+            for each in facts.gradients
+            if not (least and each.key in facts.laid)
+            and (whole or each.key.removesuffix(".weight") in cuts)
+        )
+
+    def sums(self, points: CandidateTable, least: bool = False) -> Floats:
+        """Seconds in which what layers cut by columns and rows leave in parts along the tensor axis is added up.
+
+        With `least` weights may be gathered in place.
+        """
+        cut = points.laid("columns") | points.laid("sequence")
+        found = np.zeros(len(points))
+        some = points.where(cut)
+        if len(some) and not (least and self._are_cut_otherwise):
+            micro = some.micro_batches
+            form = (some.grids * (micro.max() + 1) + micro) * 2 + some.outer
+            found[cut] = _for_each(form, lambda number: self._added_up(some.point(number), least))
+        return found
+
+    @cached_property
+    def _are_cut_otherwise(self) -> bool:
+        """True where the user says how some of the layers lie that points cut, or what is around them."""
+        weights = (f"{module}.weight" for module in self.facts.linears.cuts)
+        base = self.facts.base.parameters
+        return self.facts.guided or any(first_match(base, each) is not None for each in weights)
+
+    def _added_up(self, point: Candidate, least: bool) -> float:
+        grid = point.data, point.tensor, point.stages, point.outer
+        key = "sums", grid, point.micro_batches, least
+        return once(self._seconds, key, lambda: self._all_sums(point, least))
+
+    def _all_sums(self, point: Candidate, least: bool) -> float:
+        total = 0.0
+        for each, count in self._sums.items():
+            size = Bytes(int(each.size * self.facts.narrowed / (point.data * point.micro_batches)))
+            collective: CollectiveKind = "reduce_scatter" if least and each.once else "all_reduce"
+            one = self._collective(collective, size, point, along_data=False, least=least)
+            added = point.micro_batches * one
+            if least:
+                weights = Bytes(int(each.weights * self.facts.narrowed))
+                gathered = self._collective(
+                    "all_gather", weights, point, along_data=False, least=True
+                )
+                added = min(added, gathered)
+            total += count * added
+        return total / point.stages
+
+    @cached_property
+    def _sums(self) -> Counter[Sum]:
+        return Counter(self.facts.sums)
+
+    def _collective(
+        self,
+        collective: CollectiveKind,
+        size: Bytes,
+        point: Candidate,
+        *,
+        along_data: bool,
+        least: bool,
+    ) -> float:
+        """Seconds of a collective that each stage has as much of, on the slowest of them; of `least` on the quickest.
+
+        One of the stages has as much as this or more; with unlike links it may be the one whose links are quickest.
+        """
+        parts = point.data if along_data else point.tensor
+        if parts == 1:
+            return 0.0
+        moved = size * (parts - 1) // parts * (2 if collective == "all_reduce" else 1)
+        # Neighbours of a group are as far apart as the other axis is long, where that lies inside.
+        other = point.tensor if along_data else point.data
+        apart = other if along_data != point.outer else 1
+        where = parts, apart, point.ranks
+
+        def seconds() -> float:
+            groups = once(self._grouped, where, lambda: self._groups(*where))
+            one = other if least else len(groups)
+            # Stages that begin at the same place of a node are alike.
+            unlike = one * lcm(parts * other, self._node) // (parts * other)
+            costs = self.facts.machine.costs
+            return min(
+                costs.of_collective(
+                    collective, size, Bytes(moved), groups[first : first + one]
+                ).seconds
+                for first in range(0, min(len(groups), unlike), one)
+            )
+
+        return once(self._seconds, (collective, size, where, least and point.stages), seconds)
+
+    @cached_property
+    def _node(self) -> int:
+        """Ranks after which devices and links come again: those of a node, where all nodes are alike; else all."""
+        costs = self.facts.machine.costs
+        if isinstance(costs, DefaultDevice):
+            return 1
+        topology = costs.topology if isinstance(costs, TopologyCosts) else None
+        if topology is None or len(topology.groups) > 1 or len(topology.levels) > 1:
+            return len(self.facts.ranks)
+        return len(topology.groups[0].kind)
+
+    def _groups(self, parts: int, apart: int, ranks: int) -> list[tuple[int, ...]]:
+        """The ranks of each communicator of so many parts, neighbours so many ranks apart."""
+        whole, every = parts * apart, self.facts.ranks
+        return [
+            every[first + place : first + whole : apart]
+            for first in range(0, ranks, whole)
+            for place in range(apart)
+        ]
+
+
+def _for_each(form: Ints, seconds: Callable[[int], float]) -> Floats:
+    """For each point the seconds of the first of its form."""
+    _, first, inverse = np.unique(form, return_index=True, return_inverse=True)
+    return np.array([seconds(int(number)) for number in first])[inverse]
+
+
+@final
+@dataclass(frozen=True)
+class LowerBounds:
+    """Floors of points for one step on one machine.
+
+    Attributes:
+        facts: of the step.
+        limit: bytes of memory of a device, with what it reserves; None where that is not known.
+    """
+
+    facts: StepFacts
+    limit: int | None
+
+    @property
+    def _costs(self) -> Costs:
+        return self.facts.machine.costs
+
+    @cached_property
+    def work(self) -> SharedWork:
+        """The work of the step."""
+        return SharedWork(self.facts)
+
+    @cached_property
+    def exchanges(self) -> Exchanges:
+        """The exchanges of points."""
+        return Exchanges(self.facts)
+
+    @cached_property
+    def exact(self) -> bool:
+        """True where pieces of calls are known to be no quicker than their part of the whole."""
+        return isinstance(self._costs, TopologyCosts | DefaultDevice)
+
+    def least(self, points: CandidateTable) -> Floats:
+        """Seconds that steps of points take at least."""
+        if not self.exact:
+            return self._peaks(points)
+        work, exchanges = self.work, self.exchanges
+        floors = (
+            work.chain(points),
+            work.busy(points, least=True),
+            exchanges.reduction(points, least=True),
+            exchanges.sums(points, least=True),
+        )
+        found: Floats = np.max(floors, axis=0)
+        return found
+
+    def _peaks(self, points: CandidateTable) -> Floats:
+        """The operations of the step over those that all devices can do in a second, in any dtype."""
+        peaks = [
+            max(self._costs.capacity(rank).peaks.values(), default=0.0) for rank in self.facts.ranks
+        ]
+        if not all(peaks):
+            return np.zeros(len(points))
+        used = np.cumsum(sorted(peaks)[::-1])
+        found: Floats = self.facts.flops / used[points.ranks - 1]
+        return found
+
+    def states(self, points: CandidateTable) -> Floats:
+        """Bytes of parameters and optimizer states of each point on a rank, with what its device reserves.
+
+        Where devices have unlike limits, as they compare with the least of these: `Measures.memory`.
+        """
+        found: Floats = np.maximum(self.variables(points) + self._beside[points.ranks - 1], 0.0)
+        return found
+
+    def variables(self, points: CandidateTable) -> Floats:
+        """Bytes of variables of each point on a rank, the mean of all: parameters, buffers and optimizer states."""
+        cut = np.where(points.laid("data"), 1, points.tensor)
+        shards = np.where((points.zero > 0) | points.laid("free"), points.data, 1)
+        whole = self.facts.states + self.facts.parameters
+        split = points.experts & (shards == 1)
+        left = whole - np.where(split, self.facts.expert_bytes * (1 - 1 / points.data), 0.0)
+        # What the user splits may be so along all axes.
+        laid = self.facts.laid_bytes
+        every = points.data * points.tensor
+        found: Floats = ((left - laid) / (cut * shards) + laid / every) / points.stages
+        return found
+
+    @cached_property
+    def _beside(self) -> Floats:
+        """For each number of ranks, what their devices reserve, less their limits above the least of all; the mean."""
+        machine, least = self.facts.machine, self.facts.machine.least_limit or 0
+        costs, ranks = self._costs, self.facts.ranks
+        every = [costs.capacity(rank).reserve - (machine.limit_of(rank) - least) for rank in ranks]
+        found: Floats = np.cumsum(every) / np.arange(1, len(ranks) + 1)
+        return found
+
+    @cached_property
+    def reserve(self) -> int:
+        """Bytes that a device reserves, the mean of all, as they compare with the least limit."""
+        return int(self._beside[-1])
+
+    @cached_property
+    def is_tight(self) -> bool:
+        """True where data parallel on all ranks may lack room, by what one device keeps for the backward."""
+        if self.limit is None:
+            return False
+        ranks = len(self.facts.ranks)
+        states = float(self.states(CandidateTable.one(Candidate(ranks)))[0])
+        return states + self.facts.kept / ranks > self.limit
+
+    def memory(self, points: CandidateTable) -> Floats:
+        """Bytes that a rank takes at least, for each point."""
+        return np.floor(self.states(points))
+
+    def may_fit(self, points: CandidateTable) -> Mask:
+        """True for points that take no more memory at least than the limit."""
+        found: Mask = self.memory(points) <= (inf if self.limit is None else self.limit)
+        return found

@@ -1,1 +1,0 @@
-"""The result of a search, and why not each other strategy."""

@@ -1,1 +1,0 @@
-"""Results of simulated steps: times, rows, largest costs, critical path."""

@@ -1,1 +1,0 @@
-"""Planned steps, and what their acts cost."""
