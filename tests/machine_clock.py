@@ -1,4 +1,4 @@
-"""The machines of the runtime on a virtual clock, with durations for work: what `weft.simulator.timing` must equal."""
+"""The machines of the runtime on a virtual clock, with durations for work: what `weft.simulator.clock` must equal."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import pytest
 import weft
 from search.jobs import begun, layers
 from weft.errors import InternalError
-from weft.search.evaluation import evaluator as module
+from weft.search import evaluator as module
 from weft.search.measures import Measures, Refused
 
 PLAIN = replace(weft.data_parallel(), grid=(2,))

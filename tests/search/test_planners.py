@@ -13,9 +13,8 @@ import pytest
 import weft
 from search.jobs import decoder, layers
 from weft.planning.machine import machine_of
-from weft.search.evaluation import planner_process
-from weft.search.evaluation import planners as own
-from weft.search.evaluator import UNBOUNDED, Evaluator
+from weft.search import planners as own
+from weft.search.evaluator import UNBOUNDED, Evaluator, serve
 from weft.search.measures import Longer, Measures, key_of
 from weft.search.planners import Planners, Question, Setup
 from weft.strategy.strategy import Strategy, data_parallel
@@ -94,14 +93,14 @@ def test_a_process_ends_quietly_with_its_search() -> None:
     ours.send(Setup("whole", layers(), machine_of("h100x2"), (0, 1), None))
     ours.send(Question("whole", OTHER, UNBOUNDED))
     ours.close()
-    planner_process.serve(theirs)
+    serve(theirs)
     ours, theirs = Pipe()
     ours.close()
-    planner_process.serve(theirs)
+    serve(theirs)
     ours, theirs = Pipe()
     os.write(ours.fileno(), struct.pack("!i", 100) + b"half")
     ours.close()
-    planner_process.serve(theirs)
+    serve(theirs)
 
 
 @pytest.mark.thorough

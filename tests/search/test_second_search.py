@@ -9,7 +9,7 @@ from search.jobs import decoder, layers
 from weft.compiler.pipeline import Compiled
 from weft.errors import UserError
 from weft.planning.plans import PricedStep
-from weft.search.evaluation import evaluator
+from weft.search import evaluator
 from weft.strategy.strategy import Strategy
 
 

@@ -299,9 +299,9 @@ def _far_along(one: Measures, two: Measures, times: float) -> Measures:
     return replace(found, seconds=Seconds(seconds), memory=Bytes(int(memory)))
 
 
-def serve(file_descriptor: int) -> None:
-    """Answer the questions of a search, as its planner, until it closes its end of the socket, or ends."""
-    connection, evaluators = Connection(file_descriptor), dict[StepName, Evaluator]()
+def serve(connection: Connection) -> None:
+    """Answer the questions of a search, as its planner, until it closes its end, or ends, in the middle of one perhaps."""
+    evaluators = dict[StepName, Evaluator]()
     with suppress(EOFError, OSError):
         while True:
             message = connection.recv()

@@ -199,7 +199,12 @@ class _Planner:
 
 
 # A planner: it plans what it is asked for until the search closes its end of the socket.
-_PLANNER = "import sys; from weft.search.evaluator import serve; serve(int(sys.argv[1]))"
+_PLANNER = """
+import sys
+from multiprocessing.connection import Connection
+from weft.search.evaluator import serve
+serve(Connection(int(sys.argv[1])))
+"""
 
 
 def _pickled(message: Setup | Question) -> bytes:

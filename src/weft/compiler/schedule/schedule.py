@@ -1,7 +1,7 @@
 """The plans of ranks: of all together, with priorities, copies, and the order of every communicator.
 
 Before: the local programs of all ranks, of which those that are alike have one representative
-(`schedule/fold/`). After: their plans, simulated on one virtual clock (`weft.simulator.timing`), which found
+(`schedule/fold/`). After: their plans, simulated on one virtual clock (`weft.simulator.clock`), which found
 the orders; `Scheduled.simulation` proves that they cannot hang. Every rank does this for all ranks and gets the same.
 See docs/decisions/schedules.md. Ranks of one stage that acts once a step are planned without the others: they
 act in the order of the graph, and nothing has to be simulated.
