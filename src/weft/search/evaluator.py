@@ -300,7 +300,7 @@ def _far_along(one: Measures, two: Measures, times: float) -> Measures:
 
 
 def serve(connection: Connection) -> None:
-    """Answer the questions of a search, as its planner, until it closes its end, or ends, in the middle of one perhaps."""
+    """Answer the questions of a search until it closes its end, or ends, in the middle of one perhaps."""
     evaluators = dict[StepName, Evaluator]()
     with suppress(EOFError, OSError):
         while True:
