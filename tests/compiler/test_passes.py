@@ -97,7 +97,7 @@ PASSES: dict[str, Row] = {
     "keep_unmerged": told(keep_unmerged),
     "products_first": told(products_first),
     "causal_masks": told(causal_masks),
-    "unsorted": told(remove_sorts),
+    "remove_sorts": told(remove_sorts),
     "join_products": told(join_products),
     "scale_loss": told(scale_loss),
     "assign_stages": lambda graph: staged(graph, STAGED),
@@ -151,11 +151,14 @@ PASSES: dict[str, Row] = {
         actors_text(*gathering(graph)),
         actors_text(*gathers_first(local(graph), *gathering(graph), Zero(3))),
     ),
-    "credit": lambda graph: (actors_text(actors(graph)), with_credits(local(graph), actors(graph))),
+    "with_credits": lambda graph: (
+        actors_text(actors(graph)),
+        with_credits(local(graph), actors(graph)),
+    ),
     "with_copies": with_copies_of_1f1b,
     # on the rank that runs it
     "outline": lambda graph: on_plans(graph, lambda plan: outline(plan, fewest=3)),
-    "replays": lambda graph: on_plans(graph, lambda plan: replayed(graph, plan)),
+    "with_cuda_graphs": lambda graph: on_plans(graph, lambda plan: replayed(graph, plan)),
     "specialize": lambda graph: on_plans(graph, lambda plan: specialize(plan, ONEDNN)),
 }
 
@@ -166,7 +169,15 @@ NO_PASSES = {
         "refuse, and change nothing",
     ),
     **dict.fromkeys(
-        ("communicators", "families", "memory", "moments", "moments_of", "rank_classes", "turns"),
+        (
+            "communicators",
+            "families",
+            "memory",
+            "moments",
+            "moments_of",
+            "rank_classes",
+            "order_constraints",
+        ),
         "tell something of a program",
     ),
     **dict.fromkeys(
@@ -177,8 +188,8 @@ NO_PASSES = {
             "computed",
             "preset",
             "early_actors",
-            "enough",
-            "fewest",
+            "enough_slots",
+            "fewest_slots",
         ),
         "decide what a pass is told",
     ),
