@@ -15,8 +15,8 @@ from on_ranks import passed
 from weft.errors import RankFailure, RuleError, StrategyError, UserError
 from weft.layout import Placement
 from weft.program.agreement import TrialFailure
+from weft.program.planning.auto import Trials
 from weft.program.planning.step import Step
-from weft.program.trials import Trials
 from weft.strategy.strategy import Strategy, data_parallel
 
 TWO = Placement("cpu", (2,), (0, 1))

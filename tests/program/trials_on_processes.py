@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 
 import weft
 from weft.errors import RankFailure
-from weft.program.trials import Trials
+from weft.program.planning.auto import Trials
 
 
 def loss(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:

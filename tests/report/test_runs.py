@@ -45,9 +45,10 @@ def run(folder: Path) -> Path:
     (folder / "step.json").write_text(json.dumps(content))
     (folder / "config.json").write_text("[1, 2")
     (folder / "notes.html").write_text("<p>notes</p>")
-    (folder / "table.csv").write_text("a,b\n1,2\n")
-    (folder / "log.csv").write_text("step,loss,held\n1,2.0,\n2,nan,3.0\n")
+    (folder / "table.jsonl").write_text('{"a": 1, "b": 2}\n')
     lines = weft.logs.JsonLines(folder / "log.jsonl")
+    lines.write(1, {"loss": 2.0})
+    lines.write(2, {"loss": float("nan"), "held": 3.0})
     lines.write(5, {"rate": 0.1})
     lines.close()
     (folder / "step-00000001").mkdir()
@@ -58,7 +59,7 @@ def test_a_folder(tmp_path: Path) -> None:
     page, traced = reports_of([run(tmp_path / "one")])
     assert (page["title"], page["notes"]) == ("one: a run", ["mine"])
     assert page["figures"] == {
-        "loss": [[1, 2], [2.0, None]],
+        "loss": [[1], [2.0]],
         "held": [[2], [3.0]],
         "rate": [[5], [0.1]],
     }
@@ -68,10 +69,11 @@ def test_a_folder(tmp_path: Path) -> None:
 
 
 def test_steps_that_were_made_again_count_as_made_last(tmp_path: Path) -> None:
-    rows = ["step,loss"]
+    rows: list[str] = []
     for first in (1, 3):  # killed after step 4, and gone on from the checkpoint of step 2
-        rows += [f"{step},{10.0 * first + step}" for step in range(first, 5 if first == 1 else 6)]
-    (tmp_path / "log.csv").write_text("\n".join(rows))
+        steps = range(first, 5 if first == 1 else 6)
+        rows += [json.dumps({"step": step, "loss": 10.0 * first + step}) for step in steps]
+    (tmp_path / "log.jsonl").write_text("\n".join(rows))
     (page,) = reports_of([tmp_path])
     assert page["figures"] == {"loss": [[1, 2, 3, 4, 5], [11.0, 12.0, 33.0, 34.0, 35.0]]}
 
@@ -138,14 +140,13 @@ def test_a_trace_of_a_program(tmp_path: Path) -> None:
             '<script type="application/json" id="data">[{"format": 9, "title": "x"}]</script>',
             "expected format 1, got 9",
         ),
-        ("run/log.csv", "step,loss\n1,2,3\n", r"log\.csv is no log .*wider than its header"),
-        ("run/log.csv", "step,loss\n1,low\n", r"log\.csv is no log of weft\.fit \(ValueError"),
+        ("run/log.jsonl", '{"step": 1, "loss": "low"}', r"is no log of weft\.fit \(ValueError"),
         ("run/log.jsonl", "[1]\n", r"log\.jsonl is no log"),
         ("run/log.jsonl", '{"step": {}}\n', r"log\.jsonl is no log"),
         ("run/step.json", '{"traceEvents": [{"ph": "X"}]}', r"step\.json is no timeline"),
         ("run/step.json", '{"traceEvents": ', r"step\.json is no timeline"),
         ("run/other.txt", "x", "holds nothing of a run"),
-        ("run/log.csv", b"\xff\xfe", r"cannot read the log .*log\.csv"),
+        ("run/log.jsonl", b"\xff\xfe", r"cannot read the log .*log\.jsonl"),
     ],
 )
 def test_what_cannot_be_read_is_named(name: str, content: Any, why: str, tmp_path: Path) -> None:

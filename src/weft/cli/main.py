@@ -351,7 +351,7 @@ def report_(
         typer.Argument(
             metavar="RUN…",
             help="Pages that --report or Program.report wrote, or folders of runs with pages, timelines (.json) and "
-            "logs (.csv, .jsonl).",
+            "logs (.jsonl).",
         ),
     ],
     output: Annotated[

@@ -10,4 +10,4 @@ from weft.program.planning.step import Job as Job
 from weft.program.planning.step import Step as Step
 from weft.program.program import Program as Program
 from weft.program.saving.checkpoints import Checkpoints as Checkpoints
-from weft.program.saving.weights import Weights as Weights
+from weft.program.saving.load import Weights as Weights

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar, cast, final
 
 from weft import errors
-from weft.errors import RankFailure, UserError, WeftError
+from weft.errors import RankFailure, UserError
 from weft.ir.plan import Communicator
 from weft.runtime.channels.channel import Channel
 from weft.runtime.failures.failure_store import PeerFailure, first_line
@@ -26,11 +26,6 @@ _OF_BATCH = (
     ' shapes and dtypes, with batch="local" as many rows, and with weft.Buckets an example that is padded to the same '
     "length"
 )
-
-
-def common_seed(seed: int, world: World) -> int:
-    """The seed of the first process, on all of them."""
-    return int(gathered(world, "the seed", lambda: str(seed))[0])
 
 
 def run_on_all(world: World, what: str, work: Callable[[], T]) -> T:
@@ -88,25 +83,16 @@ def shared(world: World, what: str, work: Callable[[], tuple[T, str]]) -> tuple[
                 "the ranks make different calls; every rank must make the same calls in the same order: rank "
                 f"{world.ranks[0]} is in {called}, rank {rank} in {theirs}{_OF_ROWS if steps else ''}"
             )
-    if cause is not None:
-        if isinstance(cause, UserError) and any(each[3] != error for each in every):
-            raise _of_rank(every) from cause
+    if cause is not None and (
+        not isinstance(cause, UserError) or all(x[3] == error for x in every)
+    ):
         raise cause
-    if any(each[2] for each in every):
-        raise _of_rank(every)
+    for rank, (_, _, kind, error) in enumerate(every):  # the first that has one
+        if kind and (known := getattr(errors, kind, None)) is not None:
+            raise known(f"rank {rank}: {error}") from cause
+        if kind:
+            raise RankFailure(f"rank {rank}: {kind}: {error}") from cause
     return made, [each[1] for each in every]
-
-
-def _of_rank(every: Sequence[Sequence[str]]) -> WeftError:
-    """The error of the first rank that has one."""
-    rank, kind, error = next(
-        (i, kind, error) for i, (_, _, kind, error) in enumerate(every) if kind
-    )
-    known = getattr(errors, kind, None)
-    if known is None:
-        return RankFailure(f"rank {rank}: {kind}: {error}")
-    made: WeftError = known(f"rank {rank}: {error}")
-    return made
 
 
 def check_alike(world: World, what: str, asked: Callable[[], Mapping[str, Any]]) -> None:
@@ -133,7 +119,7 @@ def differences(texts: Sequence[str]) -> Iterator[tuple[int, Any, Any]]:
 
 
 def _read(text: str) -> list[str]:
-    """Read the texts that `gathered` sends, or that another exchange does."""
+    """The texts that `shared` sends; of another exchange, none."""
     try:
         found = json.loads(text)
     except ValueError:

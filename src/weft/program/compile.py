@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal, TypeVar, final
 
 import torch
 from torch import nn
@@ -16,24 +16,21 @@ from weft.compiler.context import METRICS, Metric, options_of
 from weft.errors import StrategyError, UserError, wrong
 from weft.layout import Placement
 from weft.planning.progress import progress, uncollected
-from weft.program.agreement import check_alike, common_seed, run_on_all
+from weft.program.agreement import check_alike, gathered, run_on_all
 from weft.program.feeding.whole_batch import Buckets, LocalBatch
 from weft.program.live.live import take_over
 from weft.program.live.ownership import live_shardings
 from weft.program.live.variables import add_loss_scale, add_main_parameters
-from weft.program.one_thread import at_work, check_modes, lock_of
-from weft.program.planning.auto import asked_of, chosen
+from weft.program.parts.core import at_work, check_modes, lock_of
+from weft.program.planning.auto import SPARE, Trials, asked_of, chosen
 from weft.program.planning.build import local_ranks
-from weft.program.planning.same_program import asked_by
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned, Variants, planner_of
 from weft.program.program import Program
-from weft.program.saving.load import weights_in
-from weft.program.saving.weights import Weights, located
+from weft.program.saving.load import Weights, located, weights_in
 from weft.program.setting import Setting
 from weft.program.training.states import check_states
 from weft.program.training.training import Training
-from weft.program.trials import SPARE, Candidates, Trials
 from weft.program.verification import check_values
 from weft.runtime.compiled.choice import UNCOMPILED, Kernels, usable_kernels
 from weft.runtime.memory.heap import give_back
@@ -45,6 +42,8 @@ from weft.strategy.text import plain
 from weft.tensor.spec import mesh_of
 from weft.tracebacks import shortened
 from weft.version import __version__
+
+T = TypeVar("T")
 
 
 @shortened
@@ -140,38 +139,25 @@ def compile(
     with at_work(world, "weft.compile", lock_of(world)):
         world.calls.enter("compile")
         fixed, auto = asked_of(strategy, batch)
-        chosen = data_parallel() if fixed is None else fixed
-        wanted = _Wanted(world, placement, chosen, kernels, batch, metrics, shapes)
-
-        def asked() -> dict[str, str]:
-            trains = bool(model.optimizers) if isinstance(model, Step) else optimizer is not None
-            wanted.check(trains)
-            named = {"kernels": kernels, "batch": batch, "metrics": list(metrics), "shapes": shapes}
-            others = {**named, "strategy": auto, "weft": __version__, "torch": torch.__version__}
-            given = {one.name: plain(one.name, getattr(chosen, one.name)) for one in fields(chosen)}
-            fixed_by = {f"strategy.{name}": repr(value) for name, value in given.items()}
-            more = {name: repr(value) for name, value in others.items()}
-            return {"placement": str(placement), **fixed_by, **more}
-
-        check_alike(world, "what is asked for", asked)
-        if wanted.local is not None:
+        fixed = data_parallel() if fixed is None else fixed
+        session = _Session(world, placement, fixed, kernels, batch, metrics, shapes)
+        trains = bool(model.optimizers) if isinstance(model, Step) else optimizer is not None
+        check_alike(world, "what is asked for", lambda: session.asked(trains, auto))
+        if session.local is not None:
             mesh_of(placement)  # opens its channels
-        step, given = run_on_all(
-            world,
-            "the step",
-            lambda: _step(model, loss_fn, optimizer, example_batch, wanted, verify),
-        )
+        given = model, loss_fn, optimizer, example_batch, verify
+        step, example = session.all("the step", lambda: session.step(*given))
         if world.several:
-            check_alike(world, "model and optimizer", lambda: asked_by(step))
+            check_alike(world, "model and optimizer", step.asked)
         if auto is not None:
-            found, ranks = _searched(wanted, step, auto)
-            wanted = replace(wanted, strategy=found, placement=ranks)
-        program = _started(wanted, step, seed, weights)
+            found, ranks = session.searched(step, auto)
+            session = replace(session, strategy=found, placement=ranks)
+        program = session.program(step, seed, weights)
         try:
             if weights is not None:
                 program.load(weights, model_only=True)
             if verify:
-                program.verify(given)
+                program.verify(example)
         except BaseException:
             program.close()
             raise
@@ -180,8 +166,8 @@ def compile(
 
 @final
 @dataclass(frozen=True)
-class _Wanted:
-    """The arguments of `compile`, but for the step itself."""
+class _Session:
+    """One call of `compile`, and the work that all processes do in it; it knows all arguments but those of the step."""
 
     world: World
     placement: Placement
@@ -191,145 +177,154 @@ class _Wanted:
     metrics: Sequence[Metric]
     shapes: Buckets | None
 
+    def all(self, what: str, work: Callable[[], T]) -> T:
+        """The result of `work` here, once it has succeeded in all processes."""
+        return run_on_all(self.world, what, work)
+
     @cached_property
     def ranks(self) -> tuple[int, ...]:
         return local_ranks(self.world, self.placement)
 
     @cached_property
     def local(self) -> LocalBatch | None:
-        return (
-            LocalBatch(self.strategy, self.placement, self.world) if self.batch == "local" else None
-        )
+        wanted = self.batch == "local"
+        return LocalBatch(self.strategy, self.placement, self.world) if wanted else None
 
     @cached_property
     def usable(self) -> Kernels:
         return usable_kernels(self.kernels, self.placement.device_type)
 
-    def check(self, trains: bool) -> None:
-        """Raise what stands against these arguments; `trains` where there is an optimizer."""
-        _check_arguments(self.strategy, self.batch, self.metrics, self.shapes)
-        grid, placement = tuple(self.strategy.grid), self.placement
+    def asked(self, trains: bool, auto: Auto | None) -> dict[str, str]:
+        """The arguments, as `check_alike` takes them, once nothing stands against them; `trains` by an optimizer."""
+        self._check_arguments()
+        grid, placement, strategy = tuple(self.strategy.grid), self.placement, self.strategy
         if grid and grid != placement.shape:
             raise StrategyError(
                 f"the strategy is for a grid of {'x'.join(map(str, grid))} ranks, the placement is "
                 f"{'x'.join(map(str, placement.shape))}; give weft.placement its ranks in rows of that grid, or leave "
                 "the strategy's grid out"
             )
-        precision, _ = options_of(self.strategy).precision, self.ranks
+        precision, _ = options_of(strategy).precision, self.ranks
         check_modes("weft.compile", placement.device_type, precision, trains)
         _ = self.local, self.usable
+        found: dict[str, object] = {
+            f"strategy.{one.name}": plain(one.name, getattr(strategy, one.name))
+            for one in fields(strategy)
+        }
+        found |= {"kernels": self.kernels, "batch": self.batch, "metrics": list(self.metrics)}
+        found |= {"shapes": self.shapes, "strategy": auto}
+        found |= {"weft": __version__, "torch": torch.__version__}
+        return {"placement": str(placement), **{name: repr(x) for name, x in found.items()}}
 
+    def _check_arguments(self) -> None:
+        if self.shapes is not None and not isinstance(self.shapes, Buckets):
+            raise wrong("shapes=", "a weft.Buckets", self.shapes)
+        if not isinstance(self.strategy, Strategy):
+            raise wrong("strategy=", "a weft.Strategy", self.strategy, StrategyError)
+        if self.batch not in ("whole", "local"):
+            raise wrong("batch=", '"whole" or "local"', self.batch)
+        if not isinstance(self.metrics, Sequence) or isinstance(self.metrics, str):
+            raise wrong("metrics=", f"a list of names among {list(METRICS)}", self.metrics)
+        for name in self.metrics:
+            if name not in METRICS:
+                raise wrong("metrics=", f"names among {list(METRICS)}", name)
 
-def _searched(wanted: _Wanted, step: Step, auto: Auto) -> tuple[Strategy, Placement]:
-    """The strategy that a search finds, and the ranks of the placement in its grid; every process must call it."""
-    with progress(0 in wanted.ranks) as begin:
-        begin("searching for a strategy")
-        held = live_shardings(step.model, wanted.world)
-        spare = SPARE if held.layouts else 0
-        candidates = chosen(wanted.world, step, wanted.placement, auto, spare)
-        if spare:
-            planned = Candidates(wanted.world, step, wanted.usable, held)
-            candidates = planned.lying_alike(candidates, max(auto.measure, 1))
-        if len(candidates) == 1:
-            return candidates[0]
-        begin("running the best candidates")
-        return Trials(wanted.world, step, wanted.usable).fastest(candidates)
-
-
-def _started(
-    wanted: _Wanted, step: Step, seed: int | None, weights: str | Path | Weights | None
-) -> Program:
-    """The program of a step, whose model it takes over; every process must call it."""
-    world, placement, ranks = wanted.world, wanted.placement, wanted.ranks
-    held, kernels = live_shardings(step.model, world), wanted.usable
-    planner = planner_of(world, step, wanted.strategy, placement, kernels, held, wanted.metrics)
-    with progress(0 in ranks) as begin:
-
-        def plan() -> Planned:
-            """For the example batch; the optimizers' states fit it, and nothing is taken over yet."""
-            planned = planner.plan(step, begin)
-            check_states(step.model, step.optimizers, planned[1].graph)
-            return planned
-
-        first = run_on_all(world, "the plan", plan)
-        graph, stored = first[1].graph, first[1].stored
-        begin("filling variables")
-        later: Collection[str] = ()
-        if weights is not None:
-            files, _ = located(weights)
-            later = run_on_all(world, "the weights", lambda: weights_in(files, step.model))
-            check_alike(world, "which weights", lambda: {"what weights= holds": str(sorted(later))})
-        variables = take_over(step.model, graph, stored, world, placement, later)
-        seed = common_seed(torch.initial_seed() if seed is None else seed, world)
-        setting = Setting(
-            *(step.model, world, placement, planner.options, variables, seed, wanted.strategy),
-            *(kernels, wanted.local, wanted.shapes),
-        )
-        add_loss_scale(setting, graph)
-        add_main_parameters(variables, graph)
-        begin("starting the ranks" if wanted.usable in UNCOMPILED else "compiling kernels")
-        training = Training(setting, step.optimizers)
-        every = planner.variants(setting, step, first, training.add_plan)
-
-        def adding() -> Variants:
-            bare = planner.bare
-            planned = run_on_all(world, "the plan", lambda: bare.plan(step.now(), like=first[1]))
-            return bare.variants(setting, step, planned, training.add_plan)
-
-        training.adds_by(every if planner.bare == planner else adding)
-        program = Program(every, step, training)
-        give_back()
-    return program
-
-
-def _check_arguments(strategy: object, batch: object, metrics: object, shapes: object) -> None:
-    if shapes is not None and not isinstance(shapes, Buckets):
-        raise wrong("shapes=", "a weft.Buckets", shapes)
-    if not isinstance(strategy, Strategy):
-        raise wrong("strategy=", "a weft.Strategy", strategy, StrategyError)
-    if batch not in ("whole", "local"):
-        raise wrong("batch=", '"whole" or "local"', batch)
-    if not isinstance(metrics, Sequence) or isinstance(metrics, str):
-        raise wrong("metrics=", f"a list of names among {list(METRICS)}", metrics)
-    for name in metrics:
-        if name not in METRICS:
-            raise wrong("metrics=", f"names among {list(METRICS)}", name)
-
-
-def _step(
-    model: nn.Module | Step,
-    loss_fn: Callable[[nn.Module, Any], Any] | None,
-    optimizer: Optimizing,
-    example_batch: Any,
-    wanted: _Wanted,
-    verify: bool,
-) -> tuple[Step, Any]:
-    """The step that the arguments of `compile` stand for, and its batch as it was given."""
-    if isinstance(model, Step):
-        if any(each is not None for each in (loss_fn, optimizer, example_batch)):
+    def step(
+        self,
+        model: nn.Module | Step,
+        loss_fn: Callable[[nn.Module, Any], Any] | None,
+        optimizer: Optimizing,
+        example_batch: Any,
+        verify: bool,
+    ) -> tuple[Step, Any]:
+        """The step that the arguments of `compile` stand for, and its batch as it was given."""
+        if isinstance(model, Step):
+            if any(each is not None for each in (loss_fn, optimizer, example_batch)):
+                raise UserError(
+                    "weft.compile of a weft.Step takes no loss_fn, optimizer or example_batch: the step has them"
+                )
+            step, given = model, model.example_batch
+            if self.shapes is not None:
+                step = step.of_shape(self.shapes.padded(given))
+        elif loss_fn is None:
             raise UserError(
-                "weft.compile of a weft.Step takes no loss_fn, optimizer or example_batch: the step has them"
+                "weft.compile takes a model, loss_fn, optimizer and example_batch, got no loss_fn"
             )
-        step, given = model, model.example_batch
-        if wanted.shapes is not None:
-            step = step.of_shape(wanted.shapes.padded(given))
-    elif loss_fn is None:
-        raise UserError(
-            "weft.compile takes a model, loss_fn, optimizer and example_batch, got no loss_fn"
-        )
-    elif not isinstance(model, nn.Module):
-        raise wrong(
-            "weft.compile: model", "a torch.nn.Module with its loss_fn, or a weft.Step", model
-        )
-    else:
-        given = example = example_batch
-        if wanted.shapes is not None:
-            example = wanted.shapes.padded(given)
-        if wanted.local is not None:
-            example = wanted.local.whole(example)
-        step = Step(model, loss_fn, optimizer, example)
-    if not isinstance(verify, bool):
-        raise wrong("verify=", "True or False", verify)
-    if verify:
-        check_values(given)
-    return step, given
+        elif not isinstance(model, nn.Module):
+            raise wrong(
+                "weft.compile: model", "a torch.nn.Module with its loss_fn, or a weft.Step", model
+            )
+        else:
+            given = example = example_batch
+            if self.shapes is not None:
+                example = self.shapes.padded(given)
+            if self.local is not None:
+                example = self.local.whole(example)
+            step = Step(model, loss_fn, optimizer, example)
+        if not isinstance(verify, bool):
+            raise wrong("verify=", "True or False", verify)
+        if verify:
+            check_values(given)
+        return step, given
+
+    def searched(self, step: Step, auto: Auto) -> tuple[Strategy, Placement]:
+        """The strategy that a search finds, and the ranks of the placement in its grid."""
+        with progress(0 in self.ranks) as begin:
+            begin("searching for a strategy")
+            held = live_shardings(step.model, self.world)
+            spare = SPARE if held.layouts else 0
+            candidates = chosen(self.world, step, self.placement, auto, spare)
+            trials = Trials(self.world, step, self.usable)
+            if spare:
+                candidates = trials.lying_alike(candidates, max(auto.measure, 1), held)
+            if len(candidates) == 1:
+                return candidates[0]
+            begin("running the best candidates")
+            return trials.fastest(candidates)
+
+    def program(
+        self, step: Step, seed: int | None, weights: str | Path | Weights | None
+    ) -> Program:
+        """The program of a step, whose model it takes over."""
+        world, placement, kernels = self.world, self.placement, self.usable
+        held = live_shardings(step.model, world)
+        planner = planner_of(world, step, self.strategy, placement, kernels, held, self.metrics)
+        with progress(0 in self.ranks) as begin:
+
+            def plan() -> Planned:
+                """For the example batch; the optimizers' states fit it, and nothing is taken over yet."""
+                planned = planner.plan(step, begin)
+                check_states(step.model, step.optimizers, planned[1].graph)
+                return planned
+
+            first = self.all("the plan", plan)
+            graph, stored = first[1].graph, first[1].stored
+            begin("filling variables")
+            later: Collection[str] = ()
+            if weights is not None:
+                files, _ = located(weights)
+                later = self.all("the weights", lambda: weights_in(files, step.model))
+                held_in = {"what weights= holds": str(sorted(later))}
+                check_alike(world, "which weights", lambda: held_in)
+            variables = take_over(step.model, graph, stored, world, placement, later)
+            seed = torch.initial_seed() if seed is None else seed
+            seed = int(gathered(world, "the seed", lambda: str(seed))[0])
+            setting = Setting(
+                *(step.model, world, placement, planner.options, variables, seed, self.strategy),
+                *(kernels, self.local, self.shapes),
+            )
+            add_loss_scale(setting, graph)
+            add_main_parameters(variables, graph)
+            begin("starting the ranks" if kernels in UNCOMPILED else "compiling kernels")
+            training = Training(setting, step.optimizers)
+            every = planner.variants(setting, step, first, training.add_plan)
+
+            def adding() -> Variants:
+                bare = planner.bare
+                planned = self.all("the plan", lambda: bare.plan(step.now(), like=first[1]))
+                return bare.variants(setting, step, planned, training.add_plan)
+
+            training.adds_by(every if planner.bare == planner else adding)
+            program = Program(every, step, training)
+            give_back()
+        return program

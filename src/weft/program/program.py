@@ -13,15 +13,14 @@ from weft.layout import Placement
 from weft.planning.stored_step import StoredStep
 from weft.program.agreement import run_on_all
 from weft.program.live.ownership import disown_variables, own_variables, reads
-from weft.program.one_thread import one_at_a_time
-from weft.program.parts.core import ProgramCore
+from weft.program.parts.core import ProgramCore, one_at_a_time
 from weft.program.parts.inspection import ProgramInspection
 from weft.program.parts.saving import ProgramSaving
 from weft.program.parts.stepping import ProgramSteps
 from weft.program.planning.build import evaluation
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned, Variants
-from weft.program.saving.claims import give_up
+from weft.program.saving.checkpoints import give_up
 from weft.program.training.training import Training
 from weft.strategy.strategy import Strategy
 

@@ -50,18 +50,14 @@ class Setting:
                 return batch
             return replace(batch, batch=self.buckets.padded(batch.batch))  # of all rows
         if self.buckets is not None:
-            batch = self.buckets.padded(batch, self._sizes(batch))
+            buckets, sizes = self.buckets, dict[str, int]()
+            if self.by_rows:  # all pad to what the longest rows need
+                self.world.calls.enter("lengths of a batch")
+                texts = gathered(self.world, "sizes", lambda: json.dumps(buckets.sizes_of(batch)))
+                every = list(map(json.loads, texts))
+                sizes = {key: max(each.get(key, 0) for each in every) for key in every[0]}
+            batch = buckets.padded(batch, sizes)
         return batch if self.local is None else self.local.whole(batch)
-
-    def _sizes(self, batch: Any) -> dict[str, int]:
-        """The sizes that all processes pad a batch to of which each brings its own rows: the longest that one needs."""
-        buckets, world = self.buckets, self.world
-        if buckets is None or not self.by_rows:
-            return {}
-        world.calls.enter("lengths of a batch")
-        texts = gathered(world, "sizes", lambda: json.dumps(buckets.sizes_of(batch)))
-        every = [json.loads(text) for text in texts]
-        return {key: max(each.get(key, 0) for each in every) for key in every[0]}
 
     @property
     def by_rows(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +19,6 @@ _DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', 
 MAX_BYTES = 1 << 30
 # Points of a curve, at most; of more, every n-th is taken.
 _POINTS = 20_000
-_DAMAGE: tuple[type[Exception], ...] = (*UNREADABLE, csv.Error)
 
 
 def reports_of(paths: Sequence[Path], but: Path | None = None) -> list[Data]:
@@ -28,7 +26,7 @@ def reports_of(paths: Sequence[Path], but: Path | None = None) -> list[Data]:
 
     Args:
         paths: of pages, or of folders of runs. Of a folder count its pages (`.html`), the timelines that
-            `Program.trace` wrote (`.json`), and the logs of `weft.fit` (`.csv`, `.jsonl`); other files do not.
+            `Program.trace` wrote (`.json`), and the logs of `weft.fit` (`.jsonl`); other files do not.
         but: the page that is to be written, which does not count in a folder.
 
     Raises:
@@ -45,12 +43,12 @@ def _run(folder: Path, but: Path | None) -> list[Data]:
     files = [each for each in _files(folder, "html") if each.absolute() != but]
     pages = [one for each in files if _is_page(each) for one in _page(each)]
     traced = [one for each in _files(folder, "json") for one in _traced(each)]
-    logs = (*_files(folder, "csv"), *_files(folder, "jsonl"))
+    logs = _files(folder, "jsonl")
     figures = {name: curve for each in logs for name, curve in _figures(each).items()}
     if not pages and not figures and not traced:
         raise UserError(
             f"the folder {folder} holds nothing of a run: a page of Program.report (.html), a timeline of "
-            "Program.trace (.json), or a log of weft.fit (.csv, .jsonl); give a folder with one of them"
+            "Program.trace (.json), or a log of weft.fit (.jsonl); give a folder with one of them"
         )
     found = [*pages, *traced]
     if figures:
@@ -94,7 +92,7 @@ def _page(path: Path) -> list[Data]:
         lacking = [name for each in data for name in Report("").data() if name not in each]
         if formats == {FORMAT} and lacking:
             raise ValueError(f"it lacks {lacking[0]!r}")
-    except _DAMAGE as error:
+    except UNREADABLE as error:
         raise UserError(f"the report {path} is damaged: {error}; write it anew") from None
     if formats != {FORMAT}:
         there = ", ".join(map(str, formats))
@@ -114,7 +112,7 @@ def _traced(path: Path) -> Iterator[Data]:
         found = traces_in(json.loads(text))
         measured, predicted = (found.get(group, ()) for group in ("measured", "predicted"))
         data = Report(path.stem, measured=measured, predicted=predicted).data()
-    except _DAMAGE as error:
+    except UNREADABLE as error:
         raise UserError(
             f"{path} is no timeline that Program.trace wrote ({type(error).__name__}: {error}); write it anew, or "
             "take it out of the folder"
@@ -123,33 +121,24 @@ def _traced(path: Path) -> Iterator[Data]:
 
 
 def _figures(path: Path) -> dict[str, Curve]:
-    """The curves of a log, by name; none of a table without steps."""
+    """The curves of a log, by name; none of lines without steps."""
     # Steps that a run has made again, as after a restart, count as they were made last.
     points: dict[str, dict[int, float]] = {}
     try:
-        for row in _rows(_text(path, "the log"), path.suffix):
+        lines = _text(path, "the log").splitlines()
+        for row in (dict(json.loads(line)) for line in lines if line.strip()):
             if "step" not in row:
                 return {}
             step = int(float(row.pop("step")))
             for name, value in row.items():
-                if value not in ("", None):
+                if value is not None:
                     points.setdefault(str(name), {})[step] = float(value)
-    except _DAMAGE as error:
+    except UNREADABLE as error:
         raise UserError(
             f"{path} is no log of weft.fit ({type(error).__name__}: {error}); expected a step and numbers in each "
             "row; mend it, or take it out of the folder"
         ) from None
     return {name: _curve(sorted(own.items())) for name, own in points.items()}
-
-
-def _rows(text: str, suffix: str) -> Iterator[dict[str, Any]]:
-    if suffix == ".csv":
-        for row in csv.DictReader(text.splitlines()):
-            if None in row:
-                raise ValueError(f"the row {list(row.values())} is wider than its header")
-            yield row
-    else:
-        yield from (dict(json.loads(line)) for line in text.splitlines() if line.strip())
 
 
 def _curve(points: Sequence[tuple[int, float]]) -> Curve:

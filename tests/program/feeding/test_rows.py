@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from weft.errors import BatchError
 from weft.layout import Broadcast, Layout, Placement, Split
-from weft.program.feeding.feed import RowsOfBatch, StandIns
-from weft.program.feeding.shards import rows_in, rows_of
+from weft.program.feeding.feed import RowsOfBatch, StandIns, rows_in, rows_of
 from weft.runtime.memory.state import region_part
 
 

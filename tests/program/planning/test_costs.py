@@ -9,8 +9,8 @@ import pytest
 
 from weft.hardware.measured_costs import MeasuredCosts, Measurements
 from weft.hardware.measured_store import store_measurements, this_machine
-from weft.program.planning import auto
-from weft.program.planning.auto import agreed_costs
+from weft.program.planning import variants
+from weft.program.planning.variants import agreed_costs
 from weft.runtime.world.world import LocalWorld
 from weft.units import Seconds
 
@@ -31,7 +31,7 @@ def test_all_ranks_take_those_of_the_first(monkeypatch: pytest.MonkeyPatch, tmp_
         texts.append(tell())
         return [texts[0], ""]
 
-    monkeypatch.setattr(auto, "told", from_rank_0)
+    monkeypatch.setattr(variants, "told", from_rank_0)
     kept(1.0)
     found = agreed_costs(world)
     assert isinstance(found, MeasuredCosts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.errors import UserError
-from weft.program.planning.same_program import _check_lines
+from weft.program.planning.build import _check_lines
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import torch
 import weft
 from program.data.datasets import example, loss_fn, net
 from weft.errors import UserError
-from weft.program.saving.claims import LOCK
+from weft.program.saving.checkpoints import LOCK
 
 SIZE = 4
 # Of another job: it locks a folder as weft does, and says whether it could.

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from weft.layout import Broadcast, Layout, Placement, Shares, Split
 from weft.program.saving.files import slices
-from weft.program.saving.saved_tensors import SavedTensor, pieces_of, writers
+from weft.program.saving.program_state import SavedTensor, pieces_of, writers
 from weft.runtime.memory.state import local_part
 from weft.tensor.dispatch.interleaved import in_shares
 

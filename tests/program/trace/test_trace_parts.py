@@ -9,8 +9,7 @@ import pytest
 from build import register
 from weft.actors.dependencies import ActKey, Dependency, dependencies, dependencies_in_step
 from weft.ir.plan import Compute, Feed, Hold, RankPlan
-from weft.program.trace.rank import with_late_ranks
-from weft.program.trace.trace import ahead
+from weft.program.trace.trace import ahead, with_late_ranks
 from weft.traces.events import trace_events
 from weft.traces.rows import Arrow, Kind, Level, RankTrace, Slice, StepSpan, parts
 

@@ -80,7 +80,18 @@ class Loader:
     ) -> None:
         batch_size, seed = _number("batch_size", batch_size, 1), _number("seed", seed)
         workers, ahead = _number("workers", workers, 0), _number("ahead", ahead, 1)
-        _check_kinds(shuffle, drop_last, split, program, collate_fn, sampler, timeout)
+        takes = program is None or hasattr(program, "rows")
+        collates = collate_fn is None or callable(collate_fn)
+        check(
+            "weft.Loader",
+            (isinstance(shuffle, bool), "shuffle", "True or False", shuffle),
+            (isinstance(drop_last, bool), "drop_last", "True or False", drop_last),
+            (isinstance(split, bool), "split", "True or False", split),
+            (is_number(timeout, 0), "timeout", "seconds from 0", timeout),
+            (takes, "program", "a weft.Program", program),
+            (collates, "collate_fn", "a function", collate_fn),
+            (isinstance(sampler, Iterable | None), "sampler", "numbers of samples", sampler),
+        )
         iterable = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
         if iterable and not isinstance(dataset, Iterable):
             raise wrong("weft.Loader: dataset", "a dataset with __getitem__ or __iter__", dataset)
@@ -202,7 +213,6 @@ class Loader:
 
     @property
     def _by_rows(self) -> bool:
-        """True where the program takes a plain batch for rows of this process."""
         return self._program is not None and self._program._core.setting.by_rows
 
     def _compared(self, rows: Sequence[int], size: int) -> bool:
@@ -211,13 +221,11 @@ class Loader:
         return several and (len(rows) < size or self._by_rows)
 
     def _part(self, loaded: LoadedRows, rows: Sequence[int], size: int, place: int) -> LoadedRows:
-        """Rows of a batch of so many as a part of it, with the checksum of its place; a whole batch as it is."""
         if loaded.error or (len(rows) == size and not self._by_rows):
             return loaded
         return replace(loaded, batch=RowsOfBatch(loaded.batch, rows, size, place, loaded.sums))
 
     def _rows(self, size: int) -> Sequence[int]:
-        """The rows of a batch of so many that this process loads."""
         if self._program is None or not self._split:
             return range(size)
         # One row says what rows are like where the ranks of this process take none.
@@ -290,44 +298,35 @@ class Loader:
             yield self._part(loaded, own, size, checksum)
 
     def _loading(self, source: Dataset[Any], **more: Any) -> Iterator[Any]:
-        """Items of a source, by workers where there are any."""
+        """Items of a source, by workers where there are any; a worker that has died is told."""
         if self._workers:
             more |= {"prefetch_factor": self._ahead, "worker_init_fn": begin_worker}
             more |= {"timeout": self._timeout}
         # Without a generator of its own, a DataLoader draws from that of torch.
         own = torch.Generator().manual_seed(self._seed)
-        common: dict[str, Any] = {
-            "num_workers": self._workers,
-            "collate_fn": _unchanged,
-            "generator": own,
-        }
-        loading = DataLoader(source, batch_size=None, **common, **more)
-        return _by_workers(loading) if self._workers else iter(loading)
+        more |= {"num_workers": self._workers, "collate_fn": _unchanged, "generator": own}
+        loading = DataLoader(source, batch_size=None, **more)
+        try:
+            yield from with_workers(loading) if self._workers else loading
+        except (RuntimeError, EOFError, OSError) as error:
+            # The last two are of what processes talk over: samples' own errors are items.
+            of_torch = not isinstance(error, RuntimeError) or "DataLoader" in str(error)
+            if not self._workers or not of_torch:
+                raise
+            if "timed out" in str(error):
+                raise UserError(
+                    f"weft.Loader: the workers gave no batch within timeout={loading.timeout} s; load with workers=0 "
+                    "to see where they hang, or give them longer"
+                ) from error
+            raise UserError(
+                "weft.Loader: a process that loads has ended; load with workers=0 to see why. Where it could not send "
+                f"a batch, what it wrote to stderr says so: {HINT}: {error!r}"
+            ) from error
 
 
 def _checksum(place: int, numbers: Sequence[int]) -> int:
     """Of numbers that all processes must have alike, at a place of a run; of 32 bits."""
     return zlib.crc32(" ".join(map(str, numbers)).encode(), place & 0xFFFFFFFF)
-
-
-def _by_workers(loading: DataLoader[Any]) -> Iterator[Any]:
-    """The items; a worker that has died is told."""
-    items = with_workers(loading)
-    try:
-        yield from items
-    except (RuntimeError, EOFError, OSError) as error:
-        # The last two are of what processes talk over: samples' own errors are items.
-        if isinstance(error, RuntimeError) and "DataLoader" not in str(error):
-            raise
-        if "timed out" in str(error):
-            raise UserError(
-                f"weft.Loader: the workers gave no batch within timeout={loading.timeout} s; load with workers=0 to "
-                "see where they hang, or give them longer"
-            ) from error
-        raise UserError(
-            "weft.Loader: a process that loads has ended; load with workers=0 to see why. Where it could not send a "
-            f"batch, what it wrote to stderr says so: {HINT}: {error!r}"
-        ) from error
 
 
 def _unchanged(loaded: Any) -> Any:
@@ -341,24 +340,3 @@ def _number(name: str, value: Any, least: int | None = None) -> int:
         from_ = "" if least is None else f" from {least}"
         raise wrong(f"weft.Loader: {name}", f"a number{from_}", value)
     return found
-
-
-def _check_kinds(
-    shuffle: object,
-    drop_last: object,
-    split: object,
-    program: object,
-    collate_fn: object,
-    sampler: object,
-    timeout: object,
-) -> None:
-    check(
-        "weft.Loader",
-        (isinstance(shuffle, bool), "shuffle", "True or False", shuffle),
-        (isinstance(drop_last, bool), "drop_last", "True or False", drop_last),
-        (isinstance(split, bool), "split", "True or False", split),
-        (is_number(timeout, 0), "timeout", "seconds from 0", timeout),
-        (program is None or hasattr(program, "rows"), "program", "a weft.Program", program),
-        (collate_fn is None or callable(collate_fn), "collate_fn", "a function", collate_fn),
-        (isinstance(sampler, Iterable | None), "sampler", "numbers of samples", sampler),
-    )

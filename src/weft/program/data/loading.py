@@ -12,7 +12,7 @@ copy: the step cuts what was loaded.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from time import monotonic, perf_counter_ns
 from typing import Any, NamedTuple, final
@@ -24,6 +24,7 @@ from weft.actors.wiring import equal_registers
 from weft.ir.legal.plans import verify_plan
 from weft.ir.plan import (
     COMPUTE,
+    Actor,
     Compute,
     Feed,
     Fetch,
@@ -80,7 +81,6 @@ def loading_plan(rank: int, leaves: Sequence[LoadedLeaf], ahead: int) -> RankPla
 def _parts(
     leaves: Iterable[LoadedLeaf], taken: Collection[str]
 ) -> Iterator[tuple[str, LocalCall, LocalValue]]:
-    """For each part that a rank takes: a key, the call that cuts it, and what it makes."""
     known = set(taken)
     for leaf in leaves:
         for rank, region in leaf.parts.items():
@@ -202,9 +202,8 @@ class _Loading:
         self._queues: dict[str, Queue] = {}
         self._threads: list[threading.Thread] = []
         alike = equal_registers(plan)
-        works = dict(
-            _works(plan, alike, {LOAD: self._load, COPIES: self._copy, COMPUTE: self._hand})
-        )
+        calls = {LOAD: self._load, COPIES: self._copy, COMPUTE: self._handed.append}
+        works = {actor.id: _work(actor, alike, calls[actor.queue]) for actor in plan.actors}
         for name in plan.on_queue:
             machine = QueueMachine(plan, name, in_order=name != COMPUTE, alike=alike)
             own = {actor.id: works[actor.id] for actor in plan.on_queue[name]}
@@ -278,9 +277,6 @@ class _Loading:
     def _copy(self, item: Any) -> Any:
         return item if isinstance(item, _End) else self._cut(item)
 
-    def _hand(self, item: Any) -> None:
-        self._handed.append(item)
-
     def _ended(self, name: str) -> Callable[[int], None]:
         """The call of a queue that has ended a step: it begins the next one. That of the step waits to be asked."""
 
@@ -294,41 +290,27 @@ class _Loading:
         raise self._failure or _Unwanted
 
     def _serve(self, queue: Queue) -> None:
-        """The life of a thread."""
         try:
             while True:
                 queue.serve()
         except BaseException as error:
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        """The thread of a queue has ended; where nobody asked it to, the step's queue raises why."""
-        cause = error.__cause__ if isinstance(error, ActError) and error.__cause__ else error
-        if not self._unwanted:
-            self._failure = cause
-            self._compute.mailbox.put(Stop())
+            # The thread of a queue has ended; where nobody asked it to, the step's queue raises why.
+            cause = error.__cause__ if isinstance(error, ActError) and error.__cause__ else error
+            if not self._unwanted:
+                self._failure = cause
+                self._compute.mailbox.put(Stop())
 
 
-def _works(
-    plan: RankPlan, alike: dict[str, str], calls: dict[str, Callable[[Any], Any]]
-) -> Iterator[tuple[int, Work]]:
-    """The work of each actor, on the whole item: it passes in the register that stands for all that are alike."""
-    for actor in plan.actors:
-        reads = tuple(dict.fromkeys(alike[name] for name in actor.consumes))
-        writes = tuple(dict.fromkeys(alike[name] for name in actor.produces))
-        call = calls[actor.queue]
+def _work(actor: Actor, alike: Mapping[str, str], call: Callable[[Any], Any]) -> Work:
+    """The work of an actor, on the whole item: it passes in the register that stands for all that are alike."""
+    reads = tuple(dict.fromkeys(alike[name] for name in actor.consumes))
+    writes = tuple(dict.fromkeys(alike[name] for name in actor.produces))
 
-        def act(
-            step: int,
-            micro: int,
-            inputs: list[Tensor],
-            call: Callable[[Any], Any] = call,
-            makes: bool = bool(writes),
-        ) -> Sequence[Tensor]:
-            made = call(inputs.pop() if inputs else None)
-            return (made,) if makes else ()
+    def act(step: int, micro: int, inputs: list[Tensor]) -> Sequence[Tensor]:
+        made = call(inputs.pop() if inputs else None)
+        return (made,) if writes else ()
 
-        yield actor.id, Work(reads, writes, act, sole=frozenset(reads))
+    return Work(reads, writes, act, sole=frozenset(reads))
 
 
 def _nothing(_: Any) -> None:

@@ -35,8 +35,13 @@ def whole_numbers(given: Any, where: str) -> list[int]:
     Raises:
         UserError: naming the first that is none.
     """
-    every = _listed(given)
-    if every is None:
+    # Of sets nobody knows the order.
+    every = None if isinstance(given, str | bytes | Mapping | Set) else given
+    if isinstance(given, Tensor) and (given.layout != torch.strided or given.is_meta):
+        every = None
+    elif isinstance(given, np.ndarray | Tensor):
+        every = list(given.tolist()) if given.ndim == 1 else None
+    if not isinstance(every, Iterable):
         expected = "whole numbers from 0, one for each, as a list or an array of one dimension"
         raise wrong(where, expected, given)
     found: list[int] = []
@@ -48,17 +53,6 @@ def whole_numbers(given: Any, where: str) -> list[int]:
             raise UserError(f"{where} must be {expected}, got {got}")
         found.append(number)
     return found
-
-
-def _listed(given: Any) -> Iterable[Any] | None:
-    """The elements of something that may hold numbers; None where it cannot."""
-    if isinstance(given, Tensor) and (given.layout != torch.strided or given.is_meta):
-        return None
-    if isinstance(given, np.ndarray | Tensor):
-        return list(given.tolist()) if given.ndim == 1 else None
-    # Of sets nobody knows the order.
-    other = isinstance(given, str | bytes | Mapping | Set)
-    return given if isinstance(given, Iterable) and not other else None
 
 
 # Batches of which samples are put in order of their lengths.
@@ -134,26 +128,23 @@ def of_like_lengths(
 
 
 def _numbers(dataset: Any, sampler: Iterable[int]) -> list[int]:
-    """The numbers that a sampler gives; one that never ends is refused."""
     most = max(_LONGEST, _TIMES * len(dataset) if isinstance(dataset, Sized) else 0)
     if isinstance(sampler, Sized):
         with suppress(TypeError, NotImplementedError):  # some have the method alone
             most = max(most, len(sampler))
-    found = [_number(each, sampler) for each in islice(sampler, most + 1)]
+    found: list[int] = []
+    for each in islice(sampler, most + 1):
+        number = whole_number(each)
+        if number is None:
+            raise UserError(
+                f"weft.Loader: the sampler, a {type(sampler).__name__}, gives {shown(each)}; it must give numbers of "
+                "samples, one at a time"
+            )
+        found.append(number)
     if len(found) > most:
         raise UserError(
             f"weft.Loader: the sampler, a {type(sampler).__name__}, has given {most} numbers and goes on; expected one "
             "that ends with the epoch, as itertools.islice makes of one that does not"
-        )
-    return found
-
-
-def _number(each: Any, sampler: Any) -> int:
-    found = whole_number(each)
-    if found is None:
-        raise UserError(
-            f"weft.Loader: the sampler, a {type(sampler).__name__}, gives {shown(each)}; it must give numbers of "
-            "samples, one at a time"
         )
     return found
 

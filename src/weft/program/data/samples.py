@@ -81,7 +81,6 @@ def check_same(every: list[str]) -> None:
 
 
 def _differing(one: Sums, other: Sums) -> Iterator[tuple[str, str]]:
-    """The samples that have another leaf, and that leaf in words."""
     for name, a in one.items():
         b = other[name]
         if a is None or b is None:
@@ -248,7 +247,6 @@ def collated(collate: Callable[[list[Any]], Any], samples: list[Any], what: str)
 
 
 def _said(error: Exception) -> str:
-    """An error of the user's code, and the line that has raised it."""
     text = f"{type(error).__name__}: {error}"
     own = [each for each in traceback.extract_tb(error.__traceback__) if users_file(each.filename)]
     return f"{text} ({own[-1].filename}:{own[-1].lineno})" if own else text

@@ -22,8 +22,15 @@ from weft.ir.logical import Box, Call, Input, Location, LogicalGraph, Node, Upda
 from weft.ir.plan import Communicate, Exchange, RankPlan, Transfer
 from weft.patterns import covers
 from weft.planning.exchanges import exchanges
-from weft.program.explain.schedule import schedule_tables, stage_table, time_notes
-from weft.program.explain.tables import ProgramMemory, bucket_tables, table, text_of
+from weft.program.explain.tables import (
+    ProgramMemory,
+    bucket_tables,
+    schedule_tables,
+    stage_table,
+    table,
+    text_of,
+    time_notes,
+)
 from weft.runtime.recording import Record
 from weft.simulator.simulation import Simulation
 from weft.traces.events import stars
@@ -97,7 +104,6 @@ def box_times(
 
 
 def _box_of(exchange: Exchange, boxes: Mapping[str, str]) -> str:
-    """The value that a boxing makes by way of an exchange; of border rows, the value that they belong to."""
     made = exchange.output if exchange.output is not None else exchange.input
     assert made is not None  # one side at least is here
     name = made.name
@@ -106,18 +112,6 @@ def _box_of(exchange: Exchange, boxes: Mapping[str, str]) -> str:
     while name not in boxes and "." in name:
         name = name.rpartition(".")[0]
     return boxes.get(name, name)
-
-
-def exchange_tables(compiled: Compiled) -> tuple[Table, ...]:
-    """A row for each kind of exchange and dtype, with the bytes of all ranks; none where nothing is exchanged."""
-    found = Counter[tuple[str, str]]()
-    for each in exchanges(compiled):
-        for step in each.sent:
-            found[step.kind, each.dtype] += step.bytes * each.times
-        if each.halo is not None:
-            found["halo", each.dtype] += each.bytes
-    rows = [(kind, dtype, bytes_text(size)) for (kind, dtype), size in sorted(found.items())]
-    return (table("exchanges of a step", ("as", "dtype", "bytes"), rows),) if rows else ()
 
 
 def deduction_notes(deduced: Sequence[Deduced]) -> Iterator[str]:
@@ -151,7 +145,17 @@ def details(compiled: Compiled, peaks: ProgramMemory, times: BoxTimes) -> str:
     graph = compiled.graph
     title = f"{graph.name} on {', '.join(map(str, graph.placements))}"
     tables: tuple[Table, ...] = (_inputs(graph), _layouts(graph), _boxings(graph, times))
-    tables += (*exchange_tables(compiled), peaks.table())
+    # A row for each kind of exchange and dtype, with the bytes of all ranks.
+    sent = Counter[tuple[str, str]]()
+    for each in exchanges(compiled):
+        for step in each.sent:
+            sent[step.kind, each.dtype] += step.bytes * each.times
+        if each.halo is not None:
+            sent["halo", each.dtype] += each.bytes
+    if sent:
+        rows = [(kind, dtype, bytes_text(size)) for (kind, dtype), size in sorted(sent.items())]
+        tables += (table("exchanges of a step", ("as", "dtype", "bytes"), rows),)
+    tables += (peaks.table(),)
     tables += bucket_tables(compiled.plan.ranks[0]) if compiled.plan.ranks else ()
     schedule = schedule_tables(compiled.schedule)
     stages = stage_table(graph, compiled.stages)
@@ -186,7 +190,6 @@ def details_of(compiled: Compiled, pattern: str, times: BoxTimes) -> str:
 
 
 def _names(node: Node) -> Iterator[str]:
-    """The names of a node that a pattern may match."""
     if isinstance(node, Input):
         yield node.key
     if isinstance(node, Call):
@@ -201,7 +204,6 @@ def _names(node: Node) -> Iterator[str]:
 
 
 def _readers(graph: LogicalGraph, node: Box) -> Iterator[Node]:
-    """The nodes that read a boxing, by way of others too."""
     for reader in graph.users[node.output.name]:
         yield reader
         if isinstance(reader, Box):
@@ -249,18 +251,18 @@ def _boxings(graph: LogicalGraph, times: BoxTimes, chosen: _Chosen = lambda _: T
     alike: dict[tuple[str, ...], set[str]] = {}
     for name, _, row in found:
         alike.setdefault(row, set()).add(name)
+
+    def seconds(known: Mapping[str, Seconds], names: Collection[str]) -> str:
+        taken = [known[name] for name in names if name in known]
+        return seconds_text(Seconds(sum(taken))) if taken else ""
+
     rows = [
-        (*row, *(_seconds(each, alike[row]) for each in (times.predicted, times.measured)))
+        (*row, *(seconds(each, alike[row]) for each in (times.predicted, times.measured)))
         for *_, row in found
     ]
     made = ("from", "to", "as", "bytes", "whole shape", "made by", "wanted by")
     columns = (*made, "predicted", "measured")
     return table("boxing", columns, rows, total=sum(moved for _, moved, _ in found))
-
-
-def _seconds(found: Mapping[str, Seconds], names: Collection[str]) -> str:
-    known = [found[name] for name in names if name in found]
-    return seconds_text(Seconds(sum(known))) if known else ""
 
 
 def _boxing_rows(
@@ -310,7 +312,6 @@ def _maker(graph: LogicalGraph, name: str) -> str:
 
 
 def _source_node(graph: LogicalGraph, name: str) -> Node:
-    """The node that makes a value, in whatever layout."""
     node = graph.producers[name]
     return _source_node(graph, node.input.name) if isinstance(node, Box) else node
 
@@ -328,7 +329,6 @@ def _sbp(value: Value) -> str:
 
 
 def _local(value: Value) -> int:
-    """The bytes of a part."""
     layout = value.laid
     shape = layout.local_shape(value.shape, layout.placement.ranks[0])
     return prod(shape) * ITEM_SIZE[value.dtype]

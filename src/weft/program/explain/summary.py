@@ -15,12 +15,11 @@ from weft.compiler.stages.lay_out import Deduced
 from weft.hardware.durations import Durations
 from weft.hardware.planning_costs import costs_or_usual, costs_text
 from weft.ir.logical import Box, Call, Input, LogicalGraph, Update, Value
-from weft.ir.plan import Communicate, Compute, RankPlan
+from weft.ir.plan import Communicate, Compute
 from weft.layout import Placement, Split
 from weft.planning.exchanges import Exchanged, exchanges
 from weft.program.explain.details import deduction_notes
-from weft.program.explain.schedule import exceptions
-from weft.program.explain.tables import KINDS, ProgramMemory
+from weft.program.explain.tables import KINDS, ProgramMemory, exceptions
 from weft.strategy.parts import Zero, highest_level, level_of, zero_rules
 from weft.traces.events import joined_notes
 from weft.units import Seconds, bytes_text, counted, seconds_text
@@ -81,7 +80,6 @@ def exchange_lines(compiled: Compiled) -> Iterator[str]:
 
 
 def _messages(compiled: Compiled) -> str:
-    """As how many messages the exchanges of a rank of this process run, where small ones are joined."""
     plan = compiled.plan.ranks[0]
     joined = [actor for actor in plan.actors if isinstance(actor, Communicate)]
     if all(len(actor.collectives) == 1 for actor in joined):
@@ -93,7 +91,6 @@ def _messages(compiled: Compiled) -> str:
 def _sorted(
     every: Iterable[Exchanged], name: Literal["group", "text"]
 ) -> list[tuple[str, list[Exchanged]]]:
-    """Exchanges joined by an attribute, what sends most first."""
     found = defaultdict[str, list[Exchanged]](list)
     for each in every:
         found[getattr(each, name)].append(each)
@@ -101,7 +98,6 @@ def _sorted(
 
 
 def _rounded(total: int, ranks: int) -> str:
-    """A mean over the ranks; in tenths where it is no whole number."""
     return f"{total // ranks}" if total % ranks == 0 else f"{total / ranks:.1f}"
 
 
@@ -184,40 +180,25 @@ def _seconds(compiled: Compiled, options: Options) -> tuple[Seconds, Seconds]:
     """Of a step: what the busiest rank computes, and what its busiest queue of communication takes."""
     schedule = compiled.schedule
     if schedule.simulation is not None:
-        ranks = [plan.rank for plan in schedule.plans]
-        return (
-            max(Seconds(sum(busy(schedule, rank).values())) for rank in ranks),
-            max(
-                _busiest(_simulated(compiled, plan))
-                for plan in schedule.plans
-                if schedule.classes[plan.rank] == plan.rank
-            ),
-        )
-    costs = costs_or_usual(options.costs, compiled.graph.placements[0].device_type)
-    durations = Durations(costs, compiled.plan.communicators, compiled.families)
-    plan, program = compiled.plan.ranks[0], compiled.programs[0]
-    computing, queues = 0.0, dict[str, Seconds]()
-    for actor, seconds in zip(plan.actors, durations.of(program, plan.actors), strict=True):
-        if isinstance(actor, Compute):
-            computing += seconds
-        elif isinstance(actor, Communicate):
-            queues[actor.queue] = Seconds(queues.get(actor.queue, 0.0) + seconds)
-    return Seconds(computing), _busiest(queues)
-
-
-def _simulated(compiled: Compiled, plan: RankPlan) -> dict[str, Seconds]:
-    """Seconds that each queue of communication of a rank is busy, as simulated."""
-    found: dict[str, Seconds] = {}
-    for act in compiled.schedule.timeline(plan.rank):
-        actor = plan.actors[act.actor]
+        computing: float = max(sum(busy(schedule, plan.rank).values()) for plan in schedule.plans)
+        stand = [plan for plan in schedule.plans if schedule.classes[plan.rank] == plan.rank]
+        acts = [
+            (plan.rank, plan.actors[act.actor], act.end - act.start)
+            for plan in stand
+            for act in schedule.timeline(plan.rank)
+        ]
+    else:
+        costs = costs_or_usual(options.costs, compiled.graph.placements[0].device_type)
+        durations = Durations(costs, compiled.plan.communicators, compiled.families)
+        plan, program = compiled.plan.ranks[0], compiled.programs[0]
+        took = zip(plan.actors, durations.of(program, plan.actors), strict=True)
+        acts = [(plan.rank, actor, seconds) for actor, seconds in took]
+        computing = sum(seconds for _, actor, seconds in acts if isinstance(actor, Compute))
+    queues = defaultdict[tuple[int, str], float](float)
+    for rank, actor, seconds in acts:
         if isinstance(actor, Communicate):
-            before = found.get(actor.queue, 0.0)
-            found[actor.queue] = Seconds(before + act.end - act.start)
-    return found
-
-
-def _busiest(queues: dict[str, Seconds]) -> Seconds:
-    return max(queues.values(), default=Seconds(0.0))
+            queues[rank, actor.queue] += seconds
+    return Seconds(computing), Seconds(max(queues.values(), default=0.0))
 
 
 # Ranks that a title names; of more it says how many there are.
@@ -228,18 +209,14 @@ def title(graph: LogicalGraph) -> str:
     """The model, how it is trained, and where."""
     rules = dict.fromkeys(each.rule for each in graph.of_kind(Update) if each.rule != "copy")
     kind = f"training step by {', '.join(rules)}" if rules else "evaluation"
-    return f"{graph.name}, {kind} on {_where(graph)}"
-
-
-def _where(graph: LogicalGraph) -> str:
-    """The grid of the ranks, where there is one and it is small; else the ranks, and how many stages they make."""
     ranks = sorted({rank for each in graph.placements for rank in each.ranks})
-    if len(graph.placements) == 1 and len(ranks) <= _NAMED:
-        return str(graph.placements[0])
-    devices = ", ".join(dict.fromkeys(each.device_type for each in graph.placements))
-    named = str(ranks) if len(ranks) <= _NAMED else f"{len(ranks)} ranks"
-    stages = len({call.phase.stage for call in graph.of_kind(Call)})
-    return f"{devices} {named}" + (f" in {stages} stages" if stages > 1 else "")
+    where = str(graph.placements[0])
+    if len(graph.placements) > 1 or len(ranks) > _NAMED:  # no grid, or a large one
+        devices = ", ".join(dict.fromkeys(each.device_type for each in graph.placements))
+        stages = len({call.phase.stage for call in graph.of_kind(Call)})
+        where = f"{devices} {ranks if len(ranks) <= _NAMED else f'{len(ranks)} ranks'}"
+        where += f" in {stages} stages" if stages > 1 else ""
+    return f"{graph.name}, {kind} on {where}"
 
 
 def strategy_words(compiled: Compiled, options: Options) -> str:
@@ -300,26 +277,22 @@ def _parameters(compiled: Compiled) -> Iterator[str]:
 
 def _zero(compiled: Compiled, options: Options) -> Iterator[str]:
     axes = ", ".join(map(str, dict.fromkeys(compiled.stored.values())))
-    if options.zero is not None and not axes:
-        yield f"ZeRO {highest_level(options.zero)}, which shards nothing here"
-    elif axes:
-        level = _levels(compiled, options) if options.zero else "parameters kept in shards"
-        yield f"{level} over axis {axes}"
-
-
-def _levels(compiled: Compiled, options: Options) -> str:
-    """The level; where parameters differ in it, the levels and of how many parameters each is."""
-    if isinstance(options.zero, Zero):
-        return f"ZeRO {options.zero.level}"
-    rules = zero_rules(options.zero)
-    keys = [node.key for node in compiled.graph.of_kind(Input) if node.role == "parameter"]
-    found = Counter(level_of(rules, key) for key in keys if key in compiled.stored)
-    each = [f"{level} for {found[level]}" for level in sorted(found)]
-    return f"ZeRO {', '.join(each)} of {len(keys)} parameters"
+    if not axes:
+        if options.zero is not None:
+            yield f"ZeRO {highest_level(options.zero)}, which shards nothing here"
+    elif not options.zero:
+        yield f"parameters kept in shards over axis {axes}"
+    elif isinstance(options.zero, Zero):
+        yield f"ZeRO {options.zero.level} over axis {axes}"
+    else:  # parameters differ in it: of how many each level is
+        rules = zero_rules(options.zero)
+        keys = [node.key for node in compiled.graph.of_kind(Input) if node.role == "parameter"]
+        found = Counter(level_of(rules, key) for key in keys if key in compiled.stored)
+        levels = ", ".join(f"{level} for {found[level]}" for level in sorted(found))
+        yield f"ZeRO {levels} of {len(keys)} parameters over axis {axes}"
 
 
 def _splits(value: Value) -> Iterator[tuple[int, int, int]]:
-    """Axis, its ranks and the dimension, where a value is split over several ranks."""
     layout = value.layout
     assert layout is not None  # all values of a compiled graph have one
     placement: Placement = layout.placement

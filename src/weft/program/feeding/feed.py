@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -13,11 +13,10 @@ from weft.capture.batch import BatchSpec, TensorLeaf, leaves_of, spread
 from weft.capture.tree import flatten, unflatten
 from weft.errors import BatchError
 from weft.ir import LogicalGraph
-from weft.ir.logical import Input
-from weft.layout import Layout
+from weft.ir.logical import Input, Role
+from weft.layout import Layout, Shares
 from weft.layout.layout import Region, region_shape
 from weft.program.checksums import BatchChecksums, batch_checksums
-from weft.program.feeding.shards import layouts_on, rows_in, rows_of
 from weft.runtime.memory.copies import Arrival, laid
 from weft.runtime.memory.state import region_part
 from weft.tensor import GlobalTensor
@@ -70,16 +69,13 @@ class RowsOfBatch:
                 f"{missing[0]} was not loaded by this process; make a loader with the program that reads it, as "
                 "weft.Loader(…, evaluation), or give it split=False"
             )
-        picked = _picked(leaf, [places[row] for row in wanted])
+        own = [places[row] for row in wanted]
+        if not own or own[-1] - own[0] + 1 == len(own):  # a view
+            picked = leaf.narrow(0, own[0] if own else 0, len(own))
+        else:
+            picked = leaf.index_select(0, torch.tensor(own, device=leaf.device))
         whole = ((0, len(wanted)), *region[1 + cut :])
         return region_part(picked, whole).reshape(region_shape(region))
-
-
-def _picked(leaf: Tensor, places: Sequence[int]) -> Tensor:
-    """Rows of a tensor; a view where they follow each other."""
-    if not places or places[-1] - places[0] + 1 == len(places):
-        return leaf.narrow(0, places[0] if places else 0, len(places))
-    return leaf.index_select(0, torch.tensor(places, device=leaf.device))
 
 
 @final
@@ -252,7 +248,15 @@ class Feeder:
         """
         alike = isinstance(batch, CutBatch) and self._cuts_as(batch.feeder)
         cut = (batch.take() if alike else None) or self.cut(uncut(batch))
-        return cut.parts, self._sums(cut, step)
+        if not self._compared:
+            return cut.parts, BatchChecksums()
+        parts = (
+            (self._layouts[rank][key], part)
+            for rank, own in cut.parts.items()
+            for key, part in own.items()
+            if key in cut.rows
+        )
+        return cut.parts, batch_checksums(cut.plain, cut.given, step, cut.samples, parts)
 
     def cut(self, batch: Any) -> CutParts:
         """The parts of a batch. Other ranks are needed only where leaves are global tensors; else any thread may call.
@@ -260,18 +264,39 @@ class Feeder:
         Raises:
             BatchError: when the batch differs from the example.
         """
-        leaves = None if isinstance(batch, RowsOfBatch) else self._spec.read_batch(batch)
-        if leaves is None:
-            return self._cut_any(batch)
-        whole = {key: self._in_shape(key, leaf) for key, leaf in leaves.items()}
+        given, held = StandIns(batch), dict[str, Tensor]()
+        leaves = self._spec.read_batch(batch) if given.rows is None else None
+        if leaves is None:  # in any container, or global tensors, or only some rows are here
+            leaves = self._spec.flatten_batch(given.batch, given)
+            held = {key: given.held[id(x)] for key, x in leaves.items() if id(x) in given.held}
+            leaves = {key: leaf for key, leaf in leaves.items() if key not in held}
+            for key, leaf in leaves.items():
+                if leaf.is_meta:
+                    raise BatchError(
+                        f"the batch's leaf {key!r} is on the meta device and has no values; an example may be so, but "
+                        "pass a step a batch with data"
+                    )
+        shards = {key: leaf for key, leaf in held.items() if isinstance(leaf, GlobalTensor)}
+        laid_parts = {key: self._parts_of(key, leaf) for key, leaf in shards.items()}
+        whole = {
+            key: leaf if leaf.shape == self._shapes[key] else leaf.reshape(self._shapes[key])
+            for key, leaf in leaves.items()
+        }
+
+        def part(key: str, rank: int) -> Tensor:
+            region = self._regions[rank][key]
+            if key in shards:
+                return laid_parts[key][rank]
+            if given.rows is not None and key in held:
+                return given.rows.part(key, held[key], self._shapes[key], region)
+            return region_part(whole[key], region)
+
         parts = {
-            rank: {
-                key: laid(region_part(whole[key], region), device)
-                for key, region in self._regions[rank].items()
-            }
+            rank: {key: laid(part(key, rank), device) for key in self._regions[rank]}
             for rank, device in self._devices.items()
         }
-        return CutParts(parts, leaves)
+        samples = None if given.rows is None else given.rows.samples
+        return CutParts(parts, leaves, shards, held.keys() - shards.keys(), samples)
 
     @property
     def first(self) -> int:
@@ -309,6 +334,22 @@ class Feeder:
         )
         return rows_of(inputs, size)
 
+    def _parts_of(self, key: str, leaf: GlobalTensor) -> Mapping[int, Tensor]:
+        """The parts of a leaf that is a global tensor, of the ranks that take some; it is brought where it is cut."""
+        layout = next((own[key] for own in self._layouts.values() if key in own), None)
+        if layout is None:
+            return {}
+        if tuple(leaf.shape) != self._shapes[key]:
+            with torch.no_grad():
+                cut: Any = leaf.reshape(self._shapes[key])
+                leaf = cut.to_global(placement=layout.placement, sbp=layout.sbp)
+        if leaf.spec.layout != layout:
+            raise BatchError(
+                f"batch leaf {key} lies as {leaf.spec.layout}, the program was compiled for {layout}; "
+                f"name the layout in Strategy(batch={{{key!r}: …}}), or bring the tensor there with to_global"
+            )
+        return leaf.shards()
+
     def takes(self, batch: Any) -> bool:
         """True where a batch looks as the example did."""
         given = StandIns(batch)
@@ -339,70 +380,50 @@ class Feeder:
             and self._spec == other._spec
         )
 
-    def _sums(self, cut: CutParts, step: int) -> BatchChecksums:
-        if not self._compared:
-            return BatchChecksums()
-        parts = (
-            (self._layouts[rank][key], part)
-            for rank, own in cut.parts.items()
-            for key, part in own.items()
-            if key in cut.rows
-        )
-        return batch_checksums(cut.plain, cut.given, step, cut.samples, parts)
 
-    def _cut_any(self, batch: Any) -> CutParts:
-        """The same for a batch in any container, of which this process may have only some rows, or global tensors."""
-        given = StandIns(batch)
-        leaves = self._spec.flatten_batch(given.batch, given)
-        held = {key: given.held[id(leaf)] for key, leaf in leaves.items() if id(leaf) in given.held}
-        plain = {key: leaf for key, leaf in leaves.items() if key not in held}
-        for key, leaf in plain.items():
-            if leaf.is_meta:
-                raise BatchError(
-                    f"the batch's leaf {key!r} is on the meta device and has no values; an example may be so, but pass "
-                    "a step a batch with data"
-                )
-        shards = {key: leaf for key, leaf in held.items() if isinstance(leaf, GlobalTensor)}
-        layouts = {key: each for own in self._layouts.values() for key, each in own.items()}
-        brought = {k: self._brought(k, x, layouts[k]) for k, x in shards.items() if k in layouts}
-        whole = {key: self._in_shape(key, leaf) for key, leaf in plain.items()}
-
-        def part(key: str, rank: int) -> Tensor:
-            region, layout = self._regions[rank][key], self._layouts[rank][key]
-            if key in brought:
-                return _brought_part(key, brought[key], layout, rank)
-            if given.rows is not None and key in held:
-                return given.rows.part(key, held[key], self._shapes[key], region)
-            return region_part(whole[key], region)
-
-        parts = {
-            rank: {key: laid(part(key, rank), device) for key in self._regions[rank]}
-            for rank, device in self._devices.items()
-        }
-        rows = frozenset(held.keys() - shards.keys())
-        samples = None if given.rows is None else given.rows.samples
-        return CutParts(parts, plain, shards, rows, samples)
-
-    def _in_shape(self, key: str, leaf: Tensor) -> Tensor:
-        """A whole leaf in the shape of its input: (micro-batches, part of the batch, ...) where it is cut."""
-        shape = self._shapes[key]
-        return leaf if leaf.shape == shape else leaf.reshape(shape)
-
-    def _brought(self, key: str, leaf: GlobalTensor, layout: Layout) -> GlobalTensor:
-        """A leaf that is a global tensor in the shape of its input, to whose layout it is brought if it is cut."""
-        if tuple(leaf.shape) == self._shapes[key]:
-            return leaf
-        with torch.no_grad():
-            cut: Any = leaf.reshape(self._shapes[key])
-            moved: GlobalTensor = cut.to_global(placement=layout.placement, sbp=layout.sbp)
-            return moved
+def layouts_on(graph: LogicalGraph, rank: int, *roles: Role) -> dict[str, Layout]:
+    """The layouts of the inputs of some roles that `rank` holds a part of, by key."""
+    return {
+        node.key: node.value.layout
+        for node in graph.of_kind(Input)
+        if node.role in roles
+        and node.value.layout is not None
+        and rank in node.value.layout.placement.coordinates
+    }
 
 
-def _brought_part(key: str, shard: GlobalTensor, layout: Layout, rank: int) -> Tensor:
-    """The part of a leaf that `rank` brings itself."""
-    if shard.spec.layout != layout:
-        raise BatchError(
-            f"batch leaf {key} lies as {shard.spec.layout}, the program was compiled for {layout}; "
-            f"name the layout in Strategy(batch={{{key!r}: …}}), or bring the tensor there with to_global"
-        )
-    return shard.shards()[rank]
+def shares_of(graph: LogicalGraph) -> dict[str, Shares]:
+    """The variables that are stored in shares, by key."""
+    inputs = graph.of_kind(Input)
+    return {node.key: node.shares for node in inputs if node.shares is not None}
+
+
+def rows_in(shape: tuple[int, ...], region: Region, cut: bool) -> list[int]:
+    """The rows of a batch that lie in a region of an input, in its order; `cut` where that is of micro-batches."""
+    first, count = region[0]
+    if not cut:
+        return list(range(first, first + count))
+    begin, length = region[1]
+    return [
+        micro * shape[1] + row
+        for micro in range(first, first + count)
+        for row in range(begin, begin + length)
+    ]
+
+
+def rows_of(
+    inputs: Iterable[tuple[tuple[int, ...], tuple[int, ...], Sequence[Region]]], size: int
+) -> list[int]:
+    """The rows of a batch of so many that some ranks take; all where leaves have another number of rows.
+
+    Args:
+        inputs: for each leaf its shape, that of its input, and what each rank takes of that.
+        size: how many rows the whole batch has.
+    """
+    found: set[int] = set()
+    for leaf, shape, regions in inputs:
+        if leaf[:1] != (size,):
+            return list(range(size))
+        for region in regions:
+            found.update(rows_in(shape, region, len(shape) > len(leaf)))
+    return sorted(found)

@@ -49,11 +49,9 @@ class Buckets:
         whole = all(type(size) is int and size > 0 for size in lengths)
         if not lengths or not whole or list(lengths) != sorted(set(lengths)):
             raise wrong("weft.Buckets(sizes=…)", "rising lengths such as (128, 256)", sizes)
-        if (
-            not isinstance(values, Mapping)
-            or not values
-            or not all(map(_is_padding, values.items()))
-        ):
+        given = values.items() if isinstance(values, Mapping) else ()
+        numbers = all(isinstance(k, str) and isinstance(x, int | float) for k, x in given)
+        if not given or not numbers:
             expected = 'what to pad each leaf with, such as {"input_ids": 0, "labels": -100}'
             raise wrong("weft.Buckets(values=…)", expected, values)
         if type(dim) is not int:
@@ -72,12 +70,14 @@ class Buckets:
         """
         found, tree = flatten(batch, "batch")
         sizes = self._sizes(found)
-        leaves = [
-            self._leaf(leaf, self._value(key), max(sizes[key], at_least.get(key, 0)))
-            if key in sizes
-            else leaf
-            for key, leaf in found
-        ]
+        leaves = []
+        for key, leaf in found:
+            pattern = first_match(self.values, key)
+            if key in sizes and pattern is not None:
+                dim, size = self.dim % leaf.dim(), max(sizes[key], at_least.get(key, 0))
+                ends = (0, 0) * (leaf.dim() - 1 - dim) + (0, size - leaf.shape[dim])
+                leaf = torch.nn.functional.pad(leaf, ends, value=self.values[pattern])
+            leaves.append(leaf)
         return unflatten(leaves, tree)
 
     def sizes_of(self, batch: Any) -> dict[str, int]:
@@ -86,21 +86,13 @@ class Buckets:
 
     def _sizes(self, found: Sequence[tuple[str, Any]]) -> dict[str, int]:
         tensors = {key: leaf for key, leaf in found if isinstance(leaf, torch.Tensor)}
-        sizes = {
-            key: self._size(key, leaf)
-            for key, leaf in tensors.items()
-            if self._value(key) is not None
-        }
-        if not sizes:
+        named = {k: x for k, x in tensors.items() if first_match(self.values, k) is not None}
+        if not named:
             raise BatchError(
                 f"weft.Buckets names the leaves {', '.join(self.values)}, the batch has {', '.join(tensors)}; "
                 "name one of these"
             )
-        return sizes
-
-    def _value(self, key: str) -> float | None:
-        chosen = first_match(self.values, key)
-        return None if chosen is None else self.values[chosen]
+        return {key: self._size(key, leaf) for key, leaf in named.items()}
 
     def _size(self, key: str, leaf: torch.Tensor) -> int:
         if not -leaf.dim() <= self.dim < leaf.dim():
@@ -116,16 +108,6 @@ class Buckets:
                 "give a longer one"
             )
         return size
-
-    def _leaf(self, leaf: torch.Tensor, value: Any, size: int) -> torch.Tensor:
-        dim = self.dim % leaf.dim()
-        ends = (0, 0) * (leaf.dim() - 1 - dim) + (0, size - leaf.shape[dim])
-        return torch.nn.functional.pad(leaf, ends, value=value)
-
-
-def _is_padding(entry: tuple[object, object]) -> bool:
-    """True for the pattern of a leaf with a number."""
-    return isinstance(entry[0], str) and isinstance(entry[1], int | float)
 
 
 # The attribute of tensors that are leaves of a whole batch, the same in every process.
@@ -193,7 +175,6 @@ class LocalBatch:
         return of_parts(leaf, self._placement, sbp, shape)
 
     def _sbp(self, key: str, leaf: torch.Tensor) -> tuple[SBP, ...]:
-        """The layout of a leaf, one SBP for each axis."""
         axes = self._placement.axes
         for pattern, given in self._patterns.items():
             if matches(pattern, key):

@@ -17,9 +17,8 @@ from weft.errors import UserError, wrong
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.layout import Layout, Placement, Shares
-from weft.program.agreement import everyone, gathered, run_on_all
-from weft.program.feeding.shards import shares_of
-from weft.program.live.optimizer_state import agree
+from weft.program.agreement import everyone, run_on_all
+from weft.program.feeding.feed import shares_of
 from weft.program.live.ownership import (
     LiveOwners,
     check_unread,
@@ -36,6 +35,7 @@ from weft.program.live.sharded_values import (
     whole_of,
 )
 from weft.program.live.variables import retired
+from weft.program.training.updated import agree
 from weft.runtime.memory.state import Variables
 from weft.runtime.world.world import World
 from weft.tensor import GlobalTensor
@@ -87,13 +87,13 @@ def check_initial_values(
     for path, module in model.named_modules():
         names = _to_fill(path, module, later)
         fill = _filler(model, path, module) if names else None
-        if names and fill is None:
+        if fill is None:
             unknown += names
-        elif names and fill is not None:
-            own = [name.removeprefix(f"{path}.") for name in names]
-            buffers = [name for name in own if name in module._buffers]
-            tried = own if _resets(module) is None else buffers
-            unknown += [_join(path, name) for name in _passed_over(module, fill, device, tried)]
+            continue
+        own = [name.removeprefix(f"{path}.") for name in names]
+        if hasattr(module, "reset_parameters"):
+            own = [name for name in own if name in module._buffers]
+        unknown += [_join(path, name) for name in _passed_over(module, fill, device, own)]
     if unknown:
         where = "no tensor of these weights fills them, and " if later else ""
         raise UserError(
@@ -103,32 +103,21 @@ def check_initial_values(
         )
 
 
-def _resets(module: nn.Module) -> Fill | None:
-    """The module's own way to fill a copy of itself."""
-    if not callable(getattr(module, "reset_parameters", None)):
-        return None
-    return lambda twin: twin.reset_parameters()  # type: ignore[operator]
-
-
 def _filler(model: nn.Module, path: str, module: nn.Module) -> Fill | None:
     """The way to fill a copy of a module: its own, or that of the nearest module around it that has one for others."""
-    own = _resets(module)
-    while own is None:
-        around = model.get_submodule(path)
-        found = getattr(around, "_init_weights", None)
+    if callable(getattr(module, "reset_parameters", None)):
+        return lambda twin: twin.reset_parameters()  # type: ignore[operator]
+    while True:
+        found = getattr(model.get_submodule(path), "_init_weights", None)
         if callable(found):
             return found  # type: ignore[no-any-return]
         if not path:
             return None
         path = path.rpartition(".")[0]
-    return own
 
 
 def _passed_over(
-    module: nn.Module,
-    fill: Fill,
-    device: torch.device,
-    names: Sequence[str],
+    module: nn.Module, fill: Fill, device: torch.device, names: Sequence[str]
 ) -> list[str]:
     """Of some tensors of a module, those that `fill` does not write: of zeros and of ones it makes different ones."""
     if not names:
@@ -139,15 +128,11 @@ def _passed_over(
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             found.append(_own_tensors(_written(module, fill, device, number)))
     zeros, ones = found
-    return [
-        name
-        for name in names
-        if name not in zeros or not zeros[name].equal(ones[name]) or zeros[name].is_meta
-    ]
+    written = {k for k, x in zeros.items() if not x.is_meta and x.equal(ones[k])}
+    return [name for name in names if name not in written]
 
 
 def _to_fill(path: str, module: nn.Module, later: Collection[str]) -> list[str]:
-    """The module's own tensors on the meta device that have to be filled, by their names in the model."""
     names = {_join(path, name): tensor for name, tensor in _own_tensors(module).items()}
     return [name for name, tensor in names.items() if tensor.is_meta and name not in later]
 
@@ -211,7 +196,7 @@ def take_over(
     ranks = [rank for rank in world.ranks if rank in placement.coordinates]
     parts: dict[int, dict[str, Tensor]] = {rank: {} for rank in ranks}
     device, alone = world.device(ranks[0]), len(placement.ranks) == 1
-    _agree(model, world, device, alone, later)
+    _check_free(model, world, device, alone, later)
     every = global_variables(model).values()
     held = [x.spec.mesh.family for x in every if x.hold and x.hold.programs]
     # Where they are several, meshes are of one family.
@@ -247,27 +232,26 @@ def take_over(
     return {rank: Variables(own) for rank, own in parts.items()}
 
 
-def _agree(
+def _check_free(
     model: nn.Module, world: World, device: torch.device, alone: bool, later: Collection[str]
 ) -> None:
-    """Check on every process that a model can be taken over.
-
-    Args:
-        model: to be taken over.
-        device: of the first rank here.
-        alone: True where it is the only rank, on whose device plain tensors stay as they are.
-        later: names of tensors that get their values later.
-
-    Raises:
-        UserError: on every process, what one of them finds against it.
-    """
+    """Raise on every process what stands against taking a model over; `alone` where this is the only rank."""
 
     def check() -> None:
         check_initial_values(model, device, later)
         for key, tensor in named_variables(model).items():
-            plain = not isinstance(tensor, GlobalTensor)
-            if plain and not (alone and _stays(tensor, device)):
-                _check_free(model, key, tensor)
+            if isinstance(tensor, GlobalTensor) or (alone and _stays(tensor, device)):
+                continue
+            # Nothing may go on with what the tensor is before: no graph of autograd, no open program.
+            try:
+                check_unused(tensor, key)
+            except UserError as error:
+                kept = _kept_with_graph(model)
+                reason = (
+                    f"{key} cannot be taken over, as a graph of autograd needs its values: {kept}"
+                )
+                raise UserError(reason if kept else str(error)) from None
+            check_unread(key, tensor)
 
     with retired(model):
         run_on_all(world, "what is taken over", check)
@@ -287,24 +271,12 @@ def _kept_with_graph(model: nn.Module) -> str:
     return ""
 
 
-def _check_free(model: nn.Module, key: str, own: Tensor) -> None:
-    """Check that nothing would go on with what a tensor is before it is taken over: no graph, no open program."""
-    try:
-        check_unused(own, key)
-    except UserError as error:
-        kept = _kept_with_graph(model)
-        reason = f"{key} cannot be taken over, as a graph of autograd needs its values: {kept}"
-        raise UserError(reason if kept else str(error)) from None
-    check_unread(key, own)
-
-
 def _stays(own: Tensor, device: torch.device) -> bool:
     """True where the memory of a plain tensor can be that of a program with one rank."""
     return own.device == device and own.is_contiguous()
 
 
 def _lay(tensor: GlobalTensor, layout: Layout, mesh: Mesh, shares: Shares | None) -> None:
-    """Bring a live tensor to another layout, in the current world."""
     moved = laid_as(tensor, layout, tensor.dtype, shares, mesh)
     if moved is tensor:
         return
@@ -332,10 +304,19 @@ def release(model: nn.Module, optimizer: Optimizing = None) -> None:
     if not isinstance(model, nn.Module):
         raise wrong("weft.release: model", "a torch.nn.Module", model)
     optimizers = optimizers_of(optimizer)
+
+    def check() -> None:
+        for name in held_names(model)[:1]:
+            raise UserError(
+                f"weft.release: an open program works with {name}; call program.close() first"
+            )
+        for key, tensor in global_variables(model).items():
+            check_unused(tensor, key)
+
     # One world, but for tensors that were laid in others before.
     for world in dict.fromkeys(x.spec.mesh.world for x in global_variables(model).values()):
         world.calls.enter("release")
-        gathered(world, "what can be released", lambda: _check_released(model))
+        run_on_all(world, "what can be released", check)
     agree(optimizers.each)
     for tensor in global_variables(model).values():
         _swap(tensor, whole_of(tensor))
@@ -346,16 +327,6 @@ def release(model: nn.Module, optimizer: Optimizing = None) -> None:
                 name: whole_of(x) if isinstance(x, GlobalTensor) else x
                 for name, x in entries.items()
             }
-
-
-def _check_released(model: nn.Module) -> str:
-    for name in held_names(model)[:1]:
-        raise UserError(
-            f"weft.release: an open program works with {name}; call program.close() first"
-        )
-    for key, tensor in global_variables(model).items():
-        check_unused(tensor, key)
-    return ""
 
 
 def _swap(own: Tensor, content: Tensor) -> None:

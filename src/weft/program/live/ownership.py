@@ -213,43 +213,39 @@ class LiveLocations:
             UserError: where one has become another shape or dtype.
         """
         if list(map(Tensor.data_ptr, self._plain)) != self._pointers:
-            self._write_back()
+            with torch.no_grad():
+                for tensor, memory in zip(self._plain, self._memory, strict=True):
+                    if tensor.data_ptr() != memory.data_ptr():
+                        if tensor.shape != memory.shape or tensor.dtype != memory.dtype:
+                            raise UserError(
+                                f"a tensor {memory.dtype} {list(memory.shape)} of the compiled model has become "
+                                f"{tensor.dtype} {list(tensor.shape)}; close the program before the model is converted"
+                            )
+                        memory.copy_(tensor)
+                        tensor.data = memory.detach()
 
     def _check_each(self) -> None:
         """Something was replaced, or has come, which may: it is no part of the step."""
         for (text, space, name), tensor in zip(self._slots, self._tensors, strict=True):
-            if space.get(name) is not tensor:
-                raise _other(text, tensor, space.get(name))
+            now = space.get(name)
+            if now is tensor:
+                continue
+            kind = "module" if isinstance(tensor, nn.Module) else "tensor"
+            change = "removed" if now is None else f"replaced by another {kind}"
+            writing = (
+                "write values into it (tensor.copy_(…), load_state_dict without assign=True), or "
+            )
+            raise UserError(
+                f"{text} was {change} after the step was compiled, which goes on with the one before; "
+                f"{writing if kind == 'tensor' and now is not None else ''}close the program, weft.release(model) and "
+                "compile again"
+            )
         # The same names in the order in which they stand now.
         known = {(id(space), name) for _, space, name in self._slots}
-        now = (x for space in self._spaces for x in space if (id(space), x) in known)
-        for (text, _, name), other in zip(self._slots, now, strict=True):
+        order = (x for space in self._spaces for x in space if (id(space), x) in known)
+        for (text, _, name), other in zip(self._slots, order, strict=True):
             if name != other:
                 raise UserError(
                     f"{text} was put into another place in its module after the step was compiled, which goes on in "
                     "the order of before; close the program and compile again"
                 )
-
-    def _write_back(self) -> None:
-        with torch.no_grad():
-            for tensor, memory in zip(self._plain, self._memory, strict=True):
-                if tensor.data_ptr() != memory.data_ptr():
-                    if tensor.shape != memory.shape or tensor.dtype != memory.dtype:
-                        raise UserError(
-                            f"a tensor {memory.dtype} {list(memory.shape)} of the compiled model has become "
-                            f"{tensor.dtype} {list(tensor.shape)}; close the program before the model is converted"
-                        )
-                    memory.copy_(tensor)
-                    tensor.data = memory.detach()
-
-
-def _other(text: str, before: Any, now: Any) -> UserError:
-    """The error for a module or tensor that another one, or nothing, is in the place of."""
-    kind = "module" if isinstance(before, nn.Module) else "tensor"
-    change = "removed" if now is None else f"replaced by another {kind}"
-    writing = "write values into it (tensor.copy_(…), load_state_dict without assign=True), or "
-    would_do = writing if kind == "tensor" and now is not None else ""
-    return UserError(
-        f"{text} was {change} after the step was compiled, which goes on with the one before; {would_do}close the "
-        "program, weft.release(model) and compile again"
-    )

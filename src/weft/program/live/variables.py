@@ -17,7 +17,7 @@ from weft.errors import UserError, shown, wrong
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.ir.nodes import MASTER
-from weft.program.feeding.shards import layouts_on, shares_of
+from weft.program.feeding.feed import layouts_on, shares_of
 from weft.program.setting import Setting
 from weft.runtime.memory.state import Variables, local_part
 from weft.tensor.dispatch.interleaved import in_shares
@@ -71,7 +71,6 @@ def state_dict_names(model: nn.Module) -> dict[str, str]:
 
 
 def _check_whole(names: Mapping[str, str], graph: LogicalGraph, state: object) -> None:
-    """Check that a state has the names, as whole tensors of their shapes."""
     if not isinstance(state, Mapping):
         raise wrong("a state", "whole tensors by name, as full_state_dict() gives them", state)
     if set(state) != set(names):
@@ -149,7 +148,6 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _uncompiled(module: nn.Module) -> nn.Module:
-    """The module that `torch.compile` wraps; others as they are."""
     while isinstance(getattr(module, "_orig_mod", None), nn.Module):
         module = module._orig_mod  # type: ignore[assignment]
     return module
@@ -181,18 +179,18 @@ def retired(model: nn.Module) -> Iterator[None]:
 
     Private API: the attributes `reducer` and `logger` of the wrapper.
     """
+
+    def refuse(*arguments: object, **named: object) -> None:
+        raise UserError(
+            "weft.compile had taken this DistributedDataParallel out when it refused the model; wrap the model anew: "
+            "DistributedDataParallel(wrapper.module)"
+        )
+
     wrappers = list(_wrappers.get(model, ()))
     for wrapper in wrappers:
         vars(wrapper).pop("reducer", None)
         wrapper.logger = None
-        vars(wrapper)["forward"] = _refuse
+        vars(wrapper)["forward"] = refuse
     yield
     for wrapper in wrappers:
         vars(wrapper)["forward"] = wrapper.module.forward
-
-
-def _refuse(*arguments: object, **named: object) -> None:
-    raise UserError(
-        "weft.compile had taken this DistributedDataParallel out when it refused the model; wrap the model anew: "
-        "DistributedDataParallel(wrapper.module)"
-    )

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
+import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from types import FrameType
 from typing import Any, final
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -17,12 +21,11 @@ from weft.program.agreement import run_on_all
 from weft.program.data.loader import Loader
 from weft.program.loop.bar import Bar, Means
 from weft.program.loop.logs import Figures, Log, begin_logs, end_log, log_of
-from weft.program.loop.stopping import Stopping
 from weft.program.parts.stepping import batches_of
 from weft.program.program import Program
-from weft.program.saving.checkpoints import SCORE, Checkpoints, check_names
-from weft.program.saving.claims import claim_for_job
+from weft.program.saving.checkpoints import SCORE, Checkpoints, check_names, claim_for_job
 from weft.program.saving.manifest import check_place
+from weft.runtime.world.interrupts import ending_signals
 from weft.tracebacks import shortened
 from weft.units import Seconds
 
@@ -103,9 +106,14 @@ def fit(
     Raises:
         UserError: an argument cannot be; or nothing can be written at `checkpoint`, or to a log.
     """
-    _check_numbers(steps, epochs, accumulate, log_every, evaluate_every)
-    _check_kinds(program, loader, checkpoint, extra, schedulers, log)
-    _check_functions(evaluate=evaluate, stop=stop)
+    if steps is None and epochs is None:
+        raise UserError("weft.fit: give steps or epochs, so that it ends")
+    counts = {"steps": steps, "epochs": epochs, "evaluate_every": evaluate_every}
+    given = {name: value for name, value in counts.items() if value is not None}
+    for name, value in {**given, "accumulate": accumulate, "log_every": log_every}.items():
+        if not is_whole(value, 1):
+            raise wrong(f"weft.fit: {name}", "a number from 1", value)
+    _check_kinds(program, loader, checkpoint, extra, schedulers, log, evaluate, stop)
     if isinstance(loader, Loader):
         check_names(extra, (LOADER,), "weft.fit: the place of the loader stands")
     if checkpoint is not None:
@@ -113,150 +121,50 @@ def fit(
         check_names(extra, (EPOCHS,), "weft.fit: the number of epochs stands")
     check_names(extra, _scheduler_names(schedulers), "weft.fit: a scheduler stands")
     logs = [log_of(each) for each in log]
+    first = program.is_first
     if checkpoint is not None:
-        place, first = checkpoint.folder, program.is_first
+        place = checkpoint.folder
         run_on_all(program.world, "the folder", lambda: check_place(place) if first else None)
         claim_for_job(place, program)
-    loop = _Loop(program, loader, schedulers, accumulate, checkpoint, dict(extra or {}))
+    loop = _Loop(
+        *(program, loader, schedulers, accumulate, checkpoint, dict(extra or {}), logs),
+        steps=steps,
+        epochs=epochs,
+        evaluate=evaluate,
+        evaluate_every=evaluate_every,
+        log_every=log_every,
+        stop=stop,
+    )
     loop.resume()
     with ExitStack() as stack:
         for each in logs:
             stack.push(partial(end_log, each))
-        step, first = program.steps, program.is_first
+        step = program.steps
         run_on_all(program.world, "the logs", lambda: begin_logs(logs, step) if first else None)
-        stopping = Stopping(program.exchange)
-        stack.enter_context(stopping.listening())
-        bar = stack.enter_context(Bar(progress and program.is_first, steps))
-        telling = _Telling(program, logs, stop, bar, evaluate)
-        run = _Run(loop, telling, stopping, steps, epochs, evaluate_every, log_every)
-        why = run.until_its_end()
+        loop.stopping = Stopping(program.exchange)
+        stack.enter_context(loop.stopping.listening())
+        loop.bar = stack.enter_context(Bar(progress and first, steps))
+        why = loop.until_its_end()
         if checkpoint is not None and not checkpoint.wait:
             program.wait_for_saved()
-    return Fitted(program.steps, why, telling.last)
+    return Fitted(program.steps, why, loop.last)
 
 
 @final
-@dataclass
-class _Run:
-    """The loop itself: steps until something ends it."""
-
-    loop: _Loop
-    telling: _Telling
-    stopping: Stopping
-    steps: int | None
-    epochs: int | None
-    evaluate_every: int | None
-    log_every: int
-    before: int = 0
-
-    def until_its_end(self) -> str:
-        """Make steps; why they ended."""
-        loop, telling = self.loop, self.telling
-        own = loop.loader if isinstance(loop.loader, Loader) else None
-        why = "steps" if self._reached() else ""
-        empty, self.before = 0, loop.program.steps
-        while not why:
-            if self.epochs is not None and loop.epochs >= self.epochs:
-                why = "epochs"
-                break
-            before = loop.program.steps
-            why = self._epoch()
-            loop.made += own is None and not why
-            # A loader may go on behind the last batch of an epoch.
-            empty = empty + 1 if loop.program.steps == before else 0
-            if empty > 1:
-                raise UserError(
-                    "weft.fit: the loader gives no batches; give one whose epochs have some"
-                )
-            if own is None and not why and not empty:
-                loop.save(telling.now(), ends=False)  # with the number of epochs
-            if not why and not self.evaluate_every and not empty:
-                why = telling.of(telling.evaluated())
-                loop.save(telling.now(), ends=False)
-        if why in _AT_THE_END and telling.evaluation != loop.program.steps:
-            telling.of(telling.evaluated())
-        loop.save(telling.now(), ends=True)
-        return why
-
-    def _epoch(self) -> str:
-        """The rest of an epoch; why it ended before its last batch."""
-        for samples, waited in self.loop.epoch():
-            why = self._after(samples, waited)
-            self.loop.save(self.telling.now(), ends=bool(why))
-            if why:
-                return why
-        return ""
-
-    def _after(self, samples: int, waited: Seconds) -> str:
-        """Tell of an update; why the loop ends after it."""
-        telling, step = self.telling, self.loop.program.steps
-        telling.bar.advance(step, samples, waited)
-        number = self.stopping.after_step()
-        why = signal.Signals(number).name if number else "steps" if self._reached() else ""
-        new: dict[str, float] = {}
-        if _passed(self.before, step, self.log_every) or why:
-            new |= self.loop.means.taken() | telling.bar.figures()
-        if self.evaluate_every and _passed(self.before, step, self.evaluate_every):
-            new |= telling.evaluated()
-        self.before = step
-        return telling.of(new) or why
-
-    def _reached(self) -> bool:
-        return self.steps is not None and self.loop.program.steps >= self.steps
-
-
-@final
-@dataclass
-class _Telling:
-    """Figures on their way to bar, logs, and the user's function that may end the loop."""
-
-    program: Program
-    logs: Sequence[Log]
-    stop: Callable[[int, Figures], bool] | None
-    bar: Bar
-    evaluate: Callable[[], Mapping[str, float]] | None
-    last: dict[str, float] = field(default_factory=dict)
-    evaluation: int = -1
-    # A step, and the figures that were told of it.
-    told: tuple[int, dict[str, float]] = (-1, {})
-
-    def evaluated(self) -> Mapping[str, float]:
-        """The figures of an evaluation now; none where there is none."""
-        self.evaluation = self.program.steps
-        found = self.evaluate() if self.evaluate is not None else {}
-        try:
-            return {str(name): float(value) for name, value in found.items()}
-        except (AttributeError, TypeError, ValueError) as error:
-            raise UserError(
-                f"weft.fit: evaluate gave {found!r}, and takes a dict of numbers by name: {error}"
-            ) from None
-
-    def now(self) -> Figures:
-        """The figures of the step that was made last."""
-        step, figures = self.told
-        return figures if step == self.program.steps else {}
-
-    def of(self, new: Mapping[str, float]) -> str:
-        """Tell new figures; "stop" where the user says so, on all processes."""
-        if not new:
-            return ""
-        self.last |= new
-        self.told = (self.program.steps, {**self.now(), **new})
-        self.bar.show(self.last)
-        first, step = self.program.is_first, self.program.steps
-        for each in self.logs if first else ():
-            each.write(step, new)
-        if self.stop is None:
-            return ""
-        said = "stop" if first and self.stop(step, new) else ""
-        exchange = self.program.exchange
-        return said if exchange is None else exchange(said)[0]
-
-
-@final
-@dataclass
+@dataclass(slots=True)
 class _Loop:
-    """The steps of a loop and its checkpoints."""
+    """The loop: steps until something ends it, checkpoints, and figures on their way to bar, logs and `stop`.
+
+    Attributes:
+        saved, scored: steps of the last checkpoint, and of the last one that has a score.
+        made, counted: epochs of a loader that does not count them itself: made, and in the last checkpoint.
+        seen: names of all figures so far.
+        unscored: how many checkpoints have none that is the score.
+        last: the last figure of each name.
+        told: a step, and the figures that were told of it.
+        evaluated_at: the step of the last evaluation.
+        before: the step of the last figures.
+    """
 
     program: Program
     loader: Iterable[Any]
@@ -264,43 +172,26 @@ class _Loop:
     accumulate: int
     checkpoint: Checkpoints | None
     extra: dict[str, Any]
+    logs: Sequence[Log]
+    steps: int | None
+    epochs: int | None
+    evaluate: Callable[[], Mapping[str, float]] | None
+    evaluate_every: int | None
+    log_every: int
+    stop: Callable[[int, Figures], bool] | None
+    bar: Bar = field(init=False)
+    stopping: Stopping = field(init=False)
     saved: int = 0
     scored: int = -1
-    # Epochs of a loader that does not count them itself: made, and in the last checkpoint.
     made: int = 0
     counted: int = 0
-    means: Means = field(default_factory=Means)
-    # Names of all figures so far, and how many checkpoints have none that is the score.
-    seen: set[str] = field(default_factory=set)
     unscored: int = 0
-
-    @property
-    def epochs(self) -> int:
-        """Of the loader, those of earlier runs included."""
-        return self.loader.epoch if isinstance(self.loader, Loader) else self.made
-
-    def epoch(self) -> Iterator[tuple[int, Seconds]]:
-        """Train by what the loader still has; the samples of each update, and waits for its batches."""
-        samples, waited = 0, 0.0
-        ahead = AHEAD if isinstance(self.loader, Loader) else 0
-        core = self.program._core
-        for number, batch in enumerate(batches_of(core, self.loader, ahead), 1):
-            wait = core.waits[core.steps]
-            waited += (wait.end - wait.begin) / 1e9
-            updates = number % self.accumulate == 0
-            self.means.add(self.program.step(batch, update=updates))
-            samples += core.samples
-            if updates:
-                for each in self.schedulers:
-                    each.step()
-                yield samples, Seconds(waited)
-                samples, waited = 0, 0.0
-        if samples:
-            # Fewer batches than an update takes were left.
-            self.program.update()
-            for each in self.schedulers:
-                each.step()
-            yield samples, Seconds(waited)
+    means: Means = field(default_factory=Means)
+    seen: set[str] = field(default_factory=set)
+    last: dict[str, float] = field(default_factory=dict)
+    told: tuple[int, dict[str, float]] = (-1, {})
+    evaluated_at: int = -1
+    before: int = 0
 
     def resume(self) -> None:
         """Go on from the newest checkpoint, if there is one."""
@@ -309,45 +200,137 @@ class _Loop:
             kept = {n: x for n, x in self._kept().items() if hasattr(x, "load_state_dict")}
             found = self.checkpoint.load_newest(self.program, kept) or {}
             self.made = self.counted = int(found.get(EPOCHS, 0))
-        self.saved = self.program.steps
+        self.saved = self.before = self.program.steps
 
-    def save(self, figures: Figures, ends: bool) -> None:
+    def until_its_end(self) -> str:
+        """Make steps; why they ended."""
+        counts_epochs = not isinstance(self.loader, Loader)
+        why, empty = "steps" if self._reached() else "", 0
+        while not why:
+            epoch = self.made if counts_epochs else self.loader.epoch  # type: ignore[attr-defined]
+            if self.epochs is not None and epoch >= self.epochs:
+                why = "epochs"
+                break
+            before = self.program.steps
+            why = next(filter(None, self._epoch()), "")
+            self.made += counts_epochs and not why
+            # A loader may go on behind the last batch of an epoch.
+            empty = empty + 1 if self.program.steps == before else 0
+            if empty > 1:
+                raise UserError(
+                    "weft.fit: the loader gives no batches; give one whose epochs have some"
+                )
+            if counts_epochs and not why and not empty:
+                self.save()  # with the number of epochs
+            if not why and not self.evaluate_every and not empty:
+                why = self._tell(self._evaluated())
+                self.save()
+        if why in _AT_THE_END and self.evaluated_at != self.program.steps:
+            self._tell(self._evaluated())
+        self.save(ends=True)
+        return why
+
+    def _epoch(self) -> Iterator[str]:
+        """Train by what the loader still has; after each update why the loop ends then, or nothing."""
+        samples, waited, core = 0, 0.0, self.program._core
+        ahead = AHEAD if isinstance(self.loader, Loader) else 0
+        for number, batch in enumerate(batches_of(core, self.loader, ahead), 1):
+            wait = core.waits[core.steps]
+            waited += (wait.end - wait.begin) / 1e9
+            updates = number % self.accumulate == 0
+            self.means.add(self.program.step(batch, update=updates))
+            samples += core.samples
+            if updates:
+                yield self._updated(samples, Seconds(waited))
+                samples, waited = 0, 0.0
+        if samples:
+            # Fewer batches than an update takes were left.
+            self.program.update()
+            yield self._updated(samples, Seconds(waited))
+
+    def _updated(self, samples: int, waited: Seconds) -> str:
+        """Step schedulers after an update, tell of it, save where that is due; why the loop ends after it."""
+        for each in self.schedulers:
+            each.step()
+        step = self.program.steps
+        self.bar.advance(step, samples, waited)
+        number = self.stopping.after_step()
+        why = signal.Signals(number).name if number else "steps" if self._reached() else ""
+        new: dict[str, float] = {}
+        if _passed(self.before, step, self.log_every) or why:
+            new |= self.means.taken() | self.bar.figures()
+        if self.evaluate_every and _passed(self.before, step, self.evaluate_every):
+            new |= self._evaluated()
+        self.before = step
+        why = self._tell(new) or why
+        self.save(ends=bool(why))
+        return why
+
+    def _reached(self) -> bool:
+        return self.steps is not None and self.program.steps >= self.steps
+
+    def _evaluated(self) -> Mapping[str, float]:
+        """The figures of an evaluation now; none where there is none."""
+        self.evaluated_at = self.program.steps
+        found = self.evaluate() if self.evaluate is not None else {}
+        try:
+            return {str(name): float(value) for name, value in found.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise UserError(
+                f"weft.fit: evaluate gave {found!r}, and takes a dict of numbers by name: {error}"
+            ) from None
+
+    def _now(self) -> dict[str, float]:
+        """The figures of the step that was made last."""
+        step, figures = self.told
+        return figures if step == self.program.steps else {}
+
+    def _tell(self, new: Mapping[str, float]) -> str:
+        """Tell new figures; "stop" where the user says so, on all processes."""
+        if not new:
+            return ""
+        first, step = self.program.is_first, self.program.steps
+        self.last |= new
+        self.told = (step, {**self._now(), **new})
+        self.bar.show(self.last)
+        for each in self.logs if first else ():
+            each.write(step, new)
+        if self.stop is None:
+            return ""
+        said = "stop" if first and self.stop(step, new) else ""
+        exchange = self.program.exchange
+        return said if exchange is None else exchange(said)[0]
+
+    def save(self, ends: bool = False) -> None:
         """Write a checkpoint where it is due, or the loop ends."""
-        kept, step = self.checkpoint, self.program.steps
+        kept, step, figures = self.checkpoint, self.program.steps, self._now()
         if kept is None or not step:
             return
         self.seen |= figures.keys()
         score = figures.get(kept.score or "")
         # What was saved before it was evaluated is saved with its figure; before its epoch was over, with that.
         new = (score is not None and self.scored != step) or self.counted != self.made
-        again = new and step == self.saved
         due = step != self.saved and (ends or _passed(self.saved, step, kept.every))
-        if due or again:
-            kept.save(self.program, self._kept(), score)
-            self.saved, self.counted = step, self.made
-            self.scored = self.scored if score is None else step
-            self.unscored += score is None
-            if kept.score and self.scored < 0 and self.unscored == _UNSCORED:
-                self._tell_of_no_score(kept.score)
-
-    def _tell_of_no_score(self, name: str) -> None:
-        """Warn that no checkpoint so far can be the best."""
-        if self.program.is_first:
+        if not due and not (new and step == self.saved):
+            return
+        kept.save(self.program, self._kept(), score)
+        self.saved, self.counted = step, self.made
+        self.scored = self.scored if score is None else step
+        self.unscored += score is None
+        silent = not kept.score or self.scored >= 0 or self.unscored != _UNSCORED
+        if not silent and self.program.is_first:
             _log.warning(
                 "weft.fit: no checkpoint of this run has a score so far, as there was no figure %r at their steps; "
                 "found %s: name one of these, and let evaluate_every, or log_every, divide `every`",
-                name,
+                kept.score,
                 ", ".join(sorted(self.seen)) or "none",
             )
 
     def _kept(self) -> dict[str, Any]:
         names = _scheduler_names(self.schedulers)
         own: dict[str, Any] = dict(zip(names, self.schedulers, strict=True))
-        if isinstance(self.loader, Loader):
-            own[LOADER] = self.loader
-        else:
-            own[EPOCHS] = self.made
-        return {**self.extra, **own}
+        loads = isinstance(self.loader, Loader)
+        return {**self.extra, **own, **({LOADER: self.loader} if loads else {EPOCHS: self.made})}
 
 
 def _scheduler_names(schedulers: Sequence[Any]) -> list[str]:
@@ -359,23 +342,6 @@ def _passed(before: int, now: int, every: int) -> bool:
     return now // every > before // every
 
 
-def _check_numbers(
-    steps: int | None, epochs: int | None, accumulate: int, log_every: int, every: int | None
-) -> None:
-    """See that counts are counts, and that something ends the loop.
-
-    Raises:
-        UserError: one is none, or nothing ends it.
-    """
-    if steps is None and epochs is None:
-        raise UserError("weft.fit: give steps or epochs, so that it ends")
-    named = {"steps": steps, "epochs": epochs, "evaluate_every": every}
-    given = {name: value for name, value in named.items() if value is not None}
-    for name, value in {**given, "accumulate": accumulate, "log_every": log_every}.items():
-        if not is_whole(value, 1):
-            raise wrong(f"weft.fit: {name}", "a number from 1", value)
-
-
 def _check_kinds(
     program: object,
     loader: object,
@@ -383,12 +349,10 @@ def _check_kinds(
     extra: object,
     schedulers: object,
     log: object,
+    evaluate: object,
+    stop: object,
 ) -> None:
-    """See that each is of its kind; logs themselves are checked where they are made.
-
-    Raises:
-        UserError: one is not.
-    """
+    """Refuse what is of another kind; logs themselves are checked where they are made."""
     batches = "batches that can be looped over, such as a weft.Loader"
     saves, keeps = isinstance(checkpoint, Checkpoints | None), isinstance(extra, Mapping | None)
     lists = [isinstance(x, Sequence) and not isinstance(x, str) for x in (schedulers, log)]
@@ -400,6 +364,8 @@ def _check_kinds(
         (keeps, "extra", "a dict of what is to be saved by name", extra),
         (lists[0], "schedulers", "a list, also of a single one", schedulers),
         (lists[1], "log", "a list, also of a single one", log),
+        (evaluate is None or callable(evaluate), "evaluate", "a function", evaluate),
+        (stop is None or callable(stop), "stop", "a function", stop),
     )
     for each in schedulers if isinstance(schedulers, Sequence) else ():
         if isinstance(each, ReduceLROnPlateau) or not hasattr(each, "step"):
@@ -408,12 +374,61 @@ def _check_kinds(
             raise wrong("weft.fit: schedulers", expected, each, remedy=remedy)
 
 
-def _check_functions(**given: object) -> None:
-    """See that what is given by these names can be called.
+# Processes compare notes about so often.
+_EVERY = Seconds(0.5)
+# Steps between two comparisons at most: steps may become slower.
+_MOST = 1000
 
-    Raises:
-        UserError: one cannot.
+
+@final
+class Stopping:
+    """The decision that a loop is to end, the same on all processes.
+
+    Args:
+        tell: gives the texts of all processes, given this one's; None where this is the only one.
     """
-    for name, value in given.items():
-        if value is not None and not callable(value):
-            raise wrong(f"weft.fit: {name}", "a function", value)
+
+    def __init__(self, tell: Callable[[str], list[str]] | None) -> None:
+        self._tell = tell
+        self._signal = 0
+        self._left = 0
+        self._since = time.monotonic()
+        self._steps = 0
+
+    def after_step(self) -> int:
+        """The number of the signal that ends the loop now; 0 to go on. All processes call it after each step."""
+        if self._tell is None:
+            return self._signal
+        self._steps += 1
+        if self._left > 0:
+            self._left -= 1
+            return 0
+        now = time.monotonic()
+        took = max((now - self._since) / self._steps, 1e-6)
+        own = [self._signal, max(0, min(int(_EVERY / took), _MOST) - 1)]
+        every = [json.loads(text) for text in self._tell(json.dumps(own))]
+        self._left = every[0][1]
+        self._since, self._steps = time.monotonic(), 0
+        return int(max(number for number, _ in every))
+
+    def note(self, number: int, _: FrameType | None = None) -> None:
+        """A signal has come; Ctrl-C after another one ends the process as usual.
+
+        SIGTERM may come twice, as where a scheduler sends it to ranks and launcher, and this one to its ranks.
+        """
+        if self._signal and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self._signal = self._signal or number
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """The signals that tell a job to end are noted meanwhile, where this is the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before: dict[int, Any] = {each: signal.signal(each, self.note) for each in ending_signals()}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

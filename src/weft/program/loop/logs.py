@@ -116,7 +116,6 @@ class JsonLines:
         self._file = None
 
     def _content(self) -> str:
-        """The text of the file; "" where there is none, or a pipe."""
         try:
             return self._path.read_bytes().decode() if self._path.is_file() else ""
         except UNREADABLE as error:
@@ -127,7 +126,6 @@ class JsonLines:
 
 
 def _row(line: str) -> Mapping[str, Any]:
-    """The object of a line; an empty one where it has none."""
     try:
         found = json.loads(line)
     except ValueError:

@@ -28,8 +28,7 @@ from weft.program.explain.tables import (
     kernel_text,
     loading_text,
 )
-from weft.program.one_thread import one_at_a_time
-from weft.program.parts.core import ProgramCore, ProgramPart
+from weft.program.parts.core import ProgramCore, ProgramPart, one_at_a_time
 from weft.program.trace import Trace, gather_trace
 from weft.report import Report, write_report
 from weft.runtime.recording import Record
@@ -197,7 +196,6 @@ class ProgramInspection(ProgramPart):
             )
 
     def _record(self) -> tuple[int, Record]:
-        """The first rank of this process, and what it recorded of the last step."""
         rank, executor = next(iter(self._core.executors.items()))
         return rank, executor.recorder.record()
 

@@ -17,16 +17,14 @@ from weft.patterns import without_wrappers
 from weft.program.agreement import gathered, run_on_all
 from weft.program.live.sharded_values import whole_of
 from weft.program.live.variables import load_whole, state_dict_names
-from weft.program.one_thread import one_at_a_time
-from weft.program.parts.core import ProgramCore, ProgramPart
+from weft.program.parts.core import ProgramCore, ProgramPart, one_at_a_time
 from weft.program.planning.build import build, close_all, gathering
-from weft.program.saving.groups import about_program
-from weft.program.saving.load import load
+from weft.program.saving.extras import put_module_states, with_module_states
+from weft.program.saving.load import Weights, load, located
 from weft.program.saving.manifest import checkpoint_path, put_back
 from weft.program.saving.program_state import ProgramState
 from weft.program.saving.save import Writing, save
-from weft.program.saving.saved_tensors import put_module_states, with_module_states
-from weft.program.saving.weights import Weights, located
+from weft.program.saving.values import about_program
 from weft.program.training.states import full_states
 from weft.tensor.divergence import note_write
 
@@ -71,12 +69,11 @@ class ProgramSaving(ProgramPart):
         place, core = checkpoint_path(path), self._core
         core.make_ready("save")
         state = self._state()
-        about = about_program(state, core.steps, core.step.optimizers)
+        about = about_program(core.setting, core.steps, core.step.optimizers)
         groups = zlib.crc32(json.dumps(about["groups"]).encode())
         core.enter(f"save {place}, options {groups:x}")
-        if core.training is not None:
-            core.training.take()
-            self._check_no_gradients("save")
+        core.training.take()
+        self._check_no_gradients("save")
         before, self._writing = self._writing, None
         given = with_module_states(extra, core.setting.model)
         self._writing = save(state, place, about, given, before, wait, replace)
@@ -123,14 +120,19 @@ class ProgramSaving(ProgramPart):
         core, world = self._core, self.world
         core.check_open("load")
         core.enter(f"load {place}")
-        run_on_all(world, "the last checkpoint", self._written)
-        run_on_all(world, "its place", lambda: put_back(place) if self.is_first else None)
+
+        def settle() -> None:
+            self._written()
+            if self.is_first:
+                put_back(place)
+
+        run_on_all(world, "the last checkpoint", settle)
         if core.failed is None:
             self._check_no_gradients("load")
-        found = load(self._state(), weights, core.step.optimizers, extra or {}, model_only)
-        own, model = dict(found.extra), core.setting.model
+        about, extras = load(self._state(), weights, core.step.optimizers, extra or {}, model_only)
+        own, model = dict(extras), core.setting.model
         run_on_all(world, "modules", lambda: put_module_states(own, model))
-        core.steps = int(found.about.get("steps", core.steps))
+        core.steps = int(about.get("steps", core.steps))
         core.note_loaded()
         return own
 
@@ -227,8 +229,7 @@ class ProgramSaving(ProgramPart):
 
     def _state(self) -> ProgramState:
         core = self._core
-        trains = bool(core.training.optimizers)
-        return ProgramState(core.setting, core.compiled.graph, core.training if trains else None)
+        return ProgramState(core.setting, core.compiled.graph, core.training)
 
     def _check_no_gradients(self, call: str) -> None:
         if self._core.training.gradients.standing():

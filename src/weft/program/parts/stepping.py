@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,11 +27,10 @@ from weft.program.data.loader import Loader
 from weft.program.data.loading import Ahead, loaded_ahead, loading_plan, with_waits
 from weft.program.data.samples import check_same
 from weft.program.feeding.feed import CutBatch, RowsOfBatch, is_on_the_host, uncut
-from weft.program.one_thread import one_at_a_time
-from weft.program.parts.core import ProgramCore, ProgramPart
+from weft.program.parts.core import ProgramCore, ProgramPart, one_at_a_time
 from weft.program.planning.variants import Variants
 from weft.program.training.gradients import check_adding
-from weft.program.training.step_hooks import without_step_hooks
+from weft.program.training.training import without_step_hooks
 from weft.program.verification import Subject, Verified, verified
 from weft.runtime.executor.rank_executor import RankExecutor
 from weft.runtime.memory.copies import ahead_of_use
@@ -81,39 +80,50 @@ class ProgramSteps(ProgramPart):
             RankFailure: when a rank failed; the first error is the cause. Another step can be made
                 when that was before the first update, as of a batch that cannot be computed with.
         """
-        core = self._core
+        core, gradients = self._core, self._core.training.gradients
         core.make_ready()
-        training, gradients, options = (
-            core.training,
-            core.training.gradients,
-            self._options.of(update),
-        )
+        options = self._options.of(update)
         gradients.clear_used()
         standing = gradients.standing()
-        adds = standing or not update
-        if adds:
-            check_adding(core.compiled.graph, update)
-        variants = training.adding(core.enter) if adds else core.variants
-        feeds, sums = self._fed(variants, batch, standing)
-        variant = variants.current
-        if adds and update:
-            gradients.check_update(variant.compiled)
-        training.take()
-        if adds:
-            gradients.take()
-        stamp = self._stamp(variants, sums, options)
+        if standing or not update:
+            return self._accumulate(batch, options, update, standing)
+        feeds, sums = self._fed(core.variants, batch)
+        core.training.take()
+        results = self._run(core.variants, feeds, self._stamp(core.variants, sums, options), True)
+        self._show(gradients.updated_by(core.compiled))
+        return results
+
+    def _accumulate(self, batch: Any, options: int, update: bool, standing: bool) -> Any:
+        """Add to the gradients in `parameter.grad`, which some may be in already; then update by them, where asked."""
+        core, gradients = self._core, self._core.training.gradients
+        check_adding(core.compiled.graph, update)
+        variants = core.training.adding(core.enter)
+        feeds, sums = self._fed(variants, batch, ", to add to gradients" if standing else "")
+        compiled = variants.current.compiled
+        if update:
+            gradients.check_update(compiled)
+        core.training.take()
+        gradients.take()
+        results = self._run(variants, feeds, self._stamp(variants, sums, options), False)
+        gradients.show(compiled)
+        self._show(self._update(options) if update else None)
+        return results
+
+    def _run(
+        self,
+        variants: Variants,
+        feeds: Mapping[int, Mapping[str, Tensor]],
+        stamp: Callable[[tuple[int, ...]], int] | None,
+        update: bool,
+    ) -> Any:
+        core, variant = self._core, variants.current
         try:
-            results, core.metrics = variant.step(core.setting, core.steps, feeds, not adds, stamp)
+            results, core.metrics = variant.step(core.setting, core.steps, feeds, update, stamp)
         except BaseException as error:
             core.note_failure(error, variant.executors, variants.renew)
             raise
         core.steps, core.samples = core.steps + 1, variant.captured.batch.rows
         self._ran = variant.executors.values()
-        done: Collection[str] | None = gradients.updated_by(variant.compiled)
-        if adds:
-            gradients.show(variant.compiled)
-            done = self._update(options) if update else None
-        self._show(done)
         return results
 
     def run(self, batches: Iterable[Any], ahead: int = 2) -> Iterator[Any]:
@@ -189,18 +199,9 @@ class ProgramSteps(ProgramPart):
         core.enter("verify")
         number, metrics = core.steps, core.metrics
         measured = {each for each in core.variants.executors() if each.measured is not None}
-
-        def run(number: int, batch: Any, update: bool) -> Any:
-            core.steps = number
-            return self.step(batch, update)
-
-        subject = Subject(
-            *(core.setting, core.variants, core.training, core.step, number, run),
-            lambda: core.metrics,
-        )
         try:
             with without_step_hooks(core.variants.optimizers):
-                return verified(subject, batch)
+                return verified(Subject(core, self.step, number), batch)
         finally:
             core.steps, core.metrics = number, metrics
             # A checked step runs beside what is to be put back.
@@ -208,10 +209,10 @@ class ProgramSteps(ProgramPart):
                 each.measure()
 
     def _fed(
-        self, variants: Variants, batch: Any, adding: bool
+        self, variants: Variants, batch: Any, onto: str = ""
     ) -> tuple[dict[int, dict[str, Tensor]], BatchChecksums]:
         """The parts of the batch that ranks take, its checksums; `variants.current` is the plan for it then."""
-        core, onto = self._core, ", to add to gradients" if adding else ""
+        core = self._core
         batch = batch if isinstance(batch, CutBatch) else core.setting.whole(batch)
         given = uncut(batch)
         # At the begin of a loop: has a loader the same dataset in all processes?
@@ -230,7 +231,6 @@ class ProgramSteps(ProgramPart):
     def _stamp(
         self, variants: Variants, sums: BatchChecksums, options: int
     ) -> Callable[[tuple[int, ...]], int] | None:
-        """The stamp of a step's messages; None where no other process takes part."""
         if not self._core.setting.world.several:
             return None
         numbers = checksum_of_numbers(variants.current.numbers.values())
@@ -261,7 +261,6 @@ class ProgramSteps(ProgramPart):
 def _steps(
     step: Callable[[Any], Any], batches: Iterator[Any], failed: Callable[[], None]
 ) -> Iterator[Any]:
-    """Make a step of each batch; `failed` is called where one raises."""
     for batch in batches:
         try:
             made = step(batch)

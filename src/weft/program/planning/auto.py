@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import gc
 import json
-from collections.abc import Mapping
-from dataclasses import replace
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from math import inf
+from statistics import median
+from typing import Any, TypeAlias, final
 
 import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
-from weft.errors import StrategyError, UserError, wrong
+from weft.errors import RankFailure, StrategyError, UserError, wrong
 from weft.hardware import default_device
-from weft.hardware.costs import Costs
-from weft.hardware.measured_costs import MeasuredCosts, from_json, to_json
-from weft.hardware.planning_costs import behind_links, catalogue_costs, costs_at_hand
+from weft.ir import LogicalGraph
+from weft.ir.logical import Input
 from weft.layout import Placement
 from weft.planning.machine import Machine
-from weft.program.agreement import gathered
+from weft.planning.progress import uncollected
+from weft.program.agreement import TrialFailure, gathered, run_on_all, unless_failed
+from weft.program.feeding.feed import layouts_on, shares_of
+from weft.program.live.ownership import LiveShardings, live_shardings, named_variables
+from weft.program.live.variables import add_loss_scale, add_main_parameters
+from weft.program.planning.build import close_all
 from weft.program.planning.step import Step
+from weft.program.planning.variants import Planned, Variant, agreed_costs, planner_of, variant_of
+from weft.program.setting import Setting
+from weft.runtime.compiled.choice import Kernels
+from weft.runtime.memory.heap import give_back
+from weft.runtime.memory.state import Variables, local_part
+from weft.runtime.profiling.stopwatch import finish
 from weft.runtime.world.world import World
 from weft.search.budget import Auto, Budget
 from weft.search.evaluator import Evaluator
@@ -28,6 +45,9 @@ from weft.search.search import limited, search
 from weft.search.why_not import split_parameters
 from weft.strategy.parts import Stage
 from weft.strategy.strategy import Strategy
+from weft.tensor import GlobalTensor
+from weft.tensor.dispatch.interleaved import in_shares
+from weft.units import Seconds
 
 # A strategy that a search found, and the ranks of the placement in its grid.
 PlacedStrategy: TypeAlias = tuple[Strategy, Placement]
@@ -91,13 +111,24 @@ def chosen(
             f"strategy=: the other ranks wait {world.timeout:g} s for the search at most, found "
             f"seconds={auto.seconds!r}; give at most {world.timeout / 2:g}, or worlds of a larger timeout"
         )
+    places = {rank: place for place, rank in enumerate(placement.ranks)}
     costs = agreed_costs(world) or default_device(world.device_type)
     machine = Machine(costs, costs, len(placement.ranks), placement.device_type)
 
     def found() -> str:
         if 0 not in world.ranks:
             return ""
-        fixed = Strategy() if auto.fixed is None else _by_places(auto.fixed, placement)
+        given = (
+            () if auto.fixed is None or isinstance(auto.fixed.stages, int) else auto.fixed.stages
+        )
+        for number, stage in enumerate(given):
+            for rank in stage.placement.ranks:
+                if rank not in places:
+                    raise StrategyError(
+                        f"stage {number} of fixed= runs on rank {rank}, which is not in the placement {placement}; "
+                        "give stages ranks of the placement"
+                    )
+        fixed = Strategy() if auto.fixed is None else _with_ranks(auto.fixed, places)
         stored = step.stored(placement.device_type, fixed)
         result = search(
             stored,
@@ -130,61 +161,229 @@ def chosen(
     return placed
 
 
-def _by_places(fixed: Strategy, placement: Placement) -> Strategy:
-    """Entries that the user fixed, with the ranks of stages by their places in the placement.
-
-    Raises:
-        StrategyError: a stage is on a rank that is not in it.
-    """
-    places = {rank: place for place, rank in enumerate(placement.ranks)}
-    for number, stage in enumerate(() if isinstance(fixed.stages, int) else fixed.stages):
-        for rank in stage.placement.ranks:
-            if rank not in places:
-                raise StrategyError(
-                    f"stage {number} of fixed= runs on rank {rank}, which is not in the placement {placement}; give "
-                    "stages ranks of the placement"
-                )
-    return _with_ranks(fixed, places)
-
-
 def _with_ranks(strategy: Strategy, ranks: Mapping[int, int]) -> Strategy:
     """A strategy with other ranks for those that its stages name."""
     if isinstance(strategy.stages, int):
         return strategy
-    stages = []
-    for stage in strategy.stages:
-        own = stage.placement
-        found = Placement(own.device_type, own.shape, tuple(ranks[rank] for rank in own.ranks))
-        stages.append(Stage(stage.patterns, found))
-    return replace(strategy, stages=tuple(stages))
+    each = [(stage.patterns, stage.placement) for stage in strategy.stages]
+    stages = tuple(
+        Stage(patterns, Placement(x.device_type, x.shape, tuple(ranks[rank] for rank in x.ranks)))
+        for patterns, x in each
+    )
+    return replace(strategy, stages=stages)
 
 
-def agreed_costs(world: World) -> Costs | None:
-    """The costs of the first rank's machine, on all ranks; None for usual devices. Every process must call it.
+# So many more strategies are looked at where the model lies somewhere already.
+SPARE = 12
+# Steps before time counts; then as many as take so many seconds, from the least to the most.
+_FIRST, _SECONDS, _LEAST, _MOST = 2, 0.5, 3, 1000
+# Candidates that took at most so many times as long as the fastest run again, in so many rounds in all at most; or
+# until two trials of one lie no further apart than so.
+_NEAR, _ROUNDS, _CLOSE = 1.2, 5, 0.01
+# A strategy that says more must be quicker by so much: so far trials of one strategy lie apart, run by run.
+_WORTH = 0.03
+# Every floating-point element of what has no values yet.
+_VALUE = 0.02
+_log = logging.getLogger("weft")
 
-    Nothing is measured but the links between several hosts, to which the kinds that are nearest stand in.
 
-    Raises:
-        UserError: on all ranks, when the first one cannot read what was measured there.
+@final
+@dataclass(frozen=True)
+class Trials:
+    """Trials of strategies for one step: some steps each, for real, on values of their own.
+
+    The user's model, optimizer and batch are read, never written. One candidate is in memory at a time, beside the
+    model. One that fails while it runs, as without room for its copies, is left out: the model has lost nothing.
     """
 
-    def measured() -> str:
-        if 0 not in world.ranks:
-            return ""
-        device = world.device(world.ranks[0])
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
-        found = costs_at_hand(
-            *(world.device_type, world.size, world.processes, torch.get_num_threads(), name)
-        )
-        if isinstance(found, MeasuredCosts):
-            return json.dumps({"measured": to_json(found.measured), "stands_in": found.stands_in})
-        return json.dumps({"device": name} if found is not None else {})
+    world: World
+    step: Step
+    kernels: Kernels
 
-    content = json.loads(gathered(world, "the costs of the machine", measured)[0])
-    costs: Costs | None = None
-    if "measured" in content:
-        found = from_json(content["measured"], "the first rank's costs")
-        costs = MeasuredCosts(found, default_device(world.device_type), content["stands_in"])
-    elif content:
-        costs = catalogue_costs(content["device"], world.size)
-    return behind_links(costs, world.links())
+    def fastest(self, candidates: Sequence[PlacedStrategy]) -> PlacedStrategy:
+        """The fastest candidate; of those that are about as fast the one that says the least, then the first.
+
+        Those near the fastest run again, in reverse and back, as long as trials do not tell them apart: what else
+        disturbs a machine must not decide between them. Of a candidate its least counts; how far its two quickest
+        trials lie apart, in the median of all, says how far others may, and be equally fast. One that says more must
+        besides be quicker by 3 %. Those that cannot be planned here, or fail while they run, are left out, unless all
+        are. Each process must call it; all get the same.
+
+        Args:
+            candidates: those first that should be faster, as simulated.
+
+        Raises:
+            UserError: no candidate can be planned.
+            RankFailure: all that can be planned failed, with why the first one did; or a rank died.
+        """
+        found: dict[int, list[Seconds]] = {}
+        errors: list[UserError | TrialFailure] = []
+        for number, candidate in enumerate(candidates):
+            self._try(number, candidate, found, errors)
+        alike, apart = _within(found, _NEAR), inf
+        for turn in range(1, _ROUNDS):
+            if len(alike) < 2 or apart <= _CLOSE:
+                break
+            for number in alike if turn % 2 == 0 else alike[::-1]:
+                self._try(number, candidates[number], found, errors)
+            # The distance of the two quickest trials, as a share of the quickest.
+            both = [sorted(times)[:2] for times in found.values() if len(times) > 1]
+            apart = median([(second - first) / first for first, second in both] or [0.0])
+            alike = _within(found, 1 + apart)
+        if not found:
+            failure = next((each for each in errors if isinstance(each, TrialFailure)), None)
+            if failure is None:
+                raise errors[0]
+            raise RankFailure(
+                f"weft.Auto(measure=…): no candidate ran; the first failed with {failure}. Candidates run with the "
+                "example batch, whose values must be such as the step takes, beside the model in memory; give such a "
+                "batch, or measure=0, which runs none"
+            )
+        apart = min(apart, _NEAR - 1)
+        near = _within(found, 1 + max(_WORTH, apart))
+        # What is split by itself, as the simulation has it, should show in trials.
+        lines = {number: len(candidates[number][0].to_text().splitlines()) for number in near}
+        least = min(lines.values())
+        simple = {number: found[number] for number in near if lines[number] == least}
+        return candidates[_within(simple, 1 + apart)[0]]
+
+    def lying_alike(
+        self, found: Sequence[PlacedStrategy], count: int, held: LiveShardings
+    ) -> list[PlacedStrategy]:
+        """The first of those that lay the model as open programs do. Every process must call it.
+
+        Args:
+            found: the quickest first.
+            count: how many are returned at most.
+            held: how open programs lay the model.
+
+        Raises:
+            UserError: on all ranks, when none does.
+        """
+        alike: list[PlacedStrategy] = []
+        refused = UserError("there is none")
+        for candidate in found:
+            planner = planner_of(self.world, self.step, *candidate, self.kernels, held)
+            try:
+                run_on_all(self.world, "the plan", lambda: planner.plan(self.step))  # noqa: B023
+            except UserError as error:
+                refused = error
+                continue
+            alike.append(candidate)
+            if len(alike) == count:
+                break
+        if not alike:
+            raise UserError(
+                f"strategy=: of {len(found)} strategies that the search would take none lays the model as a program "
+                f"does that is open: {refused}. Give program.strategy of that program, take its program.evaluation, "
+                "or close it"
+            )
+        return alike
+
+    def _try(
+        self,
+        number: int,
+        candidate: PlacedStrategy,
+        found: dict[int, list[Seconds]],
+        errors: list[UserError | TrialFailure],
+    ) -> None:
+        try:
+            seconds = self.seconds(*candidate)
+        except (UserError, TrialFailure) as error:
+            _log.info("candidate %d is left out: %s", number + 1, error)
+            # What its frames hold is the candidate's memory.
+            errors.append(error.with_traceback(None))
+            found.pop(number, None)
+            return
+        _log.info("candidate %d: %.3f ms", number + 1, 1e3 * seconds)
+        found.setdefault(number, []).append(seconds)
+
+    def seconds(self, strategy: Strategy, placement: Placement) -> Seconds:
+        """Seconds of a step, the median of some, on the slowest rank; the same on all. Every process must call it.
+
+        Raises:
+            UserError: on all ranks, when the strategy cannot be planned.
+            TrialFailure: on all ranks, which can go on, when it failed on one.
+            RankFailure: a rank died, or did not answer.
+        """
+        setting, planned = self._laid(strategy, placement)
+        variant = variant_of(setting, 0, planned, self.step.optimizers)
+        try:
+            return self._timed(setting, variant)
+        finally:
+            close_all(variant.executors)
+            # What a candidate holds goes round in circles, and the next one needs its memory.
+            del setting, planned, variant
+            gc.collect()
+            give_back()
+
+    def _laid(self, strategy: Strategy, placement: Placement) -> tuple[Setting, Planned]:
+        step, world = self.step, self.world
+        held = live_shardings(step.model, world)
+        planner = planner_of(world, step, strategy, placement, self.kernels, held)
+        with uncollected():
+            planned = run_on_all(world, "the plan", lambda: planner.plan(step))
+        graph = planned[1].graph
+        variables = unless_failed(
+            world, "values", lambda: {rank: self._variables(graph, rank) for rank in planner.ranks}
+        )
+        setting = Setting(
+            step.model, world, placement, planner.options, variables, 0, strategy, self.kernels
+        )
+        add_loss_scale(setting, graph)
+        add_main_parameters(variables, graph)
+        return setting, planned
+
+    def _variables(self, graph: LogicalGraph, rank: int) -> Variables:
+        own, shares = named_variables(self.step.model), shares_of(graph)
+        nodes: Mapping[str, Input] = {node.key: node for node in graph.of_kind(Input)}
+        device, found = self.world.device(rank), {}
+        for key, layout in layouts_on(graph, rank, "parameter", "buffer").items():
+            value = nodes[key].value
+            dtype = getattr(torch, value.dtype)
+            whole = own.get(key)
+            if whole is None or isinstance(whole, GlobalTensor) or whole.is_meta:
+                whole = torch.empty(value.shape, dtype=dtype, device="meta")
+            part = local_part(in_shares(whole.detach(), shares.get(key)), layout, rank)
+            if part.is_meta:  # equal values
+                filled: Any = _VALUE if dtype.is_floating_point or dtype.is_complex else 0
+                found[key] = torch.full(part.shape, filled, dtype=dtype, device=device)
+            else:
+                found[key] = part.to(device, dtype, copy=True).contiguous()
+        return Variables(found)
+
+    def _timed(self, setting: Setting, variant: Variant) -> Seconds:
+        """Seconds of a step, after some whose time only says how many steps are to count."""
+
+        def valued(leaf: Tensor) -> Tensor:
+            return torch.zeros(leaf.shape, dtype=leaf.dtype) if leaf.is_meta else leaf
+
+        def seconds(number: int) -> float:
+            """Until the results of a step are there."""
+            begin = time.perf_counter()
+            results, _ = variant.step(setting, number, feeds, True, None)
+            for leaf in tree_leaves(results):
+                if isinstance(leaf, Tensor):
+                    finish(leaf.device)()
+            return time.perf_counter() - begin
+
+        feeds, _ = variant.feeder.feeds(tree_map_only(Tensor, valued, self.step.example_batch))
+
+        def slowest(numbers: Iterable[int]) -> Seconds:
+            took = unless_failed(
+                self.world,
+                "steps",
+                lambda: [seconds(each) for each in numbers],
+            )
+            texts = gathered(self.world, "the time of steps", lambda: json.dumps(took))
+            return Seconds(max(median(json.loads(text)) for text in texts))
+
+        first = slowest(range(_FIRST))
+        count = max(_LEAST, min(_MOST, round(_SECONDS / max(first, 1e-6))))
+        return slowest(range(_FIRST, _FIRST + count))
+
+
+def _within(found: Mapping[int, Sequence[Seconds]], times: float) -> list[int]:
+    least = {number: min(taken) for number, taken in found.items()}
+    most = times * min(least.values(), default=0.0)
+    return [number for number in sorted(least) if least[number] <= most]

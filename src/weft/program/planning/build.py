@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from itertools import zip_longest
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -19,18 +21,16 @@ from weft.compiler.memory.order_constraints import order_constraints
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.plans.specialize import Target, outline, specialize, with_cuda_graphs
 from weft.compiler.strategy_hints import batch_hints, with_leaves
-from weft.errors import LayoutError
+from weft.errors import LayoutError, UserError
 from weft.hardware import default_device
 from weft.ir import LogicalGraph
-from weft.ir.logical import Input, Output, Update, Value
+from weft.ir.logical import Call, Input, Node, Output, Update, Value
 from weft.ir.nodes import MASTER, VARIABLE_ROLES, Role
 from weft.ir.plan import RankPlan
 from weft.layout import SBP, Broadcast, Layout, Placement, Shares, Split
-from weft.program.agreement import run_on_all
-from weft.program.feeding.feed import StandIns, layouts_of_shards
-from weft.program.feeding.shards import layouts_on
+from weft.program.agreement import differences, gathered, run_on_all
+from weft.program.feeding.feed import StandIns, layouts_of_shards, layouts_on
 from weft.program.live.ownership import LiveShardings
-from weft.program.planning.same_program import check_same_program
 from weft.program.setting import Setting
 from weft.runtime.channels.channel import Channel
 from weft.runtime.compiled.choice import UNCOMPILED
@@ -105,7 +105,6 @@ def _executor(
     channels: Mapping[int, Channel],
     optimizers: Optimizers,
 ) -> RankExecutor:
-    """The executor of the plan of one rank of this process."""
     world = setting.world
     device = world.device(plan.rank)
     layouts = layouts_on(compiled.graph, plan.rank, "constant")
@@ -294,3 +293,78 @@ def as_they_lie(
             found[node.value.layout.placement.axes][node.key] = node.value.layout.sbp
     shares = {node.key: node.shares for node in every if node.shares is not None}
     return {axes: Hints(inputs, trained.stored, shares) for axes, inputs in found.items()}
+
+
+_BATCH = "the batch "
+_SAME_ROWS = 'give batches of the same shapes and dtypes, with batch="local" as many rows'
+# What is compared, and where it is in the user's code.
+_Line: TypeAlias = tuple[str, str]
+
+
+def check_same_program(world: World, compiled: Compiled) -> None:
+    """Check that all processes have compiled the same program. Every process must call it.
+
+    Raises:
+        UserError: on all, names the first node in which two of them differ.
+    """
+    if not world.several:
+        return
+    if len({*gathered(world, "the program", lambda: compiled.fingerprint)}) == 1:
+        return
+    own = json.dumps([list(_nodes(compiled.graph)), list(_layouts(compiled.graph))])
+    for rank, first, other in differences(gathered(world, "nodes and layouts", lambda: own)):
+        for kind, one, two in zip(("the step has", "it lies as"), first, other, strict=True):
+            _check_lines(kind, one, two, rank)
+    raise UserError(
+        "the ranks compile different programs, of the same step in the same layouts; every process must run the same "
+        "versions of weft and torch, with the same variables of the environment"
+    )
+
+
+def _check_lines(kind: str, first: Sequence[_Line], other: Sequence[_Line], rank: int) -> None:
+    for (one, here), (two, there) in zip_longest(first, other, fillvalue=("nothing more", "")):
+        if one != two:
+            of_batch = one.startswith(_BATCH) and two.startswith(_BATCH)
+            must = _SAME_ROWS if of_batch else "compile the same model, loss function and optimizer"
+            raise UserError(
+                f"the ranks compile different programs: where {kind} {one}{here} on rank 0, {kind} {two}{there} on "
+                f"rank {rank}; every process must {must}"
+            )
+
+
+def _nodes(graph: LogicalGraph) -> Iterator[_Line]:
+    keys = {node.value.name: node.key for node in graph.of_kind(Input)}
+    for node in graph.nodes:
+        yield from _words(node, keys)
+
+
+def _words(node: Node, keys: dict[str, str]) -> Iterator[_Line]:
+    if isinstance(node, Input):
+        value = node.value
+        yield f"the {node.role} {node.key} {value.dtype}{list(value.shape)}", ""
+    elif isinstance(node, Call) and node.hint is None:
+        made = ", ".join(f"{value.dtype}{list(value.shape)}" for value in node.makes)
+        given = (*node.args, *(value for _, value in node.kwargs))
+        numbers = [arg for arg in given if _is_plain(arg)]
+        text = f" with {', '.join(map(repr, numbers))}" if numbers else ""
+        yield f"{node.op}{text} -> {made}", f" at {node.location}"
+    elif isinstance(node, Update):
+        yield f"an update by {node.rule} of {keys[node.target.name]} in group {node.group}", ""
+    elif isinstance(node, Output):
+        yield f"the result {node.key}", ""
+
+
+def _is_plain(arg: object) -> bool:
+    return isinstance(arg, bool | int | float | str) or (
+        isinstance(arg, tuple) and all(map(_is_plain, arg))
+    )
+
+
+def _layouts(graph: LogicalGraph) -> Iterator[_Line]:
+    for node in graph.of_kind(Input):
+        yield f"{node.key} {node.value.layout}", ""
+    for node in graph.of_kind(Call):
+        yield (
+            f"{node.op} {', '.join(str(each.layout) for each in node.makes)}",
+            f" at {node.location}",
+        )

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import nullcontext
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter, is_, ne
 from typing import Any, final
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from weft.capture.capture import Captured
 from weft.capture.numbers.symbolic import can_follow
 from weft.capture.optimizer_groups import Optimizers
 from weft.capture.python.hooks import Hooks
 from weft.capture.python_guards import Guard
-from weft.program.planning.external_tensors import ExternalTensors
+from weft.errors import UserError
+from weft.program.checksums import checksums, is_often
+from weft.runtime.executor.rank_executor import RankExecutor
 from weft.tensor import GlobalTensor
 
 _requires_grad = attrgetter("requires_grad")
@@ -67,7 +70,6 @@ class Guards:
         return [e for e in found if not e.holds() and type(e.value_now) is type(e.value)]
 
     def _grouped(self) -> list[list[Any]]:
-        """The parameters of each group."""
         return [group["params"] for one in self._optimizers.each for group in one.param_groups]
 
     def _flag(self) -> str | None:
@@ -77,3 +79,87 @@ class Guards:
         every = zip(self._names, self._trained, now, strict=True)
         name, before, flag = next(each for each in every if each[1] != each[2])
         return f"{name}.requires_grad was {before} and is {flag}"
+
+
+@final
+class ExternalTensors:
+    """The tensors outside the model that a step reads.
+
+    Ranks share their memory, so that writes in place need nothing. Those that get other memory between steps
+    (`tensor.data = …`, `set_`, `module.to`) are read there; those that get another shape are a guard.
+
+    Args:
+        captured: the step. Tensors that stand for numbers are weft's own.
+    """
+
+    def __init__(self, captured: Captured) -> None:
+        self._tensors = {
+            key: each
+            for key, each in captured.constants.items()
+            if key not in captured.numbers and not isinstance(each, GlobalTensor)
+        }
+        self._forms = list(map(_form, self._tensors.values()))
+        # As they were compared, followed by the executors, and added up last.
+        self._seen = self._followed = list(map(_mark, self._tensors.values()))
+        self._added: list[Any] | None = None
+        self._on_devices = self._found = 0
+
+    def changed(self) -> str | None:
+        """The first one that has another dtype, device, shape or strides, in words; 0.2 microseconds a tensor."""
+        seen = list(map(_mark, self._tensors.values()))
+        if seen != self._seen:
+            forms = list(map(_form, self._tensors.values()))
+            for tensor, (place, _) in zip(self._tensors.values(), seen, strict=True):
+                if not place and tensor.numel() and tensor.layout == torch.strided:
+                    raise UserError(
+                        f"a tensor outside the model, {_words(_form(tensor))}, holds no values any more, as torch "
+                        "leaves it after tensor.data = … of a live one; use tensor.copy_(weft.whole(…)) instead"
+                    )
+            for before, now in zip(self._forms, forms, strict=True):
+                if before != now:
+                    return f"a tensor outside the model was {_words(before)} and is {_words(now)}"
+            self._seen = seen
+        return None
+
+    def follow(self, executors: Iterable[RankExecutor]) -> None:
+        """Let the ranks read them where they are, as `changed` has seen them."""
+        if self._seen != self._followed:
+            moved = map(ne, self._seen, self._followed)
+            found = {
+                key: self._tensors[key]
+                for key, is_other in zip(self._tensors, moved, strict=True)
+                if is_other
+            }
+            for executor in executors:
+                executor.put_constants(found)
+            self._followed = self._seen
+
+    def checksum(self, step: int) -> int:
+        """Their checksum in a step, which every process must find alike; computed again after a write.
+
+        Writes that torch does not count, such as those through numpy, are seen within some steps. Tensors on devices
+        count as they were first, as the host has to wait for them.
+        """
+        every = self._tensors.values()
+        if self._added is None:
+            self._on_devices = checksums((x for x in every if not x.is_cpu), 0)
+        if self._seen != self._added or is_often(step):
+            self._found = checksums((x for x in every if x.is_cpu), 0, self._on_devices)
+        self._added = self._seen
+        return self._found
+
+
+def _mark(tensor: Tensor) -> tuple[int, int]:
+    """Another one once a tensor is written by torch, or has other memory."""
+    place = tensor.data_ptr() if tensor.layout == torch.strided else 0
+    return place, 0 if tensor.is_inference() else tensor._version
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    strides = tensor.stride() if tensor.layout == torch.strided else ()
+    return tensor.dtype, tensor.device, tuple(tensor.shape), strides
+
+
+def _words(form: tuple[Any, ...]) -> str:
+    dtype, device, shape, strides = form
+    return f"{dtype} {list(shape)} with strides {list(strides)} on {device}"

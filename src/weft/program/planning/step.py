@@ -14,10 +14,12 @@ from weft.capture.batch import describe_batch
 from weft.capture.optimizer_groups import Optimizers, Optimizing, optimizers_of
 from weft.capture.optimizers.attributes import is_foreign
 from weft.capture.python_guards import Guard
+from weft.capture.tree import Static
 from weft.compiler.strategy_hints import split_parameters
 from weft.errors import UserError
 from weft.planning.progress import uncollected
 from weft.planning.stored_step import StoredStep
+from weft.program.agreement import LEAF
 from weft.program.feeding.feed import StandIns, layouts_of_shards
 from weft.program.live.variables import unwrapped
 from weft.program.planning.guards import Guards
@@ -162,6 +164,17 @@ class Step:
         """The facts of model and optimizers as they are now that the graph depends on, "name: value" each."""
         return tuple(_facts(self.model, self.optimizers))
 
+    def asked(self) -> dict[str, str]:
+        """Parameters, buffers, groups, options and leaves of the batch, as `check_alike` takes them."""
+        found = dict(fact.split(": ", 1) for fact in self.facts())
+        for leaf in describe_batch(self._batch).leaves:
+            found[f"{LEAF}{leaf.key}"] = str(leaf)
+            # Texts and lists, which a step need not read, by their type.
+            value = leaf.value if isinstance(leaf, Static) else None
+            if isinstance(value, str | bytes | list | tuple | dict):
+                found[f"{LEAF}{leaf.key}"] = f"a {type(value).__name__}"
+        return found
+
     @property
     def changing(self) -> list[Guard]:
         """The numbers of Python that are inputs of the step where they can be, as they are now."""
@@ -208,7 +221,6 @@ class Step:
 
 
 def _facts(model: nn.Module, optimizers: Optimizers) -> Iterator[str]:
-    """The facts of its model and optimizers that the graph of a step depends on, one fact a line."""
     for name, parameter in model.named_parameters():
         trained = "trained" if parameter.requires_grad else "not trained"
         yield f"parameter {name}: {_text(parameter)}, {trained}"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NoReturn, TypeAlias, final
 
+import torch
 from torch import Tensor
 
 from weft.capture import Captured
@@ -21,16 +23,18 @@ from weft.compiler.stages.stages import stage_placements
 from weft.compiler.strategy_hints import split_parameters, strategy_hints, with_leaves
 from weft.compiler.training.gradients import METRIC
 from weft.errors import BatchError, UserError
+from weft.hardware import default_device
+from weft.hardware.costs import Costs
+from weft.hardware.measured_costs import MeasuredCosts, from_json, to_json
+from weft.hardware.planning_costs import behind_links, catalogue_costs, costs_at_hand
 from weft.ir.logical import Input
-from weft.ir.nodes import VARIABLE_ROLES
-from weft.layout import Layout, Placement, Shares
+from weft.ir.nodes import VARIABLE_ROLES, Role
+from weft.layout import Placement
 from weft.planning.progress import uncollected
-from weft.program.agreement import run_on_all
+from weft.program.agreement import gathered, run_on_all
 from weft.program.checksums import BatchChecksums
-from weft.program.feeding.feed import CutParts, Feeder, RowsOfBatch, StandIns, uncut
-from weft.program.feeding.shards import shares_of
+from weft.program.feeding.feed import CutParts, Feeder, RowsOfBatch, StandIns, shares_of, uncut
 from weft.program.live.ownership import LiveShardings
-from weft.program.planning.auto import agreed_costs
 from weft.program.planning.build import build, close_all, local_ranks, with_lying
 from weft.program.planning.guards import Guards
 from weft.program.planning.step import Step
@@ -101,9 +105,6 @@ class Variant:
         if "loss" in results:  # pickles and copies hold no method of it
             vars(results["loss"]).update(backward=_made_already, __getstate__=dict)
         return self.captured.unflatten_outputs(results), metrics
-
-    def close(self) -> None:
-        close_all(self.executors)
 
 
 def _made_already(*_: object, **__: object) -> NoReturn:
@@ -204,7 +205,7 @@ class Variants:
     def renew(self) -> None:
         """Run the current variant by new threads and groups, after a step has failed. Every process must call it."""
         variant, setting = self.current, self.setting
-        variant.close()
+        close_all(variant.executors)
         constants = variant.captured.constants
         executors = build(setting, constants, variant.compiled, self.optimizers)
         self.current = replace(variant, executors=executors)
@@ -213,7 +214,7 @@ class Variants:
     def close(self) -> None:
         """End the threads of all."""
         for variant in self._all:
-            variant.close()
+            close_all(variant.executors)
 
     def _other(self, batch: Any, why: str, enter: Callable[[str], object]) -> Variant:
         """The variant for a batch: one that is there, or a new one; `why` not the current one, in words."""
@@ -242,16 +243,6 @@ class Variants:
         return variant
 
     def _new_values(self, shapes: str, why: str) -> bool:
-        """True where there is no plan for the values of Python as they are now, for any shape.
-
-        Args:
-            shapes: of the batch, in words.
-            why: the current plan is not the one, in words.
-
-        Raises:
-            UserError: when there were as many plans for values as there may be.
-            BatchError: the same for shapes.
-        """
         if all(each.guards.changed() for each in self._all):
             if self._for_values + 1 == MOST:
                 raise UserError(
@@ -268,11 +259,18 @@ class Variants:
         return False
 
     def _checked(self, planned: Planned) -> Planned:
-        """The same plan, when its variables are those of the first one, and lie as they do."""
         first = self._all[0].compiled
-        _check_known(planned[1], first)
-        given = LiveShardings(layouts(first), {}, shares_of(first.graph))
-        check_lying(planned[1], given, "this program's first plan", "compile again")
+        compiled = planned[1]
+        known = {node.key for node in first.graph.of_kind(Input)}
+        for node in compiled.graph.of_kind(Input):
+            own = node.role in ("parameter", "buffer")
+            if own and node.key not in known and compiled.graph.users.get(node.value.name):
+                raise UserError(
+                    f"{node.key} is a {node.role} that came after the step was compiled, and the step reads it: the "
+                    "program has no variable for it. Close the program, weft.release(model), and compile again with an "
+                    "optimizer that has it"
+                )
+        check_lying(compiled, lying_in(first), "this program's first plan", "compile again")
         return planned
 
     def _build(self, planned: Planned) -> Variant:
@@ -294,36 +292,11 @@ def _shapes(batch: BatchSpec) -> str:
     return ", ".join(f"{leaf.key} {leaf.dtype}{list(leaf.shape)}" for leaf in batch.tensors)
 
 
-def layouts(compiled: Compiled) -> dict[str, Layout]:
+def lying_in(compiled: Compiled, roles: Collection[Role] = VARIABLE_ROLES) -> LiveShardings:
     """The layouts of the variables of a plan."""
-    inputs = compiled.graph.of_kind(Input)
-    found = {node.key: node.value.layout for node in inputs if node.role in VARIABLE_ROLES}
-    return {key: layout for key, layout in found.items() if layout is not None}
-
-
-def lying_in(compiled: Compiled) -> LiveShardings:
-    """The layouts of the parameters and buffers of a plan."""
-    nodes = compiled.graph.of_kind(Input)
-    kept = {node.key for node in nodes if node.role in ("parameter", "buffer")}
-    found = {key: layout for key, layout in layouts(compiled).items() if key in kept}
+    inputs = [node for node in compiled.graph.of_kind(Input) if node.role in roles]
+    found = {node.key: node.value.layout for node in inputs if node.value.layout is not None}
     return LiveShardings(found, compiled.stored, shares_of(compiled.graph))
-
-
-def _check_known(compiled: Compiled, first: Compiled) -> None:
-    """Check that a plan reads no parameter or buffer that the model had not when it was taken over.
-
-    Raises:
-        UserError: naming the first.
-    """
-    known = {node.key for node in first.graph.of_kind(Input)}
-    for node in compiled.graph.of_kind(Input):
-        own = node.role in ("parameter", "buffer")
-        if own and node.key not in known and compiled.graph.users.get(node.value.name):
-            raise UserError(
-                f"{node.key} is a {node.role} that came after the step was compiled, and the step reads it: the "
-                "program has no variable for it. Close the program, weft.release(model), and compile again with an "
-                "optimizer that has it"
-            )
 
 
 def check_lying(compiled: Compiled, given: LiveShardings, where: str, remedy: str) -> None:
@@ -337,21 +310,18 @@ def check_lying(compiled: Compiled, given: LiveShardings, where: str, remedy: st
     Raises:
         UserError: naming the first that would lie otherwise.
     """
-    shares = shares_of(compiled.graph)
-    for key, layout in layouts(compiled).items():
-        if key not in given.layouts:
-            continue
-        would = _text(layout, shares.get(key))
-        lies = _text(given.layouts[key], given.shares.get(key))
-        if would != lies:
+
+    def text(lying: LiveShardings, key: str) -> str:
+        shares = lying.shares.get(key)
+        return f"{lying.layouts[key]} in {shares}" if shares else str(lying.layouts[key])
+
+    planned = lying_in(compiled)
+    for key in planned.layouts:
+        if key in given.layouts and text(planned, key) != text(given, key):
             raise UserError(
-                f"{key} would lie as {would}, but lies as {lies} for {where}; name its layout in "
-                f"Strategy(parameters={{{key!r}: …}}), so that it is the same for all, or {remedy}"
+                f"{key} would lie as {text(planned, key)}, but lies as {text(given, key)} for {where}; name its layout "
+                f"in Strategy(parameters={{{key!r}: …}}), so that it is the same for all, or {remedy}"
             )
-
-
-def _text(layout: Layout, shares: Shares | None) -> str:
-    return f"{layout} in {shares}" if shares else str(layout)
 
 
 @final
@@ -389,12 +359,12 @@ class Planner:
         captured = step.captured(self.placement.device_type, self.options.precision, apart)
         hints = with_leaves(strategy_hints(self.strategy, captured.graph, placements), step.leaves)
         graph, ranks, options = captured.graph, self.ranks, self.options
-        held = lying_in(like) if like else self.held
+        held = lying_in(like, ("parameter", "buffer")) if like else self.held
         homes = like.stages.homes if like else held.homes(placements)
         hints = with_lying(hints, held, graph)
         compiled = compile_graph(graph, hints, self.placement, ranks, options, homes, begin, like)
-        who = "another program that is open", "close the other program"
-        check_lying(compiled, self.held, *who)
+        where = "another program that is open"
+        check_lying(compiled, self.held, where, "close the other program")
         return captured, compiled
 
     def variants(
@@ -434,3 +404,34 @@ def planner_of(
         own_kernels=kernels != "torch",
     )
     return Planner(strategy, placement, local_ranks(world, placement), options, held)
+
+
+def agreed_costs(world: World) -> Costs | None:
+    """The costs of the first rank's machine, on all ranks; None for usual devices. Every process must call it.
+
+    Nothing is measured but the links between several hosts, to which the kinds that are nearest stand in.
+
+    Raises:
+        UserError: on all ranks, when the first one cannot read what was measured there.
+    """
+
+    def measured() -> str:
+        if 0 not in world.ranks:
+            return ""
+        device = world.device(world.ranks[0])
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        found = costs_at_hand(
+            *(world.device_type, world.size, world.processes, torch.get_num_threads(), name)
+        )
+        if isinstance(found, MeasuredCosts):
+            return json.dumps({"measured": to_json(found.measured), "stands_in": found.stands_in})
+        return json.dumps({"device": name} if found is not None else {})
+
+    content = json.loads(gathered(world, "the costs of the machine", measured)[0])
+    costs: Costs | None = None
+    if "measured" in content:
+        found = from_json(content["measured"], "the first rank's costs")
+        costs = MeasuredCosts(found, default_device(world.device_type), content["stands_in"])
+    elif content:
+        costs = catalogue_costs(content["device"], world.size)
+    return behind_links(costs, world.links())

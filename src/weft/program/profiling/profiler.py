@@ -40,9 +40,6 @@ from weft.ir.plan import (
     Communicator,
     Compute,
     LocalCall,
-    LocalNode,
-    LocalProgram,
-    RankPlan,
 )
 from weft.layout import Placement
 from weft.program.compile import compile
@@ -105,16 +102,14 @@ def measured_costs(
     held = _held(world, programs)
     found = _of_calls(world, programs, optimizers, patience, told)
     sent = _of_exchanges(world, told, held, _largest(world, programs))
-    found = replace(found, exchanges=sent.exchanges, slowdown=sent.slowdown, memory=_memory(world))
+    # The bytes that a rank may hold: those of its GPU, or its part of the host's.
+    if world.device_type == "cuda":
+        memory = torch.cuda.mem_get_info(world.device(world.ranks[0]))[1]
+    else:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // world.size
+    found = replace(found, exchanges=sent.exchanges, slowdown=sent.slowdown, memory=Bytes(memory))
     told("acts and steps")
     return with_overheads(world, found, patience, held)
-
-
-def _memory(world: World) -> Bytes:
-    """The bytes that a rank may hold: those of its GPU, or its part of the host's."""
-    if world.device_type == "cuda":
-        return Bytes(torch.cuda.mem_get_info(world.device(world.ranks[0]))[1])
-    return Bytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // world.size)
 
 
 def with_overheads(
@@ -141,10 +136,6 @@ def with_overheads(
 
 
 def _held(world: World, compiled: Iterable[Compiled]) -> Bytes:
-    """The bytes that a step of programs holds on the rank with most, at most as many as no cache holds.
-
-    The same on all ranks, of which each knows the peaks of its own plans: stages of a pipeline hold more or less.
-    """
     peaks = (peak.memory.peak for each in compiled for peak in each.peaks)
     own = min(COLD, max(peaks, default=COLD))
     return Bytes(max(map(int, world.gather(dict.fromkeys(world.ranks, str(own))))))
@@ -157,7 +148,6 @@ def _of_calls(
     patience: Patience,
     told: Callable[[str], object],
 ) -> Measurements:
-    """The calls and updates of programs, by all ranks at the same time."""
     facts = measured_machine_of(world)
     held = _held(world, compiled)
     meetings = world.connect([Communicator(0, tuple(range(world.size)))])
@@ -169,7 +159,12 @@ def _of_calls(
 
     def one(rank: int) -> str:
         own = [each for c in compiled for each in c.programs if each.rank == rank]
-        joined = [replace(each, nodes=_with_joined_sums(each)) for each in own]
+        joined = []
+        for each in own:  # with sums of products as they may run: in one
+            made = [node for node in each.nodes if isinstance(node, LocalCall)]
+            others = [node for node in each.nodes if not isinstance(node, LocalCall)]
+            sums, *_ = join_sums(made, [output.name for output in each.outputs])
+            joined.append(replace(each, nodes=(*others, *sums)))
         device, begun = world.device(rank), told if rank == 0 else _nothing
         calls = calls_in_order([*own, *joined])
         channel = meetings[rank][0]
@@ -211,10 +206,12 @@ def _of_exchanges(
     largest: Mapping[CollectiveKind, Bytes],
 ) -> Measurements:
     """Exchanges of all ranks, and of pairs of them at the same time; how long they and calls take beside each other."""
-    facts, connected = (
-        measured_machine_of(world),
-        [world.connect(groups) for groups in _groups(world.size)],
-    )
+    # All ranks as one group, and, where these are more, in groups of two that exchange at the same time.
+    groups = [[Communicator(0, tuple(range(world.size)))]]
+    if world.size > 2:
+        firsts = enumerate(range(0, world.size - 1, 2))
+        groups.append([Communicator(number, (one, one + 1)) for number, one in firsts])
+    facts, connected = measured_machine_of(world), [world.connect(each) for each in groups]
 
     def one(rank: int) -> str:
         begun = told if rank == 0 else _nothing
@@ -234,23 +231,8 @@ def _of_exchanges(
     return replace(every[0], slowdown=Contention(*map(median, slower)))
 
 
-def _groups(ranks: int) -> Iterator[list[Communicator]]:
-    """All ranks as one group, and, where these are more, in groups of two that exchange at the same time."""
-    yield [Communicator(0, tuple(range(ranks)))]
-    if ranks > 2:
-        firsts = range(0, ranks - 1, 2)
-        yield [Communicator(number, (one, one + 1)) for number, one in enumerate(firsts)]
-
-
 def _nothing(_: str) -> None:
     """Only the first rank tells what it does."""
-
-
-def _with_joined_sums(program: LocalProgram) -> tuple[LocalNode, ...]:
-    """The calls with sums of products as they may run: in one."""
-    calls = [node for node in program.nodes if isinstance(node, LocalCall)]
-    others = [node for node in program.nodes if not isinstance(node, LocalCall)]
-    return *others, *join_sums(calls, [output.name for output in program.outputs])[0]
 
 
 def together(ranks: Sequence[Measurements]) -> Measurements:
@@ -342,30 +324,24 @@ def step_overhead(program: Program, batch: Tensor) -> Seconds:
 
     All ranks must call it together.
     """
+    return Seconds(max(0.0, median(took - _inside(x) for took, x in _steps(program, batch))))
+
+
+def _steps(program: Program, batch: Tensor) -> Iterator[tuple[float, list[Span]]]:
+    """Some steps: the seconds of each as its caller sees them, and its acts that take time, in order."""
     executor = next(iter(program._core.executors.values()))
-    each = []
+    # All but what feeds and fetches.
+    work = {a.id for a in executor.plan.actors if isinstance(a, Compute | Communicate)}
     for number in range(_FIRST + _STEPS):
-        took = _step(program, batch)
+        begin = perf_counter_ns()
+        program.step(batch)
+        took = (perf_counter_ns() - begin) / 1e9
         if number >= _FIRST:
-            each.append(took - _inside(_working(executor.plan, executor.recorder.record().spans)))
-    return Seconds(max(0.0, median(each)))
-
-
-def _step(program: Program, batch: Tensor) -> float:
-    """Seconds of a step, as its caller sees them."""
-    begin = perf_counter_ns()
-    program.step(batch)
-    return (perf_counter_ns() - begin) / 1e9
-
-
-def _working(plan: RankPlan, spans: Iterable[Span]) -> list[Span]:
-    """The spans of what takes time in plans, in order: all but what feeds and fetches."""
-    work = {actor.id for actor in plan.actors if isinstance(actor, Compute | Communicate)}
-    return sorted((span for span in spans if span[0].actor in work), key=lambda span: span[1])
+            spans = (each for each in executor.recorder.record().spans if each[0].actor in work)
+            yield took, sorted(spans, key=lambda span: span[1])
 
 
 def _inside(spans: Sequence[Span]) -> float:
-    """Seconds from the first to the last."""
     return (max(span[2] for span in spans) - spans[0][1]) / 1e9
 
 
@@ -382,43 +358,29 @@ def overheads(program: Program, batch: Tensor, measured_costs: Measurements) -> 
     costs = MeasuredCosts(measured_costs, default_device(program.placement.device_type))
     rank, executor = next(iter(program._core.executors.items()))
     stands = variant.compiled.schedule.classes.get(rank, step.plans[0].rank)
+    # What acts take by their calls and exchanges.
     calls = dict(enumerate(act_costs(step, costs).seconds(stands)))
-    plan, recorder = executor.plan, executor.recorder
-    computes = {actor.id for actor in plan.actors if isinstance(actor, Compute)}
-    each: list[Overheads] = []
-    for number in range(_FIRST + _STEPS):
-        took = _step(program, batch)
-        spans = _working(plan, recorder.record().spans)
-        if number >= _FIRST:
-            each.append(_of_step(spans, calls, computes, took))
-    return middle(each)
+    computes = {actor.id for actor in executor.plan.actors if isinstance(actor, Compute)}
+    steps = _steps(program, batch)
+    return middle([_of_step(spans, calls, computes, took) for took, spans in steps])
 
 
 def _of_step(
     spans: Sequence[Span], calls: Mapping[int, Seconds], computes: Container[int], took: float
 ) -> Overheads:
-    """The overheads of one step.
-
-    Args:
-        spans: of its acts that take time, in order.
-        calls: what acts take by their calls and exchanges, by actor.
-        computes: the actors that are no communication.
-        took: seconds of the step, as its caller sees them.
-    """
     own = [span for span in spans if span[0].actor in computes]
     exchanges = len(spans) - len(own)
-    act = median([*_apart(own, calls), 0.0])
+    # From one act to the next in the same loop nothing was waited for.
+    apart = [
+        (after[1] - span[1]) / 1e9 - calls[span[0].actor]
+        for span, after in pairwise(own)
+        if after[0].actor == span[0].actor
+    ]
+    act = median([*apart, 0.0])
     inside = _inside(spans)
     known = sum(calls[span[0].actor] for span in spans) + act * len(own)
     exchange = (inside - known) / exchanges if exchanges else 0.0
     return Overheads(Seconds(act), Seconds(exchange), Seconds(took - inside))
-
-
-def _apart(spans: Sequence[Span], calls: Mapping[int, Seconds]) -> Iterator[float]:
-    """Seconds from one act to the next in the same loop, beyond its calls: nothing was waited for between these."""
-    for span, after in pairwise(spans):
-        if after[0].actor == span[0].actor:
-            yield (after[1] - span[1]) / 1e9 - calls[span[0].actor]
 
 
 def middle(each: Sequence[Overheads]) -> Overheads:

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import logging
 import os
 import re
 import shutil
+import socket
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from numbers import Real
 from pathlib import Path
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple, Protocol, TextIO, final
+from weakref import ReferenceType, ref
 
 from weft.errors import DamagedCheckpoint, UserError, check, is_whole, wrong
-from weft.program.saving.claims import Claimant, claim_for_job, is_of_another_job
 from weft.program.saving.extras import EXTRA
 from weft.program.saving.files import SUFFIX
 from weft.program.saving.manifest import (
@@ -30,34 +34,132 @@ from weft.program.saving.manifest import (
     read_manifest,
 )
 
+# In a folder of checkpoints: the job that saves there has it open, and locked, and names itself in it.
+LOCK = ".lock"
+
+
+class Saving(Protocol):
+    """A program, as far as its checkpoints go: what `Program` says of these."""
+
+    @property
+    def is_open(self) -> bool: ...
+    @property
+    def is_first(self) -> bool: ...
+    @property
+    def exchange(self) -> Callable[[str], list[str]] | None: ...
+    @property
+    def steps(self) -> int: ...
+    def wait_for_saved(self) -> None: ...
+    def save(
+        self, path: Path, extra: Mapping[str, Any] | None, wait: bool, replace: bool
+    ) -> None: ...
+    def load(self, path: Path, extra: Mapping[str, Any] | None) -> dict[str, Any]: ...
+
+
+@final
+class _Claim(NamedTuple):
+    """A claim; the lock is the first process's, where the file system knows locks."""
+
+    program: ReferenceType[Saving]
+    lock: TextIO | None
+
+
+_claims: dict[Path, _Claim] = {}
+
+
+def claim_for_job(folder: Path, program: Saving) -> None:
+    """Claim a folder for a program, and lock it for this job until the program is closed. Every process must call it.
+
+    A file system that knows no locks is taken as it is.
+
+    Raises:
+        UserError: on every process, when another open program, or a program of another job, saves there.
+    """
+    folder = folder.resolve()
+    held = _claims.get(folder)
+    other = None if held is None else held.program()
+    if other is program or not program.is_open:
+        return
+    if other is not None:
+        raise UserError(
+            f"another open program saves to {folder}, and each would take the checkpoints of the other for its own; "
+            "give each program a folder, or close the other one before"
+        )
+    lock, holder = _locked(folder) if program.is_first else (None, "")
+    if program.exchange is not None:
+        holder = program.exchange(holder)[0]
+    if holder:
+        raise UserError(
+            f"{holder} saves to {folder}, and each job would take the checkpoints of the other for its own; give each "
+            "job a folder, or end the other one before"
+        )
+    _claims[folder] = _Claim(ref(program, partial(_let_go, folder)), lock)
+
+
+def give_up(program: Saving) -> None:
+    """Let go of what a program has claimed."""
+    for folder in [each for each, claim in _claims.items() if claim.program() is program]:
+        _let_go(folder)
+
+
+def is_of_another_job(folder: Path) -> bool:
+    """True where another job saves to a folder, as far as its file system tells."""
+    folder = folder.resolve()
+    held = _claims.get(folder)
+    if held is not None and held.lock is not None:
+        return False
+    with suppress(OSError), (folder / LOCK).open("r+") as lock:
+        return not _take(lock)
+    return False
+
+
+def _locked(folder: Path) -> tuple[TextIO | None, str]:
+    """The lock of a folder, or who has it. A folder that cannot be written to is for others to tell."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / LOCK).open("a+", errors="replace")
+    except OSError:
+        return None, ""
+    if not _take(lock):
+        with lock:
+            lock.seek(0)
+            return None, lock.read(200) or "another job"
+    with suppress(OSError):  # a full disk; the checkpoint will say so
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} of host {socket.gethostname()}")
+        lock.flush()
+    return lock, ""
+
+
+def _take(lock: TextIO) -> bool:
+    """Take the lock of an open file; False where another process has it. True where there are no locks."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EACCES, errno.EAGAIN)
+    return True
+
+
+def _let_go(folder: Path, _: object = None) -> None:
+    held = _claims.pop(folder, None)
+    if held is not None and held.lock is not None:
+        held.lock.close()
+
+
+def _forked() -> None:
+    """A process that was forked claims nothing, and its end must not keep a lock."""
+    for folder in list(_claims):
+        _let_go(folder)
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 _log = logging.getLogger("weft")
 _PREFIX = "step-"
 SCORE = "score"
 # The files of a checkpoint beside its manifest.
 _OWN = re.compile(r"(shard-\d+-model-\d+|extra(-\d+)?)\.safetensors|rank-\d+\.json")
-
-
-class Saving(Claimant, Protocol):
-    """A program, as far as its checkpoints go."""
-
-    @property
-    def steps(self) -> int:
-        """The number of steps that it has made."""
-
-    def wait_for_saved(self) -> None:
-        """Wait until the last checkpoint is written."""
-
-    def save(
-        self,
-        path: str | Path,
-        extra: Mapping[str, Any] | None = None,
-        wait: bool = True,
-        replace: bool = False,
-    ) -> None:
-        """Write a checkpoint."""
-
-    def load(self, path: str | Path, extra: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Go on from a checkpoint."""
 
 
 @final
@@ -140,7 +242,7 @@ class Checkpoints:
                     shutil.rmtree(each, ignore_errors=True)
             _make_room(place)
         # A run that went on from an earlier one may come here again, as after damage.
-        program.save(place, {**(extra or {}), **scored}, self.wait, replace=True)
+        program.save(place, {**(extra or {}), **scored}, self.wait, True)
         if program.is_first:
             self._take_away(program.steps)
         return place
@@ -197,7 +299,6 @@ class Checkpoints:
         ]
 
     def _put_back(self) -> None:
-        """Put a checkpoint in its place again that another was about to replace when the run was ended."""
         for each in self.folder.glob(f".{_PREFIX}*{REPLACED}"):
             try:
                 put_back(self.folder / each.name.split(".")[1])

@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from weft.errors import DamagedCheckpoint, UserError, wrong
 from weft.ops.cost import dtype_name
 from weft.program.saving.files import SUFFIX, Extent, Reading, check_extents, to_disk, write_file
+from weft.program.saving.load import renamed_in
 from weft.program.saving.manifest import (
     Manifest,
     Stored,
@@ -39,7 +40,6 @@ from weft.program.saving.manifest import (
 )
 from weft.program.saving.program_state import MASTERS, MODEL
 from weft.program.saving.save import TIED
-from weft.program.saving.weights import renamed_in
 from weft.units import ITEM_SIZE, Bytes, counted
 
 # The file of torch.distributed.checkpoint's metadata.
@@ -177,7 +177,6 @@ class _Safetensors:
 
 
 def _model(manifest: Manifest, masters: bool) -> dict[str, Stored]:
-    """The tensors of a model, by the names of its `state_dict()`."""
     stored = manifest.tensors
     found = {name.removeprefix(MODEL): x for name, x in stored.items() if name.startswith(MODEL)}
     if not found:
@@ -207,7 +206,6 @@ def _rounded_bytes(stored: Stored, dtype: str) -> int:
 
 
 def _files(sizes: Mapping[str, int], most: int) -> dict[str, list[str]]:
-    """The names of each file, in order; a file has more bytes than `most` only where one tensor has."""
     parts = list(_parts(sizes, most))
     if len(parts) == 1:
         return {f"model{SUFFIX}": parts[0]}
@@ -227,7 +225,6 @@ def _parts(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
 
 
 def _value(reading: Reading, stored: Stored, dtype: str = "") -> Tensor:
-    """A tensor whole, in memory of its own."""
     value = torch.empty(stored.shape, dtype=getattr(torch, stored.dtype))
     reading.piece(stored.extents, tuple((0, size) for size in stored.shape), value)
     return value.to(getattr(torch, dtype)) if dtype and value.is_floating_point() else value
@@ -243,7 +240,6 @@ _OF_METADATA, _OF_FILES = (
 
 
 def _layout(name: str) -> torch.layout:
-    """A layout by its name, in place of torch's function of the same use."""
     found = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(found, torch.layout):
         raise ValueError(f"{name!r} is no layout")

@@ -222,8 +222,6 @@ class Reading:
             raise DamagedCheckpoint(_damaged(self.folder / extent.file, error, extent.key))
 
     def _read(self, extent: Extent, place: tuple[slice, ...] | None) -> Tensor:
-        """A box, or a part of it."""
-
         def read(file: Any) -> Tensor:
             found: Tensor = (
                 file.get_tensor(extent.key) if place is None else file.get_slice(extent.key)[place]
@@ -233,7 +231,6 @@ class Reading:
         return self._opening(extent, read)
 
     def _opening(self, extent: Extent, read: Callable[[Any], T]) -> T:
-        """The result of `read` on the file of a box, which is opened once."""
         try:
             if extent.file not in self._opened:
                 opened = _open(self.folder / extent.file)
@@ -268,7 +265,6 @@ def check_extents(folder: Path, extents: Iterable[tuple[Extent, str]]) -> None:
 
 
 def _open(path: Path) -> Any:
-    """A file of safetensors; what is no file is not waited for."""
     if not path.is_file():
         raise OSError("it is no file")
     return safe_open(path, framework="pt")

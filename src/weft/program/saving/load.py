@@ -1,58 +1,133 @@
-"""Load a program from a checkpoint, written in any layout: each rank reads what it holds, and no more."""
+"""Load a program from a checkpoint, written in any layout, or from files of weights: each rank reads what it holds."""
 
 from __future__ import annotations
 
 import logging
+import re
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from weft.capture.optimizer_groups import Optimizers
 from weft.capture.optimizers.attributes import is_foreign
-from weft.errors import DamagedCheckpoint, UserError
-from weft.program.agreement import gathered, run_on_all
-from weft.program.live.optimizer_state import agree
+from weft.errors import DamagedCheckpoint, UserError, wrong
+from weft.program.agreement import run_on_all, shared
 from weft.program.live.variables import state_dict_names
 from weft.program.saving.extras import read_extra
-from weft.program.saving.files import Reading, check_extents, slices
-from weft.program.saving.groups import check_program, options_of, put_options
-from weft.program.saving.manifest import Manifest, Stored, read_manifest
+from weft.program.saving.files import Reading, check_extents
+from weft.program.saving.manifest import Manifest, Stored, checkpoint_path, read_manifest
 from weft.program.saving.program_state import (
     BUFFERS,
     MASTERS,
     MODEL,
     STATE,
-    IdleParameter,
     ProgramState,
-    idle_state,
+    Read,
+    SavedTensor,
+    pieces_of,
+    read_by,
+    read_like,
 )
-from weft.program.saving.saved_tensors import Piece, SavedTensor
-from weft.program.saving.values import from_json
-from weft.program.saving.weights import Weights, renamed_in
+from weft.program.saving.values import check_program, from_json, options_of, put_options
+from weft.program.training.updated import agree
 from weft.units import ITEM_SIZE
 
 _log = logging.getLogger("weft")
-
 # Names that are missing or unknown, in an error.
 _NAMED = 5
 
 
 @final
 @dataclass(frozen=True)
-class Loaded:
-    """The part of a checkpoint that is no tensor.
+class Weights:
+    r"""Files with values of a model's parameters and buffers, for `weights=` of `weft.compile` and `Program.load`.
 
-    Attributes:
-        about: the program that was saved; empty where another program wrote the files.
+    Args:
+        path: a checkpoint, or a folder of safetensors files.
+        names: regular expressions with what takes the place of their matches in the names of the files, one after
+            the other, as `key_mapping` of transformers has them: `{"^": "transformer."}` for a model around the one
+            whose files these are, `{r"LayerNorm\.gamma$": "LayerNorm.weight"}`.
+        strict: as in `load_state_dict`; False takes what there is, and the log "weft" says what was missing, which
+            keeps its values, and unexpected. Other shapes are refused all the same.
+
+    Raises:
+        UserError: an argument is of another kind, or no regular expression.
     """
 
-    about: Mapping[str, Any]
-    extra: Mapping[str, Any]
+    path: str | Path
+    names: Mapping[str, str] = field(default_factory=dict)
+    strict: bool = True
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.strict, bool):
+            raise wrong("weft.Weights: strict", "True or False", self.strict)
+        given = self.names if isinstance(self.names, Mapping) else {None: None}
+        if not all(isinstance(each, str) for each in (*given, *given.values())):
+            expected = (
+                "a dict of regular expressions and what takes the place of their matches, such as "
+                '{"^": "transformer."}'
+            )
+            raise wrong("weft.Weights: names", expected, self.names)
+        renamed("", self.names)
+
+
+def renamed_in(manifest: Manifest, names: Mapping[str, str]) -> Manifest:
+    """The tensors of files under the names of the model, as `Weights` has them."""
+    if not names:
+        return manifest
+    found: dict[str, Stored] = {}
+    for name, stored in manifest.tensors.items():
+        kinds = (MODEL, BUFFERS, MASTERS) if manifest.about else ()
+        kind = next((kind for kind in kinds if name.startswith(kind)), "")
+        new = kind + renamed(name.removeprefix(kind), names)
+        if new in found:
+            raise UserError(
+                f"names={dict(names)} make {new} of two tensors in {manifest.folder}, {name} is one of them; "
+                "use patterns that keep them apart"
+            )
+        found[new] = stored
+    return Manifest(manifest.folder, found, manifest.about)
+
+
+def located(weights: str | Path | Weights) -> tuple[Weights, Path]:
+    """Weights whose path is that of a checkpoint from the root, and this path."""
+    given = weights if isinstance(weights, Weights) else Weights(weights)
+    place = checkpoint_path(given.path)
+    return replace(given, path=place), place
+
+
+def renamed(name: str, names: Mapping[str, str]) -> str:
+    """A name with the matches of each regular expression replaced.
+
+    Raises:
+        UserError: one is none.
+    """
+    for pattern, text in names.items():
+        try:
+            name = re.sub(pattern, text, name)
+        except (re.error, IndexError) as error:
+            raise UserError(
+                f"names={{{pattern!r}: {text!r}}}: {error}; expected a regular expression of Python and what takes "
+                "the place of its matches"
+            ) from None
+    return name
+
+
+def weights_in(weights: Weights, model: nn.Module) -> frozenset[str]:
+    """The names of those tensors of a model for which a checkpoint, or files of safetensors, have values.
+
+    Raises:
+        UserError: there is none, or it is damaged.
+    """
+    names = state_dict_names(model)
+    stored = renamed_in(read_manifest(Path(weights.path)), weights.names).tensors
+    begin = MODEL if any(MODEL + name in stored for name in names) else ""
+    return frozenset(key for name, key in names.items() if begin + name in stored)
 
 
 def load(
@@ -61,7 +136,7 @@ def load(
     optimizers: Optimizers,
     objects: Mapping[str, Any],
     model_only: bool = False,
-) -> Loaded:
+) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Read a checkpoint into a program. Every process must call it.
 
     Nothing is written before all names and shapes fit, all files are whole, and the user's objects have what is theirs.
@@ -72,57 +147,54 @@ def load(
         objects: get what was saved of an extra of their name, by `load_state_dict`.
         model_only: leaves optimizers, steps and extras as they are.
 
+    Returns:
+        What the checkpoint says of the program (nothing where another program wrote the files), and its extras.
+
     Raises:
         UserError: on all processes: there is no checkpoint, it is damaged, or it is of another model.
     """
-    world, path = state.setting.world, Path(weights.path)
-    entries = list(state.variables())
-    manifest = run_on_all(
-        world,
-        "the checkpoint",
-        lambda: _named(renamed_in(read_manifest(path), weights.names), entries),
-    )
-    manifest = of_model(manifest) if model_only else manifest
-    sums = gathered(world, "which checkpoint", lambda: str(zlib.crc32(manifest.to_text().encode())))
+    world, path, entries = state.setting.world, Path(weights.path), list(state.variables())
+
+    def find() -> tuple[Manifest, str]:
+        found = _named(renamed_in(read_manifest(path), weights.names), entries)
+        if model_only:
+            tensors, kinds = found.tensors, (MODEL, BUFFERS, MASTERS)
+            found = Manifest(path, {n: x for n, x in tensors.items() if n.startswith(kinds)})
+        return found, str(zlib.crc32(found.to_text().encode()))
+
+    manifest, sums = shared(world, "the checkpoint", find)
     if len(set(sums)) > 1:
         raise UserError(
             f"the processes see different checkpoints at {path}; give a path on a file system that all share"
         )
-    sources = run_on_all(
-        world, "what fits", lambda: _sources(state, manifest, entries, weights.strict)
-    )
-    run_on_all(world, "the program", lambda: check_program(manifest.about, state, optimizers))
-    groups = run_on_all(world, "the groups", lambda: options_of(manifest.about, optimizers))
-    kept = run_on_all(world, "what fits of the optimizers", lambda: _kept(state, manifest))
-    numbers = run_on_all(world, "the numbers", lambda: _numbers(manifest))
-    run_on_all(
-        world,
-        "the files",
-        lambda: _check_files(manifest, len(world.ranks), world.ranks[0], world.size),
-    )
-    extra = run_on_all(world, "the extra", lambda: read_extra(manifest, objects, world))
+
+    def fit() -> tuple[_CheckpointReader, list[list[dict[str, Any]]], dict[str, Any]]:
+        sources = _sources(state, manifest, entries, weights.strict)
+        check_program(manifest.about, state.setting, state.graph, optimizers)
+        groups = options_of(manifest.about, optimizers)
+        reader = _CheckpointReader(
+            state, manifest, sources, _kept(state, manifest), _numbers(manifest)
+        )
+        # Each process checks its part of the files.
+        every = [(x, each.dtype) for each in manifest.tensors.values() for x in each.extents]
+        mine = (x for number, x in enumerate(every) if number % world.size in world.ranks)
+        check_extents(manifest.folder, mine)
+        return reader, groups, read_extra(manifest, objects, world)
+
+    reader, groups, extra = run_on_all(world, "what fits", fit)
     run_on_all(world, "what is given", lambda: _give(objects, extra, path))
 
     def read() -> None:
         with torch.no_grad(), Reading(manifest.folder) as reading:
-            reader = _PieceReader(manifest, reading)
-            for entry in entries:
-                if (source := sources[entry.name]) is not None:
-                    for rank, part in entry.parts.items():
-                        reader.read(source, entry.pieces(rank), part)
-            _read_waiting(state, reader)
-            # Files of a model alone say nothing of states, which stay.
-            if manifest.about or any(kept.values()):
-                _read_states(state, reader, kept, numbers)
+            reader.read(entries, reading)
         put_options(groups, optimizers)
 
     run_on_all(world, "the values", read)
     agree(optimizers.each)
-    return Loaded(manifest.about, extra)
+    return manifest.about, extra
 
 
 def _give(objects: Mapping[str, Any], extra: Mapping[str, Any], path: Path) -> None:
-    """Let the user's objects load what was saved of them."""
     lacking = [name for name in objects if name not in extra]
     if lacking:
         raise UserError(f"program.load: {path} has no extra {lacking[0]!r}; it has {sorted(extra)}")
@@ -149,31 +221,9 @@ def _named(manifest: Manifest, entries: Sequence[SavedTensor]) -> Manifest:
     A model alone may stand under the plain names of its `state_dict()`.
     """
     names = {entry.name for entry in entries if entry.name.startswith(MODEL)}
-    if manifest.about or any(name in manifest.tensors for name in names):
+    if manifest.about or not names.isdisjoint(manifest.tensors):
         return manifest
-    return replace(
-        manifest, tensors={MODEL + name: each for name, each in manifest.tensors.items()}
-    )
-
-
-def of_model(manifest: Manifest) -> Manifest:
-    """Parameters, buffers and masters of a checkpoint alone."""
-    kept = {n: x for n, x in manifest.tensors.items() if n.startswith((MODEL, BUFFERS, MASTERS))}
-    return Manifest(manifest.folder, kept)
-
-
-def weights_in(weights: Weights, model: nn.Module) -> frozenset[str]:
-    """The names of those tensors of a model for which a checkpoint, or files of safetensors, have values.
-
-    Raises:
-        UserError: there is none, or it is damaged.
-    """
-    names = state_dict_names(model)
-    stored = renamed_in(read_manifest(Path(weights.path)), weights.names).tensors
-    plain = not any(MODEL + name in stored for name in names)
-    return frozenset(
-        key for name, key in names.items() if (name if plain else MODEL + name) in stored
-    )
+    return replace(manifest, tensors={MODEL + n: x for n, x in manifest.tensors.items()})
 
 
 def _sources(
@@ -204,7 +254,9 @@ def _sources(
                 f"{entry.name} has shape {list(entry.shape)} in the program, {list(stored[source].shape)} in "
                 f"{manifest.folder}; load it into the model that was saved"
             )
-        if source is not None and _is_complex(stored[source].dtype) > _is_complex(entry.dtype):
+        if source is not None and stored[source].dtype.startswith(
+            "complex"
+        ) > entry.dtype.startswith("complex"):
             raise UserError(
                 f"{entry.name} is of {entry.dtype} in the program, and of {stored[source].dtype} in "
                 f"{manifest.folder}; load it into the model that was saved, or into one of complex numbers"
@@ -250,20 +302,20 @@ def _source(
     return entry.name if entry.name in stored else None
 
 
-def _is_complex(dtype: str) -> bool:
-    return dtype.startswith("complex")
-
-
 def _size(dtype: str) -> int:
     return ITEM_SIZE.get(dtype, 8)
 
 
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (", ".join(names[:_NAMED]) or "nothing") + more
+
+
 def _kept(state: ProgramState, manifest: Manifest) -> dict[str, list[str]]:
-    """For each parameter of the optimizers, the names of the states that the checkpoint has as tensors."""
     idle = state.idle()
     found = _by_parameter(manifest, {key for key, _, _ in state.stated()} | idle.keys())
     known: dict[str, list[str]] = {}
-    every = state.training.states if state.training is not None else ()
+    every = state.training.states
     foreign = {x.key for each in every if is_foreign(each.optimizer) for x in each.members}
     for key, states, _ in state.stated():
         saved = found.get(key, [])
@@ -286,7 +338,6 @@ def _kept(state: ProgramState, manifest: Manifest) -> dict[str, list[str]]:
 
 
 def _by_parameter(manifest: Manifest, keys: Collection[str]) -> dict[str, list[str]]:
-    """The names of the states that a checkpoint has, by those parameters that are known; both may have dots."""
     found: dict[str, list[str]] = {}
     for name in manifest.tensors:
         if name.startswith(STATE):
@@ -298,36 +349,7 @@ def _by_parameter(manifest: Manifest, keys: Collection[str]) -> dict[str, list[s
     return found
 
 
-def _few(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return (", ".join(names[:_NAMED]) or "nothing") + more
-
-
-def _check_files(manifest: Manifest, own: int, first: int, ranks: int) -> None:
-    """Check the files that fall to this process: all of them are checked once."""
-    stored = manifest.tensors.values()
-    extents = [(extent, each.dtype) for each in stored for extent in each.extents]
-    mine = (x for number, x in enumerate(extents) if first <= number % ranks < first + own)
-    check_extents(manifest.folder, mine)
-
-
-@final
-class _PieceReader:
-    """Reads what ranks hold."""
-
-    def __init__(self, manifest: Manifest, reading: Reading) -> None:
-        self.manifest = manifest
-        self._reading = reading
-
-    def read(self, source: str, pieces: Sequence[Piece], part: Tensor) -> None:
-        """Read pieces of a tensor into the part of a rank."""
-        extents = self.manifest.tensors[source].extents
-        for piece in pieces:
-            self._reading.piece(extents, piece.whole, part[slices(piece.local)])
-
-
 def _numbers(manifest: Manifest) -> Mapping[str, Mapping[str, Any]]:
-    """The states of optimizers that are no tensors, by parameter."""
     found = from_json(manifest.about.get("numbers", {}), "numbers", {})
     if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
         raise DamagedCheckpoint(
@@ -336,86 +358,81 @@ def _numbers(manifest: Manifest) -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
-def _read_states(
-    state: ProgramState,
-    reader: _PieceReader,
-    kept: Mapping[str, Sequence[str]],
-    numbers: Mapping[str, Mapping[str, Any]],
-) -> None:
-    """Let the ranks keep the states that were saved, and let go of others."""
-    values: dict[str, dict[int, dict[str, Any]]] = {}
-    variables = state.setting.variables
-    for key, entry, rank in _stated(state, kept):
-        part = torch.empty(
-            entry.layout.local_shape(entry.shape, rank),
-            dtype=getattr(torch, entry.dtype),
-            device=variables[rank][key].device,
-        )
-        reader.read(entry.name, entry.pieces(rank), part)
-        values.setdefault(key, {}).setdefault(rank, {})[entry.key] = part
-    for key, _, _ in state.stated():
-        for rank, own in variables.items() if key in numbers else ():
-            if key in own:
-                values.setdefault(key, {}).setdefault(rank, {}).update(numbers[key])
-    for each in state.training.states if state.training is not None else ():
-        each.put(values)
-    for key, parameter in state.idle().items():
-        _read_idle(key, parameter, reader, kept.get(key, ()), numbers.get(key, {}))
+@final
+@dataclass(frozen=True)
+class _CheckpointReader:
+    """Reads what ranks hold.
 
+    Attributes:
+        sources: the tensor of the checkpoint from which each entry is read; None where it keeps what it has.
+        kept: for each parameter of the optimizers, the names of the states that the checkpoint has as tensors.
+        numbers: the states that are no tensors, by parameter.
+    """
 
-def _waiting(
-    state: ProgramState, manifest: Manifest, key: str, parameter: IdleParameter
-) -> list[str]:
-    """The name of the master that a checkpoint has for a parameter that no plan updates so far, where there are any."""
-    precision = state.setting.options.precision
-    narrow = parameter.tensor.dtype in (torch.bfloat16, torch.float16)
-    stored = manifest.tensors.get(MASTERS + key)
-    wanted = precision is not None and precision.masters and narrow and stored is not None
-    fits = stored is not None and stored.shape == tuple(parameter.tensor.shape)
-    return [MASTERS + key] if wanted and fits else []
+    state: ProgramState
+    manifest: Manifest
+    sources: Mapping[str, str | None]
+    kept: Mapping[str, Sequence[str]]
+    numbers: Mapping[str, Mapping[str, Any]]
 
+    def read(self, entries: Sequence[SavedTensor], reading: Reading) -> None:
+        """Read all values, once it is known that they fit."""
+        into = read_by(self.manifest, reading)
+        for entry in entries:
+            if (source := self.sources[entry.name]) is not None:
+                for rank, part in entry.parts.items():
+                    into(source, entry.pieces(rank), part)
+        self.waiting(into)
+        # Files of a model alone say nothing of states, which stay.
+        if self.manifest.about or any(self.kept.values()):
+            self.states(into)
+            self.idle(into)
 
-def _read_waiting(state: ProgramState, reader: _PieceReader) -> None:
-    """Keep the masters that were saved of parameters that no plan updates so far."""
-    if state.training is None:
-        return
-    found = {}
-    for key, parameter in state.idle().items():
-        for name in _waiting(state, reader.manifest, key, parameter):
-            shape, tensor = tuple(parameter.tensor.shape), parameter.tensor
-            found[key] = tensor, idle_state(name, shape, torch.float32, tensor, reader.read)
-    state.training.masters.wait(found)
+    def waiting(self, into: Read) -> None:
+        """Keep the masters that were saved of parameters that no plan updates so far."""
+        precision, found = self.state.setting.options.precision, {}
+        for key, parameter in self.state.idle().items():
+            tensor, stored = parameter.tensor, self.manifest.tensors.get(MASTERS + key)
+            narrow = tensor.dtype in (torch.bfloat16, torch.float16)
+            if stored is None or not narrow or precision is None or not precision.masters:
+                continue
+            if stored.shape == tuple(tensor.shape):
+                name, shape = MASTERS + key, stored.shape
+                found[key] = tensor, read_like(name, shape, torch.float32, tensor, into)
+        self.state.training.masters.wait(found)
 
+    def states(self, into: Read) -> None:
+        """Let the ranks keep the states that were saved, and let go of others."""
+        values: dict[str, dict[int, dict[str, Any]]] = {}
+        for key, states, shares in self.state.stated():
+            for rank, variables in self.state.setting.variables.items():
+                if key not in variables:
+                    continue
+                own: dict[str, Any] = {}
+                for name in self.kept.get(key, ()):
+                    value = states[name]
+                    layout, dtype = value.laid, getattr(torch, value.dtype)
+                    if rank in layout.placement.coordinates:
+                        shape, device = layout.local_shape(value.shape, rank), variables[key].device
+                        own[name] = torch.empty(shape, dtype=dtype, device=device)
+                        pieces = pieces_of(value.shape, layout, shares.get(name), rank)
+                        into(f"{STATE}{key}.{name}", pieces, own[name])
+                own |= self.numbers.get(key, {})
+                if own:
+                    values.setdefault(key, {})[rank] = own
+        for each in self.state.training.states:
+            each.put(values)
 
-def _read_idle(
-    key: str,
-    parameter: IdleParameter,
-    reader: _PieceReader,
-    names: Sequence[str],
-    numbers: Mapping[str, Any],
-) -> None:
-    """Let an optimizer hold what was saved of a parameter that no plan updates so far; it may be nothing."""
-    held: dict[str, Any] = {}
-    for name in names:
-        own = f"{STATE}{key}.{name}"
-        stored = reader.manifest.tensors[own]
-        dtype: torch.dtype = getattr(torch, stored.dtype)
-        held[name] = idle_state(own, stored.shape, dtype, parameter.tensor, reader.read)
-    parameter.optimizer.state.pop(parameter.tensor, None)
-    if held or numbers:
-        parameter.optimizer.state[parameter.tensor] = {**held, **numbers}
-
-
-def _stated(
-    state: ProgramState, kept: Mapping[str, Sequence[str]]
-) -> Iterator[tuple[str, SavedTensor, int]]:
-    """Each state that is a tensor: its parameter, its entry, and a rank of this process that keeps a part of it."""
-    for key, states, shares in state.stated():
-        for name in kept.get(key, ()):
-            value = states[name]
-            assert value.layout is not None  # all values of a compiled graph have one
-            about = f"{STATE}{key}.{name}", name, value.shape, value.dtype, value.layout
-            entry = SavedTensor(*about, shares.get(name), {})
-            for rank, variables in state.setting.variables.items():
-                if rank in value.layout.placement.coordinates and key in variables:
-                    yield key, entry, rank
+    def idle(self, into: Read) -> None:
+        """Let optimizers hold what was saved of parameters that no plan updates so far; it may be nothing."""
+        for key, parameter in self.state.idle().items():
+            held: dict[str, Any] = {}
+            for name in self.kept.get(key, ()):
+                own = f"{STATE}{key}.{name}"
+                stored = self.manifest.tensors[own]
+                dtype = getattr(torch, stored.dtype)
+                held[name] = read_like(own, stored.shape, dtype, parameter.tensor, into)
+            held |= self.numbers.get(key, {})
+            parameter.optimizer.state.pop(parameter.tensor, None)
+            if held:
+                parameter.optimizer.state[parameter.tensor] = held

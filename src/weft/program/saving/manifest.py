@@ -124,7 +124,6 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _check_sum(text: str) -> None:
-    """Check the text of a manifest against its checksum, where it begins with one: earlier ones do not."""
     found = _SUMMED.match(text)
     if found is not None and zlib.crc32(text[found.end() :].encode()) != int(found[1]):
         raise ValueError("its text is not what was written")
@@ -142,7 +141,6 @@ def _stored(content: Mapping[str, Any]) -> Stored:
 
 
 def _whole(number: object) -> int:
-    """A whole number from 0, as JSON has it."""
     if type(number) is not int or number < 0:
         raise ValueError(f"{number!r} is no whole number from 0")
     return number

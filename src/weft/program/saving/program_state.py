@@ -1,4 +1,4 @@
-"""The tensors and states of a program, as entries of a checkpoint.
+"""The tensors of a program that a checkpoint holds, under the names of a single device, and which rank writes what.
 
 States of parameters that no plan updates so far (frozen ones, or those of a branch not taken yet) are held by the
 user's optimizer alone, whole or laid like their parameters, until a plan updates the parameter and takes them over.
@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeAlias, final
 
 import torch
 from torch import Tensor
@@ -20,74 +21,168 @@ from weft.errors import UserError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input, Value
 from weft.ir.nodes import MASTER
-from weft.layout import Shares, broadcast_layout
-from weft.layout.layout import Region
+from weft.layout import Layout, Shares, broadcast_layout
+from weft.layout.layout import Region, region_size
 from weft.ops.cost import dtype_name
 from weft.program.agreement import gathered
-from weft.program.live.optimizer_state import agree
 from weft.program.live.ownership import named_variables
 from weft.program.live.sharded_values import parts_of
 from weft.program.live.variables import state_dict_names
-from weft.program.saving.saved_tensors import Piece, SavedTensor
+from weft.program.saving.files import Reading, slices
+from weft.program.saving.manifest import Manifest
 from weft.program.saving.values import to_json
 from weft.program.setting import Setting
 from weft.program.training.training import Training
+from weft.program.training.updated import agree
 from weft.tensor import GlobalTensor
 from weft.tensor.dispatch.interleaved import stored_in
 from weft.tensor.spec import contiguous
+from weft.units import ITEM_SIZE
 
-MODEL, BUFFERS, MASTERS, SCALE, STATE = (
-    "model.",
-    "buffers.",
-    "masters.",
-    "scale.",
-    "optimizer.state.",
-)
+# How the names of tensors in a checkpoint begin.
+MODEL, BUFFERS, MASTERS = "model.", "buffers.", "masters."
+SCALE, STATE = "scale.", "optimizer.state."
+
+
+@final
+@dataclass(frozen=True)
+class SavedTensor:
+    """A tensor of a program.
+
+    Attributes:
+        name: in the checkpoint; tied tensors have several.
+        key: of the program's variable.
+        shape, dtype: whole shape, and dtype as text.
+        layout: how it lies.
+        shares: in which its parts are stored; None for the usual order.
+        parts: of the ranks of this process that hold one.
+    """
+
+    name: str
+    key: str
+    shape: tuple[int, ...]
+    dtype: str
+    layout: Layout
+    shares: Shares | None
+    parts: Mapping[int, Tensor]
+
+    @classmethod
+    def of(cls, name: str, key: str, tensor: GlobalTensor) -> SavedTensor:
+        """A global tensor as what is saved of it; in the shares in which its parts lie."""
+        parts = {rank: part.detach() for rank, part in parts_of(tensor).items()}
+        about = tuple(tensor.shape), dtype_name(tensor.dtype), tensor.spec.layout
+        return cls(name, key, *about, tensor.shares, parts)
+
+    def pieces(self, rank: int) -> tuple[Piece, ...]:
+        """The pieces that a rank holds."""
+        return pieces_of(self.shape, self.layout, self.shares, rank)
+
+    @property
+    def bytes(self) -> int:
+        """Of one rank's part, about."""
+        ranks = self.layout.placement.ranks
+        found = ITEM_SIZE.get(self.dtype, 8)
+        for size in self.layout.local_shape(self.shape, ranks[0]):
+            found *= size
+        return found
+
+
+def writers(entries: Iterable[SavedTensor]) -> dict[tuple[str, int], tuple[Piece, ...]]:
+    """The pieces that each rank writes, by the name of an entry and the rank: each element of each entry once.
+
+    Of ranks that hold the same, the one that has least to write until then; so it is the same on all processes.
+    """
+    load: dict[int, int] = {}
+    found: dict[tuple[str, int], tuple[Piece, ...]] = {}
+    for entry in entries:
+        alike: dict[tuple[Piece, ...], list[int]] = {}
+        for rank in entry.layout.placement.ranks:
+            alike.setdefault(entry.pieces(rank), []).append(rank)
+        for pieces, ranks in alike.items():
+            if pieces:
+                least = min(ranks, key=lambda rank: (load.get(rank, 0), rank))
+                load[least] = load.get(least, 0) + entry.bytes
+                found[entry.name, least] = pieces
+    return found
+
+
+@final
+@dataclass(frozen=True)
+class Piece:
+    """A box of a tensor.
+
+    Attributes:
+        whole: where it lies in the tensor, (offset, length) of each dimension.
+        local: where it lies in the part of the rank that holds it.
+    """
+
+    whole: Region
+    local: Region
+
+
+def pieces_of(
+    shape: tuple[int, ...], layout: Layout, shares: Shares | None, rank: int
+) -> tuple[Piece, ...]:
+    """The pieces of a tensor of whole `shape` that a rank holds, none of them empty; its part lies in `shares`."""
+    region = layout.local_ranges(shape, rank)
+    if not region_size(region):
+        return ()
+    local = tuple((0, length) for _, length in region)
+    if shares is None:
+        return (Piece(region, local),)
+    dim = shares.dim
+    return tuple(
+        Piece(
+            (*region[:dim], (place, length), *region[dim + 1 :]),
+            (*local[:dim], (offset, length), *local[dim + 1 :]),
+        )
+        for place, offset, length in _runs(shares, *region[dim])
+    )
+
+
+def _runs(shares: Shares, start: int, length: int) -> Iterator[tuple[int, int, int]]:
+    """The runs of a stretch of a dimension that is stored in shares: place as users know it, offset in it, length."""
+    end, stored = start + length, 0
+    begins = (0, *accumulate(shares.parts))
+    for block in range(shares.blocks):
+        for begin, part in zip(begins, shares.parts, strict=False):
+            own = part // shares.blocks
+            first, last = max(stored, start), min(stored + own, end)
+            if first < last:
+                yield begin + block * own + first - stored, first - start, last - first
+            stored += own
 
 
 @final
 @dataclass(frozen=True)
 class ProgramState:
-    """The tensors and states of a program.
-
-    Attributes:
-        training: the training part; None in evaluation.
-    """
+    """The tensors and states of a program."""
 
     setting: Setting
     graph: LogicalGraph
-    training: Training | None
+    training: Training
 
     def variables(self) -> Iterator[SavedTensor]:
         """Parameters, buffers, masters and the loss scale; a tied tensor under each of its names."""
         names: dict[str, list[str]] = {}
         for name, key in state_dict_names(self.setting.model).items():
-            names.setdefault(key, []).append(name)
+            names.setdefault(key, []).append(MODEL + name)
         for node in self.graph.of_kind(Input):
             if node.role in ("parameter", "buffer"):
-                every = [MODEL + name for name in names.get(node.key, ())]
-                for name in every or [BUFFERS + node.key]:
+                for name in names.get(node.key, [BUFFERS + node.key]):
                     yield self._entry(name, node.key, node.value, node.shares)
             elif node.role == "state" and node.key in FIRST_VALUES:
                 yield self._entry(SCALE + node.key, node.key, node.value, node.shares)
-        for node in self._masters():
+        for node in self.training.masters.nodes.values():
             name = MASTERS + node.key.removesuffix(f".{MASTER}")
             yield self._entry(name, node.key, node.value, node.shares)
 
-    def _masters(self) -> Iterable[Input]:
-        """The masters of all plans that ran so far, which others of the program have no place for."""
-        if self.training is not None:
-            return self.training.masters.nodes.values()
-        nodes = self.graph.of_kind(Input)
-        return [x for x in nodes if x.role == "state" and x.key.endswith(f".{MASTER}")]
-
     def waiting(self) -> Iterator[SavedTensor]:
         """The masters of parameters that no plan updates so far, as a checkpoint had them."""
-        masters = self.training.masters if self.training is not None else None
-        for key, parameter in self.idle().items() if masters is not None else ():
-            if masters is not None and key in masters.waiting:
-                value = masters.waiting[key]
-                yield idle_entry(self.setting, MASTERS + key, key, value, parameter.tensor)
+        waiting = self.training.masters.waiting
+        for key, parameter in self.idle().items():
+            if key in waiting:
+                yield self._idle_entry(MASTERS + key, key, waiting[key], parameter.tensor)
 
     def states(self, kept: Mapping[str, Iterable[str]]) -> Iterator[SavedTensor]:
         """The states of the optimizers that ranks keep, or optimizers alone, as tensors.
@@ -102,26 +197,46 @@ class ProgramState:
         for key, parameter in self.idle().items():
             for name in kept.get(key, ()):
                 own, value = f"{key}.{name}", parameter.states[name]
-                yield idle_entry(self.setting, STATE + own, own, value, parameter.tensor)
+                yield self._idle_entry(STATE + own, own, value, parameter.tensor)
 
     def idle(self) -> dict[str, IdleParameter]:
         """The parameters that optimizers have and no plan updates so far, by key."""
-        return idle_parameters(self.setting, self.training)
+        every = self.training.states
+        known = {member.key for each in every for member in each.members}
+        owners = {
+            id(p): x.optimizer for x in every for g in x.optimizer.param_groups for p in g["params"]
+        }
+        return {
+            key: IdleParameter(tensor, owners[id(tensor)])
+            for key, tensor in named_variables(self.setting.model).items()
+            if id(tensor) in owners and key not in known
+        }
 
     def stated(self) -> Iterator[tuple[str, Mapping[str, Value], Mapping[str, Shares]]]:
         """Each parameter that is updated, with what its update keeps, and in which shares."""
-        for each in self.training.states if self.training is not None else ():
+        for each in self.training.states:
             for member in each.members:
                 yield member.key, member.states, member.shares
 
     def kept(self) -> tuple[dict[str, list[str]], dict[str, Any]]:
-        """By parameter, the names of the states that are tensors, and those that are none, as JSON. Collective."""
-        optimizers = [each.optimizer for each in self.training.states] if self.training else []
+        """By parameter, the names of the states that are tensors, and those that are none, as JSON. Collective.
+
+        Raises:
+            UserError: two ranks keep something else of one.
+        """
+        optimizers = self.training.optimizers.each
         agree(optimizers)
         texts = gathered(
             self.setting.world, "what is kept", lambda: json.dumps(self._held(optimizers))
         )
-        merged = merged_alike(map(json.loads, texts))
+        merged: dict[str, Any] = {}
+        for rank, text in enumerate(texts):
+            for key, each in json.loads(text).items():
+                if merged.setdefault(key, each) != each:
+                    raise UserError(
+                        f"{STATE}{key} is {merged[key]} on a rank and {each} on rank {rank}; every rank must give the "
+                        "states of optimizers alike"
+                    )
         tensors = {key: each[0] for key, each in merged.items()}
         return tensors, {key: each[1] for key, each in merged.items() if each[1]}
 
@@ -138,9 +253,7 @@ class ProgramState:
         return found
 
     def _entry(self, name: str, key: str, value: Value, shares: Shares | None) -> SavedTensor:
-        layout = value.layout
-        assert layout is not None  # all values of a compiled graph have one
-        own = self.setting.variables
+        own, layout = self.setting.variables, value.laid
         parts = {
             rank: own[rank][key].detach()
             for rank in own.keys() & layout.placement.coordinates.keys()
@@ -148,26 +261,17 @@ class ProgramState:
         }
         return SavedTensor(name, key, value.shape, value.dtype, layout, shares, parts)
 
-
-def merged_alike(every: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """All that ranks keep, by parameter.
-
-    Raises:
-        UserError: two ranks keep something else of one.
-    """
-    merged: dict[str, Any] = {}
-    for rank, own in enumerate(every):
-        for key, each in own.items():
-            if merged.setdefault(key, each) != each:
-                raise UserError(
-                    f"{STATE}{key} is {merged[key]} on a rank and {each} on rank {rank}; every rank must give the "
-                    "states of optimizers alike"
-                )
-    return merged
-
-
-# Reads pieces of a tensor of the checkpoint into the part of a rank.
-Read = Callable[[str, tuple[Piece, ...], Tensor], object]
+    def _idle_entry(self, name: str, key: str, value: Tensor, parameter: Tensor) -> SavedTensor:
+        """A state that an optimizer holds: global, or whole in every process; `key` as a variable would have it."""
+        if isinstance(value, GlobalTensor):
+            return SavedTensor.of(name, key, value)
+        shape, dtype = tuple(value.shape), dtype_name(value.dtype)
+        placement = self.setting.placement
+        if isinstance(parameter, GlobalTensor):
+            placement = parameter.spec.mesh.placement
+        ranks = self.setting.variables.keys() & placement.coordinates.keys()
+        parts = {rank: value.detach() for rank in ranks}
+        return SavedTensor(name, key, shape, dtype, broadcast_layout(placement), None, parts)
 
 
 @final
@@ -175,7 +279,7 @@ class IdleParameter(NamedTuple):
     """A parameter that an optimizer has and no plan updates so far."""
 
     tensor: Tensor
-    optimizer: torch.optim.Optimizer
+    optimizer: Optimizer
 
     @property
     def states(self) -> Mapping[str, Any]:
@@ -188,78 +292,38 @@ class IdleParameter(NamedTuple):
         }
 
 
-def idle_parameters(setting: Setting, training: Training | None) -> dict[str, IdleParameter]:
-    """The parameters that optimizers have and no plan updates so far, by key."""
-    every = training.states if training is not None else ()
-    known = {member.key for each in every for member in each.members}
-    owners = {
-        id(p): x.optimizer for x in every for g in x.optimizer.param_groups for p in g["params"]
-    }
-    return {
-        key: IdleParameter(tensor, owners[id(tensor)])
-        for key, tensor in named_variables(setting.model).items()
-        if id(tensor) in owners and key not in known
-    }
+# Reads pieces of a tensor of the checkpoint into the part of a rank.
+Read: TypeAlias = Callable[[str, Sequence[Piece], Tensor], None]
 
 
-def idle_entry(
-    setting: Setting, name: str, key: str, value: Tensor, parameter: Tensor
-) -> SavedTensor:
-    """A state that an optimizer holds, as an entry of a checkpoint.
+def read_by(manifest: Manifest, reading: Reading) -> Read:
+    """Reads from the files of a checkpoint."""
 
-    Args:
-        name: in the checkpoint.
-        key: of the program, as a variable would have it.
-        value: of the state: global, or whole in every process.
-        parameter: whose state it is.
-    """
-    shape, dtype = tuple(value.shape), dtype_name(value.dtype)
-    if isinstance(value, GlobalTensor):
-        parts = {rank: part.detach() for rank, part in parts_of(value).items()}
-        return SavedTensor(name, key, shape, dtype, value.spec.layout, value.shares, parts)
-    own = (
-        parameter.spec.mesh.placement if isinstance(parameter, GlobalTensor) else setting.placement
-    )
-    ranks = setting.variables.keys() & own.coordinates.keys()
-    parts = {rank: value.detach() for rank in ranks}
-    return SavedTensor(name, key, shape, dtype, broadcast_layout(own), None, parts)
+    def read(source: str, pieces: Sequence[Piece], part: Tensor) -> None:
+        for piece in pieces:
+            extents = manifest.tensors[source].extents
+            reading.piece(extents, piece.whole, part[slices(piece.local)])
+
+    return read
 
 
-def idle_pieces(
-    name: str, shape: tuple[int, ...], parameter: Tensor
-) -> Iterator[tuple[int, tuple[Piece, ...]]]:
-    """The pieces that each rank of this process holds of a state: laid like its parameter, whole in other shapes."""
-    if not isinstance(parameter, GlobalTensor):
-        whole: Region = tuple((0, size) for size in shape)
-        yield 0, (Piece(whole, whole),)
-        return
-    entry = _like(name, shape, parameter)
-    for rank in parameter.spec.mesh.ranks:
-        yield rank, entry.pieces(rank)
-
-
-def idle_state(
-    name: str, shape: tuple[int, ...], dtype: torch.dtype, parameter: Tensor, read: Read
+def read_like(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype, like: Tensor, read: Read
 ) -> Tensor:
-    """A state from a checkpoint, for an optimizer to hold: laid like its parameter, whole in another shape."""
-    pieces = dict(idle_pieces(name, shape, parameter))
-    if not isinstance(parameter, GlobalTensor):
-        made = torch.empty(shape, dtype=dtype, device=parameter.device)
-        read(name, pieces[0], made)
+    """A tensor of a checkpoint: laid like another one that has its shape, whole where that has another shape."""
+    if not isinstance(like, GlobalTensor):
+        made = torch.empty(shape, dtype=dtype, device=like.device)
+        whole = tuple((0, size) for size in shape)
+        read(name, (Piece(whole, whole),), made)
         return made
-    entry, mesh = _like(name, shape, parameter), parameter.spec.mesh
+    mesh, same = like.spec.mesh, shape == tuple(like.shape)
+    layout = like.spec.layout if same else broadcast_layout(mesh.placement)
+    shares = like.shares if same else None
     parts = []
     for rank in mesh.ranks:
-        local = entry.layout.local_shape(shape, rank)
+        local = layout.local_shape(shape, rank)
         parts.append(torch.empty(local, dtype=dtype, device=mesh.device_of(rank)))
-        read(name, pieces[rank], parts[-1])
-    spec = contiguous(mesh, entry.layout, shape, dtype)
-    found: Tensor = stored_in(GlobalTensor(spec, tuple(parts)), entry.shares)
+        read(name, pieces_of(shape, layout, shares, rank), parts[-1])
+    spec = contiguous(mesh, layout, shape, dtype)
+    found: Tensor = stored_in(GlobalTensor(spec, tuple(parts)), shares)
     return found
-
-
-def _like(name: str, shape: tuple[int, ...], parameter: GlobalTensor) -> SavedTensor:
-    """The entry of a state that lies like its parameter where it has that shape."""
-    spec, same = parameter.spec, shape == tuple(parameter.shape)
-    layout = spec.layout if same else broadcast_layout(spec.mesh.placement)
-    return SavedTensor(name, name, shape, "", layout, parameter.shares if same else None, {})

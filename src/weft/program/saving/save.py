@@ -9,7 +9,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,8 +25,7 @@ from weft.program.agreement import gathered, run_on_all
 from weft.program.saving.extras import Extras, extras_of
 from weft.program.saving.files import SUFFIX, Extent, slices, write_file
 from weft.program.saving.manifest import DTYPES, Manifest, Stored, abandon, begin, publish
-from weft.program.saving.program_state import ProgramState
-from weft.program.saving.saved_tensors import Piece, SavedTensor, writers
+from weft.program.saving.program_state import ProgramState, SavedTensor, writers
 from weft.units import Seconds
 
 _log = logging.getLogger("weft")
@@ -156,7 +155,6 @@ class Writing:
         write_atomically(self._note(self._work.rank), json.dumps(content), "a note of a checkpoint")
 
     def _gathered(self) -> list[Part]:
-        """The parts of all processes, when all have written."""
         found: list[Part] = []
         until = time.monotonic() + _PATIENCE
         for rank in self._work.processes:
@@ -213,14 +211,13 @@ def save(
         kept, numbers = state.kept()
         extras = extras_of(world, extra)
         entries = [*state.variables(), *state.waiting(), *state.states(kept), *extras.laid]
+        # Further names of tensors that have several, each with the first one.
+        first_names: dict[str, str] = {}
+        named = {entry.name: first_names.setdefault(entry.key, entry.name) for entry in entries}
+        tied = {name: other for name, other in named.items() if name != other}
+        about = {**about, "numbers": numbers, TIED: tied, **extras.about}
         work = run_on_all(
-            world,
-            "what is saved",
-            lambda: _work(
-                *(state, entries, path, beside),
-                {**about, "numbers": numbers, TIED: _tied_names(entries)},
-                extras,
-            ),
+            world, "what is saved", lambda: _work(state, entries, path, beside, about, extras)
         )
         work = replace(work, replaces=replaces)
         if not wait:
@@ -235,13 +232,6 @@ def save(
     return None
 
 
-def _tied_names(entries: Sequence[SavedTensor]) -> dict[str, str]:
-    """Further names of tensors that have several, each with the first one."""
-    first: dict[str, str] = {}
-    found = {entry.name: first.setdefault(entry.key, entry.name) for entry in entries}
-    return {name: other for name, other in found.items() if name != other}
-
-
 def _work(
     state: ProgramState,
     entries: Sequence[SavedTensor],
@@ -250,28 +240,14 @@ def _work(
     about: Mapping[str, Any],
     extras: Extras,
 ) -> WriteJob:
-    """The job of this process: the pieces of its ranks, and its tensors of the user's own."""
     for entry in entries:
         if entry.dtype not in DTYPES.values():
             raise UserError(
                 f"{entry.name} is of {entry.dtype}, which safetensors, and so a checkpoint, has not; expected one of "
                 f"{', '.join(DTYPES.values())}"
             )
-    files = _files_of(entries, writers(entries))
-    if extras.pieces:
-        files[extras.file] = dict(extras.pieces)
-    tensors = {each.name: (each.shape, each.dtype) for each in entries} | dict(extras.shapes)
-    world = state.setting.world
-    own = world.ranks[0]
-    others = range(world.size) if world.several else (own,)
-    return WriteJob(path, beside, files, tensors, {**about, **extras.about}, own, tuple(others))
-
-
-def _files_of(
-    entries: Iterable[SavedTensor], plan: Mapping[tuple[str, int], Sequence[Piece]]
-) -> dict[str, dict[str, tuple[Region, Tensor]]]:
-    """The files that this process writes: by the tensor's name, where a box lies in it, and its values."""
     files: dict[str, dict[str, tuple[Region, Tensor]]] = {}
+    plan = writers(entries)
     for entry in entries:
         for rank, kept in entry.parts.items():
             # Which kernels a rank has decides in which dtype an optimizer counts there.
@@ -279,4 +255,10 @@ def _files_of(
             for number, piece in enumerate(plan.get((entry.name, rank), ())):
                 file = f"shard-{rank + 1:05d}-model-{number + 1:05d}{SUFFIX}"
                 files.setdefault(file, {})[entry.name] = piece.whole, part[slices(piece.local)]
-    return files
+    if extras.pieces:
+        files[extras.file] = dict(extras.pieces)
+    tensors = {each.name: (each.shape, each.dtype) for each in entries} | dict(extras.shapes)
+    world = state.setting.world
+    own = world.ranks[0]
+    others = range(world.size) if world.several else (own,)
+    return WriteJob(path, beside, files, tensors, about, own, tuple(others))

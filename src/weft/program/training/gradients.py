@@ -21,7 +21,7 @@ from weft.compiler.training.gradients import METRIC
 from weft.errors import UserError
 from weft.ir import LogicalGraph
 from weft.ir.logical import ROLES, Input, Ref, Update, Value
-from weft.program.live.sharded_values import by_placement, of_rank, parts_of
+from weft.program.live.sharded_values import by_placement, of_rank
 from weft.program.planning.build import build, close_all, compiled_like
 from weft.program.setting import Setting
 from weft.program.training.states import follow
@@ -44,16 +44,17 @@ def check_adding(graph: LogicalGraph, update: bool) -> None:
         raise UserError(
             f"{where} keeps gradients, but this program has no optimizer; call step(batch), or compile with optimizer="
         )
-    if any(each.skip is not None for each in updates):
-        if update:
-            raise UserError(
-                'a step with a scaled loss (precision "fp16") found gradients in parameter.grad, which it cannot add '
-                "to: an overflow would have to skip them, too; call optimizer.zero_grad() before, or use bf16"
-            )
+    if all(each.skip is None for each in updates):
+        return
+    if update:
         raise UserError(
-            f'{where} with a scaled loss (precision "fp16"): an overflow would have to skip all '
-            "steps whose gradients are added up; use micro_batches= in the strategy, or bf16"
+            'a step with a scaled loss (precision "fp16") found gradients in parameter.grad, which it cannot add '
+            "to: an overflow would have to skip them, too; call optimizer.zero_grad() before, or use bf16"
         )
+    raise UserError(
+        f'{where} with a scaled loss (precision "fp16"): an overflow would have to skip all '
+        "steps whose gradients are added up; use micro_batches= in the strategy, or bf16"
+    )
 
 
 # So many plans of updates are kept; the oldest one goes.
@@ -77,7 +78,8 @@ class Gradients:
         # Gradients that an optimizer has used, or that stood when the model was compiled, and their
         # versions: a loop clears such before it goes on.
         self._used: dict[str, tuple[Tensor, int]] | None = None
-        self._left_out: list[str] = []
+        # Parameters that get no gradient here, though `backward()` might give one; None until it is said.
+        self._left_out: list[str] | None = None
         # Whether steps have left gradients that no update has used.
         self.open = self._said = False
         # Whether the updates of a step may be skipped, as an overflow wants it.
@@ -108,11 +110,8 @@ class Gradients:
         """Let gradients be None that an optimizer has used and nobody has changed since, as `zero_grad` does."""
         for key, (gradient, version) in (self._used or {}).items():
             parameter = self._parameters.get(key)
-            if (
-                parameter is not None
-                and parameter.grad is gradient
-                and gradient._version == version
-            ):
+            same = parameter is not None and parameter.grad is gradient
+            if parameter is not None and same and gradient._version == version:
                 parameter.grad = None
         self._used = {}
 
@@ -143,12 +142,9 @@ class Gradients:
     def take(self) -> None:
         """Let the ranks add to what is in `parameter.grad` now; what nobody has written stays as wide as it is."""
         for member in self._members.values():
-            gradient = member.parameter.grad
-            laid = (
-                None
-                if gradient is None
-                else member.gradient_laid(gradient, member.inputs[0].shares)
-            )
+            laid = member.parameter.grad
+            if laid is not None:
+                laid = member.gradient_laid(laid, member.inputs[0].shares)
             for rank, variables in self._setting.variables.items():
                 wider = variables.gradients.pop(member.key, None)
                 if laid is not None and member.key in variables:
@@ -165,20 +161,16 @@ class Gradients:
             parts = [x.gradients[member.key] for x in every if member.key in x.gradients]
             member.parameter.grad = member.gradient_shown(parts)
         self.open = True
-        self._say_left_out()
-
-    def _say_left_out(self) -> None:
-        """Say once which parameters get no gradient here that `backward()` might give one."""
-        if self._left_out:
-            return
-        named = self._setting.model.named_parameters()
-        self._left_out = [k for k, p in named if p.requires_grad and k not in self._parameters]
-        if self._left_out:
-            _log.warning(
-                "steps leave no gradient in parameter.grad of %s: no optimizer of the program has it, though it "
-                "requires one; where it is wanted, give the parameter to an optimizer, in a group with lr=0",
-                ", ".join(self._left_out[:5]),
-            )
+        if self._left_out is None:
+            named = self._setting.model.named_parameters()
+            trained = (key for key, p in named if p.requires_grad)
+            self._left_out = [key for key in trained if key not in self._parameters]
+            if self._left_out:
+                _log.warning(
+                    "steps leave no gradient in parameter.grad of %s: no optimizer of the program has it, though it "
+                    "requires one; where it is wanted, give the parameter to an optimizer, in a group with lr=0",
+                    ", ".join(self._left_out[:5]),
+                )
 
     def keys(self) -> tuple[str, ...]:
         """The parameters that have a gradient."""
@@ -222,22 +214,18 @@ class Gradients:
             The metrics that were asked for.
         """
         self.take()
-        given = [each for each in self._members.values() if each.parameter.grad is not None]
-        keys = [member.key for member in given]
-        # What is stored in shares is fed in the usual order.
-        ordered: dict[str, dict[int, Tensor]] = {}
-        for member in given:
-            if member.inputs[0].shares is not None and member.parameter.grad is not None:
-                laid: Any = member.gradient_laid(member.parameter.grad, None)
-                ordered[member.key] = parts_of(laid)
-        feeds = {
-            rank: {
-                f"{key}.grad": ordered[key][rank] if key in ordered else variables.gradients[key]
-                for key in keys
-                if key in variables
-            }
-            for rank, variables in self._setting.variables.items()
-        }
+        feeds: dict[int, dict[str, Any]] = {rank: {} for rank in self._setting.variables}
+        for key, member in self._members.items():
+            gradient = member.parameter.grad
+            if gradient is None:
+                continue
+            # What is stored in shares is fed in the usual order.
+            shared = member.inputs[0].shares is not None
+            ordered: Any = member.gradient_laid(gradient, None) if shared else None
+            for rank, variables in self._setting.variables.items():
+                if key in variables:
+                    part = of_rank(ordered, rank) if shared else variables.gradients[key]
+                    feeds[rank][f"{key}.grad"] = part
         results = self._setting.run(lambda rank: executors[rank].step(feeds[rank]))
         self.drop()
         return {key.removeprefix(METRIC): x for key, x in results.items()}
@@ -274,7 +262,6 @@ class Gradients:
 
 
 def _update_graph(members: Sequence[Updated]) -> LogicalGraph:
-    """The updates of some parameters alone, by gradients that are fed."""
     variables, fed, updates = [], [], []
     for each in members:
         value = Value(f"{each.key}.grad.fed", each.gradient.shape, each.gradient.dtype)

@@ -14,7 +14,6 @@ from weft.capture.optimizer_groups import Optimizers
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.ir.nodes import MASTER
-from weft.program.live.optimizer_state import VisibleState, agree, view_of
 from weft.program.live.sharded_values import (
     by_placement,
     cut_value,
@@ -23,7 +22,7 @@ from weft.program.live.sharded_values import (
     whole_of,
 )
 from weft.program.live.variables import add_main_parameters
-from weft.program.training.updated import Updated, updated
+from weft.program.training.updated import Updated, VisibleState, agree, updated, view_of
 from weft.runtime.memory.state import Variables
 from weft.tensor import GlobalTensor
 
@@ -176,7 +175,6 @@ class States:
             self.optimizer.state[member.parameter] = VisibleState(entries, self._of)
 
     def _kept(self, member: Updated) -> list[dict[str, Any]]:
-        """The states that the ranks of this process keep for a parameter; nothing where it lives on others."""
         every = by_placement(self._variables, member.parameter)
         return [x.kept.entries.get(member.key, {}) for x in every if member.key in x]
 
@@ -295,7 +293,6 @@ class MainParameters:
             self.waiting[key] = waiting
 
     def _fill(self, node: Input, waiting: Tensor) -> None:
-        """Let a master be what a checkpoint had of it."""
         if isinstance(waiting, GlobalTensor):
             waiting = laid_as(waiting, node.value.laid, torch.float32, node.shares)
         for rank, variables in self._variables.items():

@@ -31,7 +31,7 @@ from weft.program.verification.compare import (
     largest,
     moved,
 )
-from weft.program.verification.eager import PlainStep, Results, draws_of, wholes
+from weft.program.verification.eager import PlainStep, PlainUpdate, Results, draws_of, wholes
 from weft.program.verification.planned import (
     Planned,
     Snapshot,
@@ -42,7 +42,6 @@ from weft.program.verification.planned import (
     states,
     whole_batch,
 )
-from weft.program.verification.updates import PlainUpdate
 from weft.strategy.precision import Precision
 
 # How often parameters are moved where something differs.
@@ -65,18 +64,19 @@ def verified(subject: Subject, batch: Any) -> Verified:
         VerificationError: naming the first result that differs.
     """
     check_values(batch)
-    parts = subject.setting.model, subject.setting.variables, subject.training
+    core = subject.core
+    parts = core.setting.model, core.setting.variables, core.training
     snapshot = Snapshot(*parts)
     try:
         compared, began = _compared(subject, batch, snapshot, DIFFERS)
         if began:
-            subject.run(subject.number, batch, True)
+            subject.run(batch, True)
             subject = replace(subject, number=subject.number + 1)
             more, _ = _compared(subject, batch, Snapshot(*parts), LATER)
             compared = list({(x.kind, x.name): x for x in [*compared, *more]}.values())
     finally:
         snapshot.put_back()
-    return Verified(tuple(in_order(compared, subject.variants.current.captured)))
+    return Verified(tuple(in_order(compared, core.variants.current.captured)))
 
 
 def _compared(
@@ -86,11 +86,11 @@ def _compared(
     planned = run_planned(subject, batch, snapshot)
     snapshot.rewind()
     comparison = _Comparison(subject, batch, planned)
-    captured = subject.variants.current.captured
+    captured = subject.core.variants.current.captured
     text = failure_text(comparison.repeated(), captured, CHANGES)
     compared = [] if text else comparison.compared()
     text = text or failure_text(compared, captured, why)
-    for each in filter(None, gathered(subject.setting.world, "differences", lambda: text)):
+    for each in filter(None, gathered(subject.core.setting.world, "differences", lambda: text)):
         raise VerificationError(each)
     return compared, comparison.began
 
@@ -101,24 +101,24 @@ class _Comparison:
 
     def __init__(self, subject: Subject, batch: Any, planned: Planned) -> None:
         self._subject, self._planned = subject, planned
-        self._captured = subject.variants.current.captured
+        self._captured = subject.core.variants.current.captured
         returned = self._captured.outputs
         places, _ = flatten(unflatten(list(range(len(returned.leaves))), returned.tree), "output")
         leaves = [(path, returned.leaves[place]) for path, place in places]
         self._keys = {path: leaf for path, leaf in leaves if isinstance(leaf, str)}
         self._numbers = frozenset(path for path, leaf in leaves if isinstance(leaf, Number))
-        self._parameters = dict(subject.setting.model.named_parameters())
-        precision = subject.setting.options.precision or Precision()
+        self._parameters = dict(subject.core.setting.model.named_parameters())
+        precision = subject.core.setting.options.precision or Precision()
         eps = coarsest(self._captured.graph, precision.reduce)
         # Both steps begin with these.
-        self._tensors = wholes(named_variables(subject.setting.model))
+        self._tensors = wholes(named_variables(subject.core.setting.model))
         self._masters, self._states = masters(subject), states(subject)
         self._batch = whole_batch(subject, batch)
-        setting = subject.setting
+        setting = subject.core.setting
         self._step = PlainStep(
-            subject.step,
+            subject.core.step,
             Casts(precision.compute, precision.parameters, setting.placement.device_type),
-            subject.variants.current.compiled.graph.micro_batches,
+            subject.core.compiled.graph.micro_batches,
             draws_of(self._captured.graph),
             setting.seed,
             subject.number,
@@ -162,7 +162,6 @@ class _Comparison:
         return found
 
     def _run(self, values: dict[str, Tensor]) -> Results:
-        """A plain step by these parameters and buffers."""
         found = self._step.run(values, self._batch)
         return {place: self._comparable(*place, x) for place, x in found.items()}
 
@@ -176,7 +175,6 @@ class _Comparison:
         return {name: x for (each, name), x in self._plain.items() if each == kind}
 
     def _move(self, seed: int) -> None:
-        """Note how far a plain step moves when its parameters move by a rounding."""
         shifted = self._run(moved(self._tensors, self._parameters, self._rounding.eps, seed))
         for place, value in self._plain.items():
             other = shifted.get(place)
@@ -211,11 +209,9 @@ class _Comparison:
             yield compare("output", name, found[path], plain[path], noise, self._rounding)
 
     def _name(self, kind: str, path: str) -> str:
-        """The key of an output, of which the loss has one of its own."""
         return self._keys.get(path, path) if kind == "output" else path
 
     def _not_updated(self, updated: set[str]) -> Iterator[Compared]:
-        """Buffers, and parameters that no optimizer has, which the step may write."""
         graph = self._captured.graph
         copies = {each.target.name for each in graph.of_kind(Update) if each.rule == "copy"}
         written = {node.key for node in graph.of_kind(Input) if node.value.name in copies}
@@ -227,7 +223,6 @@ class _Comparison:
                 yield compare(kind, key, found, expected, noise, self._rounding)
 
     def _metrics(self, updated: list[str]) -> Iterator[Compared]:
-        """The norm of all gradients, as `Program.metrics` has it."""
         plain = self._plain_gradients
         own = {key: plain[key] for key in updated if key in plain}
         noise = sum(
@@ -239,7 +234,6 @@ class _Comparison:
             yield compare("output", text, found, norm, noise, self._of_gradients)
 
     def _updates(self, updated: list[str]) -> Iterator[Compared]:
-        """New parameters and states."""
         planned = self._planned.gradients
         gradients = self._plain_gradients if planned is None else planned
         own = {key: gradients[key] for key in updated if key in gradients}
@@ -251,7 +245,7 @@ class _Comparison:
         if not own or not all(bool(each.isfinite().all()) for each in own.values()):
             return
         yield from PlainUpdate(
-            self._subject.step.optimizers.each,
+            self._subject.core.step.optimizers.each,
             self._parameters,
             {**self._of_kind("buffer"), **self._masters},
             self._states,
@@ -260,12 +254,11 @@ class _Comparison:
                 key: self._of_gradients.of(largest(x), self._noise.get(("gradient", key), 0.0))
                 for key, x in own.items()
             },
-            self._subject.setting.options.clip_norm,
+            self._subject.core.setting.options.clip_norm,
         ).compared(self._planned.tensors, made, self._rounding)
 
     def _updated(self) -> list[str]:
-        """The keys of the parameters that optimizers update, in the plan or plainly."""
-        groups = [g for each in self._subject.step.optimizers.each for g in each.param_groups]
+        groups = [g for each in self._subject.core.step.optimizers.each for g in each.param_groups]
         owned = {id(parameter) for group in groups for parameter in group["params"]}
         having = {**self._plain_gradients, **(self._planned.gradients or {})}
         return [k for k, p in self._parameters.items() if id(p) in owned and k in having]

@@ -15,13 +15,11 @@ from weft.compiler.training.gradients import FIRST_VALUES, SCALE
 from weft.errors import BatchError
 from weft.ir.logical import Input, Update
 from weft.ir.nodes import MASTER
-from weft.program.live.optimizer_state import agree, view_of
 from weft.program.live.ownership import named_variables
 from weft.program.live.sharded_values import global_of, whole_of
-from weft.program.planning.step import Step
-from weft.program.planning.variants import Variants
-from weft.program.setting import Setting
+from weft.program.parts.core import ProgramCore
 from weft.program.training.training import Training
+from weft.program.training.updated import agree, view_of
 from weft.program.verification.eager import wholes
 from weft.runtime.memory.state import Variables
 from weft.tensor.spec import mesh_of
@@ -92,12 +90,10 @@ class Snapshot:
 
 
 def _contents(every: Mapping[Any, Any]) -> dict[Any, tuple[Any, dict[str, Any]]]:
-    """Dicts by key, each with what is in it now."""
     return {key: (each, dict(each)) for key, each in every.items()}
 
 
 def _filled(each: Any, content: dict[str, Any]) -> Any:
-    """A dict with what was in it before."""
     each.clear()
     each.update(content)
     return each
@@ -106,35 +102,29 @@ def _filled(each: Any, content: dict[str, Any]) -> Any:
 @final
 @dataclass(frozen=True)
 class Subject:
-    """A program that is checked.
+    """A program that is checked, by the step of a number; `step` is the program's."""
 
-    Attributes:
-        setting, variants, training, step: of the program.
-        number: of its next step.
-        run: `run(number, batch, update)` makes a step.
-        metrics: gives those of the last step that was run.
-    """
-
-    setting: Setting
-    variants: Variants
-    training: Training
-    step: Step
+    core: ProgramCore
+    step: Callable[[Any, bool], Any]
     number: int
-    run: Callable[[int, Any, bool], Any]
-    metrics: Callable[[], Mapping[str, Tensor]]
+
+    def run(self, batch: Any, update: bool) -> Any:
+        """Make this step, once more."""
+        self.core.steps = self.number
+        return self.step(batch, update)
 
     @property
     def scale(self) -> float:
         """By which the loss is scaled, with float16."""
         if not self.scaled:
             return 1.0
-        own = (each[SCALE] for each in self.setting.variables.values() if SCALE in each)
+        own = (each[SCALE] for each in self.core.setting.variables.values() if SCALE in each)
         return float(next(own, FIRST_VALUES[SCALE]))
 
     @property
     def scaled(self) -> bool:
         """True where the loss is scaled, so that updates may be skipped."""
-        updates = self.variants.current.compiled.graph.of_kind(Update)
+        updates = self.core.compiled.graph.of_kind(Update)
         return any(update.skip is not None for update in updates)
 
 
@@ -162,24 +152,24 @@ class Planned:
 
 def run_planned(subject: Subject, batch: Any, snapshot: Snapshot) -> Planned:
     """Run the plan: once so that it leaves gradients, where it can, and once with the update."""
-    model, gradients = subject.setting.model, None
+    model, gradients = subject.core.setting.model, None
     # The plan for this batch is known when it has run.
-    if subject.training.optimizers and not subject.scaled:
-        subject.run(subject.number, batch, False)
+    if subject.core.training.optimizers and not subject.scaled:
+        subject.run(batch, False)
         named = dict(model.named_parameters())
         gradients = wholes({key: p.grad for key, p in named.items() if p.grad is not None})
         snapshot.rewind()
     scale = subject.scale
-    leaves, _ = flatten(subject.run(subject.number, batch, True), "output")
+    leaves, _ = flatten(subject.run(batch, True), "output")
     outputs = {path: whole_of(leaf) for path, leaf in leaves}
     tensors = wholes(named_variables(model))
     skipped = subject.scale < scale
-    return Planned(outputs, gradients, tensors, states(subject), skipped, subject.metrics())
+    return Planned(outputs, gradients, tensors, states(subject), skipped, subject.core.metrics)
 
 
 def whole_batch(subject: Subject, batch: Any) -> Any:
     """The batch as ordinary tensors on the device of this process, whole. Collective."""
-    setting = subject.setting
+    setting = subject.core.setting
     device = setting.world.device(next(iter(setting.variables)))
     leaves, tree = flatten(setting.whole(batch), "batch")
     found = [whole_of(x).to(device) if isinstance(x, Tensor) else x for _, x in leaves]
@@ -198,11 +188,12 @@ def check_values(batch: Any) -> None:
 
 def states(subject: Subject) -> dict[str, dict[str, Any]]:
     """The states that the user's optimizers keep for the parameters of the model, whole. Collective."""
-    agree(subject.step.optimizers.each)
+    optimizers = subject.core.step.optimizers.each
+    agree(optimizers)
     return {
         key: {name: whole_of(value) for name, value in each.state[parameter].items()}
-        for each in subject.step.optimizers.each
-        for key, parameter in subject.setting.model.named_parameters()
+        for each in optimizers
+        for key, parameter in subject.core.setting.model.named_parameters()
         if parameter in each.state
     }
 
@@ -210,12 +201,12 @@ def states(subject: Subject) -> dict[str, dict[str, Any]]:
 def masters(subject: Subject) -> dict[str, Tensor]:
     """The masters of parameters, whole, by the parameters' keys."""
     found = {}
-    for node in subject.variants.current.compiled.graph.of_kind(Input):
+    for node in subject.core.compiled.graph.of_kind(Input):
         layout = node.value.layout
         if node.role != "state" or not node.key.endswith(f".{MASTER}") or layout is None:
             continue
         mesh = mesh_of(layout.placement)
-        parts = [subject.setting.variables[rank][node.key] for rank in mesh.ranks]
+        parts = [subject.core.setting.variables[rank][node.key] for rank in mesh.ranks]
         dtype = getattr(torch, node.value.dtype)
         master = global_of(parts, layout, mesh, node.value.shape, dtype)
         found[node.key.removesuffix(f".{MASTER}")] = whole_of(master)
