@@ -17,11 +17,11 @@ from weft.errors import StrategyError, UserError, wrong
 from weft.layout import Placement
 from weft.planning.progress import progress, uncollected
 from weft.program.agreement import check_alike, gathered, run_on_all
+from weft.program.core import at_work, check_modes, lock_of
 from weft.program.feeding.whole_batch import Buckets, LocalBatch
 from weft.program.live.live import take_over
 from weft.program.live.ownership import live_shardings
 from weft.program.live.variables import add_loss_scale, add_main_parameters
-from weft.program.parts.core import at_work, check_modes, lock_of
 from weft.program.planning.auto import SPARE, Trials, asked_of, chosen
 from weft.program.planning.build import local_ranks
 from weft.program.planning.step import Step

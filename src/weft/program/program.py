@@ -12,8 +12,8 @@ from weft.ir import LogicalGraph, Plan
 from weft.layout import Placement
 from weft.planning.stored_step import StoredStep
 from weft.program.agreement import run_on_all
+from weft.program.core import ProgramCore, one_at_a_time
 from weft.program.live.ownership import disown_variables, own_variables, reads
-from weft.program.parts.core import ProgramCore, one_at_a_time
 from weft.program.parts.inspection import ProgramInspection
 from weft.program.parts.saving import ProgramSaving
 from weft.program.parts.stepping import ProgramSteps

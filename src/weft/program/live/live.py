@@ -34,8 +34,8 @@ from weft.program.live.sharded_values import (
     swap,
     whole_of,
 )
+from weft.program.live.updated import agree
 from weft.program.live.variables import retired
-from weft.program.training.updated import agree
 from weft.runtime.memory.state import Variables
 from weft.runtime.world.world import World
 from weft.tensor import GlobalTensor

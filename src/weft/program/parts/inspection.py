@@ -18,6 +18,7 @@ from weft.hardware.planning_costs import costs_text
 from weft.ir import LogicalGraph
 from weft.planning.plans import as_run, planned_step, priced_step
 from weft.planning.progress import uncollected
+from weft.program.core import ProgramCore, ProgramPart, one_at_a_time
 from weft.program.explain.details import BoxTimes, box_times, details_of, step_line
 from weft.program.explain.details import details as tables
 from weft.program.explain.summary import explain, short_html, title
@@ -28,7 +29,6 @@ from weft.program.explain.tables import (
     kernel_text,
     loading_text,
 )
-from weft.program.parts.core import ProgramCore, ProgramPart, one_at_a_time
 from weft.program.trace import Trace, gather_trace
 from weft.report import Report, write_report
 from weft.runtime.recording import Record

@@ -15,9 +15,9 @@ from weft.capture.optimizer_groups import Optimizers
 from weft.errors import UserError
 from weft.patterns import without_wrappers
 from weft.program.agreement import gathered, run_on_all
+from weft.program.core import ProgramCore, ProgramPart, one_at_a_time
 from weft.program.live.sharded_values import whole_of
 from weft.program.live.variables import load_whole, state_dict_names
-from weft.program.parts.core import ProgramCore, ProgramPart, one_at_a_time
 from weft.program.planning.build import build, close_all, gathering
 from weft.program.saving.extras import put_module_states, with_module_states
 from weft.program.saving.load import Weights, load, located

@@ -23,11 +23,11 @@ from weft.program.checksums import (
     StepChecksums,
     checksum_of_numbers,
 )
+from weft.program.core import ProgramCore, ProgramPart, one_at_a_time
 from weft.program.data.loader import Loader
 from weft.program.data.loading import Ahead, loaded_ahead, loading_plan, with_waits
 from weft.program.data.samples import check_same
 from weft.program.feeding.feed import CutBatch, RowsOfBatch, is_on_the_host, uncut
-from weft.program.parts.core import ProgramCore, ProgramPart, one_at_a_time
 from weft.program.planning.variants import Variants
 from weft.program.training.gradients import check_adding
 from weft.program.training.training import without_step_hooks

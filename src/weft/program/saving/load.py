@@ -17,6 +17,7 @@ from weft.capture.optimizer_groups import Optimizers
 from weft.capture.optimizers.attributes import is_foreign
 from weft.errors import DamagedCheckpoint, UserError, wrong
 from weft.program.agreement import run_on_all, shared
+from weft.program.live.updated import agree
 from weft.program.live.variables import state_dict_names
 from weft.program.saving.extras import read_extra
 from weft.program.saving.files import Reading, check_extents
@@ -34,7 +35,6 @@ from weft.program.saving.program_state import (
     read_like,
 )
 from weft.program.saving.values import check_program, from_json, options_of, put_options
-from weft.program.training.updated import agree
 from weft.units import ITEM_SIZE
 
 _log = logging.getLogger("weft")

@@ -27,13 +27,13 @@ from weft.ops.cost import dtype_name
 from weft.program.agreement import gathered
 from weft.program.live.ownership import named_variables
 from weft.program.live.sharded_values import parts_of
+from weft.program.live.updated import agree
 from weft.program.live.variables import state_dict_names
 from weft.program.saving.files import Reading, slices
 from weft.program.saving.manifest import Manifest
 from weft.program.saving.values import to_json
 from weft.program.setting import Setting
 from weft.program.training.training import Training
-from weft.program.training.updated import agree
 from weft.tensor import GlobalTensor
 from weft.tensor.dispatch.interleaved import stored_in
 from weft.tensor.spec import contiguous

@@ -22,10 +22,10 @@ from weft.errors import UserError
 from weft.ir import LogicalGraph
 from weft.ir.logical import ROLES, Input, Ref, Update, Value
 from weft.program.live.sharded_values import by_placement, of_rank
+from weft.program.live.updated import Updated
 from weft.program.planning.build import build, close_all, compiled_like
 from weft.program.setting import Setting
 from weft.program.training.states import follow
-from weft.program.training.updated import Updated
 from weft.runtime.executor.rank_executor import RankExecutor
 
 _log = logging.getLogger("weft")

@@ -21,8 +21,8 @@ from weft.program.live.sharded_values import (
     of_rank,
     whole_of,
 )
+from weft.program.live.updated import Updated, VisibleState, agree, updated, view_of
 from weft.program.live.variables import add_main_parameters
-from weft.program.training.updated import Updated, VisibleState, agree, updated, view_of
 from weft.runtime.memory.state import Variables
 from weft.tensor import GlobalTensor
 

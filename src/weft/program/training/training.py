@@ -19,11 +19,11 @@ from weft.errors import UserError
 from weft.ir import LogicalGraph
 from weft.ir.logical import Update
 from weft.program.agreement import run_on_all
+from weft.program.live.updated import agree, updated
 from weft.program.planning.variants import Variants
 from weft.program.setting import Setting
 from weft.program.training.gradients import Gradients
 from weft.program.training.states import MainParameters, States, check_states
-from weft.program.training.updated import agree, updated
 from weft.runtime.memory.heap import lay_together
 
 

@@ -15,11 +15,11 @@ from weft.compiler.training.gradients import FIRST_VALUES, SCALE
 from weft.errors import BatchError
 from weft.ir.logical import Input, Update
 from weft.ir.nodes import MASTER
+from weft.program.core import ProgramCore
 from weft.program.live.ownership import named_variables
 from weft.program.live.sharded_values import global_of, whole_of
-from weft.program.parts.core import ProgramCore
+from weft.program.live.updated import agree, view_of
 from weft.program.training.training import Training
-from weft.program.training.updated import agree, view_of
 from weft.program.verification.eager import wholes
 from weft.runtime.memory.state import Variables
 from weft.tensor.spec import mesh_of
