@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +16,7 @@ from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.plans.specialize import with_joined_sums
 from weft.compiler.stages.stages import stage_placements
 from weft.compiler.strategy_hints import split_parameters, strategy_hints
-from weft.errors import StrategyError, is_whole, wrong
+from weft.errors import StrategyError, check, is_whole, wrong
 from weft.hardware import CostModel
 from weft.hardware.cost_overrides import CostOverrides, read_cost_overrides
 from weft.hardware.costs import Costs
@@ -217,17 +217,31 @@ def simulate(
         UserError: a file cannot be read, the step cannot be planned so, or this machine was not measured.
         CaptureError: the step cannot be one graph.
     """
-    planned = data_parallel() if strategy is None else _strategy(strategy)
-    shape, ranks = _grid(grid), None
+    if not isinstance(strategy, Strategy | None):
+        expected = "a weft.Strategy, such as weft.data_parallel()"
+        remedy = "a file of one is read by weft.Strategy.load"
+        raise wrong("weft.simulate: strategy", expected, strategy, remedy=remedy)
+    whole = isinstance(grid, tuple | list) and all(is_whole(each, 1) for each in grid)
+    named = 'a name such as "h100x8" or "here", the path of a .yaml file or a topology'
+    check(
+        "weft.simulate",
+        (whole, "grid", "the number of ranks along each axis, whole numbers such as (2, 4)", grid),
+        (isinstance(topology, str | Path | Topology), "topology", named, topology),
+        (
+            isinstance(costs, CostOverrides | str | Path | None),
+            *("costs", "the path of a .yaml file of measured costs", costs),
+        ),
+    )
+    planned, shape, ranks = strategy or data_parallel(), tuple(grid), None
     if isinstance(step, Placed):
         ranks = len(step.placement.ranks)
         if strategy is None:
             planned = step.strategy
             stages = isinstance(planned.stages, int) or not planned.stages
             shape = shape or (step.placement.shape if stages else ())
-    machine = machine_of(_topology(topology), ranks)
+    machine = machine_of(topology, ranks)
     placement = placement_on(machine.device_type, machine.devices, planned, shape)
-    given = _costs(costs)
+    given = read_cost_overrides(costs) if isinstance(costs, str | Path) else costs
     found = as_stored(step, planned)
     if strategy is None and not isinstance(step, Placed):
         planned = found.in_precision(planned)
@@ -235,36 +249,6 @@ def simulate(
         kinds = machine.kinds(placement.ranks)
         compiled = plan_stored(found, planned, placement, kinds=kinds, costs=machine.planned)
     return simulate_stored(found.graph, compiled, machine.costs, given)
-
-
-def _strategy(given: object) -> Strategy:
-    if isinstance(given, Strategy):
-        return given
-    expected = "a weft.Strategy, such as weft.data_parallel()"
-    remedy = "a file of one is read by weft.Strategy.load"
-    raise wrong("weft.simulate: strategy", expected, given, remedy=remedy)
-
-
-def _topology(given: object) -> str | Path | Topology:
-    if isinstance(given, str | Path | Topology):
-        return given
-    expected = 'a name such as "h100x8" or "here", the path of a .yaml file or a topology'
-    raise wrong("weft.simulate: topology", expected, given)
-
-
-def _costs(given: object) -> CostOverrides | None:
-    if isinstance(given, str | Path):
-        return read_cost_overrides(given)
-    if given is None or isinstance(given, CostOverrides):
-        return given
-    raise wrong("weft.simulate: costs", "the path of a .yaml file of measured costs", given)
-
-
-def _grid(given: object) -> tuple[int, ...]:
-    if isinstance(given, tuple | list) and all(is_whole(each, 1) for each in given):
-        return tuple(given)
-    expected = "the number of ranks along each axis, whole numbers such as (2, 4)"
-    raise wrong("weft.simulate: grid", expected, given)
 
 
 def as_stored(step: StoredStep | Capturable | str | Path, strategy: Strategy) -> StoredStep:
@@ -311,32 +295,10 @@ def planned_step(
         tuple(sorted({rank for placement in placements for rank in placement.ranks})),
         schedule.classes,
         compiled.families,
-        _Peaks(compiled),
         work=work,
         samples=size.samples,
         tokens=size.tokens,
     )
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class _Peaks(Mapping[int, Bytes]):
-    """The bytes that each rank of a plan holds when it holds most, found when it is first asked for."""
-
-    compiled: Compiled
-
-    @cached_property
-    def _found(self) -> dict[int, Bytes]:
-        return {peak.rank: peak.memory.peak for peak in self.compiled.peaks}
-
-    def __getitem__(self, rank: int) -> Bytes:
-        return self._found[rank]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._found)
-
-    def __len__(self) -> int:
-        return len(self._found)
 
 
 def simulate_stored(

@@ -65,12 +65,14 @@ class Enumeration:
     def _one_of_each_kind(self) -> list[Candidate]:
         """Of each kind the quickest, those without a tensor axis or stages first, whose ranks are alike.
 
-        Of points about as quick, one of few micro-batches: it is planned quickly.
+        Of points about as quick, one of few micro-batches: it is planned quickly. Kinds that lack far more room than an
+        estimate errs by are left out.
         """
         points = self._queue.points.where(self._by_hand & self._queue.left)
-        kinds, seconds = kinds_of(points), self._estimates.of(points).seconds()
+        outlook = self._estimates.of(points)
+        kinds, seconds, over = kinds_of(points), outlook.seconds(), outlook.over()
         order, found = np.lexsort((seconds, points.micro_batches)), list[Candidate]()
-        for kind in sorted(set(kinds.tolist())):
+        for kind in sorted(set(kinds[over <= ABOUT].tolist())):
             quick = (kinds == kind) & (seconds <= ABOUT * seconds[kinds == kind].min())
             found.append(points.point(int(order[quick[order]][0])))
         return found
@@ -79,7 +81,7 @@ class Enumeration:
         """Look at fully sharded data parallel, until a point of it has room, where data parallel lacks it.
 
         With blocks that run again, or none, by small steps. Where there are none, or moves count in place of seconds,
-        one is planned of which all blocks run again.
+        those are planned of which all blocks run again.
         """
         state, points = self._state, self._queue.points
         among = points.fully_sharded(len(self._facts.ranks))
@@ -92,10 +94,11 @@ class Enumeration:
                 return
             point, _ = every[0]
             if whole:
-                state.plan_point(point)
-                return
-            self._estimates.look(point)
-            if self._estimates.has_room(point):
+                has_room = state.log.fits(state.plan_point(point))
+            else:
+                self._estimates.look(point)
+                has_room = self._estimates.has_room(point)
+            if has_room:
                 return
 
     def plan(self, by_hand: bool, *, likely: bool) -> None:
@@ -114,9 +117,8 @@ class Enumeration:
             point = self._next(among, likely)
             if point is None:
                 return
-            came_out = int(
-                queue.take(point)
-            )  # one with fewer blocks that run again is none of the space
+            # One with fewer blocks that run again is none of the space.
+            came_out = int(queue.take(point))
             if not state.must_plan() and not state.in_time(point):
                 state.leave_out(NO_TIME, came_out)
             elif self._was_slower(point):

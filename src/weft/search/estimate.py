@@ -23,7 +23,7 @@ from weft.search.lower_bounds import LowerBounds
 from weft.search.measures import Answer, Measures, Refused, along
 from weft.search.record import Learned, Probe
 from weft.search.steps.facts import FEW, MORE
-from weft.search.tuning import ABOUT, COMPUTED, FILLED, FREE, HIDING, STAGED, UNKNOWN
+from weft.search.tuning import ABOUT, COMPUTED, FILLED, FREE, HIDING, LIKELY, STAGED, UNKNOWN
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
 
@@ -166,6 +166,7 @@ class _Measured(NamedTuple):
         seconds: times as long as the roofline.
         memory: times as many bytes beside states.
         most: bytes that points like it hold at most over their roofline.
+        planned: true where it was planned whole, false for a look by small steps.
     """
 
     traits: Ints
@@ -173,6 +174,7 @@ class _Measured(NamedTuple):
     seconds: float
     memory: float
     most: float
+    planned: bool
 
 
 @final
@@ -183,6 +185,7 @@ class _Corrected:
         self.rough, self._stages = roofline(points, floors), points.stages
         self._far = np.full(len(points), inf)
         self._times = np.ones((3, len(points)))
+        self._planned: Mask = np.zeros(len(points), np.bool_)
         self._seen = 0
 
     def now(self, measured: Sequence[_Measured]) -> tuple[Floats, Floats]:
@@ -193,6 +196,7 @@ class _Corrected:
             nearer = far <= self._far
             self._far[nearer] = far[nearer]
             self._times[:, nearer] = [[each.seconds], [each.memory], [each.most]]
+            self._planned[nearer] = each.planned
         self._seen = len(measured)
         seconds, memory, most = self._times
         over = np.minimum((memory - 1) * rough.beside, most)
@@ -200,9 +204,9 @@ class _Corrected:
 
     @property
     def margin(self) -> Floats:
-        """Times as many bytes that points may take: more of pipelines until one near to them was planned."""
+        """Times as many bytes that points may take, until the nearest that was measured is a whole plan."""
         apart = (self._stages > 1) & (self._far >= _TRAITS["staged"])
-        return np.where(apart, STAGED, 1.0)
+        return np.where(apart, STAGED, np.where(self._planned, 1.0, LIKELY))
 
 
 @final
@@ -273,7 +277,7 @@ class Estimates:
         self.learned, self.measured = learned, list[_Measured]()
         self.looks: dict[Candidate, Probe] = dict(learned.looks)
         for flat, look in learned.looks.items():
-            self.learn(flat, look.answer)
+            self.learn(flat, look.answer, planned=False)
         for point, answer in learned.points.items():
             self.learn(point, answer)
 
@@ -304,8 +308,13 @@ class Estimates:
         """The estimates of some points."""
         return Outlook(points, self)
 
-    def learn(self, point: Candidate, found: Answer | None) -> None:
-        """Correct the estimates of points alike by what one takes; those like one that is refused wait."""
+    def learn(self, point: Candidate, found: Answer | None, planned: bool = True) -> None:
+        """Correct the estimates of points alike by what one takes; those like one that is refused wait.
+
+        Args:
+            point: which.
+            found: by a plan of it, or by small steps where it was not `planned`.
+        """
         if found is None:
             return
         own = _Corrected(CandidateTable.one(point), self.floors)
@@ -325,7 +334,7 @@ class Estimates:
         as_alone = point.layouts == "data" and point.stages == 1
         most = max(held - beside, 0.0) if as_alone else inf
         traits, samples = rough.traits[0], float(rough.samples[0])
-        self.measured.append(_Measured(traits, samples, times, held / beside, most))
+        self.measured.append(_Measured(traits, samples, times, held / beside, most, planned))
 
     def look(self, point: Candidate) -> None:
         """Plan the small steps of a point, where nothing is known of it."""
@@ -334,7 +343,7 @@ class Estimates:
                 strategy = self._strategy(flat)
                 answer = self._small.of(strategy)
                 self.looks[flat] = Probe(answer, self._small.seconds_of_plan(strategy))
-                self.learn(flat, answer)
+                self.learn(flat, answer, planned=False)
 
     def probed(self, point: Candidate) -> bool:
         """True where nothing has to be planned for a point's estimates."""
