@@ -123,7 +123,6 @@ def _run(traffic: Traffic, size: float, rounds: float = 1.0, own: float = 0.5) -
 
 
 def _after(*runs: CollectiveRun) -> CollectiveRun:
-    """One after the other."""
     parts = tuple(part for run in runs for part in run.parts)
     return CollectiveRun(Seconds(sum(run.seconds for run in runs)), parts)
 
@@ -209,7 +208,6 @@ def in_switch(groups: GroupSet, whole: bool) -> Traffic | None:
 
 
 def _adding(routes: NodeRoutes, members: tuple[int, ...]) -> LinkKind | None:
-    """The kind of the links that join all members to one switch that adds up; None where there is none."""
     kind = routes.kind
     on: dict[int, dict[int, LinkKind]] = {}
     for link in kind.links:
@@ -397,7 +395,6 @@ def traffic_of_pieces(network: Network, pieces: Pieces) -> Traffic | None:
 
 
 def _inside(network: Network, loads: LinkLoads, pieces: Pieces) -> tuple[Floats, set[LinkKind]]:
-    """Load the links within nodes; seconds of the longest way in each protocol, and the kinds of links."""
     waits = np.zeros(len(network.protocols))
     links: set[LinkKind] = set()
     for source, target, size in pieces:

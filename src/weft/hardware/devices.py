@@ -299,7 +299,6 @@ def work_of(call: OpCall) -> CallWork | None:
 
 @lru_cache(maxsize=KNOWN_CALLS)
 def _work(rule: Rule, call: OpCall) -> CallWork | None:
-    """The work of a call by its rule."""
     if rule.view and rule.flops is None and rule.traffic is None:
         return None
     product = product_of(call)

@@ -331,7 +331,6 @@ class MeasuredCosts:
         return found
 
     def _nearest(self, op: str, usual: Seconds) -> Sample | None:
-        """The sample of an op that is nearest in size."""
         if usual <= 0:
             return None
         apart = [(abs(log(each.usual / usual)), each) for each in self._of_op.get(op, ())]

@@ -187,7 +187,6 @@ def load_measured_costs(
 
 
 def _read(path: Path) -> Measurements | None:
-    """The measurements of a file; None where there is none."""
     try:
         if not is_private(path):
             raise UserError(f"another user may have written {path}: delete it, or {_INSTEAD}")

@@ -64,7 +64,6 @@ def heaviest(routes: NodeRoutes, flows: Flows) -> float:
 
 
 def _in_order(routes: NodeRoutes, members: Sequence[int]) -> Flows:
-    """One ring in the order of the numbers, node by node where the graph has several; each node's turns in all ways."""
     nodes: dict[int, list[int]] = {}
     for member in members:
         nodes.setdefault(routes.kind.nodes[member], []).append(member)
@@ -126,7 +125,6 @@ def _search(
 def _paths(
     free: Counter[tuple[int, int]], members: Sequence[int], closed: bool, tries: Iterator[int]
 ) -> Iterator[tuple[int, ...]]:
-    """Paths through all members over free links; closed ones begin at the first member and lead back to it."""
     heap: list[tuple[int, ...]] = [(m,) for m in reversed(members[:1] if closed else members)]
     while heap and next(tries, None) is not None:
         path = heap.pop()

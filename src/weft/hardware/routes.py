@@ -359,7 +359,6 @@ class Network:
 
 
 def _port_rates(group: NodeGroup, protocols: tuple[str, ...]) -> list[float]:
-    """Bytes a second that all ports of a node carry: bare, then in each protocol."""
     ports = group.kind.ports
     reached = [sum(port.rate * port.link.protocol(p).share for port in ports) for p in protocols]
     return [sum(port.rate for port in ports), *reached]

@@ -190,7 +190,6 @@ def _levels(
 
 
 def _node(nodes: _Nodes, where: str, kinds: Mapping[str, LinkKind]) -> NodeKind:
-    """A kind of node; `kinds` are the links that it may name."""
     devices = list(_devices(nodes.devices, f"{where}: devices"))
     vertices = [name for name, _, _ in devices]
     graph = _NodeGraph([*vertices, *(each.name for each in nodes.switches)], kinds, where)

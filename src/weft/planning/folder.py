@@ -79,7 +79,6 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def _own(compiled: Compiled, plan: RankPlan) -> Plan:
-    """The plan of a rank, with the communicators that it uses."""
     acts = (actor for actor in plan.actors if isinstance(actor, Communicate))
     used = {exchange.communicator for act in acts for exchange in act.collectives}
     groups = tuple(each for each in compiled.plan.communicators if each.id in used)

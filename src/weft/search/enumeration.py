@@ -124,7 +124,9 @@ class Enumeration:
             elif self._was_slower(point):
                 state.leave_out(SLOWER_BEFORE, came_out)
             else:
-                self._plan_ahead(among)
+                for other, _ in queue.first(among):
+                    if self._is_ready(other) and state.in_time(other):
+                        state.evaluator.ahead(state.strategy(other))
                 state.plan_point(point)
 
     def others_are_better(self) -> bool:
@@ -157,6 +159,13 @@ class Enumeration:
             elif (planned := self._with_fewer(point)) is not None:
                 return planned
         return None
+
+    def _look(self, point: Candidate, among: Mask) -> None:
+        """Look at a point, and have those that are next planned by other processes meanwhile."""
+        for other, _ in self._queue.first(among, _AHEAD):
+            if not self._estimates.probed(other) and not self._estimates.ahead(other):
+                break
+        self._estimates.look(point)
 
     def _first(self, among: Mask) -> tuple[Candidate, float] | None:
         """The next point, and its seconds; while nothing fits, the quickest of those that should have room, if any."""
@@ -209,19 +218,6 @@ class Enumeration:
         quickest = next((point for point in every if took[point] <= soon), None)
         return None if quickest is None else self._with_fewer(quickest) or quickest
 
-    def _look(self, point: Candidate, among: Mask) -> None:
-        """Look at a point, and have those that are next planned by other processes meanwhile."""
-        for other, _ in self._queue.first(among, _AHEAD):
-            if not self._estimates.probed(other) and not self._estimates.ahead(other):
-                break
-        self._estimates.look(point)
-
-    def _plan_ahead(self, among: Mask) -> None:
-        """Have the next point planned by another process, where nothing has to be looked at for it."""
-        for point, _ in self._queue.first(among):
-            if self._is_ready(point) and self._state.in_time(point):
-                self._state.evaluator.ahead(self._state.strategy(point))
-
     def _was_slower(self, point: Candidate) -> bool:
         """True where an earlier search, with something else fixed, found a point far slower than the best is now."""
         state = self._state
@@ -244,7 +240,10 @@ class Enumeration:
             return
         if self._facts.small is not None and self.is_crowded and state.budget.moves < inf:
             return
-        parted = self._vocabularies(point)
+        # Tables, and layers behind a loss, whose rows the ranks divide.
+        values = {node.key: node.value for node in self._facts.step.graph.of_kind(Input)}
+        keys = self._facts.vocabularies
+        parted = [key for key in keys if values[key].shape[0] % point.data == 0]
         if not self._is_quickly_planned(point, 3 + bool(parted)) or not state.affords():
             return
         found = state.plan_point(point)
@@ -264,12 +263,6 @@ class Enumeration:
             state.log.plan(f"{point}; cheapest layouts", bare)
             state.log.plan(f"{point}; cheapest layouts, signatures fixed", added.cheapest)
             state.tell()
-
-    def _vocabularies(self, point: Candidate) -> list[str]:
-        """Tables, and layers behind a loss, whose rows the ranks of a point divide."""
-        values = {node.key: node.value for node in self._facts.step.graph.of_kind(Input)}
-        keys = self._facts.vocabularies
-        return [key for key in keys if values[key].shape[0] % point.data == 0]
 
     def _is_quickly_planned(self, point: Candidate, plans: int) -> bool:
         """True where so many plans of its layouts end in this part of the time, as far as is known."""

@@ -102,11 +102,6 @@ class Exchanges:
         return self.facts.guided or any(first_match(base, each) is not None for each in weights)
 
     def _added_up(self, point: Candidate, least: bool) -> float:
-        grid = point.data, point.tensor, point.stages, point.outer
-        key = "sums", grid, point.micro_batches, least
-        return once(self._seconds, key, lambda: self._all_sums(point, least))
-
-    def _all_sums(self, point: Candidate, least: bool) -> float:
         total = 0.0
         for each, count in self._sums.items():
             size = Bytes(int(each.size * self.facts.narrowed / (point.data * point.micro_batches)))
@@ -175,7 +170,6 @@ class Exchanges:
         return len(topology.groups[0].kind)
 
     def _groups(self, parts: int, apart: int, ranks: int) -> list[tuple[int, ...]]:
-        """The ranks of each communicator of so many parts, neighbours so many ranks apart."""
         whole, every = parts * apart, self.facts.ranks
         return [
             every[first + place : first + whole : apart]
@@ -185,7 +179,6 @@ class Exchanges:
 
 
 def _for_each(form: Ints, seconds: Callable[[int], float]) -> Floats:
-    """For each point the seconds of the first of its form."""
     _, first, inverse = np.unique(form, return_index=True, return_inverse=True)
     return np.array([seconds(int(number)) for number in first])[inverse]
 

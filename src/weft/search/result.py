@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from math import inf
-from typing import Any, Literal, NamedTuple, TypeAlias, final
+from typing import Any, Literal, NamedTuple, TypeAlias, final, get_args
 
 from weft.search.additive import AdditivePart
 from weft.search.measures import Answer, Measures, Refused
@@ -202,12 +202,13 @@ def rows(planned: Mapping[str, PlannedStrategy], best: str, limit: int | None) -
         why = over or ("" if key == best else loses_by(found, quickest))
         return Tried(name, strategy, outcome, found.seconds, found.memory, why, by_hand)  # type: ignore[arg-type]
 
-    return tuple(sorted((row(key, *each) for key, each in planned.items()), key=_place))
-
-
-def _place(tried: Tried) -> tuple[int, float, str]:
-    order = {"best": 0, "slower": 1, "does not fit": 2, "refused": 3}
-    return order[tried.outcome], tried.seconds or 0.0, tried.name
+    order = get_args(Outcome)
+    return tuple(
+        sorted(
+            (row(key, *each) for key, each in planned.items()),
+            key=lambda each: (order.index(each.outcome), each.seconds or 0.0, each.name),
+        )
+    )
 
 
 def nothing_fits(planned: Collection[PlannedStrategy], most: int | None, left: int) -> str:
@@ -312,7 +313,6 @@ def _bare(fit: Sequence[Tried], fixed: Strategy) -> Strategy | None:
 def _unlike(
     fit: Iterable[Tried], taken: Iterable[Tried], trait: Callable[[Tried], Hashable]
 ) -> list[Tried]:
-    """The first of each trait that none of those taken has."""
     known, found = set(map(trait, taken)), list[Tried]()
     for each in fit:
         if (own := trait(each)) not in known:

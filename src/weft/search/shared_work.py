@@ -218,7 +218,6 @@ class SharedWork:
         return np.array([seconds(work) for work in found])[inverse]
 
     def _shared_by(self, ranks: int) -> StepWork:
-        """The work of the step on the first ranks, divided by how quick each is."""
         kinds = Counter(self._costs.like(rank) for rank in self.facts.ranks[:ranks])
         works = [(self.of_kind[kind], count) for kind, count in kinds.items()]
 

@@ -59,7 +59,6 @@ def _ranks(facts: StepFacts, every_rank: bool) -> tuple[int, ...]:
 
 
 def _fixed_stages(facts: StepFacts) -> int:
-    """The number of stages, of all ranks together, that is fixed; 0 for none."""
     return facts.base.stages if isinstance(facts.base.stages, int) else 0
 
 
@@ -213,7 +212,6 @@ def _with_axes(found: CandidateTable, base: Strategy) -> Mask:
 
 
 def _axes_said(base: Strategy) -> list[int]:
-    """The numbers of axes for which layouts and signatures are said one by one."""
     entries = (getattr(base, name) for name in (*LAYOUTS, "signatures"))
     every = (said for entry in entries for said in entry.values())
     return sorted({len(said) for said in every if isinstance(said, tuple)})

@@ -196,6 +196,10 @@ class SearchState:
         if log.best is None:
             raise UserError(nothing_fits(log.tried.values(), self.floors.limit, left))
         best, whole = log.best, self._whole(log.best)
+        estimates, floors = self.estimates, self.floors
+        probed = [flat for flat, look in estimates.looks.items() if look.answer is not None]
+        known = self.points, probed, estimates.measures
+        sources = Sources(*known, floors.least, floors.memory, floors.limit)
         return SearchResult(
             best.strategy,
             whole.simulation,
@@ -204,7 +208,7 @@ class SearchState:
             {**skipped, **dict(log.refused.most_common(_REASONS))},
             not_searched(self.facts.statistics),
             log.locality or NO_MOVE,
-            why_not(self._by_hand, best.measures, self._sources()),
+            why_not(self._by_hand, best.measures, sources),
             self.additive(best),
             tuple(log.course),
             record=self.record(),
@@ -236,12 +240,6 @@ class SearchState:
         learned = Learned(dict(evaluator.answers), evaluator.longer, points, looks)
         step, machine = facts.step.fingerprint, facts.machine.fingerprint
         return SearchRecord(self.log.best.strategy, facts.base, step, machine, learned)
-
-    def _sources(self) -> Sources:
-        estimates, floors = self.estimates, self.floors
-        probed = [flat for flat, look in estimates.looks.items() if look.answer is not None]
-        known = self.points, probed, estimates.measures
-        return Sources(*known, floors.least, floors.memory, floors.limit)
 
 
 # Is given the search so far, after each strategy.

@@ -82,7 +82,6 @@ def why_not(points: CandidateTable, best: Measures, sources: Sources) -> tuple[W
 
 
 def _of_kind(kind: str, points: CandidateTable, best: Measures, sources: Sources) -> WhyNot:
-    """The best of a kind: that has room, of those that are known, the quickest."""
     known = [point for point in sources.simulated if points.has(point)]
     flat = [points.where(points.flat_as(each)) for each in sources.probed]
     known += [point for each in flat for point in each]
@@ -90,7 +89,13 @@ def _of_kind(kind: str, points: CandidateTable, best: Measures, sources: Sources
     found = [row for row in rows.values() if row is not None]
     rest = points.without([point for point, row in rows.items() if row is not None])
     found += [_at_least(kind, rest, best, sources)] if len(rest) else []
-    return min(found, key=_place(sources.limit))
+    limit = inf if sources.limit is None else sources.limit
+
+    def place(row: WhyNot) -> tuple[bool, bool, float]:
+        fits = row.memory <= limit
+        return not fits, row.known == "at least", row.seconds if fits else row.memory
+
+    return min(found, key=place)
 
 
 def _known(kind: str, point: Candidate, best: Measures, sources: Sources) -> WhyNot | None:
@@ -115,14 +120,6 @@ def _at_least(kind: str, points: CandidateTable, best: Measures, sources: Source
     if not why:
         why = "no quicker, whatever its plan" if seconds >= best.seconds else "not reached"
     return WhyNot(kind, str(points.point(number)), "at least", seconds, memory, why)
-
-
-def _place(limit: int | None) -> Callable[[WhyNot], tuple[bool, bool, float]]:
-    def place(row: WhyNot) -> tuple[bool, bool, float]:
-        fits = limit is None or row.memory <= limit
-        return not fits, row.known == "at least", row.seconds if fits else row.memory
-
-    return place
 
 
 @final

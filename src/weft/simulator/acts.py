@@ -194,7 +194,6 @@ class _Giving:
         return tuple(map(tuple, found))
 
     def _single(self, actor: Actor, own: Sequence[PartCost]) -> Iterator[PartCost]:
-        """Costs of single ops and exchanges."""
         for one in own:
             kind, name = _single_name(one.part)
             self.used.offer(kind, name)
@@ -233,7 +232,6 @@ class _Giving:
         return modules, stages
 
     def _work(self, actor: Compute, part: Part) -> tuple[str, str]:
-        """The kind of work that a part is, and the module that it belongs to."""
         if isinstance(part, LocalUpdate):
             return "update", part.key.rpartition(".")[0]
         made = part.makes if isinstance(part, LocalCall) else ()
@@ -255,7 +253,6 @@ class _Giving:
         return "", ""
 
     def _target(self, given: Mapping[str, Seconds], kind: str) -> float:
-        """Seconds of a step for a kind of work."""
         if kind == "update":
             return given[kind]
         seconds = float(given[kind])

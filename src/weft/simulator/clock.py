@@ -142,7 +142,6 @@ class _Clock:
             self._end(now)
 
     def _end(self, now: Seconds) -> None:
-        """All end that end now."""
         coming, lacks, follows, lanes = self.coming, self._lacks, self._follows, self._lane
         ends, done, idle, ready = self.ends, self.order.append, self._idle, self._ready
         stirring, speeds = self._stirring, self.speeds

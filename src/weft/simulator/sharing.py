@@ -137,7 +137,6 @@ def _needs(
     resources: npt.NDArray[np.int64],
     shares: npt.NDArray[np.float64],
 ) -> Needs:
-    """Needs of the first of links that are needed alike."""
     return dict(zip(first[resources].tolist(), shares.tolist(), strict=True))
 
 

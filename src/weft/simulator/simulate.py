@@ -186,7 +186,6 @@ def steady_steps(step: PlannedStep, acts: ActCosts, costs: Costs) -> SteadySteps
 
 
 def _rank_times(step: PlannedStep, ran: SteadySteps) -> tuple[RankTimes, ...]:
-    """The times of the planned ranks from the end of the step before to that of the last: of all that runs then."""
     begin, end = nanoseconds(ran.window[0]), nanoseconds(ran.window[1])
     plans = {plan.rank: plan for plan in step.plans if plan.rank in step.members}
     acts: dict[int, dict[str, list[tuple[int, int]]]] = {
@@ -213,7 +212,6 @@ def _rank_times(step: PlannedStep, ran: SteadySteps) -> tuple[RankTimes, ...]:
 def _times_of(
     rank: int, acts: Mapping[str, Sequence[tuple[int, int]]], window: tuple[int, int], count: int
 ) -> RankTimes:
-    """The times of a rank, from the intervals in which its queues act, in nanoseconds."""
     busy = {name: sum(end - begin for begin, end in own) / 1e9 for name, own in acts.items()}
     others = (one for name, own in acts.items() if name not in (COMPUTE, HOST) for one in own)
     shares = parts_of(rank, [window], acts[COMPUTE], others)

@@ -172,7 +172,6 @@ def step_tasks(
 
 
 def _lanes(plans: Sequence[RankPlan]) -> tuple[Lane, ...]:
-    """The lanes of communicators, by number whatever ranks they have; then those of ranks."""
     first = {q: plan.rank for plan in reversed(plans) for q in plan.on_queue if meets(q)}
     shared = [Lane(first[queue], queue) for queue in sorted(first, key=lambda q: (len(q), q))]
     own = [Lane(plan.rank, queue) for plan in plans for queue in plan.on_queue if not meets(queue)]
@@ -182,7 +181,6 @@ def _lanes(plans: Sequence[RankPlan]) -> tuple[Lane, ...]:
 def _acts(
     plan: RankPlan, queue: str, actors: Sequence[Actor], ordered: bool
 ) -> Sequence[tuple[int, int]]:
-    """The acts of a step on a queue: in its order, or by priority, micro-batch and actor."""
     if not (ordered and meets(queue)):
         every = ((a.priority, micro, a.id) for a in actors for micro in range(a.acts))
         return [(id, micro) for _, micro, id in sorted(every)]
@@ -206,7 +204,6 @@ def _check_met(found: StepTasks, plans: Sequence[RankPlan]) -> None:
 def _wait(
     found: StepTasks, plan: RankPlan, place: Mapping[tuple[int, int], int], ordered: bool
 ) -> None:
-    """Say what the acts of a rank wait for."""
     needs = found.needs
     for act, waits in waits_of(plan):
         needs[place[act]].update({(place[other, part], back): None for other, part, back in waits})

@@ -241,7 +241,10 @@ class LayoutMoves:
         ]
         free = [each for each in tensors if each[1] not in getattr(self.base, each[0])]
         said = [move for each in free for move in self._of_tensor(*each)]
-        return (*said, *(self._deduced(entry, pattern) for entry, pattern, _ in free))
+        for entry, pattern, _ in free:
+            without = partial(_laid, entry, pattern, None, getattr(self.base, entry))
+            said.append(StrategyMove(f"{pattern} deduced", without))
+        return tuple(said)
 
     def _leaves(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Patterns of the batch's leaves, and their shapes; of all, the least in each dimension that all have."""
@@ -251,10 +254,6 @@ class LayoutMoves:
             yield "*", tuple(map(min, zip(*shapes.values(), strict=False)))
         if len(shapes) > 1:
             yield from shapes.items()
-
-    def _deduced(self, entry: str, pattern: str) -> StrategyMove:
-        fixed: Mapping[str, SBPs] = getattr(self.base, entry)
-        return StrategyMove(f"{pattern} deduced", partial(_laid, entry, pattern, None, fixed))
 
     def _of_tensor(self, entry: str, pattern: str, shape: Sequence[int]) -> Iterator[StrategyMove]:
         fixed: Mapping[str, SBPs] = getattr(self.base, entry)

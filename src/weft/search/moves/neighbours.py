@@ -272,10 +272,9 @@ class ZeroMoves:
     def places(self) -> Mapping[str, Sequence[str]]:
         """The names of parameters that each pattern stands for: the same place in every block; the largest first."""
         found = places_of(self._shapes, self.blocks).items()
-        return dict(sorted(found, key=lambda each: -sum(map(self._elements, each[1]))))
-
-    def _elements(self, name: str) -> int:
-        return prod(self._shapes[name])
+        return dict(
+            sorted(found, key=lambda each: -sum(prod(self._shapes[name]) for name in each[1]))
+        )
 
     @cached_property
     def groups(self) -> Mapping[str, tuple[str, ...]]:
@@ -303,7 +302,6 @@ class ZeroMoves:
                         yield StrategyMove(words, partial(self._on, places, level, axis))
 
     def _on(self, places: Sequence[str], level: int, axis: int, strategy: Strategy) -> Strategy:
-        """The strategy with other levels of some places; as it is where they have them already."""
         rules = zero_rules(strategy.zero)
         held = {place: level_of(rules, names[0]) for place, names in self.places.items()}
         levels = {**held, **dict.fromkeys(places, level)}

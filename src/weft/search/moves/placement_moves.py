@@ -116,7 +116,9 @@ class PlacementMoves:
         stages = list(self.stages)
         stages[number] = Stage(rest, others)
         inside = any(_meet(part, path) for path in rest)
-        before = sum(self._first(stage) < part.first for stage in stages)
+        units = self.parts.units
+        firsts = [[units[path].first for path in each.patterns if path in units] for each in stages]
+        before = sum(min(own, default=0) < part.first for own in firsts)
         stages.insert(0 if inside else before, Stage(part.patterns, own))
         return tuple(stages)
 
@@ -156,10 +158,6 @@ class PlacementMoves:
                 self._work(own) / len(rows), self._work(others) / (count - len(rows)), micro
             )
             yield _move(saved + self._work(stage.patterns) - count * took, name, stages, micro)
-
-    def _first(self, stage: Stage) -> int:
-        units = self.parts.units
-        return min((units[path].first for path in stage.patterns if path in units), default=0)
 
     def _work(self, patterns: Sequence[str]) -> float:
         units = self.parts.units

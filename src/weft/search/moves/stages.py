@@ -213,14 +213,11 @@ def _resized(stages: Stages) -> Iterator[tuple[str, Stages]]:
         count, most = row_count(own), row_count(every)
         for size in (count // 2, 2 * count):
             if 0 < size <= most:
-                rows = range(0, most, most // size)[:size] if _apart(own) else range(size)
+                ranks = sorted(own.ranks)
+                apart = ranks[-1] - ranks[0] >= len(ranks)
+                rows = range(0, most, most // size)[:size] if apart else range(size)
                 changed = some_rows(every, rows)
                 yield f"stage {number} on {size} rows", _on(stages, {number: changed})
-
-
-def _apart(placement: Placement) -> bool:
-    ranks = sorted(placement.ranks)
-    return ranks[-1] - ranks[0] >= len(ranks)
 
 
 def _on(stages: Stages, placements: dict[int, Placement]) -> Stages:

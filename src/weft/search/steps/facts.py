@@ -114,7 +114,6 @@ class StepFacts:
         return bool(said) or any(each.hint is not None for each in self.step.graph.of_kind(Call))
 
     def _bytes_with_states(self, names: Collection[str]) -> float:
-        """Bytes of parameters and buffers, and of the states of their optimizers."""
         keys = set(names)
         values = {node.value.name: node for node in self._inputs("parameter", "buffer", "state")}
         own = {name for name, node in values.items() if node.key in keys}

@@ -80,7 +80,6 @@ def _of(step: StoredStep, blocks: Blocks | None) -> Linears:
 
 
 def _linear(call: Call, keys: dict[str, str], blocks: Blocks | None) -> str | None:
-    """The module of a linear layer whose product a call is."""
     if call.op not in PRODUCTS:
         return None
     weights = [keys[name] for name in call.uses if keys.get(name, "").endswith(".weight")]
@@ -181,7 +180,6 @@ def _behind(graph: LogicalGraph, at: object) -> Iterator[str]:
 
 
 def _parameters(graph: LogicalGraph, arguments: tuple[object, ...]) -> Iterator[str]:
-    """The keys of those arguments that are parameters, turned or cast."""
     for at in arguments:
         node = parameter_of(graph, at)
         if node is not None:

@@ -242,7 +242,6 @@ def is_sequential(graph: LogicalGraph, blocks: Blocks | None) -> bool:
 
 
 def _place_of(blocks: Blocks | None, call: Call, heavy: Collection[int]) -> object | None:
-    """By which the part of a call is known: its block, or itself; None where it is of none."""
     block = unit_of(blocks, call.location.module if call.location is not None else "")
     is_product = id(call) in heavy and flops(call.first) > 0
     return block or (id(call) if is_product else None)

@@ -168,7 +168,6 @@ def _without(
 
 
 def _reading(node: Node, names: dict[str, str]) -> Node | None:
-    """A node that reads other values; None for one that is no call or output."""
     if names.keys().isdisjoint(node.uses):
         return node
     if isinstance(node, Call):
