@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias, final
 
@@ -57,8 +57,14 @@ class NodeRoutes:
         self._shared: dict[tuple[str, bool], int] = {}
         self._last: dict[int, dict[int, _Step]] = {}
         self._routes: dict[tuple[int, int], Route] = {}
-        for number in range(len(kind.links)):
-            self._add(number)
+        for number, link in enumerate(kind.links):
+            ends = ((link.source, link.target), (link.target, link.source))
+            for backward, (source, target) in enumerate(ends[: 1 if link.one_way else 2]):
+                key = (link.shared or f"#{number}", bool(backward))
+                resource = self._shared.setdefault(key, len(self.capacities))
+                if resource == len(self.capacities):
+                    self.capacities.append((link.link, link.rate))
+                self._steps[source].append((target, resource, link.link))
         self._inner = len(self.capacities)
         for _ in ("out", "in"):
             self.capacities += [(port.link, port.rate) for port in kind.ports]
@@ -90,16 +96,6 @@ class NodeRoutes:
         return Route(
             (self._inner + len(self.kind.ports) + port, *way.resources), (link, *way.links)
         )
-
-    def _add(self, number: int) -> None:
-        link = self.kind.links[number]
-        ends = ((link.source, link.target), (link.target, link.source))
-        for backward, (source, target) in enumerate(ends[: 1 if link.one_way else 2]):
-            key = (link.shared or f"#{number}", bool(backward))
-            resource = self._shared.setdefault(key, len(self.capacities))
-            if resource == len(self.capacities):
-                self.capacities.append((link.link, link.rate))
-            self._steps[source].append((target, resource, link.link))
 
     def _from(self, source: int) -> dict[int, _Step]:
         """Dijkstra's shortest paths, by the seconds of a message; equal ones by the number of the vertex.
@@ -145,15 +141,17 @@ class NodeRoutes:
         ways = {
             number: way
             for number, port in enumerate(self.kind.ports)
-            for way in (self._to(device, port.at),)
+            for way in (
+                min(
+                    filter(None, (self.route(device, at) for at in port.at)),
+                    key=_seconds,
+                    default=None,
+                ),
+            )
             if way is not None
         }
         least = min(map(_seconds, ways.values()))
         return {number: way for number, way in ways.items() if _seconds(way) == least}
-
-    def _to(self, device: int, vertices: Sequence[int]) -> Route | None:
-        ways = (self.route(device, vertex) for vertex in vertices)
-        return min(filter(None, ways), key=_seconds, default=None)
 
 
 def _seconds(way: Route) -> float:

@@ -74,13 +74,15 @@ def exchanges(compiled: Compiled) -> Iterator[Exchanged]:
             sent = [step for step in chain if step.kind in EXCHANGES and step.bytes]
             times = graph.micro_batches if node.output.name in loop else 1
             if sent:
+                made = _named(graph, graph.values[node.input.name])
+                cause = _behind_hints(graph, node) or (stars(node.cause) if node.cause else "")
                 yield Exchanged(
                     _group(graph, node, passed, phase.kind == "forward"),
                     tuple(step.kind for step in sent),
                     Bytes(times * sum(step.bytes for step in sent)),
                     times,
                     len({*source.placement.ranks, *target.placement.ranks}),
-                    _text(graph, node, sent[0].kind),
+                    f"{sent[0].kind} of {made}{f', wanted by {cause}' if cause else ''}",
                     tuple(sent),
                     value.shape,
                     value.dtype,
@@ -141,16 +143,12 @@ def _for_caller(graph: LogicalGraph, node: Box) -> bool:
     )
 
 
-def _text(graph: LogicalGraph, node: Box, kind: str) -> str:
-    made = _named(graph, graph.values[node.input.name])
-    cause = _behind_hints(graph, node) or (stars(node.cause) if node.cause else "")
-    return f"{kind} of {made}{f', wanted by {cause}' if cause else ''}"
-
-
 def _behind_hints(graph: LogicalGraph, node: Box) -> str:
     """The reader behind hints by which the compiler says how a parameter or its gradient is stored; "" without."""
     name, reader = node.output.name, _reader(graph, node.output.name)
-    while isinstance(reader, Box) or (isinstance(reader, Call) and _is_storing(reader)):
+    while isinstance(reader, Box) or (
+        isinstance(reader, Call) and reader.hint is not None and reader.hint.stored is not None
+    ):
         (made,) = (reader.output,) if isinstance(reader, Box) else filter(None, reader.outputs)
         name, reader = made.name, _reader(graph, made.name)
     if reader is None or name == node.output.name:
@@ -165,10 +163,6 @@ def _behind_hints(graph: LogicalGraph, node: Box) -> str:
 def _reader(graph: LogicalGraph, name: str) -> Call | Box | Update | None:
     readers = (one for one in graph.users[name] if isinstance(one, Call | Box | Update))
     return next(readers, None)
-
-
-def _is_storing(call: Call) -> bool:
-    return call.hint is not None and call.hint.stored is not None
 
 
 def _named(graph: LogicalGraph, value: Value) -> str:

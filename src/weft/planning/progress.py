@@ -106,14 +106,10 @@ class _PhaseLine:
             return
         with alone() as own:
             if own:
-                self._redraw()
-
-    def _redraw(self) -> None:
-        with self._live:
-            while True:
-                self._live.refresh()
-                if self._over.wait(_REDRAWN):
-                    return
+                with self._live:
+                    self._live.refresh()
+                    while not self._over.wait(_REDRAWN):
+                        self._live.refresh()
 
     def _drawn(self) -> Spinner:
         """The line as it is to be drawn now."""

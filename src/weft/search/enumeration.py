@@ -169,10 +169,8 @@ class Enumeration:
 
     def _first(self, among: Mask) -> tuple[Candidate, float] | None:
         """The next point, and its seconds; while nothing fits, the quickest of those that should have room, if any."""
-        found = None
-        if self._state.log.best is None:
-            found = next(self._queue.with_room(among, looked=False), None)
-        return found or next(iter(self._queue.first(among)), None)
+        roomy = self._queue.with_room(among, looked=False) if self._state.log.best is None else ()
+        return next(iter(roomy), None) or next(iter(self._queue.first(among)), None)
 
     def _is_ready(self, point: Candidate) -> bool:
         """True where nothing is to be looked at before a point is planned."""

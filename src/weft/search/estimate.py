@@ -100,31 +100,18 @@ def _seconds(points: CandidateTable, floors: LowerBounds) -> Floats:
     filled = np.where(_puts_off(points), FILLED, 1.0)
     # A micro-batch goes through all stages, one after the other: with few of them nothing fills the others' time.
     late = np.maximum((stages - 1) / (m * points.turns) * filled, stages / m - uneven)
-    busy = work.busy(points) * points.unevenness(samples) + _to_host_and_back(points, floors)
-    reduced = exchanges.reduction(points) * _times_reduced(points)
+    busy, facts = work.busy(points) * points.unevenness(samples), floors.facts
+    if facts.blocks is not None and points.offload.any():  # to the host and back
+        part = points.offload / facts.blocks.count / points.ranks
+        busy = busy + 2 * work.to_host(Bytes(int(facts.kept))) * part
+    # A gather of parameters takes as long as a reduction to shards. With ZeRO 1 there is one of each in a step, with
+    # ZeRO 2 a reduction in each micro-batch, with ZeRO 3 also a gather in its forward and one in its backward.
+    levels = [points.zero == level for level in (1, 2, 3)]
+    reduced = exchanges.reduction(points) * np.select(levels, [np.full_like(m, 2), m + 1, 3 * m], 1)
     exposed = np.maximum(reduced - HIDING * busy, 0.0) + work.updates_again(points)
     times = np.where(samples % (points.data * m) > 0, UNKNOWN, 1.0)
     found: Floats = times * ((busy + exchanges.sums(points)) * (uneven + late) + exposed)
     return found
-
-
-def _to_host_and_back(points: CandidateTable, floors: LowerBounds) -> Floats:
-    facts = floors.facts
-    if facts.blocks is None or not points.offload.any():
-        return np.zeros(len(points))
-    part = points.offload / facts.blocks.count / points.ranks
-    return 2 * floors.work.to_host(Bytes(int(facts.kept))) * part
-
-
-def _times_reduced(points: CandidateTable) -> Floats:
-    """Times as long as their gradients are added up once that exchanges along the data axis take.
-
-    A gather of parameters takes as long as a reduction to shards. With ZeRO 1 there is one of each in a step, with
-    ZeRO 2 a reduction in each micro-batch, with ZeRO 3 also a gather in its forward and one in its backward.
-    """
-    each = points.micro_batches
-    levels = [points.zero == level for level in (1, 2, 3)]
-    return np.select(levels, [np.full_like(each, 2), each + 1, 3 * each], 1).astype(np.float64)
 
 
 def _beside(points: CandidateTable, floors: LowerBounds) -> Floats:
@@ -240,7 +227,9 @@ class Outlook:
             as_few: false for points that stand for themselves, with all blocks that run again; by default all do not.
         """
         seconds, memory = self._own.now(self._estimates.measured)
-        order = seconds * _crowding(self._estimates.over(memory, self._own.margin))
+        # What lacks little stands as much farther behind, all else behind everything.
+        over = self._estimates.over(memory, self._own.margin)
+        order = seconds * np.where(over > ABOUT, 1e3 * over, np.maximum(over, 1.0))
         again = self._again if as_few is None else self._again & as_few
         if again.any():
             few = again[self._again]
@@ -250,11 +239,6 @@ class Outlook:
             with_fewer = none + part * (seconds[again] - none)
             order[again] = np.where((part > 0) & (part < 1), with_fewer, order[again])
         return order
-
-
-def _crowding(over: Floats) -> Floats:
-    """Times as far behind that a point stands by what it lacks: by as much where that is little, else behind all."""
-    return np.where(over > ABOUT, 1e3 * over, np.maximum(over, 1.0))
 
 
 @final
@@ -358,7 +342,7 @@ class Estimates:
 
     def _needed(self, point: Candidate) -> tuple[Candidate, ...]:
         """The points that are looked at for one: of blocks that run again, or wait, also the one with none of them."""
-        flat = _flat(point)
+        flat = replace(point, stages=1, schedule="", turns=1)
         if _again(point) and self.floors.limit is not None:
             return _with_blocks(flat, 0), _with_blocks(flat, self.blocks)
         return (_with_blocks(flat, self.blocks),) if _again(point) else (flat,)
@@ -452,7 +436,3 @@ def _with_blocks(point: Candidate, count: int) -> Candidate:
     if point.offload:
         return replace(point, offload=count)
     return replace(point, recompute=count) if point.recompute else point
-
-
-def _flat(point: Candidate) -> Candidate:
-    return replace(point, stages=1, schedule="", turns=1)

@@ -22,7 +22,7 @@ from weft.patterns import first_match
 from weft.search.candidate import Candidate
 from weft.search.candidate_table import CandidateTable, Floats, Ints, Mask
 from weft.search.shared_work import SharedWork, once
-from weft.search.steps.exchanged import Sum, WeightGradient
+from weft.search.steps.exchanged import WeightGradient
 from weft.search.steps.facts import StepFacts
 from weft.units import Bytes
 
@@ -103,7 +103,7 @@ class Exchanges:
 
     def _added_up(self, point: Candidate, least: bool) -> float:
         total = 0.0
-        for each, count in self._sums.items():
+        for each, count in Counter(self.facts.sums).items():
             size = Bytes(int(each.size * self.facts.narrowed / (point.data * point.micro_batches)))
             collective: CollectiveKind = "reduce_scatter" if least and each.once else "all_reduce"
             one = self._collective(collective, size, point, along_data=False, least=least)
@@ -116,10 +116,6 @@ class Exchanges:
                 added = min(added, gathered)
             total += count * added
         return total / point.stages
-
-    @cached_property
-    def _sums(self) -> Counter[Sum]:
-        return Counter(self.facts.sums)
 
     def _collective(
         self,

@@ -87,27 +87,22 @@ class _Pricing:
 
     def of(self, plan: RankPlan) -> tuple[tuple[PartCost, ...], ...]:
         values = values_of(plan)
-        makers = makers_of(node for actor in plan.actors for node in _nodes(actor))
+        computes = (actor for actor in plan.actors if isinstance(actor, Compute))
+        makers = makers_of(node for actor in computes for node in actor.nodes)
 
         def parts(actor: Actor) -> tuple[PartCost, ...]:
             match actor:
                 case Compute():
                     costs = self._durations.of_act(actor, values, plan.rank, makers)
                     return tuple(map(PartCost, actor.nodes, costs))
+                case Communicate() if isinstance(actor.collectives[0], Transfer):
+                    return (PartCost(actor, self._transfers.cost(plan.rank, actor)),)
                 case Communicate():
-                    return (PartCost(actor, self._communication(plan, actor)),)
+                    cost = self._durations.communication(actor.collectives, plan.rank)
+                    return (PartCost(actor, cost),)
             return ()
 
         return tuple(map(parts, plan.actors))
-
-    def _communication(self, plan: RankPlan, actor: Communicate) -> Cost:
-        if isinstance(actor.collectives[0], Transfer):
-            return self._transfers.cost(plan.rank, actor)
-        return self._durations.communication(actor.collectives, plan.rank)
-
-
-def _nodes(actor: Actor) -> Sequence[LocalCall | LocalUpdate]:
-    return actor.nodes if isinstance(actor, Compute) else ()
 
 
 # The place of a part: its actor, and which of its parts.
@@ -195,9 +190,9 @@ class _Giving:
 
     def _single(self, actor: Actor, own: Sequence[PartCost]) -> Iterator[PartCost]:
         for one in own:
-            kind, name = _single_name(one.part)
+            name, sent = part_name(one.part), isinstance(one.part, Communicate)
+            kind, table = ("exchanges", self.given.exchanges) if sent else ("ops", self.given.ops)
             self.used.offer(kind, name)
-            table = self.given.exchanges if kind == "exchanges" else self.given.ops
             if name in table:
                 self.used.note(kind, name)
                 yield PartCost(one.part, Cost(table[name]))
@@ -273,10 +268,11 @@ class _Giving:
             found[actor][place] = PartCost(part, Cost(Seconds(lasts)))
 
 
-def _single_name(part: Part) -> tuple[str, str]:
+def part_name(part: Part) -> str:
+    """The op, the update's rule, or the kind of communication."""
     if isinstance(part, Communicate):
-        return "exchanges", str(part.collectives[0].kind)
-    return "ops", f"{part.rule} update" if isinstance(part, LocalUpdate) else part.op
+        return str(part.collectives[0].kind)
+    return f"{part.rule} update" if isinstance(part, LocalUpdate) else part.op
 
 
 def _given_kind(kind: str, given: Mapping[str, Seconds]) -> str:

@@ -9,7 +9,7 @@ from typing import final
 import numpy as np
 
 from weft.ir.plan import Communicate, LocalUpdate, RankPlan
-from weft.simulator.acts import ActCosts, Part
+from weft.simulator.acts import ActCosts, Part, part_name
 from weft.simulator.clock import Times
 from weft.simulator.tasks import Tasks
 from weft.traces.events import ActSlices, Lines, rows_of, stars
@@ -106,7 +106,7 @@ def largest_costs(plan: RankPlan, acts: ActCosts, lines: Lines) -> tuple[Largest
     found: dict[tuple[str, str], tuple[float, int, bool]] = {}
     for actor, parts in zip(plan.actors, acts.parts[plan.rank], strict=True):
         for part, cost in parts:
-            key = _what(part), _where(part, lines)
+            key = part_name(part), _where(part, lines)
             seconds, times, guessed = found.get(key, (0.0, 0, False))
             took = cost.seconds * actor.acts
             found[key] = seconds + took, times + actor.acts, guessed or bool(cost.estimate)
@@ -115,12 +115,6 @@ def largest_costs(plan: RankPlan, acts: ActCosts, lines: Lines) -> tuple[Largest
         LargestCost(what, where, Seconds(seconds), times, guessed)
         for (what, where), (seconds, times, guessed) in every[:COUNT]
     )
-
-
-def _what(part: Part) -> str:
-    if isinstance(part, Communicate):
-        return str(part.collectives[0].kind)
-    return f"{part.rule} update" if isinstance(part, LocalUpdate) else part.op
 
 
 def _where(part: Part, lines: Lines) -> str:

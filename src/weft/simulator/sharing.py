@@ -66,7 +66,11 @@ class LinkSharing:
             for (_, seconds, _), (_, needed) in zip(uses, busy, strict=True)
         ]
         first = _first_alike(size, shares)
-        return LinkSharing([_needs(first, *one) for one in shares], largest)
+        needs = [
+            dict(zip(first[resources].tolist(), own.tolist(), strict=True))
+            for resources, own in shares
+        ]
+        return LinkSharing(needs, largest)
 
     @property
     def any(self) -> bool:
@@ -130,14 +134,6 @@ def _level(
     taken = fsum(speeds[one] * needs[one][link] for one in own if one in speeds)
     rising = fsum(needs[one][link] / most[one] for one in own if one not in speeds)
     return max(1.0 - taken, 0.0) / rising if rising else float("inf")
-
-
-def _needs(
-    first: npt.NDArray[np.int64],
-    resources: npt.NDArray[np.int64],
-    shares: npt.NDArray[np.float64],
-) -> Needs:
-    return dict(zip(first[resources].tolist(), shares.tolist(), strict=True))
 
 
 def _first_alike(

@@ -114,7 +114,10 @@ class Simulation:
 
     def _summary(self) -> Iterator[str]:
         about = " (about: figures are missing)" if self.estimates else ""
-        yield f"step        {seconds_text(self.step_seconds)}{about}{self._interval()}"
+        if self.interval is not None:
+            low, high = map(seconds_text, self.interval)
+            about += f", 90 % of steps between {low} and {high}"
+        yield f"step        {seconds_text(self.step_seconds)}{about}"
         if not self.steady:
             first = seconds_text(self.first_seconds)
             yield f"            steps do not take equally long: this is their mean; the first takes {first}"
@@ -134,12 +137,6 @@ class Simulation:
         yield f"bubble      {100 * self.bubble:.1f} % of the time compute queues do nothing"
         if self.memory is not None:
             yield f"memory      {memory_text(self.memory)}"
-
-    def _interval(self) -> str:
-        if self.interval is None:
-            return ""
-        low, high = self.interval
-        return f", 90 % of steps between {seconds_text(low)} and {seconds_text(high)}"
 
 
 # Ranks that are shown, at most.

@@ -167,7 +167,12 @@ def step_tasks(
     for plan in plans:
         _wait(found, plan, places[plan.rank], ordered)
     for own in places.values():
-        _begin(found, own)
+        # Acts wait for the begin of the step, which waits for the end of the step so many before.
+        begin = found.add(-1)
+        found.begins += 1
+        found.needs[begin] = dict.fromkeys((task, ahead) for task in own.values())
+        for task in own.values():
+            found.needs[task][begin, 0] = None
     return found
 
 
@@ -222,15 +227,6 @@ def _wait(
             needs[tasks[0]][tasks[-1], 1] = None
             for before, task in pairwise(tasks):
                 needs[task][before, 0] = None
-
-
-def _begin(found: StepTasks, place: Mapping[tuple[int, int], int]) -> None:
-    """Let a rank's acts wait for the begin of the step, and that for the end of the step so many before."""
-    begin = found.add(-1)
-    found.begins += 1
-    found.needs[begin] = dict.fromkeys((task, found.ahead) for task in place.values())
-    for task in place.values():
-        found.needs[task][begin, 0] = None
 
 
 def repeated(one: StepTasks, steps: int) -> Tasks:

@@ -240,7 +240,14 @@ class LayoutMoves:
             *(("parameters", name, shapes[name]) for name in single),
         ]
         free = [each for each in tensors if each[1] not in getattr(self.base, each[0])]
-        said = [move for each in free for move in self._of_tensor(*each)]
+        said = [
+            StrategyMove(
+                f"{pattern} {', '.join(map(str, sbps))}",
+                partial(_laid, entry, pattern, said_of(sbps), getattr(self.base, entry)),
+            )
+            for entry, pattern, shape in free
+            for sbps in product(*(choices_of(shape, parts) for parts in self.grid))
+        ]
         for entry, pattern, _ in free:
             without = partial(_laid, entry, pattern, None, getattr(self.base, entry))
             said.append(StrategyMove(f"{pattern} deduced", without))
@@ -254,12 +261,6 @@ class LayoutMoves:
             yield "*", tuple(map(min, zip(*shapes.values(), strict=False)))
         if len(shapes) > 1:
             yield from shapes.items()
-
-    def _of_tensor(self, entry: str, pattern: str, shape: Sequence[int]) -> Iterator[StrategyMove]:
-        fixed: Mapping[str, SBPs] = getattr(self.base, entry)
-        for sbps in product(*(choices_of(shape, parts) for parts in self.grid)):
-            name = f"{pattern} {', '.join(map(str, sbps))}"
-            yield StrategyMove(name, partial(_laid, entry, pattern, said_of(sbps), fixed))
 
     def _shapes(self, role: str) -> dict[str, tuple[int, ...]]:
         return {
