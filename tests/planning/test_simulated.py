@@ -20,7 +20,7 @@ from weft.hardware.measured_costs import Measurements, SizedSample
 from weft.hardware.measured_store import store_measurements, this_machine
 from weft.hardware.topology_files import topology
 from weft.layout import Placement
-from weft.planning.plans import plan_stored, planned_step, simulate_stored
+from weft.planning.plans import plan_stored, planned_step, priced_step
 from weft.units import Bytes, Seconds
 
 PIPELINE = replace(weft.data_parallel(), stages=2, micro_batches=2)
@@ -59,7 +59,9 @@ def test_memory_is_that_of_the_simulated_order() -> None:
     stored = weft.Job(model, classification_loss, optimizer, batch).stored()
     compiled = plan_stored(stored, weft.data_parallel(), Placement("cpu", (2,), (0, 1)))
     planned = max(peak.memory.peak for peak in compiled.peaks)
-    found = simulate_stored(stored.graph, compiled, default_device("cpu")).memory
+    found = priced_step(
+        planned_step(stored.graph, compiled), default_device("cpu")
+    ).simulation.memory
     assert found is not None
     assert found.planned < 0.95 * planned
 

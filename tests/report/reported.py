@@ -13,7 +13,7 @@ from models import GPT, token_batch, token_loss
 from weft.compiler.pipeline import Compiled
 from weft.layout import Placement
 from weft.planning.machine import machine_of
-from weft.planning.plans import plan_stored, simulate_stored
+from weft.planning.plans import plan_stored, planned_step, priced_step
 from weft.planning.stored_step import StoredStep
 from weft.simulator.simulation import Simulation
 from weft.strategy.strategy import Strategy
@@ -53,4 +53,4 @@ def planned(strategy: Strategy, grid: tuple[int, ...]) -> tuple[Compiled, Simula
     machine = machine_of(f"h100x{ranks}")
     place = Placement("cuda", grid, tuple(range(ranks)))
     compiled = plan_stored(stored(), strategy, place, costs=machine.planned)
-    return compiled, simulate_stored(stored().graph, compiled, machine.costs)
+    return compiled, priced_step(planned_step(stored().graph, compiled), machine.costs).simulation

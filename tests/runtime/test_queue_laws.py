@@ -12,6 +12,7 @@ from hypothesis import assume, given
 from torch import Tensor
 
 from plan_runs import Acts, sequential
+from simulator.steps import tasks_of
 from strategies import law, looped_plans
 from weft.actors import Act
 from weft.ir.plan import Actor, RankPlan
@@ -20,7 +21,7 @@ from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.executor.work import Rank, Work
 from weft.runtime.recording import Record
 from weft.simulator.clock import run, simulate_step
-from weft.simulator.tasks import Tasks, in_ticks, tasks_of
+from weft.simulator.tasks import Tasks, in_ticks
 
 pytestmark = pytest.mark.timeout(60)
 

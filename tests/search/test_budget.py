@@ -38,16 +38,6 @@ def test_moves_end_by_their_number_whatever_the_clock(monkeypatch: pytest.Monkey
     assert found.part() == 0.0
 
 
-def test_one_that_is_used_up_allows_nothing_and_is_else_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    at(monkeypatch, 100.0)
-    for found in (Budget.of(10, None), Budget.of(10, 3)):
-        assert found.allows(0)
-        assert not found.used_up().allows(0)
-        assert (found.used_up().ends, found.used_up().part()) == (found.ends, found.part())
-
-
 @pytest.mark.parametrize("seconds", [0, -1.0, nan, inf, 10**400, True, "60", None])
 def test_seconds_that_are_none_are_told(seconds: object) -> None:
     with pytest.raises(UserError, match=r"seconds must be a number above 0, such as 60, got"):

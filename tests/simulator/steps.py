@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import torch
@@ -15,7 +16,9 @@ from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.stages.stages import stage_placements
 from weft.compiler.strategy_hints import strategy_hints
 from weft.ir.logical import LogicalGraph
+from weft.ir.plan import RankPlan
 from weft.simulator import PlannedStep
+from weft.simulator.tasks import Tasks, in_ticks, repeated, step_tasks
 
 SAMPLES, WORDS, TIME = 8, 16, 8
 
@@ -68,3 +71,11 @@ def planned_gpt(
         samples=SAMPLES,
         tokens=SAMPLES * TIME,
     )
+
+
+def tasks_of(
+    plans: Sequence[RankPlan], seconds: Mapping[int, Sequence[float]], steps: int = 1
+) -> Tasks:
+    """The tasks of some steps of plans whose communicators have orders; `seconds` of each rank's actors."""
+    ticks = {rank: [in_ticks(each) for each in own] for rank, own in seconds.items()}
+    return repeated(step_tasks(plans, ticks), steps)

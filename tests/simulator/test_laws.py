@@ -9,11 +9,12 @@ import numpy as np
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from simulator.steps import tasks_of
 from strategies import durations, law, looped_plans, pipeline_plans
 from weft.ir.plan import RankPlan
 from weft.simulator.clock import run, simulate_step
 from weft.simulator.facts import critical_path, propagate
-from weft.simulator.tasks import Tasks, in_ticks, tasks_of
+from weft.simulator.tasks import Tasks, in_ticks
 
 STEPS = 3
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import weft
-from simulator.steps import captured_gpt, compiled_gpt, planned_gpt
+from simulator.steps import captured_gpt, compiled_gpt, planned_gpt, tasks_of
 from weft.compiler.context import options_of
 from weft.compiler.pipeline import compile_graph
 from weft.compiler.stages.stages import stage_placements
@@ -23,7 +23,6 @@ from weft.simulator import PlannedStep, simulate
 from weft.simulator.acts import act_costs
 from weft.simulator.sharing import SharedLinks
 from weft.simulator.simulate import simulation_of, steady_steps
-from weft.simulator.tasks import tasks_of
 
 
 def machine(per_node: int, cards: int, nodes: int = 8) -> TopologyCosts:

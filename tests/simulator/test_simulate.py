@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from simulator.steps import SAMPLES, TIME, planned_gpt
+from simulator.steps import SAMPLES, TIME, planned_gpt, tasks_of
 from weft.errors import UserError
 from weft.hardware import default_device
 from weft.hardware.cost_overrides import parse_cost_overrides
@@ -15,7 +15,6 @@ from weft.hardware.costs import Capacity, Contention, Cost, Costs
 from weft.simulator import simulate
 from weft.simulator.clock import run
 from weft.simulator.simulate import SteadySteps
-from weft.simulator.tasks import tasks_of
 from weft.units import Bytes, Seconds
 
 CPU = default_device("cpu")
@@ -242,7 +241,7 @@ def test_a_slower_rank_is_waited_for():
     ids=["one step", "steady", "two in turns", "all different"],
 )
 def test_a_step_takes_the_mean_of_a_cycle(ends, seconds, steady) -> None:
-    none = tasks_of((), {}, 1, 1)
+    none = tasks_of((), {})
     found = SteadySteps(none, run(none), ends, Seconds(1.0))
     assert (found.period, found.steady) == (seconds, steady)
     assert found.step_seconds == seconds + 1.0

@@ -28,7 +28,7 @@ from weft.ir.plan import (
 )
 from weft.layout import region_size
 from weft.ops import OpCall, Operand, shard_places, shares_memory
-from weft.ops.call import Argument, PerMicroBatch, TensorSpec, Token
+from weft.ops.call import Argument, PerMicroBatch, Token
 from weft.units import ITEM_SIZE, Bytes, Seconds
 
 # Views of a tensor that lies in order lie so too.
@@ -48,7 +48,7 @@ def call_text(call: OpCall, lies: Sequence[str] = ()) -> str:
         call: of one rank.
         lies: for each operand, the text of the view that it is; empty where it is none (`lying`).
     """
-    specs = tuple(map(spec_text, call.operands))
+    specs = tuple(f"{spec.dtype}[{', '.join(map(str, spec.shape))}]" for spec in call.operands)
     operands = tuple(own or spec for own, spec in zip(lies, specs, strict=True)) if lies else specs
     places, count = shard_places(call.op), len(call.args)
     shown = [
@@ -87,11 +87,6 @@ def _view_text(name: str, makers: Mapping[str, LocalCall], values: Mapping[str, 
 def exchange_text(kind: str, ranks: int) -> str:
     """A kind of exchange between so many ranks, such as "all_reduce of 2"."""
     return f"{kind} of {ranks}"
-
-
-def spec_text(spec: TensorSpec) -> str:
-    """Dtype and shape, such as "float32[8, 4]"."""
-    return f"{spec.dtype}[{', '.join(map(str, spec.shape))}]"
 
 
 def _text(arg: Argument, operands: tuple[str, ...]) -> str:
@@ -187,7 +182,10 @@ class Durations:
         """
         home = self._costs.like(rank)
         if isinstance(node, LocalUpdate):
-            return self._costs.of_update(home, node.rule, update_bytes(node, values), together)
+            # Everything is read once, target and states are written.
+            touched = (node.target, node.target, node.source, *node.states, *node.states)
+            moved = Bytes(sum(values[name].nbytes for name in touched))
+            return self._costs.of_update(home, node.rule, moved, together)
         met = self._met.get((id(node), home))
         if met is None:
             lies = lying(node, makers, values)
@@ -227,8 +225,10 @@ class Durations:
 
 
 def joined_size(joined: Sequence[Exchange]) -> Bytes:
-    """Bytes of collectives that run as one: of each its larger side."""
-    return Bytes(sum(larger_side(each) for each in joined if isinstance(each, Collective)))
+    """Bytes of collectives that run as one: of each its larger side on a rank."""
+    every = (each for each in joined if isinstance(each, Collective))
+    sides = (each.output if each.kind == "all_gather" else each.input for each in every)
+    return Bytes(sum(side.nbytes for side in sides))
 
 
 def transfer_pieces(node: Exchange, rank: int, ranks: Mapping[int, Sequence[int]]) -> Sent:
@@ -245,17 +245,6 @@ def transfer_pieces(node: Exchange, rank: int, ranks: Mapping[int, Sequence[int]
                     ends = (rank, own[peer]) if out else (own[peer], rank)
                     found.append((*ends, _piece_bytes(value, ((peer, region),))))
     return found
-
-
-def update_bytes(node: LocalUpdate, values: Values) -> Bytes:
-    """Bytes that an update reads and writes: everything is read once, target and states are written."""
-    touched = (node.target, node.target, node.source, *node.states, *node.states)
-    return Bytes(sum(values[name].nbytes for name in touched))
-
-
-def larger_side(node: Collective) -> Bytes:
-    """Bytes of the larger side of a collective on one rank: what comes out of an all_gather, what goes into others."""
-    return (node.output if node.kind == "all_gather" else node.input).nbytes
 
 
 def _piece_bytes(value: LocalValue | None, pieces: Sequence[Piece]) -> Bytes:

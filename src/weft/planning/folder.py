@@ -17,14 +17,6 @@ from weft.units import bytes_text, counted
 _OURS = re.compile(r"rank_\d+\.txt|classes\.txt|summary\.txt")
 
 
-def members_of(compiled: Compiled) -> dict[int, tuple[int, ...]]:
-    """The ranks of each class, by the one that stands for them."""
-    found: dict[int, list[int]] = {}
-    for rank, first in compiled.schedule.classes.items():
-        found.setdefault(first, []).append(rank)
-    return {first: tuple(ranks) for first, ranks in sorted(found.items())}
-
-
 def write_plan(compiled: Compiled, title: str, folder: Path) -> str:
     """Write the plan of a rank of each class, the classes and a summary; returns the summary.
 
@@ -36,7 +28,10 @@ def write_plan(compiled: Compiled, title: str, folder: Path) -> str:
     Raises:
         UserError: when the folder holds anything else, or cannot be written.
     """
-    classes = members_of(compiled)
+    members: dict[int, list[int]] = {}
+    for rank, first in compiled.schedule.classes.items():
+        members.setdefault(first, []).append(rank)
+    classes = {first: tuple(ranks) for first, ranks in sorted(members.items())}
     summary = summary_of(compiled, title, classes)
     texts = {f"rank_{plan.rank}.txt": str(_own(compiled, plan)) for plan in compiled.plan.ranks}
     texts["classes.txt"] = "".join(

@@ -248,7 +248,7 @@ def simulate(
     with uncollected():
         kinds = machine.kinds(placement.ranks)
         compiled = plan_stored(found, planned, placement, kinds=kinds, costs=machine.planned)
-    return simulate_stored(found.graph, compiled, machine.costs, given)
+        return priced_step(planned_step(found.graph, compiled), machine.costs, given).simulation
 
 
 def as_stored(step: StoredStep | Capturable | str | Path, strategy: Strategy) -> StoredStep:
@@ -299,21 +299,3 @@ def planned_step(
         samples=size.samples,
         tokens=size.tokens,
     )
-
-
-def simulate_stored(
-    captured: LogicalGraph, compiled: Compiled, costs: Costs, given: CostOverrides | None = None
-) -> Simulation:
-    """Simulate the plans of a stored step, as `weft.simulate` does.
-
-    Args:
-        captured: the step.
-        compiled: its plans, of one rank of each class.
-        costs: of the machine that it is planned for.
-        given: costs that count in place of the machine's, where there are some.
-
-    Raises:
-        UserError: when a cost is given for what is not in the plans.
-    """
-    with uncollected():
-        return priced_step(planned_step(captured, compiled), costs, given).simulation

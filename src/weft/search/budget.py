@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf, isinf
 from time import monotonic
 from typing import final
@@ -59,10 +59,6 @@ class Budget:
     def has(self, seconds: float) -> bool:
         """True where so many seconds are left, before the first strategy or behind it."""
         return self.allows(0, seconds)
-
-    def used_up(self) -> Budget:
-        """One that allows nothing."""
-        return replace(self, moves=0)
 
     def part(self, later: float = 0.0) -> float:
         """The part of the seconds that has gone, so many from now; 0 of a number of strategies."""

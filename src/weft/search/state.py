@@ -181,7 +181,7 @@ class SearchState:
 
     def end(self) -> None:
         """Take the budget for used up: what a result says beyond what is known is left out, where it takes long."""
-        self.budget = self.budget.used_up()
+        self.budget = replace(self.budget, moves=0)
 
     # What comes out.
 

@@ -77,21 +77,6 @@ class Tasks:
         return self.members[task][0][2] if self.members[task] else -1
 
 
-def tasks_of(
-    plans: Sequence[RankPlan],
-    seconds: Mapping[int, Sequence[Seconds]],
-    steps: int = 1,
-    ahead: int = 1,
-) -> Tasks:
-    """The tasks of some steps of plans whose communicators have orders; arguments as of `step_tasks`, in ticks here.
-
-    Raises:
-        InternalError: when a communicator with micro-batches has no order.
-    """
-    ticks = {rank: [in_ticks(each) for each in own] for rank, own in seconds.items()}
-    return repeated(step_tasks(plans, ticks, ahead), steps)
-
-
 @final
 @dataclass(slots=True)
 class StepTasks:

@@ -70,18 +70,16 @@ def in_flight_moves(
         return
     yield _entry("in flight as scheduled", in_flight=None)
     for more in _MORE if len(counts) > 2 else ():
-        half = half_in_flight(len(counts), more, strategy.micro_batches)
+        half = tuple(
+            min((len(counts) - stage) // 2 + more, strategy.micro_batches)
+            for stage in range(len(counts))
+        )
         yield _entry(f"half of 1F1B's and {more} more in flight", in_flight=half)
     for stage, count in enumerate(counts):
         for other in (count - 1, count + 1):
             if 1 <= other <= strategy.micro_batches:
                 every = (*counts[:stage], other, *counts[stage + 1 :])
                 yield _entry(f"{other} in flight in stage {stage}", in_flight=every)
-
-
-def half_in_flight(stages: int, more: int, micro_batches: int) -> tuple[int, ...]:
-    """For each stage half of the micro-batches that 1F1B has in flight, and so many more, as far as there are."""
-    return tuple(min((stages - stage) // 2 + more, micro_batches) for stage in range(stages))
 
 
 def memory_moves(
