@@ -7,6 +7,7 @@ stands under `efficiency` is calibrated once for a kind (docs/accuracy.md).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from math import ceil, prod
@@ -259,17 +260,12 @@ def call_seconds(kind: DeviceKind, call: OpCall) -> Seconds:
 
 def without_peak(kind: DeviceKind, call: OpCall) -> str:
     """The guess where a kind has no peak for the dtype that a call's matrix units compute in; empty without one."""
-    dtype = _dtype(call)
-    if kind.has_peak(dtype) or op_class(call, _product_or_none(call)) not in ON_MATRIX_UNITS:
+    dtype, product = _dtype(call), None
+    with suppress(RuleError):
+        product = product_of(_as_aten(call))
+    if kind.has_peak(dtype) or op_class(call, product) not in ON_MATRIX_UNITS:
         return ""
     return f"{kind.name} has no peak for {dtype}: that of float32"
-
-
-def _product_or_none(call: OpCall) -> Product | None:
-    try:
-        return product_of(_as_aten(call))
-    except RuleError:
-        return None
 
 
 def work_seconds(kind: DeviceKind, work: CallWork) -> Seconds:

@@ -78,7 +78,13 @@ class NodeRoutes:
                 last = self._last[source] = self._from(source)
             if target != source and target not in last:
                 return None
-            found = self._routes[source, target] = _traced(target, last)
+            steps = list[tuple[int, LinkKind]]()
+            vertex = target
+            while vertex in last:
+                vertex, resource, link = last[vertex]
+                steps.append((resource, link))
+            resources, links = zip(*reversed(steps), strict=True) if steps else ((), ())
+            found = self._routes[source, target] = Route(resources, links)
         return found
 
     def out(self, device: int) -> Route:
@@ -156,16 +162,6 @@ class NodeRoutes:
 
 def _seconds(way: Route) -> float:
     return way.latency + sum(_MESSAGE / link.rate for link in way.links)
-
-
-def _traced(vertex: int, last: dict[int, _Step]) -> Route:
-    resources: list[int] = []
-    links: list[LinkKind] = []
-    while vertex in last:
-        vertex, resource, link = last[vertex]
-        resources.append(resource)
-        links.append(link)
-    return Route(tuple(reversed(resources)), tuple(reversed(links)))
 
 
 Ints: TypeAlias = npt.NDArray[np.int64]

@@ -315,7 +315,13 @@ def check_reach(topology: Topology, where: str) -> None:
         there, back = _Reach(group.kind, forward=True), _Reach(group.kind, forward=False)
         ports = {vertex for port in group.kind.ports for vertex in port.at}
         for device in range(len(group.kind)):
-            _check_device(group.kind, device, there, at)
+            missing = set(range(len(group.kind))) - there.of(device)
+            if missing:
+                ends = group.kind.vertices[device], group.kind.vertices[min(missing)]
+                raise UserError(
+                    f"{at}: no links lead from {ends[0]} to {ends[1]}; "
+                    "bytes pass through switches, not through devices"
+                )
             if networked and not (ports & there.of(device) and ports & back.of(device)):
                 raise UserError(
                     f"{at}: {group.kind.vertices[device]} reaches no port, and there are other nodes; "
@@ -325,15 +331,6 @@ def check_reach(topology: Topology, where: str) -> None:
     if not common_protocols(kinds):
         names = ", ".join(f"{kind.name} ({', '.join(kind.protocols)})" for kind in kinds)
         raise UserError(f"{where}: give the links a protocol in common, got {names}")
-
-
-def _check_device(kind: NodeKind, device: int, there: _Reach, where: str) -> None:
-    missing = set(range(len(kind))) - there.of(device)
-    if missing:
-        raise UserError(
-            f"{where}: no links lead from {kind.vertices[device]} to {kind.vertices[min(missing)]}; "
-            "bytes pass through switches, not through devices"
-        )
 
 
 @final

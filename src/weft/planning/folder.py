@@ -10,7 +10,7 @@ from pathlib import Path
 from weft.atomic_files import cannot_write
 from weft.compiler.pipeline import Compiled
 from weft.errors import UserError
-from weft.ir.plan import Communicate, Plan, RankPlan
+from weft.ir.plan import Communicate, Plan
 from weft.traces.events import joined_notes
 from weft.units import bytes_text, counted
 
@@ -33,7 +33,12 @@ def write_plan(compiled: Compiled, title: str, folder: Path) -> str:
         members.setdefault(first, []).append(rank)
     classes = {first: tuple(ranks) for first, ranks in sorted(members.items())}
     summary = summary_of(compiled, title, classes)
-    texts = {f"rank_{plan.rank}.txt": str(_own(compiled, plan)) for plan in compiled.plan.ranks}
+    texts = dict[str, str]()
+    for plan in compiled.plan.ranks:  # with the communicators that it uses
+        acts = (actor for actor in plan.actors if isinstance(actor, Communicate))
+        used = {exchange.communicator for act in acts for exchange in act.collectives}
+        groups = tuple(each for each in compiled.plan.communicators if each.id in used)
+        texts[f"rank_{plan.rank}.txt"] = str(Plan(compiled.plan.name, groups, (plan,)))
     texts["classes.txt"] = "".join(
         f"rank {first} stands for {len(ranks)}: {ranges(ranks)}\n"
         for first, ranks in classes.items()
@@ -71,13 +76,6 @@ def ranges(numbers: Iterable[int]) -> str:
     breaks = [0, *(i for i, (a, b) in enumerate(pairwise(every), 1) if b > a + 1), len(every)]
     runs = (every[start:end] for start, end in pairwise(breaks) if end > start)
     return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
-
-
-def _own(compiled: Compiled, plan: RankPlan) -> Plan:
-    acts = (actor for actor in plan.actors if isinstance(actor, Communicate))
-    used = {exchange.communicator for act in acts for exchange in act.collectives}
-    groups = tuple(each for each in compiled.plan.communicators if each.id in used)
-    return Plan(compiled.plan.name, groups, (plan,))
 
 
 def _emptied(folder: Path) -> None:

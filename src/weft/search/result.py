@@ -100,7 +100,9 @@ class SearchResult:
         best = next(each for each in self.tried if each.outcome == "best")
         lines = [
             f"best: {best.name}: {1e3 * self.seconds:.3f} ms a step",
-            self._bound_text,
+            f"bound: no strategy of the space takes less than {1e3 * self.bound:.3f} ms, {self.gap:.1%} below the best"
+            if self.bound
+            else "bound: none is known where stages are fixed with their ranks",
             *([f"layouts: {self.additive}"] if self.additive is not None else []),
             "",
             *map(str, self.tried[:_ROWS]),
@@ -113,13 +115,6 @@ class SearchResult:
         lines += [f"not planned: {count}, {why}" for why, count in self.skipped.items() if count]
         lines += [f"not searched: {each}" for each in self.not_searched]
         return "\n".join(lines)
-
-    @property
-    def _bound_text(self) -> str:
-        if not self.bound:
-            return "bound: none is known where stages are fixed with their ranks"
-        least = f"{1e3 * self.bound:.3f} ms"
-        return f"bound: no strategy of the space takes less than {least}, {self.gap:.1%} below the best"
 
     def to_json(self) -> dict[str, Any]:
         """As dicts, lists, numbers and texts; seconds and bytes.

@@ -80,13 +80,14 @@ def search(
         CaptureError: the step cannot be one graph.
     """
     budget = Budget.of(seconds, moves)
-    _check_arguments(fixed, start, seed, every_rank, told)
+    _check_arguments(fixed, start, seed, every_rank, told, planners)
     machine = limited(machine_of(topology), memory_limit)
     stored = as_stored(step, fixed or data_parallel())
     base = stored.in_precision(fixed or Strategy())
     earlier = start.record if isinstance(start, SearchResult) else start
     first = earlier if isinstance(earlier, Strategy | None) else earlier.best
-    with passed_over(), Planners(_count(planners)) as processes:
+    count = min(cores() - 1, _MOST_PLANNERS) if planners is None else planners
+    with passed_over(), Planners(count) as processes:
         processes.begin(len(stored.graph.nodes))
         facts = StepFacts(stored, machine, base)
         floors = LowerBounds(facts, machine.least_limit)
@@ -148,7 +149,11 @@ def _plan_given(state: SearchState, start: Strategy | None, every_rank: bool) ->
     for name, strategy in (("start", begin), ("fixed", base if hand_only(base) else None)):
         if strategy is None:
             continue
-        if every_rank and _has_idle_ranks(evaluator, strategy):
+        try:
+            idle = len(evaluator.placement(strategy).ranks) < len(evaluator.ranks)
+        except UserError:  # of more ranks than there are: its plan says so
+            idle = False
+        if every_rank and idle:
             if hand_only(base):
                 raise UserError(
                     f"weft.search: the stages of fixed= leave out some of {len(evaluator.ranks)} ranks, all of which "
@@ -163,27 +168,8 @@ def _plan_given(state: SearchState, start: Strategy | None, every_rank: bool) ->
         state.tell()
 
 
-def _has_idle_ranks(evaluator: Evaluator, strategy: Strategy) -> bool:
-    """True where a strategy leaves out devices of the machine."""
-    try:
-        used = evaluator.placement(strategy).ranks
-    except UserError:  # of more ranks than there are: its plan says so
-        return False
-    return len(used) < len(evaluator.ranks)
-
-
-def _count(planners: object) -> int:
-    if planners is None:
-        return min(cores() - 1, _MOST_PLANNERS)
-    if not is_whole(planners, 0):
-        raise wrong(
-            "weft.search: planners", "the number of processes beside this one, from 0", planners
-        )
-    return planners
-
-
 def _check_arguments(
-    fixed: object, start: object, seed: object, every_rank: object, told: object
+    fixed: object, start: object, seed: object, every_rank: object, told: object, planners: object
 ) -> None:
     entries = "a weft.Strategy with the entries that hold for all"
     begins = "a weft.Strategy, or the weft.SearchResult or weft.SearchRecord of an earlier search"
@@ -195,6 +181,10 @@ def _check_arguments(
         (is_whole(seed), "seed", "a whole number, such as 0", seed),
         (isinstance(every_rank, bool), "every_rank", "True or False", every_rank),
         (callable(told), "told", "a function of what is known", told),
+        (
+            planners is None or is_whole(planners, 0),
+            *("planners", "the number of processes beside this one, from 0", planners),
+        ),
     )
 
 

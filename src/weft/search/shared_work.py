@@ -108,15 +108,13 @@ class SharedWork:
     def of_kind(self) -> Mapping[int, StepWork]:
         """The work of the step on a device of each device kind, by its first rank."""
         kinds = dict.fromkeys(self._costs.like(rank) for rank in self.facts.ranks)
-        return {first: self._work(first) for first in kinds}
-
-    def _work(self, first: int) -> StepWork:
-        """Of the whole step on a device of a device kind."""
-        found = [self._work_of(first, calls) for calls in self.facts.calls]
-        one = found[0] if len(found) == 1 else found[0].along(found[1], self.facts.along)
-        start = self._start(first)
-        update = self._costs.of_update(first, "AdamW", self.facts.updated).seconds
-        return replace(one, update=max(update - start, 0.0))
+        works = dict[int, StepWork]()
+        for first in kinds:
+            found = [self._work_of(first, calls) for calls in self.facts.calls]
+            one = found[0] if len(found) == 1 else found[0].along(found[1], self.facts.along)
+            update = self._costs.of_update(first, "AdamW", self.facts.updated).seconds
+            works[first] = replace(one, update=max(update - self._start(first), 0.0))
+        return works
 
     def _work_of(self, first: int, calls: Mapping[CountedCall, int]) -> StepWork:
         """Of some calls on a device of a device kind, without updates."""

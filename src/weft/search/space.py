@@ -181,7 +181,10 @@ def fitting(found: CandidateTable, base: Strategy) -> Mask:
             f"fixed: points of the search have a data axis and a tensor axis, and ZeRO along axis {axis} "
             "is none of these; give it axis 0"
         )
-    mask = _with_axes(found, base)
+    # A grid has the axis of the shards, and an axis for each SBP of what is said for every axis.
+    mask: Mask = found.axes > (axis or 0)
+    for count in _axes_said(base):
+        mask &= found.axes == count
     if isinstance(base.stages, int):
         mask &= found.stages * found.turns == base.stages
     if base.micro_batches != 1:
@@ -193,21 +196,11 @@ def fitting(found: CandidateTable, base: Strategy) -> Mask:
         mask &= (found.zero == highest_level(base.zero)) & ~found.outer
     if base.in_flight is not None:
         mask &= found.stages * found.turns == len(base.in_flight)
-    for entry, blocks in (("recompute", found.recompute), ("offload", found.offload)):
-        if getattr(base, entry):
-            mask &= blocks == 0
+    mask &= (found.recompute == 0) | (not base.recompute)
+    mask &= (found.offload == 0) | (not base.offload)
     if base.grid:
         grid = tuple(base.grid)
         mask &= np.fromiter((point.grid == grid for point in found), np.bool_, len(found))
-    return mask
-
-
-def _with_axes(found: CandidateTable, base: Strategy) -> Mask:
-    """Those whose grid has the axis of the shards, and an axis for each SBP of what is said for every axis."""
-    axis = zero_axis(base.zero)
-    mask: Mask = found.axes > (axis or 0)
-    for count in _axes_said(base):
-        mask &= found.axes == count
     return mask
 
 

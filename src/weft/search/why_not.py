@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Literal, TypeAlias, final
@@ -166,15 +166,11 @@ def split_parameters(graph: LogicalGraph, strategy: Strategy) -> frozenset[tuple
     """
     named = dict.fromkeys(experts_of(graph).parameters, "experts")
     named |= dict.fromkeys(vocabularies(graph), "vocabularies")
-    return frozenset(_families(graph, strategy, named))
-
-
-def _families(
-    graph: LogicalGraph, strategy: Strategy, named: dict[str, str]
-) -> Iterator[tuple[str, int]]:
+    found = set[tuple[str, int]]()
     for node in graph.of_kind(Input):
         pattern = first_match(strategy.parameters, node.key) if node.role == "parameter" else None
         for sbp in () if pattern is None else sbps_of(strategy.parameters[pattern]):
             if isinstance(sbp, Split):
                 family = named.get(node.key)
-                yield ("layers", 0) if family is None else (family, sbp.dim)
+                found.add(("layers", 0) if family is None else (family, sbp.dim))
+    return frozenset(found)

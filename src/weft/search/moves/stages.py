@@ -82,17 +82,14 @@ class StageMoves:
         named = self._with_names(strategy)
         if named is None or isinstance(named.stages, int):
             return ()
-        stages, micro_batches = tuple(named.stages), self._micro_batches(strategy)
+        own, facts = strategy.micro_batches, self.facts
+        free = facts.base.micro_batches == 1 and not facts.statistics
+        cut = own == 1 and free and facts.samples > 0 and facts.samples % _CUT == 0
+        stages, micro_batches = tuple(named.stages), (own, _CUT) if cut else (own,)
         key = str(stages), micro_batches
         if key not in self._placed:
             self._placed[key] = tuple(PlacementMoves(self.parts, stages, micro_batches).best())
         return self._placed[key]
-
-    def _micro_batches(self, strategy: Strategy) -> tuple[int, ...]:
-        own, facts = strategy.micro_batches, self.facts
-        free = facts.base.micro_batches == 1 and not facts.statistics
-        cut = own == 1 and free and facts.samples > 0 and facts.samples % _CUT == 0
-        return (own, _CUT) if cut else (own,)
 
     def _with_names(self, strategy: Strategy) -> Strategy | None:
         """The strategy with the modules and ranks of each stage; None where stages are fixed, or it has no plan."""

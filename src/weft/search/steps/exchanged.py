@@ -225,7 +225,11 @@ class _Walk:
         if before and self._passes_parts(call):
             parts = frozenset[str]().union(*before)
             self._parts.update((name, parts) for name in made)
-            self._shrink(parts, call)
+            # Parts may be added up once a call has made fewer elements of them: a mean, a slice.
+            sizes = [value.nbytes for value in call.makes if "float" in value.dtype]
+            for part in parts if sizes else ():
+                row = self._rows[part]
+                self._rows[part] = replace(row, size=min(row.size, *sizes))
             return
         for parts in before:
             rows = [self._rows[part] for part in parts - self._added]
@@ -246,13 +250,6 @@ class _Walk:
             return False
         bound = call.first
         return bool(rule_of(bound).linear_groups(bound))
-
-    def _shrink(self, parts: frozenset[str], call: Call) -> None:
-        """Note that parts may be added up once a call has made fewer elements of them: a mean, a slice."""
-        sizes = [value.nbytes for value in call.makes if "float" in value.dtype]
-        for part in parts if sizes else ():
-            row = self._rows[part]
-            self._rows[part] = replace(row, size=min(row.size, *sizes))
 
     def _read(self, call: Call, weight: Input) -> None:
         """Note the tensor that a layer cut by columns reads: each rank has a part of its gradient."""

@@ -94,13 +94,14 @@ class StepFacts:
     @cached_property
     def laid(self) -> frozenset[str]:
         """The names of parameters and buffers that the user splits, whatever a point says."""
+        said = self.base.parameters
+        split = {
+            pattern
+            for pattern, sbps in said.items()
+            if any(isinstance(each, Split) for each in sbps_of(sbps))
+        }
         keys = (node.key for node in self._inputs("parameter", "buffer"))
-        return frozenset(key for key in keys if self._is_split(key))
-
-    def _is_split(self, key: str) -> bool:
-        pattern = first_match(self.base.parameters, key)
-        said = sbps_of(self.base.parameters[pattern]) if pattern is not None else ()
-        return any(isinstance(each, Split) for each in said)
+        return frozenset(key for key in keys if first_match(said, key) in split)
 
     @cached_property
     def laid_bytes(self) -> float:

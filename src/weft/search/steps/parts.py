@@ -85,14 +85,13 @@ def _part(calls: ForwardCalls, patterns: tuple[str, ...], own: frozenset[int]) -
 
 def _units(calls: ForwardCalls, blocks: Blocks | None) -> list[str]:
     """Blocks, what else is numbered, and modules that are not; none around another."""
-    found = {_unit(path, blocks) for path in calls.inside if path}
+    numbered = {path: _NUMBERED.match(path) for path in calls.inside if path}
+    found = {
+        unit_of(blocks, path) or (match.group() if match else path)
+        for path, match in numbered.items()
+    }
     outer = {path for path in found if any(one.startswith(f"{path}.") for one in found)}
     return sorted(found - outer, key=lambda path: min(calls.inside[path]))
-
-
-def _unit(path: str, blocks: Blocks | None) -> str:
-    numbered = _NUMBERED.match(path)
-    return unit_of(blocks, path) or (numbered.group() if numbered else path)
 
 
 def _groups(
