@@ -83,8 +83,10 @@ class NodeRoutes:
             while vertex in last:
                 vertex, resource, link = last[vertex]
                 steps.append((resource, link))
-            resources, links = zip(*reversed(steps), strict=True) if steps else ((), ())
-            found = self._routes[source, target] = Route(resources, links)
+            steps.reverse()
+            resources = tuple(resource for resource, _ in steps)
+            found = Route(resources, tuple(link for _, link in steps))
+            self._routes[source, target] = found
         return found
 
     def out(self, device: int) -> Route:

@@ -259,7 +259,16 @@ class Probes:
             if not isinstance(answer, Measures):
                 return answer
             found.append(answer)
-        return _far_along(found[0], found[1], self.facts.along)
+        one, two = found
+        times = self.facts.along
+        line = along(one, two, times)
+        # Of a step with more of all neither seconds nor bytes are below those of the first. What is held most while
+        # several micro-batches run grows otherwise than what is held before and after (of few blocks an update of the
+        # embedding may take more than their activations): each on its own line.
+        pairs = zip(one.parts, two.parts, strict=True)
+        parts = (first + times * (second - first) for first, second in pairs)
+        seconds, memory = max(line.seconds, one.seconds), max(line.memory, one.memory, *parts)
+        return replace(line, seconds=Seconds(seconds), memory=Bytes(int(memory)))
 
     def seconds_of_plan(self, strategy: Strategy) -> float:
         """Seconds in which the whole step would be planned and simulated, by those of the small one; 0 if not known."""
@@ -283,20 +292,6 @@ class Probes:
                 Evaluator(two, *where, "more", self.whole.planners),
             )
         return self._small
-
-
-def _far_along(one: Measures, two: Measures, times: float) -> Measures:
-    """The measures as `along` says, of a step with more of all: neither seconds nor bytes are below those of the first.
-
-    What is held most while several micro-batches run grows otherwise than what is held before and after (of few blocks
-    an update of the embedding may take more than their activations): each on its own line.
-    """
-    found = along(one, two, times)
-    parts = (
-        first + times * (second - first) for first, second in zip(one.parts, two.parts, strict=True)
-    )
-    seconds, memory = max(found.seconds, one.seconds), max(found.memory, one.memory, *parts)
-    return replace(found, seconds=Seconds(seconds), memory=Bytes(int(memory)))
 
 
 def serve(connection: Connection) -> None:

@@ -140,7 +140,17 @@ class Exchanges:
         where = parts, apart, point.ranks
 
         def seconds() -> float:
-            groups = once(self._grouped, where, lambda: self._groups(*where))
+            # Neighbours of a communicator are so many ranks apart.
+            whole, every = parts * apart, self.facts.ranks
+            groups = once(
+                self._grouped,
+                where,
+                lambda: [
+                    every[begin + place : begin + whole : apart]
+                    for begin in range(0, point.ranks, whole)
+                    for place in range(apart)
+                ],
+            )
             one = other if least else len(groups)
             # Stages that begin at the same place of a node are alike.
             unlike = one * lcm(parts * other, self._node) // (parts * other)
@@ -164,14 +174,6 @@ class Exchanges:
         if topology is None or len(topology.groups) > 1 or len(topology.levels) > 1:
             return len(self.facts.ranks)
         return len(topology.groups[0].kind)
-
-    def _groups(self, parts: int, apart: int, ranks: int) -> list[tuple[int, ...]]:
-        whole, every = parts * apart, self.facts.ranks
-        return [
-            every[first + place : first + whole : apart]
-            for first in range(0, ranks, whole)
-            for place in range(apart)
-        ]
 
 
 def _for_each(form: Ints, seconds: Callable[[int], float]) -> Floats:
@@ -214,7 +216,11 @@ class LowerBounds:
     def least(self, points: CandidateTable) -> Floats:
         """Seconds that steps of points take at least."""
         if not self.exact:
-            return self._peaks(points)
+            # The operations of the step over those that all devices can do in a second, in any dtype.
+            capacities = map(self._costs.capacity, self.facts.ranks)
+            peaks = sorted(max(each.peaks.values(), default=0.0) for each in capacities)
+            used = np.cumsum(peaks[::-1])
+            return self.facts.flops / used[points.ranks - 1] if peaks[0] else np.zeros(len(points))
         work, exchanges = self.work, self.exchanges
         floors = (
             work.chain(points),
@@ -223,17 +229,6 @@ class LowerBounds:
             exchanges.sums(points, least=True),
         )
         found: Floats = np.max(floors, axis=0)
-        return found
-
-    def _peaks(self, points: CandidateTable) -> Floats:
-        """The operations of the step over those that all devices can do in a second, in any dtype."""
-        peaks = [
-            max(self._costs.capacity(rank).peaks.values(), default=0.0) for rank in self.facts.ranks
-        ]
-        if not all(peaks):
-            return np.zeros(len(points))
-        used = np.cumsum(sorted(peaks)[::-1])
-        found: Floats = self.facts.flops / used[points.ranks - 1]
         return found
 
     def states(self, points: CandidateTable) -> Floats:

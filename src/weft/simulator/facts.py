@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -120,18 +120,13 @@ def largest_costs(plan: RankPlan, acts: ActCosts, lines: Lines) -> tuple[Largest
 def _where(part: Part, lines: Lines) -> str:
     if isinstance(part, LocalUpdate):
         return stars(part.key)
-    location = next((lines[name] for name in _names(part) if name in lines), None)
-    return "" if location is None else stars(str(location))
-
-
-def _names(part: Part) -> Iterator[str]:
     if isinstance(part, Communicate):
-        for each in part.collectives:
-            yield from each.reads
-            yield from (value.name for value in each.makes)
-    elif not isinstance(part, LocalUpdate):
-        yield from (value.name for value in part.makes)
-        yield from part.uses
+        each = [(one.reads, one.makes) for one in part.collectives]
+        names = [name for reads, makes in each for name in (*reads, *(v.name for v in makes))]
+    else:
+        names = [*(value.name for value in part.makes), *part.uses]
+    location = next((lines[name] for name in names if name in lines), None)
+    return "" if location is None else stars(str(location))
 
 
 SAMPLES = 256

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, final
@@ -148,7 +149,11 @@ class Transfers:
                 for member, one in self._at[where]:
                     for _, source, target, size in self._alike(member, one):
                         sent[source, target] = max(sent.get((source, target), NO_BYTES), size)
-            moved = _most(sent)
+            sides = Counter[tuple[str, int]]()
+            for (source, target), size in sent.items():
+                sides["sends", source] += size
+                sides["receives", target] += size
+            moved = Bytes(max(sides.values(), default=0))
             every = [(source, target, size) for (source, target), size in sorted(sent.items())]
             self._known[where] = self._costs.of_transfer(every, moved)
         return self._known[where]
@@ -221,15 +226,6 @@ class Transfers:
                 peer = peers[(at + number - base) % len(peers)]
                 ends = (one, peer) if source == rank else (peer, one)
                 yield one, *ends, Bytes(size)
-
-
-def _most(sent: Mapping[tuple[int, int], Bytes]) -> Bytes:
-    """The most that a rank sends or receives."""
-    sides: dict[tuple[bool, int], int] = {}
-    for (source, target), size in sent.items():
-        for key in ((True, source), (False, target)):
-            sides[key] = sides.get(key, 0) + size
-    return Bytes(max(sides.values(), default=0))
 
 
 @final

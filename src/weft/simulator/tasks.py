@@ -128,7 +128,11 @@ def step_tasks(
     Raises:
         InternalError: when a communicator with micro-batches has no order, or its ranks do not meet equally often.
     """
-    found = StepTasks(ahead, _lanes(plans))
+    # The lanes of communicators, by number whatever ranks they have; then those of ranks.
+    first = {q: plan.rank for plan in reversed(plans) for q in plan.on_queue if meets(q)}
+    lanes = [Lane(first[queue], queue) for queue in sorted(first, key=lambda q: (len(q), q))]
+    lanes += [Lane(plan.rank, q) for plan in plans for q in plan.on_queue if not meets(q)]
+    found = StepTasks(ahead, tuple(lanes))
     number = {lane: place for place, lane in enumerate(found.lanes)}
     shared = {lane.queue: place for lane, place in number.items() if meets(lane.queue)}
     met: dict[tuple[str, int, int], int] = {}
@@ -159,13 +163,6 @@ def step_tasks(
         for task in own.values():
             found.needs[task][begin, 0] = None
     return found
-
-
-def _lanes(plans: Sequence[RankPlan]) -> tuple[Lane, ...]:
-    first = {q: plan.rank for plan in reversed(plans) for q in plan.on_queue if meets(q)}
-    shared = [Lane(first[queue], queue) for queue in sorted(first, key=lambda q: (len(q), q))]
-    own = [Lane(plan.rank, queue) for plan in plans for queue in plan.on_queue if not meets(queue)]
-    return (*shared, *own)
 
 
 def _acts(

@@ -74,9 +74,11 @@ def groups_of(graph: LogicalGraph, blocks: Blocks | None) -> tuple[Group, ...]:
         place = places[module, forward] = places.get((module, forward), -1) + 1
         key = call.op, folded(blocks, module), place, forward
         seen.setdefault(key, []).append(call)
-    found = [
-        Group(_name(own[0]), tuple(map(_name, own)), _size(graph, own[0])) for own in seen.values()
-    ]
+    found = list[Group]()
+    for own in seen.values():
+        names = (*own[0].uses, *(value.name for value in own[0].makes))
+        size = Bytes(sum(graph.values[each].nbytes for each in names))
+        found.append(Group(_name(own[0]), tuple(map(_name, own)), size))
     return tuple(sorted(found, key=lambda each: -each.size))
 
 
@@ -128,11 +130,6 @@ def _legal(graph: LogicalGraph, call: Call, parts: int) -> tuple[Signature, ...]
 
 def _name(call: Call) -> str:
     return call.makes[0].name
-
-
-def _size(graph: LogicalGraph, call: Call) -> Bytes:
-    names = (*call.uses, *(value.name for value in call.makes))
-    return Bytes(sum(graph.values[each].nbytes for each in names))
 
 
 # For each axis.
