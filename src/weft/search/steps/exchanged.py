@@ -234,9 +234,8 @@ class _Walk:
         for parts in before:
             rows = [self._rows[part] for part in parts - self._added]
             if rows:
-                sizes, weights = (row.size for row in rows), (row.weights for row in rows)
-                once = any(row.once for row in rows)
-                self.forward.append(Sum(min(sizes), min(weights), once))
+                size, weights = min(row.size for row in rows), min(row.weights for row in rows)
+                self.forward.append(Sum(size, weights, any(row.once for row in rows)))
             self._added |= parts
 
     def _passes_parts(self, call: Call) -> bool:
