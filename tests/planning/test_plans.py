@@ -26,7 +26,7 @@ from models import (
     token_batch,
     token_loss,
 )
-from weft.compiler.context import PassCache
+from weft.compiler.pass_cache import PassCache
 from weft.errors import StrategyError
 from weft.hardware import default_device
 from weft.layout import Placement
@@ -162,9 +162,9 @@ def test_patterns_may_name_modules_without_ops(tmp_path: Path) -> None:
         plan_stored(step, replace(DATA, recompute=("3",)), LINE)
 
 
-def test_plans_with_kept_results_are_those_without() -> None:
+def test_plans_with_a_cache_are_those_without() -> None:
     """Of a chain of strategies, each with little of it different, and back again."""
-    step, kept = CASES["gpt, stages"].job().stored(), PassCache(4)
+    step, cache = CASES["gpt, stages"].job().stored(), PassCache(4)
     first, last = weft.placement("cpu", [0, 1]), weft.placement("cpu", [2, 3])
     staged = replace(
         DATA,
@@ -190,7 +190,7 @@ def test_plans_with_kept_results_are_those_without() -> None:
         staged,
     ]
     for strategy in chain:
-        found = plan_stored(step, strategy, LINE, kept=kept)
+        found = plan_stored(step, strategy, LINE, cache=cache)
         full = plan_stored(step, strategy, LINE)
         assert found.plan == full.plan
         again, once = (planned_step(step.graph, each) for each in (found, full))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import reduce
-from typing import Any, Literal, TypeAlias, TypeVar, cast, final, get_args
+from typing import Literal, TypeAlias, final, get_args
 
 from weft.cached import cached_property
 from weft.compiler.hints import GridHints
+from weft.compiler.pass_cache import PassCache, ReadInParts
 from weft.hardware import CostModel
 from weft.hardware.costs import Costs
 from weft.hardware.planning_costs import bucket_bytes, costs_or_usual
@@ -20,93 +20,13 @@ from weft.strategy.strategy import Strategy
 from weft.strategy.text import LAYOUTS, sbps_of
 from weft.units import Bytes
 
-# Results of pure passes that are kept: who plans nearly the same step again and again makes only what differs anew.
-#
-# A result is used again when the pass is given what it was given before, compared by content: graphs and programs that
-# other kept passes gave are the same objects, which compare equal at once. So a plan made with kept results is the plan
-# made without, whatever changed.
-
-
-Made = TypeVar("Made")
-
-
-@final
-@dataclass(frozen=True, eq=False)
-class PassCache:
-    """The last results of passes, of each at most so many; with `most` 0 nothing is kept.
-
-    Attributes:
-        results: for the name of a pass, what it was given and what it made, the latest first.
-        lasting: what deductions remember, by grid and cost model (`weft.compiler.layouts.options`).
-    """
-
-    most: int = 0
-    results: dict[str, list[tuple[Any, Any]]] = field(default_factory=dict)
-    lasting: dict[object, Any] = field(default_factory=dict)
-
-    def of(self, name: str, given: tuple[object, ...], make: Callable[[], Made]) -> Made:
-        """The result of `make`, which depends on nothing but `given`."""
-        if not self.most:
-            return make()
-        return self.first(name, lambda before: bool(before == given), lambda: (given, make()))
-
-    def first(
-        self, name: str, same: Callable[[Any], bool], make: Callable[[], tuple[Any, Made]]
-    ) -> Made:
-        """The latest result whose key is the `same`, else what `make` makes, with its key."""
-        known = self.results.setdefault(name, [])
-        found = next((number for number, (key, _) in enumerate(known) if same(key)), None)
-        known.insert(0, make() if found is None else known.pop(found))
-        del known[self.most :]
-        return cast(Made, known[0][1])
-
-
-@final
-class RecordedReads:
-    """An object that notes what is read of it, and of those of its attributes that are of a class `within`."""
-
-    def __init__(
-        self,
-        of: object,
-        within: type,
-        path: tuple[str, ...] = (),
-        seen: dict[tuple[str, ...], object] | None = None,
-    ) -> None:
-        self._of, self._within, self._path = of, within, path
-        self._seen: dict[tuple[str, ...], object] = {} if seen is None else seen
-
-    @property
-    def noted(self) -> Mapping[tuple[str, ...], object]:
-        """All that has been read, by the names on the way to it."""
-        return self._seen
-
-    def __getattr__(self, name: str) -> Any:
-        value, path = getattr(self._of, name), (*self._path, name)
-        if isinstance(value, self._within):
-            return RecordedReads(value, self._within, path, self._seen)
-        self._seen[path] = value
-        return value
-
-
-def reads_the_same(noted: Mapping[tuple[str, ...], object], of: object) -> bool:
-    """True where another object has, for all that was noted, what was read then."""
-    return all(_equal(reduce(getattr, path, of), value) for path, value in noted.items())
-
-
-def _equal(one: Any, other: Any) -> bool:
-    """Equal in all fields, those among them that are left out when they are compared."""
-    if one is other:
-        return True
-    return bool(one == other) and getattr(one, "calls", None) == getattr(other, "calls", None)
-
-
 Metric: TypeAlias = Literal["grad_norm"]
 METRICS: tuple[Metric, ...] = get_args(Metric)
 
 
 @final
 @dataclass(frozen=True)
-class Options:
+class Options(ReadInParts):
     """The options of the passes.
 
     Attributes:
@@ -184,7 +104,7 @@ class Stages:
 
     placements: tuple[Placement, ...]
     homes: Mapping[str, int] = field(default_factory=dict)
-    calls: Mapping[tuple[str, str, str], int] = field(default_factory=dict, compare=False)
+    calls: Mapping[tuple[str, str, str], int] = field(default_factory=dict)
 
     def everywhere(self) -> Layout:
         """Whole on every rank of every stage: how the results of a step are handed out."""
@@ -194,7 +114,7 @@ class Stages:
 
 @final
 @dataclass(frozen=True)
-class Context:
+class Context(ReadInParts):
     """The wishes of the user, and all that is decided by the time that a pass runs.
 
     Attributes:
@@ -209,7 +129,7 @@ class Context:
         notes: what a pass could not do as the strategy says, in words.
         graph: the graph with layouts that local programs are made of; None before there is one.
         parts: into how many parts the batch is cut for overlap.
-        kept: results of passes from other plans; what is made does not depend on them.
+        cache: results of passes from other plans; what is made does not depend on them.
     """
 
     placement: Placement
@@ -222,7 +142,7 @@ class Context:
     notes: tuple[str, ...] = ()
     graph: LogicalGraph | None = None
     parts: int = 1
-    kept: PassCache = field(default=PassCache(), compare=False, repr=False)
+    cache: PassCache = field(default=PassCache(), compare=False, repr=False)
 
     @property
     def costs(self) -> Costs:

@@ -5,17 +5,18 @@ A pass is one public function in a module of its own, pure, of one of two forms:
     GraphPass    (LogicalGraph, Context) -> LogicalGraph    an equal graph
     ProgramPass  (LocalProgram, Context) -> LocalProgram    an equal program of one rank
 
-A pass that has nothing to do gives back what it was given. What it is told stands in the `Context`. What passes
-behind it must know beyond the graph is settled by a `Decision` before it, which reads the graph and rewrites nothing.
+A pass that has nothing to do gives back what it was given. What it is told stands in the `Context`, whose cache gives
+again what a pass made for an equal graph of the same options. What passes behind it must know beyond the graph is
+settled by a `Decision` before it, which reads the graph and rewrites nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TypeAlias, cast, final
+from typing import TypeAlias, final
 
-from weft.compiler.context import Context, Options, RecordedReads, reads_the_same
+from weft.compiler.context import Context
 from weft.ir import LocalProgram, LogicalGraph, verify, verify_local
 
 GraphPass: TypeAlias = Callable[[LogicalGraph, Context], LogicalGraph]
@@ -47,27 +48,9 @@ def run_on_graph(
         if isinstance(row, Decision):
             context = row.decide(graph, context)
         else:
-            graph = _after(row, graph, context, with_layouts)
+            made = context.cache.of(row, graph, context)
+            graph = verify(made, with_layouts=with_layouts)
     return graph, context
-
-
-def _after(
-    row: GraphPass, graph: LogicalGraph, context: Context, with_layouts: bool
-) -> LogicalGraph:
-    """The graph after a pass, verified: kept, where the pass read just this once."""
-    if not context.kept.most:
-        return verify(row(graph, context), with_layouts=with_layouts)
-
-    def same(key: tuple[LogicalGraph, RecordedReads]) -> bool:
-        before, read = key
-        return before == graph and reads_the_same(read.noted, context)
-
-    def make() -> tuple[tuple[LogicalGraph, RecordedReads], LogicalGraph]:
-        read = RecordedReads(context, Options)
-        made = row(graph, cast(Context, read))
-        return (graph, read), verify(made, with_layouts=with_layouts)
-
-    return context.kept.first(f"{row.__module__}.{row.__name__}", same, make)
 
 
 def run_on_programs(
@@ -76,5 +59,8 @@ def run_on_programs(
     """The programs of some ranks after all passes, verified before the first and after each; errors as above."""
     made = tuple(map(verify_local, programs))
     for row in rows:
-        made = tuple(verify_local(row(program, context)) for program in made)
+        made = tuple(
+            verify_local(context.cache.of(row, program, context, at=program.rank))
+            for program in made
+        )
     return made

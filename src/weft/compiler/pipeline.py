@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import final
 
 from weft.cached import cached_property
-from weft.compiler.context import Context, Options, PassCache, Stages
+from weft.compiler.context import Context, Options, Stages
 from weft.compiler.decompositions.joined_loss import join_losses
 from weft.compiler.experts.dispatch import dispatch_rows
 from weft.compiler.experts.mixtures import note_mixtures
@@ -33,6 +33,7 @@ from weft.compiler.memory.walk import Peak, memory
 from weft.compiler.microbatch.facts import on_cut_leaves
 from weft.compiler.microbatch.sequence_first import sequence_first
 from weft.compiler.microbatch.split import split_time
+from weft.compiler.pass_cache import PassCache
 from weft.compiler.passes import Decision, GraphPass, ProgramPass, run_on_graph, run_on_programs
 from weft.compiler.schedule.equal_ranks.rank_classes import rank_classes
 from weft.compiler.schedule.schedule import Scheduled, plan_ranks
@@ -45,9 +46,8 @@ from weft.compiler.training.precision import lay_exchanges, lay_sums
 from weft.compiler.training.recompute import recompute
 from weft.compiler.training.shards import choose_shards, shard_variables
 from weft.errors import UserError
-from weft.hardware.durations import Durations
 from weft.ir import LogicalGraph, Plan
-from weft.ir.plan import Communicator, LocalProgram, RankPlan
+from weft.ir.plan import Communicator, LocalProgram
 from weft.layout import Placement
 
 
@@ -189,7 +189,7 @@ def compile_graph(
     begin: Callable[[str], None] = lambda _: None,
     like: Compiled | None = None,
     kinds: Mapping[int, int] = MappingProxyType({}),
-    kept: PassCache = PassCache(),  # noqa: B008 (keeps nothing)
+    cache: PassCache = PassCache(),  # noqa: B008 (keeps nothing)
 ) -> Compiled:
     """Compile a captured graph for some ranks of a placement.
 
@@ -205,11 +205,11 @@ def compile_graph(
         like: the same step for another shape of the batch, with the same options; what was chosen for it
             is taken over where sizes are close.
         kinds: for each rank the number of its kind of device, where there are several.
-        kept: results of passes from plans that were made before; all are the same without.
+        cache: results of passes from plans that were made before; all are the same without.
     """
     by_axes = {placement.axes: hints} if isinstance(hints, Hints) else hints
     before = like.stages if like else None
-    context = Context(placement, options or Options(), by_axes, homes, before, kept=kept)
+    context = Context(placement, options or Options(), by_axes, homes, before, cache=cache)
     begin("cutting into stages and micro-batches")
     graph, context = run_on_graph(TRANSFORM, graph, context)
     begin("choosing layouts")
@@ -226,7 +226,7 @@ def lay(graph: LogicalGraph, context: Context, before: Sequence[Deduced] = ()) -
     graph, context = run_on_graph(LAY, graph, context)
     graph, deduced = lay_out(graph, context, before)
     graph, context = run_on_graph(LAID, graph, context, with_layouts=True)
-    checked = context.kept.of("check_signatures", (graph,), lambda: check_signatures(graph))
+    checked = context.cache.of(check_signatures, graph)
     return Laid(checked, replace(context, graph=checked), deduced)
 
 
@@ -255,14 +255,10 @@ def lower(
             f"{len(planned)} ranks are not alike, more than the {most} that were to be planned: "
             "give layouts to tensors that are split along two axes, or other numbers of ranks along these"
         )
-    local = localize_all(graph, planned, groups, stages.homes, context.kept)
+    local = localize_all(graph, planned, groups, stages.homes, context.cache)
     whole = before and before.weighed and before.parts == 1 and all(x.taken for x in laid.deduced)
     related = families(graph, groups)
-    cut = (
-        BatchCut()
-        if whole
-        else _cut(laid, local, groups, Durations(context.costs, groups, related))
-    )
+    cut = BatchCut() if whole else _cut(laid, local, groups, related)
     programs = run_on_programs(ON_RANKS, local.values(), replace(context, parts=cut.parts))
     schedule = plan_ranks(programs, groups, context, classes if together else {}, related)
     schedule = replace(schedule, classes=classes)
@@ -280,7 +276,10 @@ def _compiled(laid: Laid, lowered: Lowered, wanted: Sequence[int] | None) -> Com
         schedule.prove_live()
     # Under a limit every rank looks at all that it knows, so that all give up alike.
     looked_at = () if options.memory_limit is None else schedule.plans
-    peaks = tuple(_peak(each, schedule, laid.context.kept) for each in looked_at)
+    peaks = tuple(
+        laid.context.cache.of(memory, each, schedule.moments(each.rank), at=each.rank)
+        for each in looked_at
+    )
     held = check_limit(peaks, graph, lowered.programs, options)
     said = f"{graph}{lowered.communicators}{options}{lowered.cut}"
     return Compiled(
@@ -299,16 +298,11 @@ def _compiled(laid: Laid, lowered: Lowered, wanted: Sequence[int] | None) -> Com
     )
 
 
-def _peak(plan: RankPlan, schedule: Scheduled, kept: PassCache) -> Peak:
-    moments = schedule.moments(plan.rank)
-    return kept.of(f"memory {plan.rank}", (plan, moments), lambda: memory(plan, moments))
-
-
 def _cut(
     laid: Laid,
     local: Mapping[int, LocalProgram],
     groups: tuple[Communicator, ...],
-    durations: Durations,
+    related: Mapping[int, tuple[int, ...]],
 ) -> BatchCut:
     """Into how many parts the batch is cut: what the first rank finds best, all take."""
     boxed, context = laid.graph, laid.context
@@ -316,5 +310,4 @@ def _cut(
         return BatchCut()
     first = min(context.placement.ranks)
     program = local.get(first) or localize(boxed, first, groups, context.stages.homes)
-    given = program, groups, durations.families, context.costs, context.bucket_bytes
-    return context.kept.of("cut", given, lambda: best_cut(program, durations, context.bucket_bytes))
+    return context.cache.of(best_cut, program, groups, related, context.costs, context.bucket_bytes)

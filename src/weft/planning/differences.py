@@ -12,7 +12,7 @@ from typing import Any, final
 
 import yaml
 
-from weft.compiler.context import PassCache
+from weft.compiler.pass_cache import KEPT, PassCache
 from weft.errors import UserError
 from weft.hardware.topology import Topology
 from weft.planning.machine import machine_of, placement_on
@@ -23,9 +23,6 @@ from weft.simulator.simulation import Simulation
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import plain
 from weft.units import Seconds
-
-# Results that are kept of each pass.
-KEPT = 8
 
 # Characters of an entry that are shown.
 _SHOWN = 60
@@ -109,15 +106,15 @@ def differences(
     Raises:
         UserError: one of the two cannot be planned, or the topology is unknown.
     """
-    machine, kept = machine_of(topology), PassCache(KEPT)
+    machine, cache = machine_of(topology), PassCache(KEPT)
 
     def priced(strategy: Strategy) -> PricedStep:
         placement = placement_on(machine.device_type, machine.devices, strategy)
         kinds = machine.kinds(placement.ranks)
         compiled = plan_stored(
-            step, strategy, placement, kinds=kinds, costs=machine.planned, kept=kept
+            step, strategy, placement, kinds=kinds, costs=machine.planned, cache=cache
         )
-        return priced_step(planned_step(step.graph, compiled, kept), machine.costs)
+        return priced_step(planned_step(step.graph, compiled, cache), machine.costs)
 
     names = [
         each.name

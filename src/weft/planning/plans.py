@@ -9,9 +9,10 @@ from types import MappingProxyType
 from typing import Protocol, final, runtime_checkable
 
 from weft.cached import cached_property
-from weft.compiler.context import PassCache, options_of
+from weft.compiler.context import options_of
 from weft.compiler.memory.order import moments_of
 from weft.compiler.memory.walk import Peak, memory
+from weft.compiler.pass_cache import PassCache
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.plans.specialize import with_joined_sums
 from weft.compiler.stages.stages import stage_placements
@@ -46,7 +47,7 @@ def plan_stored(
     kinds: Mapping[int, int] = MappingProxyType({}),
     costs: Costs | None = None,
     cost_model: CostModel | None = None,
-    kept: PassCache = PassCache(),  # noqa: B008 (keeps nothing)
+    cache: PassCache = PassCache(),  # noqa: B008 (keeps nothing)
     most_classes: int | None = None,
 ) -> Compiled:
     """The plans of a stored step; equal to the bit to those that `weft.compile` makes of the step itself.
@@ -61,7 +62,7 @@ def plan_stored(
         costs: of the machine that it is planned for; None for the usual devices of the type.
         cost_model: what deduction minimises; None for bytes, by which a strategy keeps its meaning at all sizes,
             `weft.hardware.costs` for seconds on a machine.
-        kept: results of passes from plans that were made before; all are the same without.
+        cache: results of passes from plans that were made before; all are the same without.
         most_classes: of ranks that are not alike; None for any number.
 
     Raises:
@@ -78,7 +79,7 @@ def plan_stored(
         options = replace(options, cost_model=cost_model)
     hints = strategy_hints(strategy, step.graph, stage_placements(options.stages, placement))
     return compile_graph(
-        step.graph, hints, placement, ranks, options, begin=begin, kinds=kinds, kept=kept
+        step.graph, hints, placement, ranks, options, begin=begin, kinds=kinds, cache=cache
     )
 
 
@@ -276,17 +277,17 @@ def as_stored(step: StoredStep | Capturable | str | Path, strategy: Strategy) ->
 def planned_step(
     captured: LogicalGraph,
     compiled: Compiled,
-    kept: PassCache = PassCache(),  # noqa: B008 (keeps nothing)
+    cache: PassCache = PassCache(),  # noqa: B008 (keeps nothing)
 ) -> PlannedStep:
     """A planned step, with all that a simulation has to know.
 
     Args:
         captured: the step as it was captured: its operations are the model's, nothing recomputed.
         compiled: its plans, of one rank of each class.
-        kept: what is known of this step from before.
+        cache: what is known of this step from before.
     """
-    size = kept.of("batch_size", (captured,), lambda: batch_size(captured))
-    work, _ = kept.of("step_flops", (captured,), lambda: step_flops(captured))
+    size = cache.of(batch_size, captured)
+    work, _ = cache.of(step_flops, captured)
     schedule, placements = compiled.schedule, compiled.stages.placements
     return PlannedStep(
         compiled.graph,

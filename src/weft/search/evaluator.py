@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from time import monotonic
 from typing import final
 
-from weft.compiler.context import PassCache
+from weft.compiler.pass_cache import KEPT, PassCache
 from weft.compiler.pipeline import Compiled
 from weft.compiler.stages.lay_out import Deduced
 from weft.errors import InternalError, UserError
@@ -34,8 +34,6 @@ from weft.simulator.simulation import Simulation
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
 
-# Results that are kept of each pass.
-KEPT = 4
 UNBOUNDED = Seconds(inf)
 
 
@@ -72,7 +70,7 @@ class Evaluator:
     _longer: dict[str, Longer] = field(default_factory=dict, repr=False)
     _took: dict[str, float] = field(default_factory=dict, repr=False)
     _last: dict[str, Whole] = field(default_factory=dict, repr=False)
-    _kept: PassCache = field(default_factory=lambda: PassCache(KEPT), repr=False)
+    _cache: PassCache = field(default_factory=lambda: PassCache(KEPT), repr=False)
 
     def learn(self, answers: Mapping[str, Answer], longer: Mapping[str, Longer]) -> None:
         """Take what another search knew of the same step on the same machine, by `key_of`."""
@@ -140,7 +138,7 @@ class Evaluator:
                 placement,
                 kinds=machine.kinds(placement.ranks),
                 costs=machine.planned,
-                kept=self._kept,
+                cache=self._cache,
                 most_classes=self.most_classes,
             )
 
@@ -170,7 +168,7 @@ class Evaluator:
     def _priced(self, strategy: Strategy) -> tuple[Compiled, PricedStep]:
         compiled = self.compiled(strategy)
         with uncollected():
-            planned = planned_step(self.step.graph, compiled, self._kept)
+            planned = planned_step(self.step.graph, compiled, self._cache)
             return compiled, priced_step(planned, self.machine.costs)
 
     def last(self, strategy: Strategy) -> Whole | None:

@@ -12,7 +12,6 @@ from weft.compiler.layouts.box import box, deduce
 from weft.compiler.local.localize import communicators, localize
 from weft.compiler.local.overlap import BatchCut, batch_leaves, best_cut, in_parts, may_cut
 from weft.hardware import DefaultDevice, default_device
-from weft.hardware.durations import Durations
 from weft.hardware.planning_costs import bucket_bytes
 from weft.ir import LogicalGraph, parse_graph
 from weft.ir.plan import Collective, LocalCall, LocalProgram
@@ -90,8 +89,7 @@ def slow(link: float) -> DefaultDevice:
 
 
 def cut_for(graph: LogicalGraph, device: DefaultDevice) -> BatchCut:
-    durations = Durations(device, communicators(graph))
-    return best_cut(local(graph, 0), durations, bucket_bytes(device, (0, 1)))
+    return best_cut(local(graph, 0), communicators(graph), {}, device, bucket_bytes(device, (0, 1)))
 
 
 def test_slow_links_are_worth_it() -> None:

@@ -302,3 +302,16 @@ class Known:
         if found is None:
             found = self.kept[signature] = SignatureOptions((signature,), np.zeros(1))
         return found
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class KnownGrids:
+    """The memory of deductions with one cost model, by the shapes of grids."""
+
+    cost_model: CostModel
+    _grids: dict[tuple[int, ...], Known] = field(default_factory=dict)
+
+    def of(self, grid: tuple[int, ...]) -> Known:
+        """The memory of deductions on grids of this shape."""
+        return self._grids.setdefault(grid, Known(grid, self.cost_model))

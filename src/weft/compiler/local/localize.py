@@ -13,8 +13,9 @@ from typing import Any, final
 from weft.boxing import steps
 from weft.boxing.box_steps import step_groups, step_node
 from weft.boxing.halo import Halo
-from weft.compiler.context import PassCache
+from weft.cached import cached_property
 from weft.compiler.microbatch.facts import joined
+from weft.compiler.pass_cache import PassCache
 from weft.compiler.signatures import axis_signatures, graph_halos, halos, tensor_steps
 from weft.errors import InternalError
 from weft.ir.arguments import applied
@@ -57,9 +58,9 @@ def localize_all(
     ranks: Iterable[int],
     communicators: tuple[Communicator, ...],
     homes: Mapping[str, int] | None = None,
-    kept: PassCache = PassCache(),  # noqa: B008 (keeps nothing)
+    cache: PassCache = PassCache(),  # noqa: B008 (keeps nothing)
 ) -> dict[int, LocalProgram]:
-    """The programs that some ranks run, as `localize` says; `kept` are those of other graphs."""
+    """The programs that some ranks run, as `localize` says; the cache has those of other graphs."""
     shared = Shared(
         graph,
         {c.ranks: c.id for c in communicators},
@@ -67,20 +68,7 @@ def localize_all(
         node_phases(graph, homes or {}),
         [place_of(graph, node) for node in graph.nodes],
     )
-    return {rank: _kept_program(_View(shared, graph, rank), kept) for rank in ranks}
-
-
-def _kept_program(view: _View, kept: PassCache) -> LocalProgram:
-    """The program of a rank: kept, where another graph has the same nodes there, that read the same."""
-    if not kept.most:
-        return _program(view)
-    graph, shared = view.graph, view.shared
-    here = list(_nodes_for(view))
-    names = {name: graph.values[name] for node, _ in here for name in node.uses}
-    made = [value.name for node, _ in here for value in node.makes]
-    looped = [name for name in (*names, *made) if name in shared.loop]
-    given = here, names, looped, graph.micro_batches, shared.communicator_of
-    return kept.of(f"localize {view.rank}", given, lambda: _program(view))
+    return {rank: cache.of(_program, _View(shared, graph, rank), at=rank) for rank in ranks}
 
 
 def _nodes_for(view: _View) -> Iterator[tuple[Node, Phase]]:
@@ -131,9 +119,9 @@ def _program(view: _View) -> LocalProgram:
 
 
 @final
-@dataclass
+@dataclass(eq=False)
 class _View:
-    """The state of the walk of one rank.
+    """The state of the walk of one rank; equal where another graph has the same nodes there, that read the same.
 
     Attributes:
         aliases: values that are another value as it stands (hints, free boxing).
@@ -150,6 +138,19 @@ class _View:
     origins: dict[str, str] = field(default_factory=dict)
     aliases: dict[str, str] = field(default_factory=dict)
     fetched: dict[str, dict[tuple[Region, ...], str]] = field(default_factory=dict)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _View) and self._read == other._read
+
+    @cached_property
+    def _read(self) -> tuple[object, ...]:
+        """All that the program depends on."""
+        graph, shared = self.graph, self.shared
+        here = list(_nodes_for(self))
+        names = {name: graph.values[name] for node, _ in here for name in node.uses}
+        made = [value.name for node, _ in here for value in node.makes]
+        looped = [name for name in (*names, *made) if name in shared.loop]
+        return here, names, looped, graph.micro_batches, shared.communicator_of
 
     def name(self, name: str) -> str:
         return self.aliases.get(name, name)

@@ -19,11 +19,13 @@ from weft.compiler.context import Context, Options
 from weft.compiler.microbatch.forms import even_signatures
 from weft.compiler.schedule.bucket import Bucket, Schedule, bucket
 from weft.errors import RuleError
+from weft.hardware.costs import Costs
 from weft.hardware.durations import Durations
 from weft.ir.arguments import applied
 from weft.ir.logical import LogicalGraph
 from weft.ir.plan import (
     Collective,
+    Communicator,
     LocalCall,
     LocalInput,
     LocalNode,
@@ -359,8 +361,15 @@ def may_cut(graph: LogicalGraph, options: Options) -> bool:
     return all(value.is_even for value in graph.values.values())
 
 
-def best_cut(program: LocalProgram, durations: Durations, bucket_bytes: Bytes) -> BatchCut:
+def best_cut(
+    program: LocalProgram,
+    communicators: Sequence[Communicator],
+    families: Mapping[int, Sequence[int]],
+    costs: Costs,
+    bucket_bytes: Bytes,
+) -> BatchCut:
     """Into how many parts the batch is best cut: one or two."""
+    durations = Durations(costs, communicators, families)
     clock = _RankEstimates(program, durations, bucket_bytes)
     exchanged = clock.exchanged()
     whole = clock.step(program) if exchanged else NONE

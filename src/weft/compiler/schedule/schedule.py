@@ -48,6 +48,7 @@ from weft.ir.plan import (
     RankPlan,
 )
 from weft.simulator.clock import SimulatedStep, Timed, simulate_step
+from weft.strategy.parts import Zero, ZeroRules
 from weft.units import Bytes, Seconds
 
 # Splitting the backward must shorten the step to this part of it to be worth more segments.
@@ -65,7 +66,8 @@ def plan_ranks(
 
     Without `classes`, each rank by itself, in the order of the graph. Else all together. With a named
     schedule, priorities and copies are its own (`schedule/presets.py`), but for micro-batches in flight that
-    are given. Otherwise there are as few copies as the busiest queue needs (`credits.enough_slots`). Where simulations
+    are given. Otherwise there are as few copies as the busiest queue needs
+    (`weft.compiler.schedule.credits.enough_slots`). Where simulations
     show that it shortens the step, weights' gradients are split from the backward, and copies are
     those of zero bubble or, with several stages on a rank, of the interleaved schedule. One stage
     keeps the fewest copies that are live: micro-batches are there to save memory.
@@ -198,25 +200,7 @@ class _Making:
         """The plan of one rank: with the priorities of a schedule, or in the order of the graph."""
         context = self.context
         told = context.bucket_bytes, context.options.zero, self.staged
-        return context.kept.of(
-            f"plan {program.rank}",
-            (program, rule, self.communicators, told),
-            lambda: self._plan(program, rule),
-        )
-
-    def _plan(self, program: LocalProgram, rule: Preset | None) -> RankPlan:
-        buckets = bucket(program, self.context.bucket_bytes, self.staged)
-        # After bucketing: a segment ends where a whole bucket can start, not at each of its parts.
-        actors = segment(program, buckets, self.communicators, self.staged)
-        if rule is not None:
-            actors = with_priorities(actors, rule, early_actors(actors))
-        zero = self.context.options.zero
-        actors, controls = prefetch(program, actors, zero)
-        if rule is None:
-            actors, controls = gathers_first(program, actors, controls, zero)
-        plan = with_credits(program, actors, controls)
-        verify_communicators(plan, self.communicators)
-        return plan
+        return context.cache.of(_planned, program, rule, self.communicators, *told, at=program.rank)
 
     def fixed(self, draft: Draft, programs: Sequence[LocalProgram]) -> Scheduled:
         """The plans of a draft with the orders that its simulation found.
@@ -234,6 +218,27 @@ class _Making:
         plans = tuple(ready[program.rank] for program in programs)
         name = draft.rule.name if self.context.options.schedule else "computed"
         return Scheduled(name, plans, draft.web.seconds, self.classes)
+
+
+def _planned(
+    program: LocalProgram,
+    rule: Preset | None,
+    communicators: tuple[Communicator, ...],
+    bucket_bytes: Bytes,
+    zero: Zero | ZeroRules | None,
+    staged: bool,
+) -> RankPlan:
+    buckets = bucket(program, bucket_bytes, staged)
+    # After bucketing: a segment ends where a whole bucket can start, not at each of its parts.
+    actors = segment(program, buckets, communicators, staged)
+    if rule is not None:
+        actors = with_priorities(actors, rule, early_actors(actors))
+    actors, controls = prefetch(program, actors, zero)
+    if rule is None:
+        actors, controls = gathers_first(program, actors, controls, zero)
+    plan = with_credits(program, actors, controls)
+    verify_communicators(plan, communicators)
+    return plan
 
 
 def split_backward(program: LocalProgram) -> LocalProgram:

@@ -7,21 +7,20 @@ cheapest to use.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
 from weft.compiler.assignment import Assignment
-from weft.compiler.context import Context, PassCache, Stages
+from weft.compiler.context import Context, Stages
 from weft.compiler.decompositions.class_loss import fuse_class_losses
 from weft.compiler.decompositions.table import expand
 from weft.compiler.hints import GridHints, Hints
 from weft.compiler.layouts.box import box, deduce
-from weft.compiler.layouts.options import Known
+from weft.compiler.layouts.options import KnownGrids
 from weft.compiler.layouts.solved_before import Solved
 from weft.compiler.stages.cut import LaidOut, StageGraph, copy_sources, cut_stages, join_stages
 from weft.errors import StrategyError
-from weft.hardware import CostModel
 from weft.ir import verify
 from weft.ir.logical import (
     Call,
@@ -66,35 +65,27 @@ def lay_out(
 ) -> tuple[LogicalGraph, tuple[Deduced, ...]]:
     """The graph with layouts on all values and boxing between them, within stages and across.
 
-    Also what is known of how good they are.
+    Also what is known of how good they are. Cut, then for each stage deduce, fuse, expand and box, then join.
 
     Args:
         before: what was deduced for another shape of the batch, with the same cost model.
     """
-    hints, stages = context.hints, context.stages
-    _check_signatures(graph, hints)
-    known = {each.stage: each.solved for each in before}
-    options = context.options
-    solver = _Solver(options.cost_model, known, context.kept, options.own_kernels)
-    if len(stages.placements) == 1:
-        placement = stages.placements[0]
-        solved = solver.solve(0, graph, hints[placement.axes], placement)
-        return solver.boxed(0, solved), (Deduced.of(0, solved),)
+    _check_signatures(graph, context.hints)
+    cache, stages, options = context.cache, context.stages, context.options
+    earlier = {each.stage: each.solved for each in before}
+    known = cache.of(KnownGrids, options.cost_model)
+    graph, parts = cache.of(_cut, graph, stages)
     laid: list[LaidOut] = []
     deduced: list[Deduced] = []
-    graph, parts = solver.kept.of(
-        "cut_stages", (graph, stages), lambda: _cut_by_stage(graph, stages)
-    )
     for part in parts:
-        placement = stages.placements[part.stage]
-        own = _own_hints(part, hints[placement.axes], placement, laid)
-        solved = solver.solve(part.stage, part.graph, own, placement)
-        laid.append(LaidOut(part.stage, part.crossing, solver.boxed(part.stage, solved)))
-        deduced.append(Deduced.of(part.stage, solved))
-    joined = solver.kept.of(
-        "join_stages", (graph, laid, stages), lambda: join_stages(graph, laid, stages)
-    )
-    return joined, tuple(deduced)
+        at, placement = part.stage, stages.placements[part.stage]
+        hints = _own_hints(part, context.hints[placement.axes], placement, laid)
+        given = part.graph, hints, placement
+        solved = _taken(earlier.get(at), *given) or cache.of(_solved, *given, known, at=at)
+        deduced.append(Deduced.of(at, solved))
+        chosen = part.graph, solved.assignment, options.own_kernels
+        laid.append(LaidOut(at, part.crossing, cache.of(_boxed, *chosen, at=at)))
+    return cache.of(_joined, graph, laid, stages), tuple(deduced)
 
 
 def _check_signatures(graph: LogicalGraph, hints: GridHints) -> None:
@@ -109,15 +100,28 @@ def _check_signatures(graph: LogicalGraph, hints: GridHints) -> None:
         )
 
 
-def _cut_by_stage(
-    graph: LogicalGraph, stages: Stages
-) -> tuple[LogicalGraph, tuple[StageGraph, ...]]:
+def _cut(graph: LogicalGraph, stages: Stages) -> tuple[LogicalGraph, tuple[StageGraph, ...]]:
     """The graph with what is cheap made where it is read, and its stages."""
+    if len(stages.placements) == 1:
+        return graph, (StageGraph(0, graph, {}),)
     copied = verify(copy_sources(graph))
     parts = cut_stages(copied, stages)
     for part in parts:
         verify(part.graph)
     return copied, parts
+
+
+def _taken(
+    before: Solved | None, graph: LogicalGraph, hints: Hints, placement: Placement
+) -> Solved | None:
+    """The layouts of another shape of the batch, where they fit."""
+    found = before.taken(graph, hints, placement) if before else None
+    return None if found is None else Solved(graph, hints, placement, found)
+
+
+def _solved(graph: LogicalGraph, hints: Hints, placement: Placement, known: KnownGrids) -> Solved:
+    found = deduce(graph, hints, placement, known.cost_model, known.of(placement.shape))
+    return Solved(graph, hints, placement, found)
 
 
 def _boxed(graph: LogicalGraph, assignment: Assignment, own_kernels: bool) -> LogicalGraph:
@@ -128,58 +132,9 @@ def _boxed(graph: LogicalGraph, assignment: Assignment, own_kernels: bool) -> Lo
     return verify(box(verify(graph), assignment), with_layouts=True)
 
 
-@final
-@dataclass
-class _Solver:
-    """Deduces stages: as before, where that fits, else anew.
-
-    Attributes:
-        before: of stages, what was deduced for another shape of the batch.
-        kept: stages that were deduced for other plans.
-        known: what deductions on grids of one shape remember.
-    """
-
-    cost_model: CostModel
-    before: Mapping[int, Solved | None]
-    kept: PassCache
-    own_kernels: bool
-    known: dict[tuple[int, ...], Known] = field(default_factory=dict)
-
-    def solve(
-        self,
-        stage: int,
-        graph: LogicalGraph,
-        hints: Hints,
-        placement: Placement,
-    ) -> Solved:
-        before = self.before.get(stage)
-        found = before.taken(graph, hints, placement) if before else None
-        if found is None:
-            return self.kept.of(
-                f"deduce {stage}",
-                (graph, hints, placement, self.cost_model),
-                lambda: self._anew(graph, hints, placement),
-            )
-        return Solved(graph, hints, placement, found)
-
-    def _anew(self, graph: LogicalGraph, hints: Hints, placement: Placement) -> Solved:
-        known = self._known(placement.shape)
-        return Solved(
-            graph, hints, placement, deduce(graph, hints, placement, self.cost_model, known)
-        )
-
-    def _known(self, grid: tuple[int, ...]) -> Known:
-        if not self.kept.most:
-            return self.known.setdefault(grid, Known(grid, self.cost_model))
-        made: Known = self.kept.lasting.setdefault(
-            (grid, self.cost_model), Known(grid, self.cost_model)
-        )
-        return made
-
-    def boxed(self, stage: int, solved: Solved) -> LogicalGraph:
-        """A stage with what deduction chose in it."""
-        given = solved.graph, solved.assignment, self.own_kernels
-        return self.kept.of(f"box {stage}", given, lambda: _boxed(*given))
+def _joined(graph: LogicalGraph, laid: Sequence[LaidOut], stages: Stages) -> LogicalGraph:
+    """The stages as one graph; the only one as it is."""
+    return laid[0].graph if len(stages.placements) == 1 else join_stages(graph, laid, stages)
 
 
 def _own_hints(
