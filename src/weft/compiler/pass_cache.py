@@ -34,7 +34,7 @@ class PassCache:
     _results: dict[object, list[tuple[list[Any], Any]]] = field(default_factory=dict, repr=False)
 
     def of(self, make: Callable[..., Made], *given: Any, at: object = None) -> Made:
-        """What `make(*given)` gives; what it gave before, where all that it was given and read is the same.
+        """The result of `make(*given)`; of an earlier call, where all that it was given and read is the same.
 
         Args:
             make: a function of a module.

@@ -271,7 +271,9 @@ class LaidOut:
 
 
 def join_stages(graph: LogicalGraph, parts: Sequence[LaidOut], stages: Stages) -> LogicalGraph:
-    """The stages as one graph with layouts, in the order of `graph`, which was cut into them."""
+    """The stages as one graph with layouts, in the order of `graph`, which was cut into them; the only one as it is."""
+    if len(stages.placements) == 1:
+        return parts[0].graph
     arrivals = _arrivals(parts)
     inputs = [
         node

@@ -85,7 +85,7 @@ def lay_out(
         deduced.append(Deduced.of(at, solved))
         chosen = part.graph, solved.assignment, options.own_kernels
         laid.append(LaidOut(at, part.crossing, cache.of(_boxed, *chosen, at=at)))
-    return cache.of(_joined, graph, laid, stages), tuple(deduced)
+    return cache.of(join_stages, graph, laid, stages), tuple(deduced)
 
 
 def _check_signatures(graph: LogicalGraph, hints: GridHints) -> None:
@@ -130,11 +130,6 @@ def _boxed(graph: LogicalGraph, assignment: Assignment, own_kernels: bool) -> Lo
         graph, assignment = fuse_class_losses(graph, assignment)
     graph, assignment = expand(verify(graph), assignment)
     return verify(box(verify(graph), assignment), with_layouts=True)
-
-
-def _joined(graph: LogicalGraph, laid: Sequence[LaidOut], stages: Stages) -> LogicalGraph:
-    """The stages as one graph; the only one as it is."""
-    return laid[0].graph if len(stages.placements) == 1 else join_stages(graph, laid, stages)
 
 
 def _own_hints(
