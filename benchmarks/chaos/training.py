@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 import weft
+from weft.program.checkpoint import files, load, save
 from weft.program.planning.variants import Planner
-from weft.program.saving import files, load, save
 
 SAMPLES, BATCH, STEPS, EVERY = 48, 12, 24, 3
 WIDTH, CLASSES = 8, 4

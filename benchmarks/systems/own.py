@@ -10,7 +10,7 @@ import weft
 from benchmarks.systems.system import Job, System
 from weft.hardware import default_device
 from weft.hardware.measured_costs import MeasuredCosts
-from weft.program.parts.inspection import predicted
+from weft.program.inspect.inspection import predicted
 from weft.program.profiling.profiler import measured_costs
 from weft.runtime.compiled.choice import Kernels
 from weft.runtime.world.distributed import TRANSPORT

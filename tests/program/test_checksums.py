@@ -10,7 +10,7 @@ import torch
 
 import weft
 from weft.program.checksums import BatchChecksums, OptionsChecksum, batch_checksums
-from weft.program.feeding import feed
+from weft.program.data import feed
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from weft.errors import wrong
-from weft.program.saving.exported import export, import_model
+from weft.program.checkpoint.exported import export, import_model
 from weft.units import Bytes, bytes_text, counted
 
 

@@ -17,8 +17,9 @@ from weft.errors import StrategyError, UserError, wrong
 from weft.layout import Placement
 from weft.planning.progress import progress, uncollected
 from weft.program.agreement import check_alike, gathered, run_on_all
+from weft.program.checkpoint.load import Weights, located, weights_in
 from weft.program.core import at_work, check_modes, lock_of
-from weft.program.feeding.whole_batch import Buckets, LocalBatch
+from weft.program.data.whole_batch import Buckets, LocalBatch
 from weft.program.live.live import take_over
 from weft.program.live.ownership import live_shardings
 from weft.program.live.variables import add_loss_scale, add_main_parameters
@@ -27,7 +28,6 @@ from weft.program.planning.build import local_ranks
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned, Variants, planner_of
 from weft.program.program import Program
-from weft.program.saving.load import Weights, located, weights_in
 from weft.program.setting import Setting
 from weft.program.training.states import check_states
 from weft.program.training.training import Training

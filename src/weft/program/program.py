@@ -12,15 +12,15 @@ from weft.ir import LogicalGraph, Plan
 from weft.layout import Placement
 from weft.planning.stored_step import StoredStep
 from weft.program.agreement import run_on_all
+from weft.program.checkpoint.checkpoints import give_up
+from weft.program.checkpoint.saving import ProgramSaving
 from weft.program.core import ProgramCore, one_at_a_time
+from weft.program.inspect.inspection import ProgramInspection
 from weft.program.live.ownership import disown_variables, own_variables, reads
-from weft.program.parts.inspection import ProgramInspection
-from weft.program.parts.saving import ProgramSaving
-from weft.program.parts.stepping import ProgramSteps
 from weft.program.planning.build import evaluation
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned, Variants
-from weft.program.saving.checkpoints import give_up
+from weft.program.stepping import ProgramSteps
 from weft.program.training.training import Training
 from weft.strategy.strategy import Strategy
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from weft.compiler.context import Options
 from weft.layout import Placement
 from weft.program.agreement import gathered
-from weft.program.feeding.feed import RowsOfBatch
-from weft.program.feeding.whole_batch import Buckets, LocalBatch
+from weft.program.data.feed import RowsOfBatch
+from weft.program.data.whole_batch import Buckets, LocalBatch
 from weft.runtime.compiled.choice import Kernels
 from weft.runtime.memory.state import Variables
 from weft.runtime.world.world import World

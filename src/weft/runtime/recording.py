@@ -1,7 +1,7 @@
 """The acts of a rank's queues in a step and their times: recorded all the time, read when somebody asks.
 
 A queue appends a tuple for each act to a list of its own, on its own thread. Everything else, such
-as what a queue waited for, follows from these times and the plan (`weft.program.trace`).
+as what a queue waited for, follows from these times and the plan (`weft.program.inspect`).
 """
 
 from __future__ import annotations

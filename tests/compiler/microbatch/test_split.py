@@ -32,7 +32,7 @@ from weft.errors import StrategyError
 from weft.ir import parse_graph, verify
 from weft.ir.logical import Call, Input, LogicalGraph, Update
 from weft.ir.nodes import Phase
-from weft.program.explain.tables import barriers
+from weft.program.inspect.tables import barriers
 
 pytestmark = pytest.mark.usefixtures("double_precision")
 

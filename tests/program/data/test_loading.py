@@ -32,8 +32,8 @@ from program.data.datasets import (
 )
 from single_device import is_first, processes
 from weft.errors import UserError
+from weft.program.data.feed import LoadedLeaf
 from weft.program.data.loading import LoadedActs, loaded_ahead, loading_plan
-from weft.program.feeding.feed import LoadedLeaf
 
 SIZE = 10
 
@@ -381,7 +381,7 @@ def test_batches_of_workers_are_cut_on_the_way(
         return found
 
     monkeypatch.setattr(feeder, "cut", seen)
-    monkeypatch.setattr("weft.program.parts.stepping._copied", None)
+    monkeypatch.setattr("weft.program.stepping._copied", None)
     size = 20
     expected = plain_losses(weft.Loader(Numbered(), size), 1)
     batches: Any = (

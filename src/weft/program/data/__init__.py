@@ -1,1 +1,1 @@
-"""Loaders: batches in one order on any number of ranks, of which each process loads the rows that its ranks take."""
+"""Loaders and batches: one order on any number of ranks, of which each process loads and cuts what its ranks take."""

@@ -13,11 +13,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from weft.errors import UserError, check, is_number, is_whole, wrong
+from weft.program.data.feed import CutBatch, RowsOfBatch
 from weft.program.data.loading import Ahead, loaded_ahead
 from weft.program.data.order import mixed, of_like_lengths, order_of, whole_number, whole_numbers
 from weft.program.data.samples import HINT, LoadedRows, Samples, Stream, begin_worker, with_workers
-from weft.program.feeding.feed import CutBatch, RowsOfBatch
-from weft.program.feeding.whole_batch import mark_whole
+from weft.program.data.whole_batch import mark_whole
 
 # Samples that all processes load at the begin of a loop, to compare them.
 COMPARED = 3

@@ -35,7 +35,7 @@ from weft.ir.plan import (
     RegisterKind,
 )
 from weft.layout.layout import region_shape
-from weft.program.feeding.feed import LoadedLeaf
+from weft.program.data.feed import LoadedLeaf
 from weft.runtime.executor.queues import ActError, Control, Queue, Stop
 from weft.runtime.executor.work import Work
 from weft.runtime.recording import Span

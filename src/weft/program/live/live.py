@@ -18,7 +18,7 @@ from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.layout import Layout, Placement, Shares
 from weft.program.agreement import everyone, run_on_all
-from weft.program.feeding.feed import shares_of
+from weft.program.data.feed import shares_of
 from weft.program.live.ownership import (
     LiveOwners,
     check_unread,

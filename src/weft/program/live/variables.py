@@ -17,7 +17,7 @@ from weft.errors import UserError, shown, wrong
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.ir.nodes import MASTER
-from weft.program.feeding.feed import layouts_on, shares_of
+from weft.program.data.feed import layouts_on, shares_of
 from weft.program.setting import Setting
 from weft.runtime.memory.state import Variables, local_part
 from weft.tensor.dispatch.interleaved import in_shares

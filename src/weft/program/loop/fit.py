@@ -18,13 +18,13 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from weft.errors import UserError, check, is_whole, wrong
 from weft.program.agreement import run_on_all
+from weft.program.checkpoint.checkpoints import SCORE, Checkpoints, check_names, claim_for_job
+from weft.program.checkpoint.manifest import check_place
 from weft.program.data.loader import Loader
 from weft.program.loop.bar import Bar, Means
 from weft.program.loop.logs import Figures, Log, begin_logs, end_log, log_of
-from weft.program.parts.stepping import batches_of
 from weft.program.program import Program
-from weft.program.saving.checkpoints import SCORE, Checkpoints, check_names, claim_for_job
-from weft.program.saving.manifest import check_place
+from weft.program.stepping import batches_of
 from weft.runtime.world.interrupts import ending_signals
 from weft.tracebacks import shortened
 from weft.units import Seconds

@@ -25,7 +25,7 @@ from weft.layout import Placement
 from weft.planning.machine import Machine
 from weft.planning.progress import uncollected
 from weft.program.agreement import TrialFailure, gathered, run_on_all, unless_failed
-from weft.program.feeding.feed import layouts_on, shares_of
+from weft.program.data.feed import layouts_on, shares_of
 from weft.program.live.ownership import LiveShardings, live_shardings, named_variables
 from weft.program.live.variables import add_loss_scale, add_main_parameters
 from weft.program.planning.build import close_all

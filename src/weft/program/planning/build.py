@@ -29,7 +29,7 @@ from weft.ir.nodes import MASTER, VARIABLE_ROLES, Role
 from weft.ir.plan import RankPlan
 from weft.layout import SBP, Broadcast, Layout, Placement, Shares, Split
 from weft.program.agreement import differences, gathered, run_on_all
-from weft.program.feeding.feed import StandIns, layouts_of_shards, layouts_on
+from weft.program.data.feed import StandIns, layouts_of_shards, layouts_on
 from weft.program.live.ownership import LiveShardings
 from weft.program.setting import Setting
 from weft.runtime.channels.channel import Channel

@@ -20,7 +20,7 @@ from weft.errors import UserError
 from weft.planning.progress import uncollected
 from weft.planning.stored_step import StoredStep
 from weft.program.agreement import LEAF
-from weft.program.feeding.feed import StandIns, layouts_of_shards
+from weft.program.data.feed import StandIns, layouts_of_shards
 from weft.program.live.variables import unwrapped
 from weft.program.planning.guards import Guards
 from weft.strategy.precision import Precision, precision_of

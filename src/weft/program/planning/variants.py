@@ -33,7 +33,7 @@ from weft.layout import Placement
 from weft.planning.progress import uncollected
 from weft.program.agreement import gathered, run_on_all
 from weft.program.checksums import BatchChecksums
-from weft.program.feeding.feed import CutParts, Feeder, RowsOfBatch, StandIns, shares_of, uncut
+from weft.program.data.feed import CutParts, Feeder, RowsOfBatch, StandIns, shares_of, uncut
 from weft.program.live.ownership import LiveShardings
 from weft.program.planning.build import build, close_all, local_ranks, with_lying
 from weft.program.planning.guards import Guards

@@ -43,7 +43,7 @@ from weft.ir.plan import (
 )
 from weft.layout import Placement
 from weft.program.compile import compile
-from weft.program.parts.inspection import planned_as_run
+from weft.program.inspect.inspection import planned_as_run
 from weft.program.program import Program
 from weft.runtime.kernels.dense_operands import onednn_is_faster
 from weft.runtime.profiling.call_operands import calls_in_order

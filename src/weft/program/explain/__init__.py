@@ -1,1 +1,0 @@
-"""The text of `Program.explain`: exchanges, memory, limits."""

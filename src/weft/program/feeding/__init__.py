@@ -1,1 +1,0 @@
-"""Batches: what each rank takes of them."""

@@ -1,0 +1,1 @@
+"""Looks into a program: explanations, tables, traces, reports."""
