@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, final
 
 from weft.boxing import EXCHANGES, steps
 from weft.compiler.hints import is_hint
-from weft.compiler.layouts.options import WorkOptions
+from weft.compiler.layouts.options import Known
 from weft.compiler.layouts.problem import OpChoice
 from weft.compiler.pipeline import Compiled
 from weft.compiler.signatures import axis_signatures
@@ -47,7 +47,7 @@ class Choices:
     model: CostModel = CostModel()  # noqa: RUF009 (frozen)
     found: list[dict[str, Any]] = field(default_factory=list)
     _known: dict[object, int] = field(default_factory=dict)
-    _works: dict[tuple[int, ...], WorkOptions] = field(default_factory=dict)
+    _works: dict[tuple[int, ...], Known] = field(default_factory=dict)
 
     def of(self, node: Call) -> int:
         """The number of a call's choice; -1 where it has none: one rank, a hint, or no rule."""
@@ -102,12 +102,12 @@ class Choices:
     ) -> list[Weighed]:
         """The cheapest signatures along an axis, and the chosen one, the cheapest first."""
         grid = placement.shape
-        works = self._works.setdefault(grid, WorkOptions(grid, self.model))
+        works = self._works.setdefault(grid, Known(grid, self.model))
         call = OpChoice(node.first, node)
         try:
-            options = works.of(call, axis, chosen)
+            options = works.of(call, (axis,), chosen)
             costs = zip(options.signatures, options.costs, strict=True)
-            rows = [self._weighed(node, axis, each, float(work)) for each, work in costs]
+            rows = [self._weighed(node, axis, each[axis], float(work)) for each, work in costs]
         except UserError:  # an op without a rule runs whole
             return []
         rows.sort(key=lambda row: row[-1])

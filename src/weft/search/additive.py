@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import final
 
-from weft.compiler.layouts.joint.least import LeastSum, LeastSums
+from weft.compiler.layouts.least import LeastSum, LeastSums
 from weft.compiler.stages.lay_out import Deduced
 from weft.errors import RuleError
 from weft.hardware.costs import CostModel, carried, seconds_model

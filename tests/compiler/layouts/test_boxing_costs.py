@@ -24,11 +24,14 @@ B = Broadcast()
 def test_axes_of_one_rank_cost_nothing() -> None:
     """Tables are of the other axes; along one rank everything is there already."""
     alone, among = (BoxingCosts(grid, CostModel()) for grid in ((2,), (1, 2, 1, 1)))
-    plain = alone.table(SPEC, 0, ((), ()), (ENDS, ENDS))
-    others = (Split(0), B, B)
-    assert np.array_equal(among.table(SPEC, 1, (others, (B, B, Split(1))), (ENDS, ENDS)), plain)
+    ends = [(each,) for each in ENDS]
+    plain = alone.table(SPEC, ends, ends)
+    before = [(Split(0), each, B, B) for each in ENDS]
+    after = [(B, each, B, Split(1)) for each in ENDS]
+    assert np.array_equal(among.table(SPEC, before, after), plain)
     # Along such an axis the others' boxing is all that it costs, whatever the ends.
-    reduced = among.table(SPEC, 0, ((Partial("sum"), B, B), (B, B, B)), (ENDS, ENDS))
+    sums, whole = ([(each, sbp, B, B) for each in ENDS] for sbp in (Partial("sum"), B))
+    reduced = among.table(SPEC, sums, whole)
     assert np.unique(reduced) == [plain[1, 0]]
     assert plain[1, 0] > 0
 
@@ -37,9 +40,9 @@ def test_reductions_that_neither_end_has_are_no_way_to_go() -> None:
     """Costs are the same where all reductions are among the layouts."""
     costs, spec = BoxingCosts((2, 3), CostModel()), SPEC
     layouts = list(product(ENDS, repeat=2))
-    few = costs.joint_table(spec, layouts, layouts)
+    few = costs.table(spec, layouts, layouts)
     others = [(Partial("max"), Partial("min")), *layouts]
-    assert np.array_equal(costs.joint_table(spec, others, others)[1:, 1:], few)
+    assert np.array_equal(costs.table(spec, others, others)[1:, 1:], few)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -69,7 +72,7 @@ def test_costs_are_those_of_the_chains_that_run(
     where = Placement("cpu", grid, tuple(range(math.prod(grid))))
     ends = (Broadcast(), Partial("sum"), *map(Split, range(len(shape))))
     layouts = list(product(ends, repeat=len(grid)))
-    table = BoxingCosts(grid, free).joint_table(TensorSpec(shape, "float32"), layouts, layouts)
+    table = BoxingCosts(grid, free).table(TensorSpec(shape, "float32"), layouts, layouts)
     for row, made in list(zip(table, layouts, strict=True))[::13]:
         for cost, wanted in zip(row, layouts, strict=True):
             chain = steps(Layout(where, made), Layout(where, wanted), shape, 4)

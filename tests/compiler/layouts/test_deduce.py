@@ -19,13 +19,13 @@ from strategies import law
 from weft.boxing import EXCHANGES, steps
 from weft.compiler.assignment import Assignment
 from weft.compiler.hints import Hints
-from weft.compiler.layouts import coordinate_descent as deduce_descent
+from weft.compiler.layouts import coordinate_descent
 from weft.compiler.layouts.box import deduce
 from weft.compiler.layouts.boxing_costs import BoxingCosts
 from weft.compiler.layouts.intent import uses
-from weft.compiler.layouts.options import Known, LayoutChoice, WorkOptions
+from weft.compiler.layouts.options import Known, LayoutChoice
 from weft.compiler.layouts.options import start as first_choice
-from weft.compiler.layouts.problem import OpChoice, build
+from weft.compiler.layouts.problem import OpChoice, Problem, build
 from weft.compiler.layouts.solver import Solution, minimize
 from weft.errors import LayoutError, RuleError
 from weft.hardware import CostModel
@@ -326,15 +326,16 @@ def test_on_a_grid_the_cost_is_that_of_the_assignment(seed: int) -> None:
 
 
 def solved(
-    descent: deduce_descent._Descent,
+    problem: Problem,
+    known: Known,
     axis: int,
     choice: LayoutChoice,
     solver: Callable[..., Solution],
 ) -> LayoutChoice:
     """The choice after an axis is solved by a solver of the test's own."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(deduce_descent, "minimize", solver)
-        return descent.solve(axis, choice)
+        patch.setattr(coordinate_descent, "minimize", solver)
+        return coordinate_descent.solve(problem, known, (axis,), choice)
 
 
 def solution(choices: Sequence[int], unary: list[Any], pairwise: dict[Any, Any]) -> Solution:
@@ -350,7 +351,7 @@ def test_no_axis_is_solved_worse_than_it_stands(seed: int, start: int, limit: in
     """From random signatures on, with tables so small that nothing is proven."""
     grid, rng = SQUARE.shape, random.Random(start)
     problem = build(random_graph(seed), Hints(), SQUARE)
-    descent = deduce_descent._Descent(problem, Known(grid, CostModel()))
+    known = Known(grid, CostModel())
 
     def anything(unary: Any, pairwise: Any, **_: Any) -> Solution:
         return solution([rng.randrange(len(table)) for table in unary], unary, pairwise)
@@ -361,11 +362,11 @@ def test_no_axis_is_solved_worse_than_it_stands(seed: int, start: int, limit: in
 
     choice = LayoutChoice(tuple(first_choice(each, len(grid)) for each in problem.variables))
     for axis in (0, 1):
-        choice = solved(descent, axis, choice, anything)
+        choice = solved(problem, known, axis, choice, anything)
     for axis in (1, 0, 1):
-        before = solved(descent, axis, choice, as_it_stands)
+        before = solved(problem, known, axis, choice, as_it_stands)
         assert before.signatures == choice.signatures
-        choice = solved(descent, axis, choice, partial(minimize, limit=limit))
+        choice = solved(problem, known, axis, choice, partial(minimize, limit=limit))
         cost, most = choice.cost, before.cost + 1e-9 * abs(before.cost)
         assert (choice.broken, cost) <= (before.broken, most)
 
@@ -375,7 +376,7 @@ def test_outer_axes_are_solved_again_once_inner_ones_are_known(
 ) -> None:
     graph, hints = random_graph(5), Hints({"x": (None, S1)})
     settled = deduce(graph, hints, SQUARE, PLAIN)
-    monkeypatch.setattr(deduce_descent, "ROUNDS", 1)
+    monkeypatch.setattr(coordinate_descent, "ROUNDS", 1)
     assert settled.cost < deduce(graph, hints, SQUARE, PLAIN).cost
 
 
@@ -389,11 +390,14 @@ def test_no_option_breaks_what_a_later_axis_has_chosen() -> None:
         (TensorSpec((24,), "float32"),),
     )
     rows, whole = Signature((S0,), (S0,)), Signature((B,), (B,))
-    options = WorkOptions((2, 2), PLAIN)
+    known = Known((2, 2), PLAIN)
     work = OpChoice(view, Call.of(view.op, (), ()))
-    assert options.of(work, 0, (whole, whole)).signatures[:2] == (whole, rows)
-    assert rows not in options.of(work, 0, (whole, rows)).signatures
-    assert rows not in options.of(work, 1, (rows, whole)).signatures
+    options = known.of(work, (0,), (whole, whole)).signatures
+    assert options[:2] == ((whole, whole), (rows, whole))
+    both = rows, rows
+    assert both not in known.of(work, (0,), (whole, rows)).signatures
+    assert both not in known.of(work, (1,), (rows, whole)).signatures
+    assert both not in known.of(work, (0, 1), (whole, whole)).signatures
 
 
 @pytest.mark.parametrize("grid", [(4,), (2, 2), (2, 3), (2, 2, 2)])
@@ -403,18 +407,15 @@ def test_tables_of_boxing_equal_the_chains(grid: tuple[int, ...]) -> None:
     rng, every = random.Random(0), list[SBP]([B, P, S0, S1])
     for _ in range(40):
         source, target = (tuple(rng.choices(every, k=len(grid))) for _ in range(2))
-        axis = rng.randrange(len(grid))
-        before, after = (s[:axis] + s[axis + 1 :] for s in (source, target))
-        ends = ((source[axis],), (target[axis],))
-        table = costs.table(TensorSpec(shape, "float32"), axis, (before, after), ends)
+        table = costs.table(TensorSpec(shape, "float32"), (source,), (target,))
         chain = boxing(Layout(where, source), Layout(where, target), shape, 4)
         assert table.item() == chain
 
 
 def test_boxing_that_makes_a_tensor_whole_is_dearer() -> None:
     costs = BoxingCosts((4,), CostModel(bytes_per_collective=0.0, bytes_per_held=0.5))
-    spec, every = TensorSpec((8, 4), "float32"), (B, P, S0)
-    table = costs.table(spec, 0, ((), ()), (every, every))
+    spec, every = TensorSpec((8, 4), "float32"), ((B,), (P,), (S0,))
+    table = costs.table(spec, every, every)
     size = 8 * 4 * 4
     assert table.tolist() == [
         [0.0, 0.0, 0.0],
@@ -428,10 +429,8 @@ def test_tables_of_boxing_are_remembered_by_grid_and_cost_model(
 ) -> None:
     def table(grid: tuple[int, ...], collective: float) -> list[list[float]]:
         costs = BoxingCosts(grid, CostModel(bytes_per_collective=collective))
-        ends = (B, P, S0), (B, P, S0)
-        found: list[list[float]] = costs.table(
-            TensorSpec((9, 5), "float32"), 0, ((), ()), ends
-        ).tolist()
+        ends = (B,), (P,), (S0,)
+        found: list[list[float]] = costs.table(TensorSpec((9, 5), "float32"), ends, ends).tolist()
         return found
 
     def fail(*_: object) -> None:
@@ -485,8 +484,8 @@ def test_what_other_deductions_know_changes_nothing(where: Placement) -> None:
 
 def test_equal_problems_are_solved_once(monkeypatch: pytest.MonkeyPatch) -> None:
     known, solved = Known((2,), CostModel()), list[int]()
-    solve = deduce_descent._Descent.solve
-    monkeypatch.setattr(deduce_descent._Descent, "solve", lambda *a: solved.append(1) or solve(*a))
+    solve = coordinate_descent.solve
+    monkeypatch.setattr(coordinate_descent, "solve", lambda *a: solved.append(1) or solve(*a))
     first = deduce(mlp(8, 16, 8), Hints({"x": (S0,)}), PAIR, known=known)
     count = len(solved)
     again = deduce(named(mlp(8, 16, 8), "other"), Hints({"x": (S0,)}), PAIR, known=known)

@@ -54,29 +54,7 @@ class BoxingCosts:
     def _small(self) -> tuple[int, ...]:
         return tuple(self.grid[axis] for axis in self._several)
 
-    def table(
-        self, spec: TensorSpec, axis: int, others: tuple[SBPs, SBPs], ends: tuple[SBPs, SBPs]
-    ) -> Table:
-        """Costs from each SBP of `ends[0]` to each of `ends[1]` on `axis`, in bytes.
-
-        `others` are the SBPs of the other axes before and after, in the order of the axes.
-        """
-        present = _reductions((*others[0], *others[1], *ends[0], *ends[1]))
-        numbers = sbp_numbers(len(spec.shape), present)
-        made, wanted = (
-            [
-                self._place(
-                    (*beside[:axis], end, *beside[axis:]),
-                    numbers,
-                    len(spec.shape) + len(present) + 1,
-                )
-                for end in each
-            ]
-            for beside, each in zip(others, ends, strict=True)
-        )
-        return self._between(spec, present).between(made, wanted)
-
-    def joint_table(self, spec: TensorSpec, made: Sequence[SBPs], wanted: Sequence[SBPs]) -> Table:
+    def table(self, spec: TensorSpec, made: Sequence[SBPs], wanted: Sequence[SBPs]) -> Table:
         """Costs from each of some layouts to each of others, which have an SBP for each axis, in bytes."""
         present = _reductions(sbp for sbps in (*made, *wanted) for sbp in sbps)
         numbers = sbp_numbers(len(spec.shape), present)

@@ -1,9 +1,14 @@
-"""Options: the signatures that a variable of the deduction may take along one axis, with their costs."""
+"""Options: the signatures that a variable of the deduction may take along the axes that are free, with their costs.
+
+An axis that is not free keeps the signature that it has. Coordinate descent frees one axis at a time; a bound for all
+layouts frees all of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from math import prod
 from typing import TypeAlias, final
 
@@ -12,17 +17,27 @@ import numpy as np
 from weft.cached import cached_property
 from weft.compiler.decompositions.table import legal_signatures, reduction_cost
 from weft.compiler.hints import Thin, enough_elements
-from weft.compiler.layouts.boxing_costs import BoxingCosts, Table, idle_bytes, sbp_numbers
-from weft.compiler.layouts.problem import Given, OpChoice, Share, Variable
+from weft.compiler.layouts.boxing_costs import (
+    BoxingCosts,
+    SBPs,
+    Table,
+    idle_bytes,
+    reductions,
+    sbp_numbers,
+)
+from weft.compiler.layouts.intent import charges, forbidden
+from weft.compiler.layouts.problem import Given, OpChoice, ReadEdge, Share, Variable
 from weft.compiler.signatures import halo_cost
 from weft.errors import LayoutError
 from weft.hardware import CostModel
-from weft.layout import SBP, Broadcast, Partial, Split
-from weft.ops import OpCall, Signature, flops, item, localize, traffic
+from weft.layout import Broadcast, Partial, Split
+from weft.ops import OpCall, Signature, TensorSpec, flops, item, localize, traffic
 from weft.units import Bytes, Flops
 
 # One signature for each axis of the grid.
 PerAxis: TypeAlias = tuple[Signature, ...]
+# Numbers of axes of the grid.
+Axes: TypeAlias = tuple[int, ...]
 
 
 @final
@@ -30,24 +45,38 @@ PerAxis: TypeAlias = tuple[Signature, ...]
 class SignatureOptions:
     """The signatures to choose from, and what each costs by itself; compared by identity."""
 
-    signatures: tuple[Signature, ...]
+    signatures: tuple[PerAxis, ...]
     costs: Table
-    _sbps: dict[tuple[str, int], frozenset[SBP]] = field(default_factory=dict)
+    _sbps: dict[tuple[object, ...], frozenset[SBPs]] = field(default_factory=dict)
 
-    def made(self, result: int) -> frozenset[SBP]:
-        """The SBPs that a result may be made in."""
-        key = "made", result
+    def made(self, result: int) -> tuple[SBPs, ...]:
+        """The layout of a result in each option."""
+        return tuple([tuple([one.results[result] for one in each]) for each in self.signatures])
+
+    def wanted(self, operand: int) -> tuple[SBPs, ...]:
+        """The layout of an operand in each option."""
+        return tuple([tuple([one.operands[operand] for one in each]) for each in self.signatures])
+
+    def made_along(self, axes: Axes, result: int) -> frozenset[SBPs]:
+        """The SBPs along some axes that a result may be made in."""
+        key = "made", axes, result
         if key not in self._sbps:
-            self._sbps[key] = frozenset(one.results[result] for one in self.signatures)
+            self._sbps[key] = frozenset(_along(axes, each) for each in self.made(result))
         return self._sbps[key]
 
-    def wanted(self, operand: int) -> frozenset[SBP]:
-        """The SBPs that an operand may be wanted in, without Partials."""
-        key = "wanted", operand
+    def wanted_along(self, axes: Axes, operand: int) -> frozenset[SBPs]:
+        """The SBPs along some axes that an operand may be wanted in, without Partials."""
+        key = "wanted", axes, operand
         if key not in self._sbps:
-            found = frozenset(one.operands[operand] for one in self.signatures)
-            self._sbps[key] = frozenset(sbp for sbp in found if not isinstance(sbp, Partial))
+            found = (_along(axes, each) for each in self.wanted(operand))
+            self._sbps[key] = frozenset(
+                sbps for sbps in found if not any(isinstance(sbp, Partial) for sbp in sbps)
+            )
         return self._sbps[key]
+
+
+def _along(axes: Axes, sbps: SBPs) -> SBPs:
+    return tuple([sbps[axis] for axis in axes])
 
 
 def candidates(call: OpCall, parts: int, empty: bool) -> Sequence[Signature]:
@@ -61,133 +90,6 @@ def work_cost(local: OpCall, grid: tuple[int, ...], cost_model: CostModel) -> fl
     devices = prod(grid)
     touched = Bytes(devices * traffic(local))
     return cost_model.work(Flops(devices * flops(local)), touched, item(local))
-
-
-@final
-@dataclass(frozen=True)
-class WorkOptions:
-    """Options of op calls on a grid; equal calls share them."""
-
-    grid: tuple[int, ...]
-    cost_model: CostModel
-    _known: dict[tuple[object, ...], SignatureOptions] = field(default_factory=dict)
-
-    def of(self, work: OpChoice, axis: int, chosen: PerAxis) -> SignatureOptions:
-        """The options of a call along `axis` while the other axes keep their `chosen` signatures.
-
-        Only signatures under which those of the later axes stay legal, and that leave no rank
-        without elements, except where that is allowed. The chosen one is always among them.
-
-        Raises:
-            RuleError: when the op has no rule.
-        """
-        key = (work.call, work.thin, axis, chosen[:axis] + chosen[axis + 1 :])
-        found = self._known.get(key)
-        if found is None:
-            found = self._known[key] = self._options(work, axis, chosen)
-        return self._pinned(work, axis, found) if work.pinned else found
-
-    def _pinned(self, work: OpChoice, axis: int, options: SignatureOptions) -> SignatureOptions:
-        pin = work.pinned[axis]
-        if pin not in options.signatures:
-            every = options.signatures or candidates(work.call, self.grid[axis], bool(work.thin))
-            legal = "; ".join(map(str, every[:8]))
-            raise LayoutError(
-                f"signatures={{{work.node.makes[0].name!r}: …}} fixes {pin} along axis {axis} for {work.node.op}, "
-                f"which does not admit it there; use one of {legal}"
-            )
-        key = "pinned", id(options), pin
-        if key not in self._known:
-            costs = options.costs[[options.signatures.index(pin)]]
-            self._known[key] = SignatureOptions((pin,), costs)
-        return self._known[key]
-
-    def _options(self, work: OpChoice, axis: int, chosen: PerAxis) -> SignatureOptions:
-        outer, empty = work.call, bool(work.thin)
-        for before in range(axis):
-            outer = localize(outer, chosen[before], self.grid[before], 0)
-        found: dict[Signature, float] = {}
-        for signature in candidates(outer, self.grid[axis], empty):
-            every = chosen[:axis] + (signature,) + chosen[axis + 1 :]
-            if all_have_elements(work.call, every, self.grid, work.thin):
-                mine = localize(outer, signature, self.grid[axis], 0)
-                local = self._inner(mine, axis, chosen, empty)
-                if local is not None:
-                    inside = reduction_cost(outer, signature, self.grid, axis, self.cost_model)
-                    halo = halo_cost(outer, signature, self.grid, axis, self.cost_model)
-                    found[signature] = work_cost(local, self.grid, self.cost_model) + inside + halo
-        return SignatureOptions(tuple(found), np.array(list(found.values())))
-
-    def _inner(self, call: OpCall, axis: int, chosen: PerAxis, empty: bool) -> OpCall | None:
-        for after in range(axis + 1, len(self.grid)):
-            if chosen[after] not in legal_signatures(call, self.grid[after], empty):
-                return None
-            call = localize(call, chosen[after], self.grid[after], 0)
-        return call
-
-
-@final
-@dataclass(frozen=True)
-class GivenOptions:
-    """Options of inputs, hints, outputs and Shares."""
-
-    grid: tuple[int, ...]
-    cost_model: CostModel
-    _known: dict[object, SignatureOptions] = field(default_factory=dict)
-
-    def of(self, given: Given, axis: int, chosen: PerAxis) -> SignatureOptions:
-        """The options of an input, a hint or an output along `axis` while the other axes keep theirs."""
-        key = (given, axis, chosen[:axis] + chosen[axis + 1 :])
-        if key not in self._known:
-            fit = self._fitting(given, given.choices[axis], axis, chosen)
-            split = self._split_charge(given, axis, chosen)
-            weight = max(float(given.sent), self.cost_model.bytes_per_held * given.fed)
-            copied = weight * self._idle(given, axis, chosen) if weight else 0.0
-            costs = [split if isinstance(one.operands[0], Split) else copied for one in fit]
-            self._known[key] = SignatureOptions(fit, np.array(costs))
-        return self._known[key]
-
-    def _split_charge(self, given: Given, axis: int, chosen: PerAxis) -> float:
-        """The charge for splitting an input that the user left free."""
-        if not given.prefer_broadcast or len(given.choices[axis]) == 1:
-            return 0.0
-        unused = self._idle(given, axis, chosen)
-        # The collective decides ties.
-        return self.cost_model.whole_parameter * unused + self.cost_model.bytes_per_collective
-
-    def _idle(self, given: Given, axis: int, chosen: PerAxis) -> float:
-        """Bytes of the copies of an input that a split along `axis` would save."""
-        others = tuple(one.operands[0] for one in chosen)
-        return idle_bytes(given.spec, axis, others[:axis] + others[axis + 1 :], self.grid)
-
-    def shared(
-        self, share: Share, seen: frozenset[SBP], axis: int, chosen: PerAxis
-    ) -> SignatureOptions:
-        """The options of a Share along `axis`: what its value may be made or wanted in, and what it has."""
-        key = (share.spec, share.thin, seen, axis, chosen)
-        if key not in self._known:
-            numbers = sbp_numbers(len(share.spec.shape))
-            sbps = sorted(seen | set(chosen[axis].results), key=lambda sbp: numbers[sbp])
-            every = tuple(Signature((sbp,), (sbp,)) for sbp in sbps)
-            fit = self._fitting(share, every, axis, chosen)
-            self._known[key] = SignatureOptions(fit, np.zeros(len(fit)))
-        return self._known[key]
-
-    def _fitting(
-        self, port: Given | Share, every: tuple[Signature, ...], axis: int, chosen: PerAxis
-    ) -> tuple[Signature, ...]:
-        """The signatures that leave no rank without elements where it must have some; all, where none does so."""
-        fit = tuple(
-            one
-            for one in every
-            if enough_elements(
-                port.spec.shape,
-                [other.operands[0] for other in (*chosen[:axis], one, *chosen[axis + 1 :])],
-                self.grid,
-                port.thin,
-            )
-        )
-        return fit or every
 
 
 def start(variable: Variable, axes: int) -> PerAxis:
@@ -258,27 +160,16 @@ class ReadCosts:
 class Known:
     """The memory of deductions on grids of one shape: nothing in it depends on the problem.
 
-    Options by op call and axis, tables by tensor and options, solutions by the form of a problem.
+    Options by op call and free axes, tables by tensor and options, solutions by the form of a problem.
     Stages on equal grids share it, so that equal ones are solved once.
     """
 
     grid: tuple[int, ...]
     cost_model: CostModel
-    tables: dict[tuple[object, ...], ReadCosts] = field(default_factory=dict)
-    kept: dict[Signature, SignatureOptions] = field(default_factory=dict)
-    repeated: dict[tuple[SignatureOptions, int], Table] = field(default_factory=dict)
+    options: dict[object, SignatureOptions] = field(default_factory=dict)
+    tables: dict[object, ReadCosts] = field(default_factory=dict)
     numbers: dict[object, int] = field(default_factory=dict)
     solved: dict[tuple[object, ...], LayoutChoice] = field(default_factory=dict)
-
-    @cached_property
-    def work(self) -> WorkOptions:
-        """Options of calls."""
-        return WorkOptions(self.grid, self.cost_model)
-
-    @cached_property
-    def given(self) -> GivenOptions:
-        """Options of inputs."""
-        return GivenOptions(self.grid, self.cost_model)
 
     @cached_property
     def boxing(self) -> BoxingCosts:
@@ -286,22 +177,182 @@ class Known:
         return BoxingCosts(self.grid, self.cost_model)
 
     def number(self, of: object) -> int:
-        """A number for what is looked up again and again: a tensor, or signatures."""
+        """A number for what is looked up again and again, such as the form of a problem."""
         return self.numbers.setdefault(of, len(self.numbers))
 
-    def times(self, options: SignatureOptions, times: int) -> Table:
-        """The costs of options that run several times a step; one table for equal ones."""
-        key = options, times
-        if times > 1 and key not in self.repeated:
-            self.repeated[key] = options.costs * times
-        return self.repeated[key] if times > 1 else options.costs
+    def as_it_is(self, signatures: PerAxis) -> SignatureOptions:
+        """The one option of a variable that keeps its signatures."""
+        if signatures not in self.options:
+            self.options[signatures] = SignatureOptions((signatures,), np.zeros(1))
+        return self.options[signatures]
 
-    def as_it_is(self, signature: Signature) -> SignatureOptions:
-        """The one option of a variable that keeps its signature."""
-        found = self.kept.get(signature)
+    def of(self, variable: OpChoice | Given, axes: Axes, chosen: PerAxis) -> SignatureOptions:
+        """The options of a variable along free axes while the others keep their `chosen` signatures.
+
+        Of a call only signatures under which those of later axes stay legal, and that leave no rank without elements,
+        except where that is allowed.
+
+        Raises:
+            RuleError: when an op has no rule.
+            LayoutError: when a call does not admit a signature that the user fixed.
+        """
+        others = tuple([one for axis, one in enumerate(chosen) if axis not in axes])
+        if isinstance(variable, OpChoice):
+            own: object = (variable.call, variable.thin, variable.times, variable.pinned)
+        else:
+            own = variable
+        key = own, axes, others
+        found = self.options.get(key)
         if found is None:
-            found = self.kept[signature] = SignatureOptions((signature,), np.zeros(1))
+            find = self._of_call if isinstance(variable, OpChoice) else self._of_given
+            found = self.options[key] = find(variable, axes, chosen)  # type: ignore[arg-type]
         return found
+
+    def shared(
+        self, share: Share, seen: frozenset[SBPs], axes: Axes, chosen: PerAxis
+    ) -> SignatureOptions:
+        """The options of a Share: what its value may be made or wanted in along free axes, and what it has."""
+        key = share.spec, share.thin, seen, axes, chosen
+        if key not in self.options:
+            numbers = sbp_numbers(len(share.spec.shape))
+            has = _along(axes, tuple([one.results[0] for one in chosen]))
+            every = []
+            for sbps in sorted(seen | {has}, key=lambda sbps: [numbers[sbp] for sbp in sbps]):
+                free = dict(zip(axes, sbps, strict=True))
+                every.append(
+                    tuple(
+                        Signature((free[axis],), (free[axis],)) if axis in free else one
+                        for axis, one in enumerate(chosen)
+                    )
+                )
+            fit = self._fitting(share, every)
+            self.options[key] = SignatureOptions(fit, np.zeros(len(fit)))
+        return self.options[key]
+
+    def _of_call(self, work: OpChoice, axes: Axes, chosen: PerAxis) -> SignatureOptions:
+        ways = dict(self._ways(work, axes, chosen))
+        if work.pinned:
+            pins = work.pinned
+            fixed = {
+                every: cost
+                for every, cost in ways.items()
+                if all(every[axis] == pins[axis] for axis in axes)
+            }
+            if not fixed:
+                axis = axes[0]
+                every = dict.fromkeys(each[axis] for each in ways)
+                legal = tuple(every) or candidates(work.call, self.grid[axis], bool(work.thin))
+                raise LayoutError(
+                    f"signatures={{{work.node.makes[0].name!r}: …}} fixes {pins[axis]} along axis {axis} for "
+                    f"{work.node.op}, which does not admit it there; use one of {'; '.join(map(str, legal[:8]))}"
+                )
+            ways = fixed
+        return SignatureOptions(tuple(ways), np.array(list(ways.values())) * work.times)
+
+    def _ways(self, work: OpChoice, axes: Axes, chosen: PerAxis) -> Iterator[tuple[PerAxis, float]]:
+        """Each way to cut a call, with its cost: work, and what runs inside of it."""
+        ways: list[tuple[PerAxis, OpCall, float]] = [((), work.call, 0.0)]
+        for axis, parts in enumerate(self.grid):
+            ways = [
+                ((*every, one), localize(call, one, parts, 0), cost + self._inside(call, one, axis))
+                for every, call, cost in ways
+                for one in self._signatures(work, call, axis, axes, chosen)
+                if axis not in axes
+                or all_have_elements(
+                    work.call, (*every, one, *chosen[axis + 1 :]), self.grid, work.thin
+                )
+            ]
+        for every, local, cost in ways:
+            yield every, cost + work_cost(local, self.grid, self.cost_model)
+
+    def _signatures(
+        self, work: OpChoice, call: OpCall, axis: int, axes: Axes, chosen: PerAxis
+    ) -> Sequence[Signature]:
+        """The signatures along an axis of a call that is localized along those before it."""
+        parts, empty = self.grid[axis], bool(work.thin)
+        if axis in axes:
+            return candidates(call, parts, empty)
+        legal = axis < axes[0] or chosen[axis] in legal_signatures(call, parts, empty)
+        return chosen[axis : axis + 1] if legal else ()
+
+    def _inside(self, call: OpCall, one: Signature, axis: int) -> float:
+        given = call, one, self.grid, axis, self.cost_model
+        return reduction_cost(*given) + halo_cost(*given)
+
+    def _of_given(self, given: Given, axes: Axes, chosen: PerAxis) -> SignatureOptions:
+        free = (given.choices[axis] if axis in axes else (one,) for axis, one in enumerate(chosen))
+        fit = self._fitting(given, tuple(product(*free)))
+        costs = [sum(self._charge(given, axis, every) for axis in axes) for every in fit]
+        return SignatureOptions(fit, np.array(costs, np.float64))
+
+    def _charge(self, given: Given, axis: int, every: PerAxis) -> float:
+        """The charge for splitting an input that the user left free, or for its copies."""
+        model = self.cost_model
+        sbps = tuple([one.operands[0] for one in every])
+        if not isinstance(sbps[axis], Split):
+            weight = max(float(given.sent), model.bytes_per_held * given.fed)
+            return weight * self._idle(given.spec, axis, sbps) if weight else 0.0
+        if not given.prefer_broadcast or len(given.choices[axis]) == 1:
+            return 0.0
+        # The collective decides ties.
+        unused = self._idle(given.spec, axis, sbps)
+        return model.whole_parameter * unused + model.bytes_per_collective
+
+    def _idle(self, spec: TensorSpec, axis: int, sbps: SBPs) -> float:
+        """Bytes of the copies of a tensor that a split along `axis` would save."""
+        return idle_bytes(spec, axis, sbps[:axis] + sbps[axis + 1 :], self.grid)
+
+    def _fitting(self, port: Given | Share, every: Sequence[PerAxis]) -> tuple[PerAxis, ...]:
+        """The signatures that leave no rank without elements where it must have some; all, where none does so."""
+        shape, grid, thin = port.spec.shape, self.grid, port.thin
+        fit = tuple(
+            each
+            for each in every
+            if enough_elements(shape, [one.operands[0] for one in each], grid, thin)
+        )
+        return fit or tuple(every)
+
+    def read(
+        self,
+        edge: ReadEdge,
+        early: bool,
+        axes: Axes,
+        ends: tuple[SignatureOptions, SignatureOptions],
+    ) -> ReadCosts:
+        """Costs of an edge for each option of its source and each of its target, with charges along free axes.
+
+        `early` is true where a call reads the tensor.
+        """
+        source, target = ends
+        ports = id(source), edge.result, id(target), edge.operand
+        key = (edge.spec, axes, *ports, edge.intents, early, edge.times)
+        found = self.tables.get(key)
+        if found is None:
+            found = self.tables[key] = self._read(edge, early, axes, ends)
+        return found
+
+    def _read(
+        self,
+        edge: ReadEdge,
+        early: bool,
+        axes: Axes,
+        ends: tuple[SignatureOptions, SignatureOptions],
+    ) -> ReadCosts:
+        made, wanted = ends[0].made(edge.result), ends[1].wanted(edge.operand)
+        table, model = self.boxing.table(edge.spec, made, wanted), self.cost_model
+        bans = []
+        for axis in axes:
+            sides = tuple(each[axis] for each in made), tuple(each[axis] for each in wanted)
+            if early:
+                table = table + model.early_reduction * reductions(*sides)
+            if edge.intents and (intent := edge.intents[axis]):
+                charge = charges(intent, *sides, model)
+                if charge.any():
+                    idle = np.array([self._idle(edge.spec, axis, sbps) for sbps in made])
+                    table = table + idle[:, None] * charge
+                bans.append(forbidden(intent, *sides, model))
+        said = [ban for ban in bans if ban is not None]
+        return ReadCosts(table * edge.times, np.max(said, axis=0) if said else None)
 
 
 @final

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import TypeAlias, final
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias, final
 
 from weft.compiler.hints import Hints, Thin, hinted_sbps, is_hint
 from weft.compiler.layouts.empty_shards import ThinSplits, splits_with_empty_shards
@@ -14,10 +14,11 @@ from weft.ir.logical import Call, Input, LogicalGraph, Node, Output, Update
 from weft.layout import SBP, Broadcast, Partial, Placement, Split
 from weft.ops import OpCall, Signature, TensorSpec
 
+_NOWHERE: Thin = frozenset()
+
 
 @final
-@dataclass(frozen=True)
-class OpChoice:
+class OpChoice(NamedTuple):
     """A call of an op: chooses among the signatures of its rule.
 
     `thin` says of each operand, then of each result, where its splits may leave ranks empty;
@@ -33,8 +34,7 @@ class OpChoice:
 
 
 @final
-@dataclass(frozen=True)
-class Given:
+class Given(NamedTuple):
     """A variable with its own list of signatures for each axis.
 
     An input's signature is (its SBP) -> (its SBP): what comes in as its operand is its new version
@@ -52,27 +52,25 @@ class Given:
     spec: TensorSpec
     choices: tuple[tuple[Signature, ...], ...]
     prefer_broadcast: bool = False
-    thin: Thin = frozenset()
+    thin: Thin = _NOWHERE
     sent: bool = False
     fed: bool = False
 
 
 @final
-@dataclass(frozen=True)
-class Share:
+class Share(NamedTuple):
     """The layout to which a value with several readers is boxed once for all of them."""
 
     spec: TensorSpec
     value: str
-    thin: Thin = frozenset()
+    thin: Thin = _NOWHERE
 
 
 Variable: TypeAlias = OpChoice | Given | Share
 
 
 @final
-@dataclass(frozen=True)
-class ReadEdge:
+class ReadEdge(NamedTuple):
     """A tensor that goes from result `result` of variable `source` to operand `operand` of variable `target`.
 
     `intents` says for each axis what the edge is charged for beside its boxing; empty where for
@@ -165,7 +163,7 @@ def build(
                 problem.maker_of[node.value.name] = problem.maker_of[owner]
                 continue
             given = _input(node, hints, placement, whole, thin, _free(node))
-            variable: Variable = replace(given, sent=node.sent is not None)
+            variable: Variable = given._replace(sent=node.sent is not None)
         elif isinstance(node, Call):
             variable = _call(node, placement, problem, hints)
         elif isinstance(node, Output):
@@ -183,7 +181,7 @@ def build(
     for name in sorted(hints.leaving):
         spec = graph.values[name].spec
         leaves = problem.add(
-            Given(spec, (_whole(spec),) * placement.axes, thin=thin.get(name, frozenset()))
+            Given(spec, (_whole(spec),) * placement.axes, thin=thin.get(name, _NOWHERE))
         )
         problem.read(name, leaves, 0, spec)
     return problem
@@ -193,17 +191,20 @@ def _connect(
     problem: Problem, graph: LogicalGraph, number: int, node: Node, readers: Mapping[str, int]
 ) -> None:
     here = problem.variable_of[number]
-    names = node.operands if isinstance(node, Call) else ()
-    names = (node.value.name,) if isinstance(node, Output) else names
-    for operand, name in enumerate(names):
-        problem.read(name, here, operand, graph.values[name].spec)
+    if isinstance(node, Call):
+        for operand, (name, spec) in enumerate(
+            zip(node.operands, node.first.operands, strict=True)
+        ):
+            problem.read(name, here, operand, spec)
+    elif isinstance(node, Output):
+        problem.read(node.value.name, here, 0, graph.values[node.value.name].spec)
     results = node.outputs if isinstance(node, Call) else node.makes
     for result, value in enumerate(results):
         if value is not None:
             problem.maker_of[value.name] = (here, result)
             if readers[value.name] > 1:
                 share = problem.add(
-                    Share(value.spec, value.name, problem.thin.get(value.name, frozenset()))
+                    Share(value.spec, value.name, problem.thin.get(value.name, _NOWHERE))
                 )
                 problem.read(value.name, share, 0, value.spec)
                 problem.share_of[value.name] = share
@@ -245,7 +246,8 @@ def _readers(graph: LogicalGraph) -> dict[str, int]:
 def _call(node: Call, placement: Placement, problem: Problem, hints: Hints) -> Variable:
     call = node.first
     made = node.output_names
-    ports = tuple(problem.thin.get(name, frozenset()) for name in (*node.operands, *made))
+    thin = problem.thin
+    ports = tuple([thin.get(name, _NOWHERE) for name in (*node.operands, *made)]) if thin else ()
     if not is_hint(node):
         times = max(map(problem.times, made))
         pinned = hints.signatures.get(node.makes[0].name, ()) if node.makes else ()
@@ -261,7 +263,7 @@ def _call(node: Call, placement: Placement, problem: Problem, hints: Hints) -> V
         (*_whole(call.operands[0]), _same(Partial())) if sbp is None else (_same(sbp),)
         for sbp in hinted_sbps(node, placement)
     )
-    return Given(call.operands[0], tuple(choices), thin=ports[0])
+    return Given(call.operands[0], tuple(choices), thin=thin.get(node.operands[0], _NOWHERE))
 
 
 def _whole(spec: TensorSpec) -> tuple[Signature, ...]:
@@ -284,7 +286,7 @@ def _input(
         hinted = (Broadcast(),) * placement.axes
     choices = [tuple(map(_same, free if fixed is None else (fixed,))) for fixed in hinted]
     prefer = node.role in ("parameter", "buffer")
-    allowed = thin.get(node.value.name, frozenset())
+    allowed = thin.get(node.value.name, _NOWHERE)
     fed = node.role == "batch"
     return Given(node.value.spec, tuple(choices), prefer, allowed, fed=fed)
 

@@ -13,14 +13,13 @@ from typing import TypeAlias, final
 
 import numpy as np
 
+from weft.cached import cached_property
 from weft.compiler.assignment import Assignment
 from weft.compiler.hints import Hints, is_hint
-from weft.compiler.layouts.boxing_costs import BoxingCosts, Table
-from weft.compiler.layouts.coordinate_descent import form_of, joined
-from weft.compiler.layouts.intent import forbidden
-from weft.compiler.layouts.joint.options import JointOptions, JointSignatures, SBPs
-from weft.compiler.layouts.options import PerAxis, ReadCosts
-from weft.compiler.layouts.problem import Given, Problem, ReadEdge, Share, build
+from weft.compiler.layouts.boxing_costs import Table
+from weft.compiler.layouts.coordinate_descent import costs_of, form_of, joined, options_of
+from weft.compiler.layouts.options import Known, PerAxis, SignatureOptions, start
+from weft.compiler.layouts.problem import Given, Problem, Share, build
 from weft.compiler.layouts.solver import Solution, minimize, total
 from weft.hardware import CostModel
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output
@@ -50,22 +49,21 @@ class LeastSum:
 
 
 @final
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LeastSums:
     """Least sums of stages on grids of one shape; equal calls and edges share their tables, equal stages all."""
 
     grid: tuple[int, ...]
     cost_model: CostModel
-    _signatures: JointSignatures = field(init=False, repr=False)
-    _tables: JointTables = field(init=False, repr=False)
     # By the form of a problem and the options as they stand: the choices now, their cost, the best, what a ban costs.
     _solved: dict[object, tuple[list[int], float, Solution, float]] = field(
         default_factory=dict, repr=False
     )
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_signatures", JointSignatures(self.grid, self.cost_model))
-        object.__setattr__(self, "_tables", JointTables(self.grid, self.cost_model))
+    @cached_property
+    def _known(self) -> Known:
+        """Options and tables; ties between equal reductions are none of the sum."""
+        return Known(self.grid, replace(self.cost_model, early_reduction=0.0))
 
     def of(
         self,
@@ -90,14 +88,17 @@ class LeastSums:
         if sum(parts > 1 for parts in self.grid) > MOST_AXES:
             return None
         problem = freed(graph, hints, placement, held)
-        options = self._signatures.of(problem)
+        axes = tuple(range(len(self.grid)))
+        whole = [start(variable, len(axes)) for variable in problem.variables]
+        options = options_of(problem, self._known, axes, whole)
         try:
             known = standing(problem, graph, assignment, options)
         except NoOption:
             return None
         key = form_of(problem), tuple(known.items())
         if key not in self._solved:
-            unary, pairwise, never = self._tables.of(problem, options)
+            unary, edges = costs_of(problem, self._known, axes, options)
+            unary, pairwise, never = joined(unary, edges)
             here = with_rest(known, unary, pairwise)
             found = minimize(unary, pairwise, starts=[here])
             self._solved[key] = here, total(here, unary, pairwise), found, never
@@ -113,7 +114,7 @@ class LeastSums:
 def _named(
     graph: LogicalGraph,
     problem: Problem,
-    options: Sequence[JointOptions],
+    options: Sequence[SignatureOptions],
     choices: Sequence[int],
 ) -> dict[str, PerAxis]:
     signatures = [each.signatures[choice] for each, choice in zip(options, choices, strict=True)]
@@ -146,14 +147,22 @@ def freed(
     problem = build(
         graph.with_nodes(nodes), replace(hints, inputs=inputs, signatures=signatures), placement
     )
-    for number, node in enumerate(graph.nodes):
-        if isinstance(node, Input) and node.sent is not None:
-            place = problem.variable_of[number]
-            given = problem.variables[place]
-            assert isinstance(given, Given)
-            sbps: tuple[SBP, ...] = (Broadcast(), *map(Split, range(len(given.spec.shape))))
-            choices = (tuple(Signature((sbp,), (sbp,)) for sbp in sbps),) * placement.axes
-            problem.variables[place] = replace(given, choices=choices)
+    # What is charged beside calls and boxing is no part of the sum.
+    for place, variable in enumerate(problem.variables):
+        if isinstance(variable, Given):
+            choices = variable.choices
+            if variable.sent:
+                sbps: tuple[SBP, ...] = (Broadcast(), *map(Split, range(len(variable.spec.shape))))
+                choices = (tuple(Signature((sbp,), (sbp,)) for sbp in sbps),) * placement.axes
+            problem.variables[place] = variable._replace(
+                choices=choices, prefer_broadcast=False, sent=False, fed=False
+            )
+    problem.edges[:] = [
+        edge._replace(intents=tuple("" if x == "stored" else x for x in edge.intents))
+        if "stored" in edge.intents
+        else edge
+        for edge in problem.edges
+    ]
     return problem
 
 
@@ -166,58 +175,6 @@ def _freed(node: Node, held: Collection[str]) -> Node:
     return node.changed(hint=replace(node.hint, sbps=(None,)))
 
 
-@final
-@dataclass(frozen=True)
-class JointTables:
-    """Tables of problems on a grid; equal edges share them."""
-
-    grid: tuple[int, ...]
-    cost_model: CostModel
-    _boxing: BoxingCosts = field(init=False, repr=False)
-    _known: dict[object, tuple[ReadCosts, object]] = field(default_factory=dict, repr=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "_boxing", BoxingCosts(self.grid, self.cost_model))
-
-    def of(
-        self, problem: Problem, options: Sequence[JointOptions]
-    ) -> tuple[list[Table], dict[tuple[int, int], Table], float]:
-        """Costs of variables, of pairs of variables, and what is charged once for what is forbidden."""
-        edges = [
-            (edge, self._read(edge, options[edge.source], options[edge.target]))
-            for edge in problem.edges
-        ]
-        return joined([each.costs for each in options], edges)
-
-    def _read(self, edge: ReadEdge, source: JointOptions, target: JointOptions) -> ReadCosts:
-        ends = id(source), edge.result, id(target), edge.operand
-        key = edge.spec, *ends, edge.intents, edge.times
-        if key not in self._known:
-            made, wanted = source.made(edge.result), target.wanted(edge.operand)
-            table = self._boxing.joint_table(edge.spec, made, wanted) * edge.times
-            # The options are kept, so that their identities stay theirs.
-            costs = ReadCosts(table, self._forbidden(edge, made, wanted))
-            self._known[key] = costs, (source, target)
-        return self._known[key][0]
-
-    def _forbidden(
-        self, edge: ReadEdge, made: tuple[SBPs, ...], wanted: tuple[SBPs, ...]
-    ) -> Table | None:
-        """1 where an intent forbids what happens along some axis."""
-        bans = [
-            forbidden(
-                intent,
-                tuple(sbps[axis] for sbps in made),
-                tuple(sbps[axis] for sbps in wanted),
-                self.cost_model,
-            )
-            for axis, intent in enumerate(edge.intents)
-        ]
-        said = [ban for ban in bans if ban is not None]
-        found: Table | None = np.max(said, axis=0) if said else None
-        return found
-
-
 # The layouts of operands and of results; None for a result that is no tensor.
 _Ports: TypeAlias = tuple[Sequence[Layout], Sequence[Layout | None]]
 
@@ -228,7 +185,10 @@ class NoOption(Exception):
 
 
 def standing(
-    problem: Problem, graph: LogicalGraph, assignment: Assignment, options: Sequence[JointOptions]
+    problem: Problem,
+    graph: LogicalGraph,
+    assignment: Assignment,
+    options: Sequence[SignatureOptions],
 ) -> dict[int, int]:
     """The number of each variable's option; an assignment does not say it of what leaves for other stages.
 
@@ -277,7 +237,7 @@ def _ports(graph: LogicalGraph, number: int, assignment: Assignment) -> _Ports:
     return operands, [assignment.values[each.name] if each else None for each in node.outputs]
 
 
-def _number(options: JointOptions, ports: _Ports) -> int:
+def _number(options: SignatureOptions, ports: _Ports) -> int:
     for number, every in enumerate(options.signatures):
         if _fits(every, ports):
             return number

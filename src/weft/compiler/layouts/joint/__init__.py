@@ -1,1 +1,0 @@
-"""The least sum of work and boxing over all axes of a grid at once."""
