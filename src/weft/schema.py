@@ -313,7 +313,7 @@ def _dataclass(kind: Any) -> _Reader:
 
 @cache
 def keys_of(kind: Any) -> dict[str, tuple[str, bool]]:
-    """Of each field of a dataclass by its key in files: its name, and whether it may be left out."""
+    """For each field of a dataclass, by its key in files: the field's name, and whether it may be left out."""
     found = {}
     for each in fields(kind):
         key = _note(_bare(_hints(kind)[each.name])[1], Key(each.name)).name

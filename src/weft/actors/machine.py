@@ -295,7 +295,6 @@ class QueueMachine:
         return None if actor.waits else actor
 
     def _met(self, actor: QueueActor) -> None:
-        """One of the conditions that `actor` waited for holds now."""
         actor.waits -= 1
         if not actor.waits:
             self._may_act(actor)

@@ -151,7 +151,6 @@ def _wired(
 
 
 def _firsts(names: tuple[str, ...], alike: Mapping[str, str] | None) -> tuple[str, ...]:
-    """Of registers that are alike, the first; each once. All where nobody says which are."""
     return names if alike is None else tuple(dict.fromkeys([alike[name] for name in names]))
 
 

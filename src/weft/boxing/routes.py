@@ -1,8 +1,8 @@
 """Routes of a transfer: which rank sends which piece of a tensor to whom.
 
-Every rank of the target needs a region of the tensor. What it holds already, as a rank of the source, it keeps; of
-every other shard of the source it gets the intersection, from one of the ranks that hold it: of these, in the order of
-receivers, the one that has sent least so far, of equal ones the first.
+Every rank of the target needs a region of the tensor. A rank of the source keeps the elements that it holds already;
+of every other shard of the source it gets the intersection, from one of the ranks that hold it: of these, in the
+order of receivers, the one that has sent least so far, of equal ones the first.
 
 There may be a piece for each pair of ranks. So pieces are found for one rank, or for one shard, when they are asked
 for.

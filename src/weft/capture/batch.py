@@ -161,7 +161,7 @@ def describe_batch(batch: Any, constants: dict[str, Any] | None = None) -> Batch
 
 
 def leaves_of(tree: Any, root: str = "batch") -> tuple[list[tuple[str, Any]], Tree]:
-    """As `flatten`, but a list, tuple or dict of nothing but constants is one leaf."""
+    """Like `flatten`, but a list, tuple or dict of nothing but constants is one leaf."""
     return flatten(tree, root, _is_container)
 
 

@@ -1,7 +1,7 @@
 """The whole way from a captured graph to a plan: tables of passes, a pass a line (docs/design.md, section 2).
 
 `TRANSFORM` needs no layouts, `LAY` says what hints ask of the graph; `lay_out` gives layouts; `lower` makes local
-programs, `ON_RANKS` rewrites them, and `plan_ranks` makes plans of them. What a pass is: `compiler/passes.py`.
+programs, `ON_RANKS` rewrites them, and `plan_ranks` makes plans of them. `compiler/passes.py` defines what a pass is.
 """
 
 from __future__ import annotations

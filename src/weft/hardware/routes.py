@@ -131,7 +131,6 @@ class NodeRoutes:
 
     @cached_property
     def _ports(self) -> list[tuple[int, Route]]:
-        """Of each device, the number of its port and the way to it."""
         nearest = [self._nearest(device) for device in range(len(self.kind))]
         rivals: dict[tuple[int, ...], list[int]] = {}
         for device, near in enumerate(nearest):

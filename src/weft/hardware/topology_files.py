@@ -141,7 +141,6 @@ def parse_topology(
 
 
 def _sized(groups: list[NodeGroup], wanted: int | None, where: str) -> tuple[list[NodeGroup], int]:
-    """As many nodes as the devices that are wanted need, and how many devices are used."""
     total = sum(len(group.kind) * group.count for group in groups)
     used = total if wanted is None else wanted
     if used > total and len(groups) == 1:

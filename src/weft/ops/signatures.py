@@ -88,7 +88,6 @@ def _placed(signature: Signature, operand: int, sbp: SBP) -> Signature:
 
 
 def _freed(call: OpCall, signature: Signature, ignored: frozenset[int]) -> Signature:
-    """The same with Partial operands where they are Broadcast and their values do not matter."""
     free = {operand for slot, operand in enumerate(slots(call)) if slot in ignored}
     operands = (
         Partial() if i in free and sbp == Broadcast() else sbp

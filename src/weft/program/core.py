@@ -121,7 +121,7 @@ class ProgramCore:
 
     @property
     def executors(self) -> Mapping[int, RankExecutor]:
-        """Those that run that plan, by rank of this process."""
+        """The executors of a plan, by rank of this process."""
         return self.variants.current.executors
 
     def enter(self, what: str) -> int:
@@ -225,8 +225,8 @@ _locks: WeakKeyDictionary[World, threading.RLock] = WeakKeyDictionary()
 def lock_of(world: World) -> threading.RLock:
     """The lock that is held while a program works, or one is compiled; the thread that holds it may call on.
 
-    Of several ranks it is one for all programs: they share threads and the order of calls. Programs of a lone rank have
-    one each.
+    With several ranks all programs share one lock: they share threads and the order of calls. Programs of a lone rank
+    have one each.
     """
     if world.size == 1:
         return threading.RLock()

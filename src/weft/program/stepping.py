@@ -52,7 +52,7 @@ class ProgramSteps(ProgramPart):
     def step(self, batch: Any, update: bool = True) -> Any:
         """Run one step on every rank of this process: forward, backward, update, and `zero_grad` at the end.
 
-        As `backward()` does, it adds to the gradients that stand in `parameter.grad`, whether steps
+        Like `backward()`, the step adds to the gradients that stand in `parameter.grad`, whether steps
         without an update or losses of eager code have left them.
 
         Args:
@@ -129,10 +129,10 @@ class ProgramSteps(ProgramPart):
     def run(self, batches: Iterable[Any], ahead: int = 2) -> Iterator[Any]:
         """Make a step of each batch, and give what it returns, in order. Every process must call it, as `step`.
 
-        Actors load the next batches while a step runs, and cut them for the ranks of this process. Where they come from
-        a `weft.Loader`, its place is behind the batch of the last step that was made; without workers it loads nothing
-        ahead. What other iterables draw, they draw that much earlier, and a batch is as it was when it was loaded;
-        those of a list or tuple are read by their steps.
+        Actors load the next batches while a step runs, and cut them for the ranks of this process. Where they come
+        from a `weft.Loader`, its place is behind the batch of the last step that was made; without workers it loads
+        nothing ahead. Other iterables draw their random numbers that much earlier, and a batch is as it was when it
+        was loaded; those of a list or tuple are read by their steps.
 
         Args:
             batches: a `weft.Loader`, or anything that can be looped over.
@@ -299,8 +299,8 @@ def batches_of(core: ProgramCore, batches: Iterable[Any], ahead: int) -> Iterato
 def _cut(core: ProgramCore, batch: Any) -> Any:
     """The batch, cut for its step; as it is where it cannot be cut yet.
 
-    What fails here is done again by the step, which tells of it. Where processes bring parts of a batch, making it
-    whole takes all of them.
+    An error here is left to the step, which does the work again and reports it. Where processes bring parts of a
+    batch, making it whole takes all of them.
     """
     setting = core.setting
     try:

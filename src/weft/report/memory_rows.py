@@ -38,7 +38,7 @@ def memory_rows(
     """A row for each rank and step: times, bytes by kind then, and the peak, as JSON has them.
 
     By kind where the plan of a rank is at hand, of few ranks and of the last steps; else all kinds together, where a
-    trace says so. Of very many steps the last ones have rows.
+    trace says so. If there are very many steps, only the last ones have rows.
     """
     found: list[dict[str, Any]] = []
     ranks = max(sum(map(len, groups.values())), 1)

@@ -25,7 +25,7 @@ def reports_of(paths: Sequence[Path], but: Path | None = None) -> list[Data]:
     """The data of the reports of pages and runs, in their order.
 
     Args:
-        paths: of pages, or of folders of runs. Of a folder count its pages (`.html`), the timelines that
+        paths: of pages, or of folders of runs. A folder contributes its pages (`.html`), the timelines that
             `Program.trace` wrote (`.json`), and the logs of `weft.fit` (`.jsonl`); other files do not.
         but: the page that is to be written, which does not count in a folder.
 

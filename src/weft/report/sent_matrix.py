@@ -31,8 +31,8 @@ _Pairs: TypeAlias = "tuple[Any, Any, float]"
 def sent_bytes(compiled: Compiled) -> dict[str, Any]:
     """The matrix as JSON has it, folded to `MOST_CELLS` rows; nothing where no rank sends.
 
-    The bytes of a collective are spread evenly over the pairs of its ranks: how a library routes them is its own. Those
-    of transfers and of border rows are exact.
+    The bytes of a collective are spread evenly over the pairs of its ranks: how a library routes them is its own.
+    Bytes of transfers and of border rows are exact.
     """
     every = tuple(exchanges(compiled))
     ranks = sorted({rank for each in compiled.stages.placements for rank in each.ranks})
@@ -60,7 +60,6 @@ def sent_bytes(compiled: Compiled) -> dict[str, Any]:
 
 
 def _largest(every: tuple[Exchanged, ...]) -> list[list[Any]]:
-    """Of each group the exchanges that send most, those of repeated blocks as one: group, text, bytes, times."""
     joined: dict[tuple[str, str], list[int]] = {}
     for each in every:
         known = joined.setdefault((each.group, each.text), [0, 0])
@@ -98,7 +97,7 @@ class _RankSpread:
         self._pairs: dict[object, tuple[_Pairs, ...]] = {}
 
     def of(self, every: Iterable[Exchanged]) -> Mapping[str, Sizes]:
-        """Those of all exchanges."""
+        """The bytes of all exchanges."""
         times = Counter[tuple[str, object]]()
         for each in every:
             for key, pairs in self._of(each):

@@ -252,7 +252,7 @@ class Timelines:
         return len(self.kinds) - 1
 
     def _fewer(self, table: Numbers, most: int) -> Numbers:
-        """As many slices as can be drawn: neighbours of a queue and a kind are joined where all is short.
+        """At most as many slices as can be drawn: short neighbours of one queue and kind are joined.
 
         Args:
             table: queue, begin, end, number of the kind, micro-batch, time that acts take of each slice.

@@ -1,6 +1,6 @@
 """The additive part of a plan: what calls and boxing sum to in its grid and stages, beside the least of any layouts.
 
-Of a step's seconds this is what hangs on layouts alone: without overlap, bubbles, and what is stored in shards. Its
+This part of a step's seconds depends on layouts alone: it leaves out overlap, bubbles and sharded storage. Its
 least is exact where tables stay small, so it says how far the layouts of the best are from any others, and gives those
 that sum to the least as a place from which to search.
 """
@@ -53,7 +53,8 @@ def additive_part(
 ) -> AdditivePart | None:
     """The additive part of a strategy's plan; None where it cannot be said.
 
-    That is on one rank, on grids of three axes of several ranks, and where an op has no rule on the grid as a whole.
+    The part is unknown on one rank, on grids with three axes of several ranks, and where an op has no rule for the
+    whole grid.
     """
     sums: dict[tuple[tuple[int, ...], CostModel], LeastSums] = {}
     found: list[LeastSum] = []

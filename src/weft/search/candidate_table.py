@@ -124,7 +124,7 @@ class CandidateTable:
         return found
 
     def where(self, mask: Mask) -> CandidateTable:
-        """Those of a mask."""
+        """The candidates where the mask is true."""
         return CandidateTable(self.rows[mask])
 
     def data_parallel(self) -> CandidateTable:
@@ -168,14 +168,14 @@ class CandidateTable:
         return found
 
     def flat_as(self, point: Candidate) -> Mask:
-        """Those that are this flat point but for their stages, turns and schedule."""
+        """The candidates that equal this one but for stages, turns and schedule."""
         same = self.rows == np.array(row_of(point))
         same[:, [COLUMNS[name] for name in ("stages", "schedule", "turns")]] = True
         found: Mask = same.all(axis=1)
         return found
 
     def fully_sharded(self, ranks: int) -> Mask:
-        """Those of data parallel on so many ranks with ZeRO 3."""
+        """The candidates that are data parallel on so many ranks with ZeRO 3."""
         found: Mask = (self.data == ranks) & (self.zero == 3) & (self.tensor * self.stages == 1)
         return found
 
@@ -193,12 +193,12 @@ class CandidateTable:
         return found
 
     def laid(self, layouts: Layouts) -> Mask:
-        """Those that are laid out so."""
+        """The candidates with these layouts."""
         found: Mask = self.layouts == layouts_code(layouts)
         return found
 
     def scheduled(self, *schedules: str) -> Mask:
-        """Those with one of these schedules."""
+        """The candidates with one of these schedules."""
         found: Mask = np.isin(self.schedule, [schedule_code(each) for each in schedules])
         return found
 

@@ -63,10 +63,10 @@ class Enumeration:
             took = state.budget.now() - begin
 
     def _one_of_each_kind(self) -> list[Candidate]:
-        """Of each kind the quickest, those without a tensor axis or stages first, whose ranks are alike.
+        """The quickest candidate of each kind; first kinds without a tensor axis or stages, whose ranks are alike.
 
-        Of points about as quick, one of few micro-batches: it is planned quickly. Kinds that lack far more room than an
-        estimate errs by are left out.
+        Among candidates about as quick, one with few micro-batches wins: it is planned quickly. Kinds that lack far
+        more room than an estimate errs by are left out.
         """
         points = self._queue.points.where(self._by_hand & self._queue.left)
         outlook = self._estimates.of(points)
@@ -132,7 +132,7 @@ class Enumeration:
     def others_are_better(self) -> bool:
         """True where points that nobody writes by hand should be quicker than moves from the best lead to.
 
-        Those by hand lack room; or one of the others that was looked at should be quicker.
+        True where baselines do not fit in memory, or another probed candidate should be quicker.
         """
         others = ~self._by_hand
         known = next(self._queue.with_room(others, looked=True), None)
@@ -198,7 +198,8 @@ class Enumeration:
     def _known(self, among: Mask, likely: bool) -> Candidate | None:
         """The quickest point that was looked at, should have room, and is planned in time.
 
-        As long as nothing fits, else the quickest of those that are planned about the soonest, with room if any has it.
+        While nothing fits yet: the quickest of the candidates that are planned about the soonest, with room if any
+        has it.
         """
         state, queue = self._state, self._queue
         looked = list(islice(queue.with_room(among, looked=True), _NEXT))

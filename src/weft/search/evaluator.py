@@ -260,9 +260,9 @@ class Probes:
         one, two = found
         times = self.facts.along
         line = along(one, two, times)
-        # Of a step with more of all neither seconds nor bytes are below those of the first. What is held most while
-        # several micro-batches run grows otherwise than what is held before and after (of few blocks an update of the
-        # embedding may take more than their activations): each on its own line.
+        # Of a step with more of all neither seconds nor bytes are below those of the first. The peak while several
+        # micro-batches run grows otherwise than the memory before and after (of few blocks an update of the embedding
+        # may take more than their activations): each on its own line.
         pairs = zip(one.parts, two.parts, strict=True)
         parts = (first + times * (second - first) for first, second in pairs)
         seconds, memory = max(line.seconds, one.seconds), max(line.memory, one.memory, *parts)

@@ -89,7 +89,7 @@ def memory_of(peaks: Mapping[int, Bytes], machine: Machine) -> Bytes:
 def key_of(strategy: Strategy) -> str:
     """A short name of a strategy that no other has.
 
-    Of its text: patterns count in their order, which equal mappings need not have.
+    The key is the strategy's text: patterns count in their order, which equal mappings need not have.
     """
     return hashlib.sha256(str(strategy).encode()).hexdigest()[:32]
 

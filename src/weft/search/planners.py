@@ -1,6 +1,6 @@
 """Planners as the search sees them: asked ahead, they answer once the search comes to a strategy.
 
-What comes out does not depend on them: they make the same answers as the search makes by itself.
+The result of a search does not depend on planners: they make the same answers as the search makes by itself.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def _text(found: object) -> str:
 
 
 def to_json(learned: Learned) -> dict[str, Any]:
-    """As dicts, lists, numbers and texts."""
+    """The measurements as dicts, lists, numbers and strings."""
     return {
         "answers": {key: _answer_json(each) for key, each in learned.answers.items()},
         "longer": {key: each.seconds for key, each in learned.longer.items()},

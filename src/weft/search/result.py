@@ -87,7 +87,7 @@ class SearchResult:
 
     @property
     def seconds(self) -> Seconds:
-        """Of a step with the best strategy."""
+        """Seconds of a step with the best strategy."""
         return self.simulation.step_seconds
 
     @property
@@ -117,7 +117,7 @@ class SearchResult:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """As dicts, lists, numbers and texts; seconds and bytes.
+        """The result as dicts, lists, numbers and strings; in seconds and bytes.
 
         Left out are the strategies themselves, the best among them, the course and the record; of the additive part
         there is its gap.
@@ -262,7 +262,7 @@ def worth_running(
     the quickest without what is added to its layouts, then the quickest that splits other parameters, where it should
     not be far slower, then the quickest of each other number of stages and micro-batches, as far as there are such.
 
-    Of those whose plans are equal one is returned.
+    One strategy is returned for all whose plans are equal.
 
     Args:
         tried: strategies that were planned, the quickest that fit first, as a result of a search has them.
@@ -296,7 +296,7 @@ def worth_running(
 def _bare(fit: Sequence[Tried], fixed: Strategy) -> Strategy | None:
     """The layouts of the quickest without stages, and no more than them and what is fixed; None where it is so already.
 
-    What a part of a step, a gather or a run again costs beside its calls is what simulations know least of.
+    Simulations are least sure of overheads: of parts of a step, of gathers, of recompute.
     """
     flat = next((each.strategy for each in fit if stage_count(each.strategy) == 1), None)
     if flat is None:

@@ -63,10 +63,10 @@ def search(
         step: the path of a graph file; or a `weft.Job`, `weft.Step` or `weft.Program`.
         topology: the machine, as `weft.simulate` takes it.
         seconds: that the search may take.
-        fixed: entries that are set hold for every strategy; the others are searched. Of a graph file its precision
-            holds, too.
-        start: a strategy that is tried first, with all that is fixed; or an earlier search, of which the best is. What
-            that one measured counts where step and machine are the same, so that less is planned.
+        fixed: entries that are set hold for every strategy; the others are searched. A graph file's precision holds,
+        too.
+        start: a strategy that is tried first, with all that is fixed; or an earlier search, of which the best is. Its
+        measurements are reused where step and machine are the same, so that less is planned.
         memory_limit: bytes of a device that a rank may take, with what the device reserves; by default what it has.
         seed: of what is drawn.
         moves: how many strategies are planned at most, in place of seconds.

@@ -117,7 +117,6 @@ class SharedWork:
         return works
 
     def _work_of(self, first: int, calls: Mapping[CountedCall, int]) -> StepWork:
-        """Of some calls on a device of a device kind, without updates."""
         start = self._start(first)
         total = starts = again = all_again = losses = forward = 0.0
         for (call, runs_again, in_forward), count in calls.items():
@@ -275,7 +274,6 @@ def uneven_stages(points: CandidateTable, blocks: int, outside: float) -> Floats
 
 
 def _busiest(units: int, outside: float, stages: int, turns: int) -> float:
-    """The same where none of so many equal units is cut, and the last part has as few of them as is best."""
     parts = stages * turns
     if stages == 1:
         return 1.0

@@ -31,7 +31,7 @@ from weft.units import counted
 def points(facts: StepFacts, every_rank: bool, idle: bool) -> CandidateTable:
     """All points of the space of a step, each once.
 
-    Of blocks all or none run again here: how many of them suffice is found when the memory of both is known.
+    Here all blocks are recomputed or none: how many suffice is found when the memory of both is known.
 
     Args:
         facts: of the step.
@@ -170,7 +170,7 @@ def fits(point: Candidate, base: Strategy) -> bool:
 
 
 def fitting(found: CandidateTable, base: Strategy) -> Mask:
-    """Those of the points that do.
+    """The candidates that keep all fixed entries.
 
     Raises:
         StrategyError: when something is fixed that no point can have.

@@ -141,7 +141,7 @@ class SearchState:
     def affords(self) -> bool:
         """True where one more strategy may be planned: it may take as long as the longest of the last three.
 
-        As long as nothing fits, what these took is no matter.
+        While nothing fits, their times do not matter.
         """
         soon = self.log.took_lately if self.log.best is not None else 0.0
         return (

@@ -162,7 +162,7 @@ def loses_by(found: Measures, best: Measures) -> str:
 def split_parameters(graph: LogicalGraph, strategy: Strategy) -> frozenset[tuple[str, int]]:
     """The families of parameters that a strategy splits by name, and the dimensions; () where all are whole.
 
-    Of layers that are neither vocabularies nor experts the dimension is no matter: 0.
+    For layers that are neither vocabularies nor experts the dimension does not matter: 0.
     """
     named = dict.fromkeys(experts_of(graph).parameters, "experts")
     named |= dict.fromkeys(vocabularies(graph), "vocabularies")

@@ -1,6 +1,6 @@
 """The virtual clock of tasks: when each begins and ends, also where what runs beside a task makes it slower.
 
-What ends at a time ends before anything begins. Then each idle communicator begins the first of what it may, and once
+At one time, tasks end before others begin. Then each idle communicator begins the first of what it may, and once
 nothing more ends at this time each idle queue of a rank does. So do the machines of `weft.actors.machine`, driven with
 the same durations; a law of the tests compares them.
 

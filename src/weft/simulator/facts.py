@@ -188,7 +188,7 @@ def interval(
 def critical_path(tasks: Tasks, times: Times, step: int) -> list[int]:
     """The tasks that make a step end when it does, first to last.
 
-    Of several that end in time, it is the first by number: what a task reads before its lane.
+    Among several that end in time, the first by number counts: operands before the lane.
     """
     own = [
         task for task in range(len(tasks)) if tasks.members[task] and tasks.step_of(task) == step

@@ -87,7 +87,7 @@ class LinkSharing:
         return [frozenset().union(*(on[link] for link in needs)) for needs in self.needs]
 
     def around(self, some: set[int], running: Mapping[int, object]) -> tuple[int, ...]:
-        """Of those that run, all whose speeds depend on some communications', in order."""
+        """The running communications whose speeds depend on the given ones, in order."""
         found, left = set(some), list(some)
         while left:
             for other in self.near[left.pop()]:

@@ -1,11 +1,10 @@
 """Tasks: the acts of some steps of all plans as one graph of what waits for what.
 
 An act of a compute or host queue is a task of that queue. A communication is one task of all its
-ranks: it begins when all of them may begin it. What a task waits for are the versions that it reads and
-the copies that it takes (`weft.actors.dependencies`), the act before it in the order of its communicator,
-and the begin of its step. A queue takes, of the acts that may begin, the first by step, priority, micro-batch
-and actor, as its machine does (`weft.actors.machine`); a communicator without an order does so by the first of
-its ranks.
+ranks: it begins when all of them may begin it. A task waits for the versions that it reads and the slots that it
+takes (`weft.actors.dependencies`), the act before it in the order of its communicator, and the begin of its step. A
+queue takes, of the acts that may begin, the first by step, priority, micro-batch and actor, as its machine does
+(`weft.actors.machine`); a communicator without an order does so by the first of its ranks.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ class Tasks:
         members: the acts of each task: one, or one on each rank of a communication; none for the
             begin of a step.
         needs: the tasks that must have ended before each.
-        lane: the number of the lane of each task; -1 where it begins as soon as it may. Of the tasks of a lane
-            that may begin, the first by number does.
+        lane: the number of the lane of each task; -1 where it begins as soon as it may. The first task of a lane, by
+        number, begins among those that may.
         seconds: how long each lasts.
         lanes: by number, those of communicators first.
     """

@@ -177,7 +177,7 @@ def of_parts(
     sbp: SBPs,
     shape: Sequence[int] | None,
 ) -> GlobalTensor:
-    """As `from_local`, without a comparison of the ranks."""
+    """Like `from_local`, without a comparison between ranks."""
     mesh = mesh_of(checked_placement(placement, "from_local"))
     parts = _parts(shard, mesh)
     given = None if shape is None else checked_size(shape, "from_local: shape=")

@@ -197,7 +197,6 @@ def written_among(ranks: Iterable[int]) -> int:
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    """Of the values, computed once for each version of a tensor."""
     version = None if tensor.is_inference() else tensor._version
     known = _checksums.get(tensor)
     if known is not None and known[0] == version and version is not None:

@@ -31,9 +31,8 @@ class GlobalTensor(Tensor):
     Attributes:
         spec: shape, dtype and layout.
         locals: the local tensors of this process's ranks, in the placement's order.
-        shares: of a variable of a compiled model, and of its gradient and states: that the local
-            tensors are stored in shares of the parts that it joins. What computes with it sees the
-            usual order; None for others.
+        shares: of a variable of a compiled model, and of its gradient and states: that the local tensors are stored
+            in shares of the parts that it joins. Ops on the tensor see the usual order; None for others.
         hold: what works with the memory of a parameter or buffer of a compiled model, whose memory
             then stays where it is; None for others.
     """
@@ -128,8 +127,7 @@ class GlobalTensor(Tensor):
     def full(self) -> Tensor:
         """A plain copy of the whole tensor; differentiable. Every process of the placement must call it.
 
-        Of a tensor of a model whose stages lie on several placements, every process of the job must
-        call it, and has it then.
+        If the model's stages lie on several placements, every process of the job must call it; all get the result.
 
         Raises:
             UserError: when this process has no rank of the placement.
@@ -215,7 +213,7 @@ class GlobalTensor(Tensor):
         return self.locals[0].detach().requires_grad_(self.requires_grad)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """As the plain tensor, without what else lies in its memory."""
+        """A tensor with these values alone, without the rest of the storage."""
         plain = self._here("pickling").detach().clone().requires_grad_(self.requires_grad)
         if isinstance(self, torch.nn.Parameter):
             plain = torch.nn.Parameter(plain, self.requires_grad)
@@ -297,7 +295,6 @@ def _places(tensor: GlobalTensor) -> list[Any]:
 
 
 def _moved_along(part: Tensor, own: Mapping[int, tuple[Tensor, Tensor]]) -> Tensor:
-    """The same elements in the copy of what they lie in."""
     of, copy = own.get(part.untyped_storage().data_ptr(), (None, None))
     if of is None or copy is None:
         return part

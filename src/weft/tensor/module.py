@@ -34,7 +34,7 @@ def distribute(
             count.
         placement: where the parameters lie.
         layouts: patterns of names (docs/patterns.md) and the SBP of what they match; the first that
-            matches counts. What none matches, and scalars, are Broadcast.
+            matches counts. Tensors that no pattern matches, and scalars, are Broadcast.
 
     Returns:
         `module` itself.
@@ -97,8 +97,8 @@ def whole(value: Any) -> Any:
     So code that knows nothing of weft takes what a live model holds, on any number of ranks.
 
     Args:
-        value: a tensor, dicts, lists and tuples of such, or a module, of which it is a copy, without gradients. What
-            is no global tensor stays as it is.
+        value: a tensor, dicts, lists and tuples of such, or a module, of which it is a copy, without gradients. Other
+        objects stay as they are.
     """
     if not isinstance(value, nn.Module):
         return pytree.tree_map_only(GlobalTensor, GlobalTensor.full, value)

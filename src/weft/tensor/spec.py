@@ -33,7 +33,7 @@ class Spec:
 
     @property
     def tensor(self) -> TensorSpec:
-        """As the sharding rules see it."""
+        """The tensor as sharding rules see it."""
         return TensorSpec(self.shape, dtype_name(self.dtype))
 
     def with_layout(self, layout: Layout, mesh: Mesh | None = None) -> Spec:

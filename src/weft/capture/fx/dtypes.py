@@ -83,7 +83,7 @@ def _check(node: torch.fx.Node) -> None:
 def _try_on_whole_numbers(node: torch.fx.Node, tried: set[tuple[object, ...]]) -> None:
     """Refuse a call whose tensors hold whole numbers alone, and whose kernel does not know these.
 
-    Of most kernels nothing but a call tells. One is tried once for the dtypes that it is given.
+    Most kernels show their demands only when called, so each kernel is tried once for its dtypes.
     """
     op, made, given = node.target, node.meta.get("val"), _values(node)
     if not isinstance(op, torch._ops.OpOverload):
@@ -132,6 +132,5 @@ def _ones(given: object) -> object:
 
 
 def _dtypes(node: torch.fx.Node, *places: int) -> list[torch.dtype]:
-    """Those of the operands at some places that are tensors."""
     operands = [node.args[place] for place in places if place < len(node.args)]
     return [each.meta["val"].dtype for each in operands if isinstance(each, torch.fx.Node)]

@@ -1,7 +1,7 @@
 """torch's generators while a step is captured: it may read and restore their state, and draw from none that it has set.
 
-What a plan draws depends on its seed, the number of the step and positions in tensors. A draw by a seed or state of the
-step's own (`torch.manual_seed`, `set_rng_state`, `fork_rng` around draws) would be another one there.
+The draws of a plan depend on its seed, the number of the step and positions in tensors. A draw by a seed or state of
+the step's own (`torch.manual_seed`, `set_rng_state`, `fork_rng` around draws) would be another one there.
 """
 
 from __future__ import annotations

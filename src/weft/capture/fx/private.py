@@ -166,9 +166,9 @@ def functional(
 ) -> torch.fx.GraphModule:
     """The same graph without writes in place; an input that was written gets one `copy_` at the end.
 
-    `module` must hold no constants; notes on its nodes reach the nodes made from them. A graph that
-    neither writes nor holds ops of the `table` comes back as it is. What was found for other shapes
-    may be given, as in `trace_like`.
+    `module` must hold no constants; notes on its nodes reach the nodes made from them. A graph that neither writes
+    nor holds ops of the `table` comes back as it is. Pass the result found for other shapes if there is one, as in
+    `trace_like`.
     """
     if not any(_changes(node.target, table) for node in module.graph.nodes):
         return module

@@ -1,9 +1,9 @@
 """Errors of tracing, said in the user's words: the line, why a graph cannot hold it, and what would do.
 
-Writes are refused where PyTorch refuses them or leaves open what comes of them: to one place for several elements, and
-to what is read otherwise by the same op. Of ops that write arguments which they do not return, shapes on tensors
-without data are not to be believed: torch's observers of quantization give their buffers the shape that they need in
-their first call.
+Writes are refused where PyTorch refuses them or leaves open what comes of them: to one place for several elements,
+and to what is read otherwise by the same op. Some ops write arguments that they do not return; their shapes on fake
+tensors cannot be trusted: torch's observers of quantization give their buffers the shape that they need in their
+first call.
 """
 
 from __future__ import annotations

@@ -191,7 +191,7 @@ class CountedWithTensors(TorchFunctionMode):
 
 
 def counting_on(changes: Iterable[Guard]) -> SymbolicNumbers:
-    """Those that stand for numbers which a step has changed, in a run of it from there."""
+    """The symbolic numbers after the step has changed them, from a second run of the step."""
     now = (replace(each, value=each.value_now) for each in changes if type(each.value) in _TYPES)
     return SymbolicNumbers(list(now), counting=True)
 

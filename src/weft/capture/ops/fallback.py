@@ -113,7 +113,6 @@ def _zeros(size: Sequence[int], **options: Any) -> torch.Tensor:
 
 
 def _index_fill(self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor) -> Any:
-    """As torch's own, which takes no negative indices."""
     size = self.shape[dim] if self.dim() else 1
     index = torch.where(index < 0, index + size, index)
     return _core()[aten.index_fill.int_Tensor](self, dim, index, value)

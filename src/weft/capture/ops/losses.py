@@ -71,8 +71,6 @@ def _elementwise_backward(op: Any) -> Callable[..., Any]:
 
 
 def _rows_forward(op: Any, several: bool) -> Callable[..., Any]:
-    """Of a loss of rows of classes with one target, or `several`; then its backward reads a second result."""
-
     def decomposed(*args: Any, **kwargs: Any) -> Any:
         values, reduction = _without_reduction(op, args, kwargs)
         target = values["target"]
@@ -191,7 +189,7 @@ def _rows(
 ) -> tuple[Tensor, Tensor]:
     """Targets as [n, s], and their lengths.
 
-    Of targets in a vector none needs more places than there are steps, and one: longer ones fit in no
+    No target in a vector needs more places than the number of time steps plus one: longer ones fit in no
     way, nor does that part of them.
     """
     if targets.dim() == 2:

@@ -2,7 +2,7 @@
 
 Eager PyTorch runs a layer as one kernel of the machine's (oneDNN, cuDNN), which knows nothing of
 layouts; taken apart, a layer is some twenty calls for each time step. So a layer is recorded as one
-op of weft's own (`weft.ops.rules.layers`). What that op is not for stays as PyTorch takes it apart:
+op of weft's own (`weft.ops.rules.layers`). Layers that this op does not cover keep PyTorch's decomposition:
 projections, and layers of which a strategy splits a weight. Packed sequences: `packed.py`.
 """
 

@@ -108,7 +108,6 @@ def _native_batch_norm(
 
 
 def _legit(*args: Any) -> Any:
-    """The same op under another name, which no rule knows in evaluation."""
     found = _native_batch_norm(*args)
     return aten.native_batch_norm.default(*args) if found is NotImplemented else found
 

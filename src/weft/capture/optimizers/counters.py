@@ -1,8 +1,9 @@
 """Numbers that the step of a user's optimizer changes in the optimizer or its groups, as it counts its calls.
 
-Ranks have copies of an optimizer, for each plan, which would count for themselves. So before each step copies are given
-the user's numbers, and after it these go on by a step of one more copy, on a small parameter: the same on every
-process. That is right for numbers that go by themselves alone, whatever is updated; trials show which do.
+Ranks have copies of an optimizer, for each plan, which would count for themselves. So before each step copies are
+given the user's numbers, and after it these go on by a step of one more copy, on a small parameter: the same on every
+process. This holds for numbers whose next value depends on themselves alone, whatever is updated; trials show which
+do.
 """
 
 from __future__ import annotations

@@ -259,7 +259,7 @@ def _after_scaled(copies: TrialCopies, dims: int, scale: float) -> torch.Tensor:
 def updates_parts_alike(copies: TrialCopies, dims: int) -> bool:
     """True where parts of a small parameter with values are updated as within the whole one, cut along any dimension.
 
-    What ops do not show: an update may ask for the parameter's shape.
+    Ops do not show everything: an update may ask for the parameter's shape.
     """
     values = [small_values(dims, phase) for phase in (0.0, 2.0, 3.0)]
     try:

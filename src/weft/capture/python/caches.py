@@ -151,8 +151,8 @@ def _results(memo: _Memo) -> Iterator[Guard]:
 def _arguments(key: Any, mark: object, typed: bool) -> _Arguments:
     """The arguments of a call, of the key that `lru_cache` makes of them.
 
-    That is a lone `int` or `str` itself, else a tuple: arguments by place, then, where there are any, a mark and names
-    with arguments, and, where calls are told apart by types, the types of all.
+    The key is a lone `int` or `str` itself, else a tuple: arguments by place, then, where there are any, a mark and
+    names with arguments, and, where calls are told apart by types, the types of all.
     """
     if not isinstance(key, tuple):
         return (key,), {}

@@ -1,7 +1,7 @@
 """Places that a trace has read, to be compared; and what containers hold, wherever they lie.
 
-Whatever an item is, the item itself is noted (numbers by value, other objects by identity), then what lies in it. Of
-a dict that is read by keys in the code alone, the items under these are.
+Whatever an item is, the item itself is noted (numbers by value, other objects by identity), then what lies in it. For
+a dict that the code reads only by literal keys, only the items under these keys are compared.
 """
 
 from __future__ import annotations

@@ -164,8 +164,8 @@ _END = dis.Instruction(*[None] * len(dis.Instruction._fields))  # type: ignore[a
 class Keys:
     """The places that the functions of a step read, by the last name of each: a variable, an attribute, a text as key.
 
-    Of a dict that is read by written keys alone, only the items under these are read. Any other way of reading it
-    (`items()`, a loop, a key that is computed, handing the dict on) may read all of it.
+    From a dict that the code indexes only by literal keys, only the items under these keys are read. Any other way of
+    reading it (`items()`, a loop, a key that is computed, handing the dict on) may read all of it.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """A trace's reads of Python, recorded to be compared before every step (`weft.capture.python_guards`).
 
-That is: attributes of modules that are read, those of classes and those that were looked for and not there included;
-which modules, parameters and buffers each module has; globals and variables of closures that the user's own
+Recorded are: attributes of modules that are read, those of classes and those that were looked for and not there
+included; which modules, parameters and buffers each module has; globals and variables of closures that the user's own
 functions name; and what lies in all these.
 """
 

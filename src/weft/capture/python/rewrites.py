@@ -1,7 +1,7 @@
 """Functions of torch that run otherwise while a step is captured: replaced where the user calls them, above autograd.
 
-Most of them read values to check or to warn, or to find shapes that do not depend on them. What torch
-checks by a value, the graph checks in every step (`weft.required`).
+Most of them read values to check or to warn, or to find shapes that do not depend on them. Where torch checks a
+value, the graph checks it in every step (`weft.required`).
 """
 
 from __future__ import annotations

@@ -229,7 +229,7 @@ class LeakedTensor:
         )
 
     def name(self) -> str:
-        """Of the owner, with the attribute or variable that leads to the tensor."""
+        """The owner's name, with the attribute or variable that refers to the tensor."""
         owner = self.chain[-1]
         if isinstance(owner, _lru_cache_wrapper):
             return f"the cache of {_called(owner)}"

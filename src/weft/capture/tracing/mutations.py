@@ -42,8 +42,8 @@ def mutations_undone(
 ) -> Iterator[MutableState]:
     """Afterwards, errors included, all that `model` and `function` hold is what it was before.
 
-    That is: attributes of modules and containers in them; variables of closures, globals, attributes of classes and
-    functions, and other containers where a tensor without data is now (a cache, a list of losses).
+    Restored are: attributes of modules and containers in them; variables of closures, globals, attributes of classes
+    and functions, and other containers where a tensor without data is now (a cache, a list of losses).
 
     Args:
         model, function: of a step.
@@ -85,7 +85,7 @@ class MutableState:
     def kept(self) -> dict[int, str]:
         """Tensors without data that places outside of the model hold now, by id: the names of the places.
 
-        Those in containers of its modules are among them; of their attributes, `PythonRecorder.caches` knows.
+        Places in containers of its modules are included; `PythonRecorder.caches` knows attributes of modules.
         """
         found: dict[int, str] = {}
         if not any(holds_fakes(container) for container, _ in self._others):

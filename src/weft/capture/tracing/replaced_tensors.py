@@ -39,7 +39,7 @@ class ReplacedTensor:
 
     @property
     def full_name(self) -> str:
-        """As `state_dict` calls it."""
+        """The name in the model's `state_dict`."""
         return f"{self.path}.{self.name}" if self.path else self.name
 
 
@@ -199,7 +199,6 @@ def _replacing(place: ReplacedTensor, now: Any, names: int) -> torch.Tensor:
 def _copied_where_written(
     tensors: Sequence[torch.Tensor], written: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """The same tensors, copies of those in the memory of one that is to be written."""
     memory = list(map(memory_of, written))  # held, so that each keeps its identity
     own = set(map(id, memory))
     return [x.clone() if own and id(memory_of(x)) in own else x for x in tensors]
@@ -218,7 +217,7 @@ def _not_replaced(place: ReplacedTensor, reason: str) -> CaptureError:
 class _Replacing(TorchFunctionMode):
     """Calls of torch's functions with tensors of the model are made with their stand-ins.
 
-    What is put into `tensor.data` of one is written into it: no graph knows that a tensor has other memory.
+    A tensor assigned to `tensor.data` is copied into the stand-in: no graph knows that a tensor has other memory.
     """
 
     def __init__(self, stand_ins: Mapping[int, torch.Tensor]) -> None:

@@ -43,7 +43,8 @@ Found: TypeAlias = "tuple[torch.fx.GraphModule, StepCall, Any]"
 
 
 def traced(run: Run, begin: Begin) -> Found | None:
-    """The trace of a step, with the step and its inputs; None where `run` finds none. What the step wrote is put back.
+    """The trace of a step, with the step and its inputs; None where `run` finds none. The writes of the step are
+    undone.
 
     A step that has changed a value of Python which it could have read, or has kept a tensor outside of the model, is
     traced once more, from there: only where that gives the same graph, every step is the one that was captured.

@@ -50,7 +50,7 @@ _UNSEEN = (
 @final
 @dataclass(frozen=True)
 class Skeletons:
-    """Of the trace of a step, and of that without writes in place, where it is another one."""
+    """Light copies (for other shapes) of a step's trace, and of its functional form if that differs."""
 
     step: Skeleton
     functional: Skeleton | None = None

@@ -1,10 +1,10 @@
 """A cross-entropy whose classes are split: neither log-probabilities nor a dense gradient of them are made.
 
-Before: a log-softmax of [n, classes], split by classes, that only a negative log-likelihood and the
-two backwards read. After: of the log-softmax the logarithms of the rows' sums are left;
-`weft.class_loss` and `weft.class_loss_backward` read them and the logits. That is two passes over
-the logits instead of nine, and one tensor of their size instead of four. Logits that nothing else reads
-may lie in memory by columns: `weft.class_scores` makes them.
+Before: a log-softmax of [n, classes], split by classes, that only a negative log-likelihood and the two backwards
+read. After: of the log-softmax the logarithms of the rows' sums are left; `weft.class_loss` and
+`weft.class_loss_backward` read them and the logits. So the logits are read twice instead of nine times, and one
+tensor of their size instead of four. Logits that nothing else reads may lie in memory by columns: `weft.class_scores`
+makes them.
 """
 
 from __future__ import annotations

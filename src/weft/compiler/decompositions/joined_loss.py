@@ -2,7 +2,7 @@
 
 Before: a local program in which `nll_loss_backward` makes a tensor of the size of the logits, almost
 all zeros, that only the backward of the log-softmax reads. After: `weft.cross_entropy_backward` in
-place of both. That is two tensors of that size at a time instead of three.
+place of both. So two tensors of that size are alive at a time instead of three.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ class _SortRemover:
 def segments_known(graph: LogicalGraph) -> dict[str, str]:
     """The values of sorted experts, by the names of the segments that are counted from them.
 
-    Of segments that are counted alike the first stands for all, so that they are those of one mixture.
+    Segments that are counted alike become the first of them, so that one mixture has one set of segments.
     """
     known: dict[str, str] = {}
     first: dict[tuple[Arg, ...], str] = {}

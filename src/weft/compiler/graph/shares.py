@@ -5,10 +5,10 @@ split of the parts that its outputs are cut into, so activations would go from r
 (section 3) stores such a matrix so that each rank has its rows of every part; so does this pass, in
 `Shares` with as many blocks as there are ranks along the split.
 
-Before: a graph without layouts, and hints. After: an equal graph, in which inputs say in which order
-they are stored. Calls that do not care about the order stay as they are (`joined/dims.py`); those that cut
-the dimension into parts, or join it, do so within each block. What other programs have stored in
-shares, and this one reads in another way, is put in order first.
+Before: a graph without layouts, and hints. After: an equal graph, in which inputs say in which order they are stored.
+Calls that do not care about the order stay as they are (`joined/dims.py`); those that cut the dimension into parts,
+or join it, do so within each block. Parameters that another program has stored interleaved, and this one reads
+otherwise, are first put back in order.
 """
 
 from __future__ import annotations

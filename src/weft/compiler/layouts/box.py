@@ -153,11 +153,10 @@ def deduce(
 ) -> Assignment:
     """Choose the layouts of all values and operands of `graph` on `placement`.
 
-    Hints are fixed points. Free inputs: parameters and buffers are Broadcast or split on any
-    dimension (Broadcast when that is as cheap), batch leaves Broadcast or split on their first,
-    constants Broadcast; an optimizer's state follows its parameter. An update runs in the layout of
-    its target; outputs are Broadcast. What is stored in shards is deduced as if it were whole, and
-    stored then (`deduce_stored`).
+    Hints are fixed points. Free inputs: parameters and buffers are Broadcast or split on any dimension (Broadcast
+    when that is as cheap), batch leaves Broadcast or split on their first, constants Broadcast; an optimizer's state
+    follows its parameter. An update runs in the layout of its target; outputs are Broadcast. A variable stored in
+    shards is laid out as if whole, and then sharded for storage (`deduce_stored`).
 
     Args:
         hints: what the user fixed.

@@ -29,7 +29,7 @@ ROUNDS = 4
 def descend(problem: Problem, known: Known) -> LayoutChoice:
     """Choose a signature on each axis of the grid for every variable of `problem`.
 
-    Starts with Broadcast everywhere. What an axis has is always among its options.
+    Starts with Broadcast everywhere. The current choice of an axis is always among its options.
 
     Raises:
         RuleError: when an op has no rule.

@@ -107,7 +107,7 @@ class _Pruning:
 def _undominated(dearer: Table) -> list[int]:
     """The choices that stay, where `dearer[b, a]` says how much more b costs than a in the worst case.
 
-    Of choices that are always equal the first stays.
+    Among choices that are always equal the first stays.
     """
     never_dearer = dearer <= 0.0
     if never_dearer.sum() == len(dearer):  # each than itself

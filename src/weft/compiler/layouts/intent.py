@@ -112,7 +112,7 @@ def forbidden(
 def uses(graph: LogicalGraph, parameters: Mapping[str, object]) -> dict[str, str]:
     """Parameters, and what ops of one operand make of them, such as transposes and casts: name -> parameter.
 
-    What repeats one, as a token for each sequence of the batch, is an activation.
+    A repeated parameter, such as a token for each sequence of the batch, is an activation.
 
     Args:
         parameters: by name, the SBPs that the strategy says: a hint that says the same ends no intent.

@@ -75,7 +75,7 @@ class LeastSums:
     ) -> LeastSum | None:
         """The least sum of a stage; None where that cannot be said.
 
-        That is on grids of more axes than are solved at once, and where the layouts are none of the options.
+        The bound is unknown on grids with more axes than are solved at once, and for layouts outside the options.
 
         Args:
             graph, hints, placement: the stage, as it was deduced.
@@ -135,8 +135,8 @@ def freed(
 ) -> Problem:
     """The problem of a stage whose layouts are free.
 
-    Shards in which parameters are stored are no layouts: they stay, and parameters are whole where they are used. What
-    comes from other stages may come in any layout.
+    Shards in which parameters are stored are no layouts: they stay, and parameters are whole where they are used.
+    Values from other stages may come in any layout.
 
     Args:
         held: keys of inputs, and names of results of hints and calls, of which the layout is no choice.

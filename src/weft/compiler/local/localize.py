@@ -74,7 +74,7 @@ def localize_all(
 def _nodes_for(view: _View) -> Iterator[tuple[Node, Phase]]:
     """The nodes that the program of a rank depends on, each with its phase, the last first.
 
-    What happens elsewhere matters only where it is boxed on to what the rank holds: the names tell of it.
+    Work of other ranks matters only where boxing brings its result here: the names tell of it.
     """
     shared, boxed = view.shared, set[str]()
     every = zip(view.graph.nodes, shared.phases, shared.places, strict=True)

@@ -132,7 +132,7 @@ def _load(program: LocalProgram, place: int, value: LocalValue, device: Token) -
 def _awaited(program: LocalProgram, place: int, looped: bool) -> str | None:
     """The gradient that the node at `place` reads, or else one that nodes after it do.
 
-    What is loaded once a step, not `looped`, cannot wait for what each micro-batch makes.
+    A load that runs once a step (not `looped`) cannot wait for values that each micro-batch makes.
     """
     made = {
         value.name: number

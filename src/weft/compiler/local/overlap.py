@@ -1,10 +1,10 @@
 """Activations in parts of the batch: what one part exchanges travels while the next part computes.
 
-Before: a `LocalProgram`. After: the same results, but calls and collectives that rules can split
-along the batch run for each part. Between two exchanges all parts have their turn, in order, so
-that the exchange of part i runs beside the products of part i + 1 (as in Domino, Wang et al. 2024,
-arXiv 2409.15241, and Megatron-LM's overlap of tensor parallelism). What adds up over the batch, such
-as a weight's gradient, is the sum of its parts; what cannot be split reads its operands joined.
+Before: a `LocalProgram`. After: the same results, but calls and collectives that rules can split along the batch run
+for each part. Between two exchanges all parts have their turn, in order, so that the exchange of part i runs beside
+the products of part i + 1 (as in Domino, Wang et al. 2024, arXiv 2409.15241, and Megatron-LM's overlap of tensor
+parallelism). A value summed over the batch, such as a weight's gradient, is the sum of its parts; a call that cannot
+be split reads its operands joined.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ def check_saved(values: Values, node: Call, operands: Sequence[str]) -> None:
 def in_order(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGraph:
     """The graph of a step in micro-batches, with its nodes in order.
 
-    What makes one value of all micro-batches stands right behind what it reads, so that no
+    A call that makes one value of all micro-batches stands right behind its operands, so that no
     micro-batch's value waits. Calls that run once a step stand in the loop when the loop reads what
     they make of the loop's results.
     """

@@ -80,9 +80,9 @@ def bucket(program: LocalProgram, bucket_bytes: Bytes, staged: bool = False) -> 
     smaller ones start earlier, and leave less for the end, where nothing hides it. Gathers of
     parameters are done ahead of their readers: up to `GATHERED` times as much goes together.
 
-    What the very next calls want reduced (`urgent` in `weft.ops.weft_ops`) does not wait for gradients of weights. Only
-    what runs equally often is joined, and with several stages (`staged`) only within a phase. What a micro-batch adds
-    to a sum comes behind its bucket (`sums.py`), and closes none.
+    A reduction that the very next calls read (`urgent` in `weft.ops.weft_ops`) does not wait for gradients of
+    weights. Only what runs equally often is joined, and with several stages (`staged`) only within a phase. The
+    addition of a micro-batch to a sum follows its bucket, and closes no bucket.
     """
     calls = [node for node in program.nodes if isinstance(node, LocalCall)]
     urgent = {

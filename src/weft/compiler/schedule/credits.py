@@ -74,7 +74,8 @@ def _check_given(web: ActorGraph, link: Link, preset: Preset) -> None:
 
 def _of_link(web: ActorGraph, link: Link, preset: Preset) -> int:
     """The copies of a value on a link: as many as micro-batches in flight where a stage keeps it from forward to
-    backward, two where it passes between queues. Those that arrive wait besides for as many as their sender is ahead.
+    backward, two where it passes between queues. Tensors that arrive also wait for as many slots as their sender is
+    ahead.
     """
     source, target = web.actor(link.source), web.actor(link.target)
     if source is None or target is None:

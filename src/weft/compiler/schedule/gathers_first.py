@@ -55,8 +55,8 @@ def _places(
 ) -> dict[int, float]:
     """For each gather, behind which actor it stands; gathers of a ring keep their order.
 
-    That is before its first reader: what lets it begin is there by then, and so is what lets the
-    gathers before it in its ring begin, whose readers come first.
+    This point is before its first reader: its operands are there by then, as are those of earlier gathers in its
+    ring, whose readers come first.
     """
     makers = {name: actor.id for actor in actors for name in actor.produces}
     begins = {control.consumers[0]: control.producer for control in controls}
@@ -205,7 +205,7 @@ def _rounds(program: LocalProgram, actors: Sequence[Actor]) -> list[int]:
     """For each actor, how often micro-batches have waited for one another before its acts are wanted.
 
     They do for what is read once a step, and for what is complete after the last of them alone. None have for the
-    batch, and for what another stage sends. What is made of parameters alone belongs to its first reader.
+    batch, and for what another stage sends. A value made of parameters alone belongs to its first reader.
     """
 
     def waits(maker: int, name: str, reader: Actor) -> bool:

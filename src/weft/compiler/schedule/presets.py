@@ -113,8 +113,9 @@ PRESETS: Mapping[Schedule, NamedSchedule] = {
 def turning_stage(context: Context) -> int | None:
     """The stage in which the backward of a micro-batch follows its forward soon: the last; None without one.
 
-    GPipe makes all forwards first. Of ranks that take turns, what this stage gathers once for both held up to 13 % less
-    than twice, and took as long (GPT of 12 layers, ZeRO 3, 4 stages on 2 groups of 4 H100, 2 to 16 micro-batches).
+    GPipe makes all forwards first. Where ranks take turns, gathering once for both held up to 13 % less memory than
+    gathering twice, and took as long (GPT of 12 layers, ZeRO 3, 4 stages on 2 groups of 4 H100, 2 to 16
+    micro-batches).
     """
     options, last = context.options, len(context.stages.placements) - 1
     if last < 1:
@@ -161,8 +162,8 @@ def with_priorities(
 ) -> tuple[Actor, ...]:
     """The actors of a rank with the priorities of a schedule.
 
-    What runs once a step goes first when the loop waits for it, and last otherwise. Where ranks have one stage each, a
-    forward that has begun is ended before a backward goes on: the next stage waits for it.
+    Work that runs once a step goes first when the loop waits for it, and last otherwise. Where ranks have one stage
+    each, a forward that has begun is ended before a backward goes on: the next stage waits for it.
 
     Args:
         early: actors that the loop waits for.

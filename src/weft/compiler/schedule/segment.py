@@ -390,7 +390,7 @@ class _Line:
 def _waits(program: LocalProgram, items: list[ScheduleItem]) -> list[set[int]]:
     """For each item, those that must come before it: makers, readers of what it overwrites, earlier communications.
 
-    What other ranks make of a transfer may come back in any later communication, so these stay
+    Another rank may send the result of a transfer back in any later communication, so later communications stay
     behind it.
     """
     bases = variable_views(program)

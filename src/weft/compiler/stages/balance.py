@@ -119,7 +119,7 @@ def call_cost(whole: OpCall, cost_model: CostModel) -> float:
 def _bytes_across(graph: LogicalGraph, calls: Sequence[Call]) -> Floats:
     """For each place before call `i`: the bytes of all values made before it and read from it on.
 
-    What is made of no input, as positions and masks are, is the same for all micro-batches, and counts nothing.
+    Values made of no input, such as positions and masks, are equal for all micro-batches and cost nothing.
     """
     number = {call.makes[0].name: index for index, call in enumerate(calls)}
     change = np.zeros(len(calls) + 1)

@@ -189,10 +189,9 @@ def _backward(
 ) -> dict[str, int]:
     """The stage of every backward call, by the name of its first result.
 
-    What belongs to no forward call, such as sums of gradients and the seed, stands with its
-    operands where these are of one stage, else where its result is read: where the value is made
-    that it is the gradient of. A sum to which more of a stage is added stands there, so that the
-    stage sends its sum alone.
+    Calls that belong to no forward call, such as sums of gradients and the seed, join their operands where these are
+    of one stage, else where its result is read: where the value is made that it is the gradient of. A sum to which
+    more of a stage is added stands there, so that the stage sends its sum alone.
     """
     of_pair: dict[int, int] = {}
     made: dict[str, int] = {}

@@ -128,7 +128,7 @@ def check_homes(
 ) -> None:
     """Raise StrategyError when modules with parameters or buffers are in no stage.
 
-    Those of the model itself, outside of all modules, need none: they live where they are read.
+    Parameters of the model itself, outside of all modules, need no stage: they live where they are read.
 
     Args:
         homes: the stages of variables that a pattern covers, by key.

@@ -1,7 +1,7 @@
 """Layouts of activations: a hint on what modules return, where the strategy names them.
 
-What is only added up is laid as its sum: attention and MLP side by side, each split by its inputs, make parts of
-one sum, which is reduced once.
+Values that are only added up get the layout of their sum: attention and MLP side by side, each split by its inputs,
+make parts of one sum, which is reduced once.
 
 Before: calls outside of a module read what it made. After: they read it through `weft.hint`.
 """
@@ -26,7 +26,7 @@ Layouts: TypeAlias = Sequence[tuple[str, tuple[SBP, ...]]]
 def lay_activations(graph: LogicalGraph, context: Context) -> LogicalGraph:
     """Hint at what modules return that a pattern of `Options.activations` names; the first that does counts.
 
-    What a module returns is what it makes and other calls of the forward read. A scalar beside
+    A module's results are the values that it makes and that other calls of the forward read. A scalar beside
     tensors, such as a loss that balances experts, is passed over.
 
     Raises:

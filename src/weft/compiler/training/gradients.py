@@ -64,7 +64,7 @@ def by_optimizer(update: Update) -> bool:
 def passed_to_gradients(graph: LogicalGraph) -> frozenset[str]:
     """The values that are gradients of parameters, or become them, and are read for nothing else.
 
-    That is what goes to an update through boxing, ops of one operand, sums, and factors of the step.
+    These values go to an update through boxing, ops of one operand, sums, and factors of the step.
     """
     found = {update.source.name for update in graph.of_kind(Update) if by_optimizer(update)}
     for node in reversed(graph.nodes):

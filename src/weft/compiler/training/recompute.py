@@ -1,9 +1,9 @@
 """Recompute: the backward makes parts of the forward again instead of keeping their results.
 
-Before: backward calls read what forward calls of a region made. After: they read copies of these
-calls, which stand right before their first reader. A region is a module that the user names, with
-all below it, or a set of ops. What a module hands on is kept, and so is what it gets; only what
-lies in between is made again (Chen et al. 2016, "Training deep nets with sublinear memory cost").
+Before: backward calls read what forward calls of a region made. After: they read copies of these calls, which stand
+right before their first reader. A region is a module that the user names, with all below it, or a set of ops. Inputs
+and results of the module are kept; only values in between are recomputed (Chen et al. 2016, "Training deep nets with
+sublinear memory cost").
 
 Copies of random ops draw the same numbers, as they carry the same salts. So that nothing is made
 again before its time, copies read what was kept through `weft.after`, which waits for the gradient

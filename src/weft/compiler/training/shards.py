@@ -35,7 +35,8 @@ from weft.strategy.parts import (
 def choose_shards(graph: LogicalGraph, context: Context) -> Context:
     """Decide what lies in shards: what an optimizer updates, as `Options.zero` says; at level 3 other parameters too.
 
-    What an update needs whole lies whole, also where the strategy splits it; calls that read it take parts of it then.
+    A parameter whose update needs it whole lies whole, also where the strategy splits it; calls that read it take
+    parts of it then.
 
     Another program may have sharded parameters that are alive; nothing else is sharded then.
 

@@ -364,7 +364,6 @@ def _lstm_flops(call: OpCall) -> int:
 
 
 def _lstm_backward_flops(call: OpCall) -> int:
-    """The same products for the gradients of weights, and for those of input and states."""
     x, of_input, of_state = map(shape_of, call.results[:3])
     return 4 * prod(x[:2]) * of_state[0] * (of_input[1] + of_state[1])
 

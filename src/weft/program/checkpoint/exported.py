@@ -267,7 +267,8 @@ _CLASSES: Mapping[tuple[str, str], Any] = {
 class Distcp:
     """The tensors of such a checkpoint, by the names that a weft checkpoint has for them.
 
-    Those of {"model": …} and {"optimizer": {"state": …}} keep their names; a model that was saved alone is "model.…".
+    Entries of {"model": …} and {"optimizer": {"state": …}} keep their names; a model that was saved alone is
+    "model.…".
 
     Args:
         folder: with ".metadata" and its files.

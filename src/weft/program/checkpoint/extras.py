@@ -55,7 +55,7 @@ class Extras:
 def extras_of(world: World, extra: Any) -> Extras:
     """The extras of all processes. Every process must call it.
 
-    What a process does not give is that of the first one; what differs is kept for each.
+    Entries that a process does not give are taken from the first process; entries that differ are kept for each.
 
     Raises:
         UserError: on all processes: it holds what no checkpoint takes, or other global tensors on another process.

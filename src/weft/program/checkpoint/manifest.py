@@ -67,7 +67,7 @@ class Manifest:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def to_text(self) -> str:
-        """As JSON, which begins with a checksum of what follows."""
+        """The manifest as JSON, which begins with a checksum of the rest."""
         tensors = {
             name: {
                 "shape": list(each.shape),

@@ -79,7 +79,7 @@ class SavedTensor:
 
     @property
     def bytes(self) -> int:
-        """Of one rank's part, about."""
+        """About the bytes of one rank's part."""
         ranks = self.layout.placement.ranks
         found = ITEM_SIZE.get(self.dtype, 8)
         for size in self.layout.local_shape(self.shape, ranks[0]):
@@ -90,7 +90,7 @@ class SavedTensor:
 def writers(entries: Iterable[SavedTensor]) -> dict[tuple[str, int], tuple[Piece, ...]]:
     """The pieces that each rank writes, by the name of an entry and the rank: each element of each entry once.
 
-    Of ranks that hold the same, the one that has least to write until then; so it is the same on all processes.
+    Among ranks that hold the same piece, the one with least to write so far takes it; all processes find the same.
     """
     load: dict[int, int] = {}
     found: dict[tuple[str, int], tuple[Piece, ...]] = {}

@@ -36,8 +36,8 @@ class Taking(Protocol):
 class Loader:
     """Batches of a dataset, in an order that seed and epoch alone decide.
 
-    A `for` loop over it is an epoch. Each process loads the rows that its ranks take, by its own workers. What a sample
-    draws from the generators of Python, numpy and torch, as augmentations do, its number decides.
+    A `for` loop over it is an epoch. Each process loads the rows that its ranks take, by its own workers. The number
+    of a sample seeds its draws from the generators of Python, numpy and torch, as in augmentations.
 
     Args:
         dataset: map-style (`__getitem__`, and `__len__` unless there is a sampler), or iterable, which each process
@@ -138,7 +138,7 @@ class Loader:
         return self._taken(None)
 
     def _taken(self, way: Ahead | None) -> Iterator[Any]:
-        """As `__iter__`; `way` takes batches from the workers, and cuts them, before they are asked for.
+        """Like `__iter__`; `way` takes batches from the workers, and cuts them, before they are asked for.
 
         The place of the loader is behind the last batch that was asked for. Without workers none is loaded ahead: what
         samples draw would meet what the loop draws.
@@ -325,7 +325,6 @@ class Loader:
 
 
 def _checksum(place: int, numbers: Sequence[int]) -> int:
-    """Of numbers that all processes must have alike, at a place of a run; of 32 bits."""
     return zlib.crc32(" ".join(map(str, numbers)).encode(), place & 0xFFFFFFFF)
 
 

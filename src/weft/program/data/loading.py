@@ -141,8 +141,8 @@ def loaded_ahead(
 ) -> Iterator[Any]:
     """The same items in the same order, each cut, as the actors of a plan bring them.
 
-    What `items` raises is raised in its place among them. Threads end with the iterator that is returned: what has
-    been taken by then, and was not asked for, is dropped.
+    An error of `items` is raised at its place among the batches. Threads end with the iterator that is returned: what
+    has been taken by then, and was not asked for, is dropped.
 
     Args:
         items: of batches.
@@ -278,7 +278,9 @@ class _Loading:
         return item if isinstance(item, _End) else self._cut(item)
 
     def _ended(self, name: str) -> Callable[[int], None]:
-        """The call of a queue that has ended a step: it begins the next one. That of the step waits to be asked."""
+        """The call of a queue that has ended a step: it begins the next one. The queue of the step waits to be
+        asked.
+        """
 
         def begin_next(step: int) -> None:
             if name != LOAD or not self._over:

@@ -174,9 +174,8 @@ class ProgramInspection(ProgramPart):
     def recording(self, path: str | Path | None = None) -> Iterator[None]:
         """Trace all steps made inside, and write them at the end as `trace` does.
 
-        Every process must enter it, and make the same steps. When a step fails nothing is written. Of
-        steps of several plans, as for other shapes, those are left out that ran not by the plan of the
-        last one, which the log "weft" says.
+        Every process must enter it, and make the same steps. When a step fails nothing is written. Steps of another
+        plan than the last one, as for other shapes, are left out, which the log "weft" says.
         """
         before = self._core.steps
         recorders = [executor.recorder for executor in self._core.executors.values()]

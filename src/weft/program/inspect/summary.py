@@ -177,7 +177,6 @@ def limit_lines(compiled: Compiled, options: Options, peaks: ProgramMemory) -> I
 
 
 def _seconds(compiled: Compiled, options: Options) -> tuple[Seconds, Seconds]:
-    """Of a step: what the busiest rank computes, and what its busiest queue of communication takes."""
     schedule = compiled.schedule
     if schedule.simulation is not None:
         computing: float = max(sum(busy(schedule, plan.rank).values()) for plan in schedule.plans)

@@ -81,7 +81,7 @@ def check_initial_values(
 ) -> None:
     """Raise UserError, naming the tensors, when some on the meta device have no way to get values.
 
-    What fills a module is tried where it may pass some tensor over: buffers, and modules that the model fills.
+    A fill function is tried where it may leave some tensor out: buffers, and modules that the model fills.
     """
     unknown: list[str] = []
     for path, module in model.named_modules():
@@ -119,7 +119,7 @@ def _filler(model: nn.Module, path: str, module: nn.Module) -> Fill | None:
 def _passed_over(
     module: nn.Module, fill: Fill, device: torch.device, names: Sequence[str]
 ) -> list[str]:
-    """Of some tensors of a module, those that `fill` does not write: of zeros and of ones it makes different ones."""
+    """The tensors that `fill` does not write: they stay different after it ran on zeros and on ones."""
     if not names:
         return []
     found: list[dict[str, Tensor]] = []

@@ -76,7 +76,7 @@ def named_variables(model: nn.Module) -> dict[str, Tensor]:
 
 
 def global_variables(model: nn.Module) -> dict[str, Any]:
-    """Those parameters and buffers that are global tensors, by key."""
+    """The parameters and buffers that are global tensors, by key."""
     return {key: x for key, x in named_variables(model).items() if isinstance(x, GlobalTensor)}
 
 

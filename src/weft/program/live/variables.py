@@ -50,7 +50,7 @@ def add_main_parameters(every: Mapping[int, Variables], graph: LogicalGraph) -> 
 def state_dict_names(model: nn.Module) -> dict[str, str]:
     """For each tensor of the model's `state_dict()`, the key of its variable; tied ones share a key.
 
-    What modules give by `get_extra_state()` is no variable.
+    Values from a module's `get_extra_state()` are no variables.
 
     Raises:
         UserError: there is a tensor that is neither parameter nor buffer, as a hook makes it.

@@ -203,10 +203,10 @@ class Trials:
     def fastest(self, candidates: Sequence[PlacedStrategy]) -> PlacedStrategy:
         """The fastest candidate; of those that are about as fast the one that says the least, then the first.
 
-        Those near the fastest run again, in reverse and back, as long as trials do not tell them apart: what else
-        disturbs a machine must not decide between them. Of a candidate its least counts; how far its two quickest
-        trials lie apart, in the median of all, says how far others may, and be equally fast. One that says more must
-        besides be quicker by 3 %. Those that cannot be planned here, or fail while they run, are left out, unless all
+        Candidates near the fastest run again, in reverse and back, until trials tell them apart: other load of the
+        machine must not decide between them. The least time of a candidate counts; how far its two quickest trials
+        lie apart, in the median of all, says how far others may, and be equally fast. One that says more must besides
+        be quicker by 3 %. Candidates that cannot be planned here, or fail while they run, are left out, unless all
         are. Each process must call it; all get the same.
 
         Args:

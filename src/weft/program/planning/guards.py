@@ -85,7 +85,7 @@ class Guards:
 class ExternalTensors:
     """The tensors outside the model that a step reads.
 
-    Ranks share their memory, so that writes in place need nothing. Those that get other memory between steps
+    Ranks share their memory, so that writes in place need nothing. Tensors that get other memory between steps
     (`tensor.data = …`, `set_`, `module.to`) are read there; those that get another shape are a guard.
 
     Args:

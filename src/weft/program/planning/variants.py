@@ -195,7 +195,7 @@ class Variants:
         return min((each.feeder.rows(size) for each in self._all), key=len)
 
     def executors(self) -> Iterator[RankExecutor]:
-        """Of all plans, each rank's of this process."""
+        """The executors of all plans, for each rank of this process."""
         return (executor for each in self._all for executor in each.executors.values())
 
     def constants(self) -> Iterator[Tensor]:

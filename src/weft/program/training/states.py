@@ -31,9 +31,8 @@ from weft.tensor import GlobalTensor
 class States:
     """The states of the parameters that a program updates by one optimizer.
 
-    After the first step the user's `optimizer.state` holds them as global tensors (ordinary ones
-    where there is one rank). What the user puts there, by `load_state_dict` or by hand, is taken over
-    before the next step.
+    After the first step the user's `optimizer.state` holds them as global tensors (ordinary ones where there is one
+    rank). States that you put there, by `load_state_dict` or by hand, are taken over before the next step.
     """
 
     def __init__(

@@ -150,7 +150,7 @@ class _Comparison:
     def compared(self) -> list[Compared]:
         """Everything that a plain step gives.
 
-        What differs is compared once more with what more movements make: where a ReLU is about to
+        Values that differ are compared once more, with more perturbed runs: where a ReLU is about to
         turn, few of them show it.
         """
         self._move(0)

@@ -209,7 +209,7 @@ class Verified:
     compared: tuple[Compared, ...]
 
     def largest(self, kind: str) -> Compared | None:
-        """Of a kind, what differs most, relative to the largest element; None where there is none of it."""
+        """The finding of a kind that differs most, relative to the largest element; None where the kind has none."""
         own = [each for each in self.compared if each.kind == kind]
         return max(own, key=_relative, default=None)
 
@@ -241,7 +241,7 @@ def places(captured: Captured) -> dict[tuple[str, str], tuple[int, Location | No
 
 
 def in_order(compared: Sequence[Compared], captured: Captured) -> list[Compared]:
-    """As the step computes them: what is computed of others stands behind them; updates come last."""
+    """In the order in which the step computes them; updates come last."""
     known = places(captured)
     last = (len(captured.graph.nodes), None)
 
@@ -289,6 +289,5 @@ def _numbers(each: Compared) -> str:
 
 
 def _relative(each: Compared) -> float:
-    """Of the largest element; of what is allowed where that is more, as in what is zero but for rounding."""
     size = max(each.scale, each.allowed)
     return each.difference / size if size else 0.0

@@ -27,7 +27,7 @@ class Channel(ABC):
         sent: bytes that this rank has sent to others so far, by what ran.
         running: what runs now: the kind of a collective, or one of the primitives below.
         while_waiting: called every `PATIENCE` seconds while an exchange waits for peers, but between
-            GPUs. What it raises ends the wait.
+            GPUs. An error that it raises ends the wait.
         spins: true where a wait may look again and again for a moment before it sleeps: no other
             thread of this process has work meanwhile.
         interruptible: true where a wait ends at once when a rank fails or the user interrupts, in the

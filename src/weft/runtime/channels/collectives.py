@@ -154,7 +154,6 @@ def _with_size(shape: Sequence[int], dim: int, size: int) -> list[int]:
 def _reduce_scatter(
     channel: Channel, collectives: Sequence[Collective], inputs: list[Tensor]
 ) -> tuple[Tensor, ...]:
-    """Those of one dtype and reduction in one message, large ones in slices of their own."""
     outputs: dict[int, Tensor] = {}
     split: dict[int, list[Tensor]] = {}
     for number, (each, tensor) in enumerate(zip(collectives, inputs, strict=True)):

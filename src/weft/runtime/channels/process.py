@@ -251,7 +251,7 @@ class GlooChannel(GroupChannel):
 
 @final
 class NcclChannel(GroupChannel):
-    """A communicator between CUDA devices. What NCCL does itself is left to it."""
+    """A communicator between CUDA devices. Collectives that NCCL has run in NCCL."""
 
     lost = dist.DistError
 

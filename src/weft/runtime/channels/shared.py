@@ -109,8 +109,8 @@ class SharedChannel(ProcessChannel):
     ) -> None:
         """Reduce what comes with what is there, as it comes: chunk by chunk, in each from the first rank to the last.
 
-        So the bits are those of `reduce_in_order`. Of two ranks both may reduce all, as all reductions give the same
-        bits either way.
+        So the bits are those of `reduce_in_order`. With two ranks both may reduce everything, since all reductions
+        give the same bits either way.
         """
         self.sent[self.running] += sum(
             part.nbytes for peer, parts in enumerate(pieces) if peer != self.index for part in parts

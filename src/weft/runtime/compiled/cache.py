@@ -1,6 +1,6 @@
 """The folder where weft keeps results that are costly to find out again: compiled kernels and measurements.
 
-What is compiled is code, run as it stands there: its folders are this user's alone, which is checked
+Compiled kernels are code that is run from there: its folders are this user's alone, which is checked
 whenever they are used, and what others may write to is refused.
 """
 

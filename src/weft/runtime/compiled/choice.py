@@ -1,6 +1,6 @@
 """The form in which a part of a segment runs: as ATen code, or compiled by Inductor; chosen by measurement.
 
-What was measured and compiled is kept on disk (`weft.runtime.compiled.cache`). The ranks of a host compile and
+Measurements and compiled code are kept on disk (`weft.runtime.compiled.cache`). The ranks of a host compile and
 measure one after another, so each distinct part is compiled once, and parts that differ between
 ranks only in where they cut a tensor are chosen alike.
 """
@@ -345,6 +345,5 @@ def _one_at_a_time() -> Iterator[None]:
 
 @cache
 def _version() -> str:
-    """Of weft's own ops, which are compiled as parts of segments: a digest of their code."""
     files = sorted(Path(PACKAGE, "runtime").rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()

@@ -54,9 +54,8 @@ def compile_boxed(
 ) -> CompiledFunction:
     """Compile a function of plain ATen ops for inputs of the shapes, strides and dtypes of `examples`.
 
-    Results have the strides that `function` gives them, and share memory with inputs where its
-    results do. Sums may be added up in another order. What was compiled before, in whatever process,
-    is taken from disk.
+    Results have the strides that `function` gives them, and share memory with inputs where its results do. Sums may
+    be added up in another order. Code compiled before, by any process, is read from disk.
     """
     with ExitStack() as stack:
         for one in _settings(examples):

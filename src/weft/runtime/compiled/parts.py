@@ -1,8 +1,8 @@
 """Segments cut into parts that Inductor compiles, and what stays ATen code between them.
 
-Parts are whole repeated layers (`Compute.parts`), so equal layers share one kernel. What is
-no plain function of ATen ops stays as it is: most of weft's own ops, random draws, ops over a step and
-arguments that vary between micro-batches.
+Parts are whole repeated layers (`Compute.parts`), so equal layers share one kernel. Calls that are no plain function
+of ATen ops stay as they are: most of weft's own ops, random draws, ops over a step and arguments that vary between
+micro-batches.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Backends as data: all that the runtime has to know of a device type, a row of a table for each.
 
-What plans have to know of it stands in `weft.hardware.costs`. Which kernel of torch suits a device is
+Facts that plans need of a device type are in `weft.hardware.costs`. Which kernel of torch suits a device is
 decided where kernels are chosen.
 """
 

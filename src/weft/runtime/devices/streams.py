@@ -140,7 +140,7 @@ MakeStreams: TypeAlias = Callable[
 
 @final
 class LaunchRecorder:
-    """As `weft.runtime.recording.Recorder`, of acts whose times the streams know.
+    """Like `weft.runtime.recording.Recorder`, for acts whose times the streams know.
 
     While `keeping`, the host waits for every step: its events are used again.
     """

@@ -31,9 +31,8 @@ class QueueWork:
     """Does the acts of one queue, one after the other.
 
     Attributes:
-        tensors: what actors of this queue have yet to read, by register and version; dropped after
-            the last of them. Of registers made on another queue, that queue puts them here before
-            it sends `Ready`.
+        tensors: what actors of this queue have yet to read, by register and version; dropped after the last of them.
+            Another queue puts the registers that it makes here before it sends `Ready`.
         spans: when each act of the last step ran (`weft.runtime.recording`).
     """
 

@@ -53,10 +53,9 @@ class MeasuredStep:
         """Stop watching, and say what was alive at the moment when it was most.
 
         Args:
-            variables: the rank's shards. Those that the optimizer made in this step count from its
-                start, as they will from the next step on; so does everything else that outlives the
-                step and is no result, but for the fixed buffers of channels: they are no tensors of
-                the step.
+            variables: the rank's shards. States that the optimizer created in this step count from its start, as they
+                will from the next step on; so does everything else that outlives the step and is no result, but for
+                the fixed buffers of channels: they are no tensors of the step.
         """
         self._works.update(self._bare)
         meter = self._meter
@@ -303,7 +302,6 @@ class RankExecutor(ABC):
 
 
 def _bare(failure: BaseException) -> BaseException:
-    """The same failure without the frames that it comes through, which hold on to whoever called."""
     try:
         return type(failure)(*failure.args)
     except Exception:

@@ -211,8 +211,8 @@ class _Stopped(Exception):
 def _own_thread(plan: RankPlan, turns: Sequence[IssueSlot]) -> RankPlan:
     """The plan with feed and fetch on the compute queue: a thread of their own would cost more than they do.
 
-    What may fire stays so until it fires, so a plan that is live remains so. With turns the compute queue keeps their
-    order, between feed and fetch.
+    An actor that may act stays ready until it acts, so a live plan remains live. With turns the compute queue keeps
+    their order, between feed and fetch.
     """
     actors = tuple(
         replace(actor, queue=COMPUTE) if isinstance(actor, (Feed, Fetch)) else actor

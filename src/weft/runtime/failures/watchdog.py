@@ -79,7 +79,7 @@ class CallThread:
     def run(self, call: Callable[[], None], look: Callable[[], None]) -> None:
         """Make a call there and wait for its end.
 
-        What `look` raises ends the wait, not the call: no other one can be made then.
+        An error of `look` ends the wait, not the call: no other one can be made then.
 
         Args:
             call: what it raises is raised here.
@@ -146,9 +146,9 @@ class Wait:
 def wait_cycle(rank: int, own: Wait, posted: Callable[[int], Wait | None]) -> dict[int, Wait]:
     """Ranks that wait for one another, this one first; empty where it may still go on.
 
-    A rank that waits for nobody, because it is slow, ends the search: it will come. What others
-    posted may be old, but a circle that ends at this rank, which does wait, cannot be: no rank of
-    it can have gone on without the next one, which has not come.
+    A rank that waits for nobody, because it is slow, ends the search: it will come. Entries that others posted may be
+    old, but a cycle that ends at this rank, which does wait, cannot be: no rank of it can have gone on without the
+    next one, which has not come.
     """
     waits = {rank: own}
     path = [rank]

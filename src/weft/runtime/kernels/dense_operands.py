@@ -7,8 +7,8 @@ makes tensors contiguous, and element-wise ops lay results as their operands lie
 lies well already. `python -m tools.opinfo` runs the calls of every op on operands that lie in other ways, and so
 finds the kernels that belong here.
 
-Of convolutions without input channels torch makes wrong shapes and no gradient of the bias. A rank has none where the
-channels are split along several axes and there are fewer than ranks.
+For convolutions without input channels torch returns wrong shapes and no gradient of the bias. A rank has none where
+the channels are split along several axes and there are fewer than ranks.
 """
 
 from __future__ import annotations

@@ -51,7 +51,6 @@ def batch_norm_backward(grad: Tensor, x: Tensor, *rest: Any) -> tuple[Tensor | N
 
 
 def _channels_last(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The same tensors, with channels last where images are so small that kernels are faster then."""
     x = tensors[-1]
     small = x.dim() == 4 and 1 < x.shape[2] * x.shape[3] < FEW_POSITIONS
     if not small or x.device.type != "cpu":
@@ -80,7 +79,6 @@ def batch_moments(x: Tensor) -> Tensor:
 
 
 def _moments_of_images(x: Tensor, positions: int) -> Tensor:
-    """The same, by mean and deviation of each image and channel: a group norm whose groups are channels."""
     c = x.shape[1]
     sums = x.new_zeros((2, c), dtype=torch.float64)
     # The kernel makes a normalized copy, which nobody wants: of a few images at a time.

@@ -1,6 +1,6 @@
 """Kernels of the ops that passes put into a graph (`weft.ops.rules.own_ops`, `weft.ops.rules.own_ops`).
 
-Those of `OVER_STEP` make one value of all micro-batches of a step, and keep it between acts.
+Ops of `OVER_STEP` make one value of all micro-batches of a step, and keep it between acts.
 """
 
 from __future__ import annotations

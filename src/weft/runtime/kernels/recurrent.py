@@ -1,9 +1,8 @@
 """`weft.lstm` and its backward (`weft.ops.rules.layers`) on local tensors.
 
-oneDNN's kernel where PyTorch itself would take it: a CPU, float32 or bfloat16. What it saves for the
-backward is its workspace as it comes, a flat tensor whose size it alone knows. Elsewhere the layer
-runs by torch's ops, with one product for all inputs and one for each weight's gradient; gates and
-cells are saved.
+oneDNN's kernel where PyTorch itself would take it: a CPU, float32 or bfloat16. For the backward it saves oneDNN's
+workspace, a flat tensor whose size only oneDNN knows. Elsewhere the layer runs by torch's ops, with one product for
+all inputs and one for each weight's gradient; gates and cells are saved.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Convolutions and poolings on windows (`weft.ops.windows`): a rank's own rows of what the whole op gives.
 
-Each op takes the arguments of the ATen op that it stands for, with windows in place of tensors that
-are cut, and then the frames of the last dimensions. What a window lacks at the outer ends of the
-whole tensor is padded here.
+Each op takes the arguments of the ATen op that it stands for, with windows in place of tensors that are cut, and then
+the frames of the last dimensions. Windows are padded here at the outer ends of the whole tensor.
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ def laid(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def copies(device: torch.device) -> Copies:
-    """Those of this thread for a device."""
+    """The copies of this thread for a device."""
     known: dict[torch.device, Copies] = _here.__dict__.setdefault("copies", {})
     if device not in known:
         known[device] = Copies(device)

@@ -47,7 +47,7 @@ class CallOfProgram:
 
     @property
     def call(self) -> OpCall:
-        """As the rules see it."""
+        """The call as sharding rules see it."""
         return self.node.first
 
 

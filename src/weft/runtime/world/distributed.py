@@ -142,7 +142,6 @@ class DistributedWorld(World):
         return made
 
     def _noted(self, found: ProcessChannel) -> ProcessChannel:
-        """The same channel, which looks at what other ranks do while it waits."""
         found.while_waiting = looking(self.calls, self._board, self.rank, found.ranks)
         found.account = posted_calls_text(self.calls, self._board, self.rank, found.ranks)
         return found
@@ -196,7 +195,9 @@ def measured_links(device: DefaultDevice, channel: Channel) -> DefaultDevice:
 
 
 def _exchange_seconds(channel: Channel, size: int) -> float:
-    """Of sending so many bytes to the next rank and receiving as many from the one before; the fastest of some."""
+    """Seconds to send so many bytes to the next rank and receive as many from the one before; the fastest of some
+    tries.
+    """
     after, before = (channel.index + 1) % channel.size, (channel.index - 1) % channel.size
     own, came = torch.zeros(2, size, dtype=torch.uint8, device=channel.device)
     sends = [[own] if peer == after else [] for peer in range(channel.size)]

@@ -1,6 +1,6 @@
 """Names of the variables by which `weft run` tells its ranks how to meet, and what they say.
 
-What reaches a rank by its environment no other user of the host can read. This module needs no torch.
+No other user of the host can read the environment of a rank. This module needs no torch.
 """
 
 from __future__ import annotations

@@ -4,10 +4,9 @@ They meet in a file in a folder that nobody else can reach, or in the store of s
 on all interfaces of the host and believes whoever connects. In a store what weft writes carries a proof that who wrote
 it knows the secret of the run.
 
-A process says in the job's store that it has come. That it lives, and is still to come, the others see
-by a lock on a file beside the one in which the ranks of a host meet, which the system lets go with the
-process, however it ends; or under torchrun, which ends all processes when one fails, by what one that
-ends well says in the store.
+A process says in the job's store that it has come. The others see that a rank still lives, and will come, by a lock
+on a file beside the one in which the ranks of a host meet, which the system lets go with the process, however it
+ends; or under torchrun, which ends all processes when one fails, by what one that ends well says in the store.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ _held: list[TextIO] = []
 def private_rendezvous() -> None:
     """Let `init_process_group` meet where the launcher says, if it does and the call names no other place.
 
-    That is torch's `init_method="env://"`, its default, without MASTER_ADDR and MASTER_PORT. A rank that
+    The rule applies to torch's `init_method="env://"`, its default, without MASTER_ADDR and MASTER_PORT. A rank that
     ends before it comes there is named to the others.
     """
     if MEETING in os.environ:
@@ -252,7 +251,7 @@ def _say_end(process: int) -> None:
 def signed(store: Any) -> Any:
     """Weft's own way to use a `torch.distributed.Store`; the store itself where the run has no secret.
 
-    What was written in another run with the same secret proves nothing here, where torchrun gave the runs two names.
+    Entries of another run with the same secret prove nothing here, if torchrun gave the runs two names.
     """
     secret = given_secret()
     run = os.environ.get(_RUN_ID, "").encode()
@@ -261,7 +260,9 @@ def signed(store: Any) -> Any:
 
 @final
 class SignedStore:
-    """A store whose values are HMAC-SHA256 of key and value, and the value. What has no such proof is not there."""
+    """A store whose values are HMAC-SHA256 of key and value, and the value. An entry without such a proof counts as
+    missing.
+    """
 
     def __init__(self, store: Any, secret: bytes) -> None:
         self._store, self._secret = store, secret

@@ -347,7 +347,7 @@ class Weight:
 def weights_of(step: StoredStep, calls: ForwardCalls, units: Sequence[str]) -> list[Weight]:
     """The parameters of a step that lie in units: paths of modules, in order.
 
-    Those of recurrent layers are left out, which lie as they were captured.
+    Signatures of recurrent layers are left out: they stay as captured.
     """
     number, found = {path: place for place, path in enumerate(units)}, []
     for node in step.graph.of_kind(Input):

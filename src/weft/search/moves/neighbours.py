@@ -128,7 +128,7 @@ class Moves(Protocol):
         """All single moves."""
 
     def cuts(self, strategy: Strategy) -> Iterator[StrategyMove]:
-        """Those that cut a strategy without stages into some."""
+        """The moves that cut a strategy without stages into stages."""
 
     def drawn(self, random: Random, strategy: Strategy) -> StrategyMove:
         """A move, at random."""
@@ -148,7 +148,7 @@ class Neighbours:
     def families(self, strategy: Strategy) -> tuple[Several, ...]:
         """All single moves, in families.
 
-        Those of tensors, of time and memory, of ZeRO for groups of parameters, of stages, of places and runs, of
+        The families: tensors, time and memory, ZeRO for groups of parameters, stages, of places and runs, of
         groups, of single calls. Moves after which the strategy is the same are among them.
         """
         layouts, base = self._layouts(strategy), self._facts.base
@@ -174,7 +174,7 @@ class Neighbours:
         return chained(((*begin, *stages), groupwise, last, single))
 
     def cuts(self, strategy: Strategy) -> Iterator[StrategyMove]:
-        """Those that cut a strategy without stages into some: of places and runs, of time, of borders."""
+        """The moves that cut a strategy without stages into stages: by placements and runs, time, borders."""
         first, last = self._along(strategy)
         stages = self._stages.borders(strategy)
         every = chain(first, self._time_and_memory(strategy), stages, last)

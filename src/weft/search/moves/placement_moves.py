@@ -54,7 +54,7 @@ class PlacementMoves:
     micro_batches: tuple[int, ...]
 
     def best(self) -> list[StrategyMove]:
-        """Those of the most worth, in this order."""
+        """The moves of the most worth, in this order."""
         found = [*self._of_parts(), *self._cuts()]
         return sorted(found, key=lambda each: -each.worth)[:MOST]
 
@@ -110,7 +110,7 @@ class PlacementMoves:
     ) -> tuple[Stage, ...]:
         """The stages with one more, for the part: the first one where it lies inside of a unit, else in its place.
 
-        Of the stages that name a module, or one around it, the first counts.
+        The first stage that names the module, or one around it, counts.
         """
         rest = [path for path in self.stages[number].patterns if not _holds(part, path)]
         stages = list(self.stages)

@@ -120,8 +120,9 @@ class WayBack(NamedTuple):
 class WaysBack:
     """The ways of gradients: from a tensor back to where parts of it must have been added up.
 
-    That is at a trained parameter, and at what a layer by rows made. A gradient may stay in parts up to there, as what
-    lies between is linear in it; so it may be added up where it is smallest. Ways that share no tensor need a sum each.
+    The sum is due at a trained parameter, and at the result of a row-parallel layer. A gradient may stay in parts up
+    to there, as what lies between is linear in it; so it may be added up where it is smallest. Ways that share no
+    tensor need a sum each.
     """
 
     def __init__(self, graph: LogicalGraph) -> None:
@@ -241,7 +242,7 @@ class _Walk:
     def _passes_parts(self, call: Call) -> bool:
         """True where a call of parts may make parts: it is linear. A layer that is cut reads the sum.
 
-        What more than one part cannot go through, such as a product of two, counts too.
+        Ops that partial sums cannot pass, such as a product of two values, count too.
         """
         if call.op in _VIEWS or not has_rule(call.op):
             return True

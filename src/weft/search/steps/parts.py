@@ -163,7 +163,7 @@ class ForwardCalls:
     def moved(self, calls: Collection[int]) -> Bytes:
         """Bytes that these calls read of others and modules of them, in the forward.
 
-        What is in no module, such as the loss, is where its operands are.
+        Calls in no module, such as the loss, are where their operands are.
         """
         made = frozenset(name for call in calls for name in self.makes[call])
         read = frozenset(name for call in calls for name in self.uses[call]) - made - self.held

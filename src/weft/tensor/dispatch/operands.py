@@ -2,7 +2,7 @@
 
 All operands lie on one placement; plain tensors among them are the same on all ranks.
 
-Those on several placements of one model, as its stages have them, come to one of them.
+Operands on several placements of one model (its stages) are moved to one placement.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def lifted(kind: Any, op: Any, mesh: Mesh, value: Any) -> Any:
 
     Scalars stay, as they are promoted otherwise; so do sparse tensors, which are never global.
 
-    That they are the same on all ranks is checked with the next communication.
+    The next communication checks that they are the same on all ranks.
 
     Raises:
         LayoutError: for a plain tensor that wants a gradient.
@@ -95,7 +95,7 @@ def met(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of an op with all global tensors on one placement, where parts of one model lie on several.
 
-    That is the placement of what the op writes, else of a parameter or buffer of a compiled model,
+    The placement is that of the tensor that the op writes, else of a parameter or buffer of a compiled model,
     which stay where they are, else of the first operand. Others are left for who names the error.
     """
     if fused.updates(op) or op._schema.name.startswith("aten::_foreach_"):

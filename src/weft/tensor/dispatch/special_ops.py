@@ -260,10 +260,10 @@ _stream = _Stream()
 def manual_seed(seed: int | None) -> None:
     """Seed the random ops on global tensors; call it with the same seed on every rank.
 
-    This starts the numbers anew each time. With None, and as long as it was never called, they use
-    torch's seed, and start anew when `torch.manual_seed` is called with another one; with the same
-    one they go on, as they take nothing from torch's generator that could tell. What a compiled step
-    draws depends on the `seed` of `weft.compile` alone, neither on this nor on `torch.manual_seed`.
+    This starts the numbers anew each time. With None, and as long as it was never called, they use torch's seed, and
+    start anew when `torch.manual_seed` is called with another one; with the same one they go on, as they take nothing
+    from torch's generator that could tell. The draws of a compiled step depend on the `seed` of `weft.compile` alone,
+    neither on this nor on `torch.manual_seed`.
 
     Raises:
         UserError: the seed is no whole number.

@@ -177,7 +177,7 @@ def note_aliases(kind: Any, source: Any, made: Any) -> None:
 
 
 def parted_aliases(lender: Any) -> list[Any]:
-    """Those that share the memory of what has a hold, which does not know them from now on."""
+    """The views that share the memory of an owned tensor; the owner forgets them from now on."""
     known = _aliases.pop(lender, ())  # type: ignore[no-untyped-call]
     living = [each for one in known if (each := one()) is not None]
     for each in living:

@@ -1,8 +1,8 @@
 """Classes of ranks that are alike: one of each class is planned, simulated and proven live for all of its class.
 
-Two ranks are alike when they run the same nodes on the same local shapes, and meet alike ranks in
-the same nodes. What may differ is where a shard begins, which piece goes to whom, and which
-communicator it is: none of it says how long an act takes, what it holds or what it waits for.
+Two ranks are alike when they run the same nodes on the same local shapes, and meet alike ranks in the same nodes.
+Equal ranks may differ in where a shard begins, in the partner of a piece, and in the communicator: none of these says
+how long an act takes, what it holds or what it waits for.
 
 A class is found as colours are refined (the coarsest equitable partition): ranks have one colour
 when they run alike (`features.py`); communicators when as many ranks of each colour use them in

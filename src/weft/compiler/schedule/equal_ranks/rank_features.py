@@ -1,8 +1,7 @@
 """Features that part ranks which do not run alike: shapes, calls, windows and steps of boxing.
 
 A feature is found for the places of a grid, not for ranks, and once for all grids that are alike, such as those of
-the stages of a pipeline. Of the places of a grid, those that hold as much run alike; so only one of these is looked
-at.
+the stages of a pipeline. Places of a grid that hold equally much run alike, so only one of these is looked at.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The store of a job of several nodes: names with values, for those who know the secret of the run.
 
-It listens at one address. What it is sent is data, in JSON: none of it is run, and none is read before the other
+It listens at one address. Messages are data, in JSON: none of it is run, and none is read before the other
 end has proven that it knows the secret.
 """
 
@@ -109,7 +109,7 @@ class Server:
             self._unproven.remove(connection)
 
     def _serve(self, connection: socket.socket) -> None:
-        """The life of a connection. What it wished for its end comes true however it ends."""
+        """The life of a connection. The writes that a client left for its end are made however the connection ends."""
         wills: dict[str, bytes] = {}
         try:
             keep_alive(connection)
