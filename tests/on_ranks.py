@@ -26,7 +26,7 @@ import pytest  # noqa: F401  (what is imported here, ranks need not import)
 import torch
 
 import weft
-from weft.runtime.world.environment_variables import MEETING
+from weft.runtime.world.launch import MEETING
 from weft.runtime.world.rendezvous import private_rendezvous
 
 # Seconds that importing everything may take on a busy machine.

@@ -32,7 +32,7 @@ import weft
 from weft.program.data.samples import _end_all
 from weft.runtime.world import distributed, rendezvous
 from weft.runtime.world.distributed import current_world
-from weft.runtime.world.environment_variables import MEETING, TIMEOUT
+from weft.runtime.world.launch import MEETING, TIMEOUT
 from weft.runtime.world.rendezvous import private_rendezvous
 from weft.runtime.world.world import World, local_world
 

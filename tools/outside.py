@@ -51,7 +51,7 @@ def captured(names: dict[str, Any]) -> str:
 
 def looked_over() -> str:
     """`weft doctor` says that weft can run here."""
-    code, text = import_module("weft.cli.doctor").look_here()
+    code, text = import_module("weft.cli.look").check_this_machine()
     if code:
         raise SystemExit(text)
     return "weft doctor"

@@ -51,3 +51,13 @@ def users_module(name: str) -> bool:
         # What has no file is built in, or was made by the user (a notebook, `types.ModuleType`).
         return name.partition(".")[0] not in sys.stdlib_module_names
     return users_file(file)
+
+
+def user_line() -> tuple[str, int]:
+    """File and line of the innermost frame that is neither weft's nor torch's nor Python's own."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and (
+        in_library(frame.f_code.co_filename) or frame.f_code.co_filename.startswith(_STANDARD[0])
+    ):
+        frame = frame.f_back
+    return frame.f_code.co_filename, frame.f_lineno

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from weft import cli
 from weft.cli import main
 from weft.cli.run import RunOptions
-from weft.runtime.world.nodes.launchers import Nodes
+from weft.runtime.world.launchers import Nodes
 
 # The script, its arguments, and the fields of a fleet.
 Started = list[tuple[Path, list[str], RunOptions]]

@@ -18,9 +18,7 @@ import pytest
 from weft.cli import run
 from weft.cli.failure import NOTES, OWN, TOLD, WAITED, Note
 from weft.runtime.world import launch
-from weft.runtime.world.environment_variables import SECRET
-from weft.runtime.world.interrupts import Interrupts
-from weft.runtime.world.launch import Elsewhere, Ending, Exit, Fleet
+from weft.runtime.world.launch import SECRET, Elsewhere, Ending, Exit, Fleet, Interrupts
 
 
 @dataclass

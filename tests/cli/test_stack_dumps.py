@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.cli.stack_dumps import ASKS, dump_stacks_on_signal, read_stack_dumps
+from weft.cli.failure import ASKS, dump_stacks_on_signal, read_stack_dumps
 
 
 @pytest.fixture

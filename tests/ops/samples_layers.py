@@ -10,8 +10,8 @@ from ops.draw import GENERATOR, aten, f, i
 from tools.oracles.attention import attention_rows
 from tools.oracles.recurrent import lstm
 from tools.oracles.rules import TorchCall, torch_call
+from weft.runtime.kernels.layer_ops import batch_moments, batch_norm_sums, batch_statistics
 from weft.runtime.kernels.loss_ops import ctc_loss
-from weft.runtime.kernels.norm_ops import batch_moments, batch_norm_sums, batch_statistics
 
 A = torch.ops.aten
 

@@ -17,11 +17,11 @@ from weft.ops import OpCall, localize, signatures
 from weft.ops.cost import tensor_bytes
 from weft.ops.kernel_memory import TAKING, beside, padding, slice_copies
 from weft.ops.rules.layers import workspace_bytes
-from weft.runtime.kernels import recurrent
+from weft.runtime.kernels import layer_ops as recurrent
 from weft.runtime.kernels.generated import local_function
 from weft.runtime.kernels.local_ops import LOCAL_OPS
-from weft.runtime.memory.memory_meter import MemoryMeter
 from weft.runtime.random import uniform
+from weft.runtime.recording import MemoryMeter
 from weft.runtime.torch_ops import to_torch
 
 Family = Callable[[], Iterator[TorchCall]]

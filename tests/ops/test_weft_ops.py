@@ -6,7 +6,7 @@ from weft.ops import registered_ops, shares_memory
 from weft.ops.weft_ops import WEFT_OPS, ops_that
 from weft.runtime.kernels.generated import UNIFORM
 from weft.runtime.kernels.local_ops import LOCAL_OPS
-from weft.runtime.kernels.pass_ops import OVER_STEP_OPS
+from weft.runtime.kernels.own_ops import OVER_STEP_OPS
 
 
 def test_every_op_of_weft_stands_in_the_table() -> None:

@@ -36,7 +36,7 @@ from weft.runtime.channels.process import NcclChannel
 from weft.runtime.devices.backend import BACKENDS
 from weft.runtime.devices.streams import Inline
 from weft.runtime.executor.threads import ThreadExecutor
-from weft.runtime.failures.watchdog import PATIENCE
+from weft.runtime.failures.failure_store import PATIENCE
 from weft.runtime.world.distributed import TRANSPORT, current_world
 
 # Seconds after which a case is ended.

@@ -16,7 +16,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_d
 
 import weft
 from weft.errors import LayoutError, RankFailure, UserError
-from weft.runtime.failures.watchdog import PATIENCE
+from weft.runtime.failures.failure_store import PATIENCE
 from weft.runtime.world import distributed
 from weft.runtime.world.distributed import DistributedWorld
 

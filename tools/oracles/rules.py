@@ -31,10 +31,10 @@ from weft.ops.cost import dtype_name
 from weft.ops.signatures import localize, signatures
 from weft.runtime.channels.channel import reduce_in_order
 from weft.runtime.kernels.dense_operands import CONVOLUTION_OPS
+from weft.runtime.kernels.layer_ops import NORM_OPS
 from weft.runtime.kernels.local_ops import blank, lstsq, slice_
 from weft.runtime.kernels.loss_ops import ctc_loss, ctc_loss_backward
-from weft.runtime.kernels.norm_ops import NORM_OPS
-from weft.runtime.kernels.pass_ops import TIME_OPS, next_scale
+from weft.runtime.kernels.own_ops import TIME_OPS, next_scale
 from weft.runtime.torch_ops import to_torch, token, torch_op
 
 # Their results are what memory held before: only shapes can be compared.

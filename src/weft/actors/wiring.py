@@ -134,12 +134,17 @@ def _wired(
     made = _firsts(actor.produces, alike)
     produced = [name for name in made if registers[name].consumers or not registers[name].full]
     read = _firsts(actor.consumes, alike)
-    consumed = [name for name in read if not _is_constant(registers[name], plan)]
+    consumed = [
+        name for name in read if not isinstance(plan.actors[registers[name].producer], Hold)
+    ]
     for name in produced:
         port = _port(registers[name], plan, ports)
         port.producer = wired
         port.span = actor.acts // registers[name].rate
-        port.queues = _other_queues(registers[name], plan, actor.queue)
+        # The queues of a register's consumers, but for that of its producer.
+        register = registers[name]
+        queues = (plan.actors[id].queue for id in register.consumers)
+        port.queues = tuple(dict.fromkeys(queue for queue in queues if queue != actor.queue))
     for name in consumed:
         port = _port(registers[name], plan, ports)
         (port.readers if actor.acts == registers[name].rate else port.holders).append(wired)
@@ -154,12 +159,6 @@ def _firsts(names: tuple[str, ...], alike: Mapping[str, str] | None) -> tuple[st
     return names if alike is None else tuple(dict.fromkeys([alike[name] for name in names]))
 
 
-def _other_queues(register: Register, plan: RankPlan, own: str) -> tuple[str, ...]:
-    """The queues of a register's consumers, but for that of its producer."""
-    queues = (plan.actors[id].queue for id in register.consumers)
-    return tuple(dict.fromkeys(queue for queue in queues if queue != own))
-
-
 def _by_rate(
     names: list[str], each: Collection[str], ports: Mapping[str, Port]
 ) -> tuple[tuple[Port, ...], tuple[Port, ...]]:
@@ -168,10 +167,6 @@ def _by_rate(
         tuple(ports[name] for name in names if name in each),
         tuple(ports[name] for name in names if name not in each),
     )
-
-
-def _is_constant(register: Register, plan: RankPlan) -> bool:
-    return isinstance(plan.actors[register.producer], Hold)
 
 
 def _port(register: Register, plan: RankPlan, ports: dict[str, Port]) -> Port:

@@ -18,27 +18,32 @@ from typing import final
 from rich.console import Console
 from rich.text import Text
 
-from weft.cli.failure import NOTES, absent, describe, own_failure, read_notes
-from weft.cli.stack_dumps import ASKS, read_stack_dumps
-from weft.runtime.world.environment_variables import (
+from weft.cli.failure import (
+    ASKS,
+    NOTES,
+    absent,
+    describe,
+    own_failure,
+    read_notes,
+    read_stack_dumps,
+)
+from weft.runtime.world.launch import (
     LAUNCHER,
     MEETING,
     RESTART,
     SECRET,
-    TIMEOUT,
-    new_secret,
-)
-from weft.runtime.world.interrupts import Interrupts
-from weft.runtime.world.launch import (
     SETTLE_SECONDS,
     SHUTDOWN_SECONDS,
+    TIMEOUT,
     Elsewhere,
     Ending,
     Exit,
     Fleet,
+    Interrupts,
     launch,
+    new_secret,
 )
-from weft.runtime.world.nodes.launchers import Joined, Launchers, Nodes, launchers
+from weft.runtime.world.launchers import Joined, Launchers, Nodes, launchers
 from weft.units import counted
 
 WORKER = "weft.cli.worker"

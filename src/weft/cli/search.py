@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 
 from weft.atomic_files import check_writable, make_folder_of, write_atomically
-from weft.cli.planned import PlanOptions
+from weft.cli.plans import PlanOptions
 from weft.errors import UserError
 from weft.planning.machine import machine_of
 from weft.planning.progress import display_options, is_terminal

@@ -15,9 +15,8 @@ import signal
 import sys
 from pathlib import Path
 
-from weft.cli.failure import NOTES, write_note
-from weft.cli.stack_dumps import dump_stacks_on_signal
-from weft.runtime.world.environment_variables import LAUNCHER
+from weft.cli.failure import NOTES, dump_stacks_on_signal, write_note
+from weft.runtime.world.launch import LAUNCHER
 from weft.runtime.world.rendezvous import private_rendezvous
 
 PR_SET_PDEATHSIG = 1

@@ -251,13 +251,10 @@ def window_bytes(call: OpCall, signature: Signature, parts: int) -> tuple[Bytes,
     for index in range(parts):
         for i, window in enumerate(windows(call, signature, parts, index)):
             if window is not None:
-                moved[i] += _fetched(call.operands[i], window, parts, index)
+                spec = call.operands[i]
+                dim, offset, length = window
+                start, own = shard_range(spec.shape[dim], parts, index)
+                kept = max(min(offset + length, start + own) - max(offset, start), 0)
+                row = prod(spec.shape) // spec.shape[dim] * ITEM_SIZE[spec.dtype]
+                moved[i] += (length - kept) * row
     return Bytes(sum(moved)), sum(map(bool, moved))
-
-
-def _fetched(spec: TensorSpec, window: Window, parts: int, index: int) -> int:
-    dim, offset, length = window
-    start, own = shard_range(spec.shape[dim], parts, index)
-    kept = max(min(offset + length, start + own) - max(offset, start), 0)
-    row = prod(spec.shape) // spec.shape[dim] * ITEM_SIZE[spec.dtype]
-    return (length - kept) * row

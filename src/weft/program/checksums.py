@@ -16,7 +16,7 @@ from weft.capture.optimizers.checks import check_hyperparameters
 from weft.capture.optimizers.trials import KeptStates
 from weft.errors import wrong
 from weft.layout import Broadcast, Layout
-from weft.runtime.failures.step_checksums import StepChecksum
+from weft.runtime.failures.call_log import StepChecksum
 from weft.tensor import GlobalTensor
 from weft.tensor.divergence import written_among
 

@@ -33,7 +33,7 @@ from weft.program.training.gradients import check_adding
 from weft.program.training.training import without_step_hooks
 from weft.program.verification import Subject, Verified, verified
 from weft.runtime.executor.rank_executor import RankExecutor
-from weft.runtime.memory.copies import ahead_of_use
+from weft.runtime.memory.state import ahead_of_use
 from weft.tensor import GlobalTensor
 
 

@@ -24,14 +24,13 @@ from weft.folders import FOLDER
 from weft.hardware.measured_store import cores, stored_measurements
 from weft.hardware.planning_costs import PLAN_COSTS, takes_measured
 from weft.runtime.channels.shared_link import host
-from weft.runtime.compiled.cache import cache_folder
-from weft.runtime.compiled.inductor import missing_compiler
+from weft.runtime.compiled.inductor import cache_folder, missing_compiler
 from weft.runtime.devices.cuda_graphs import VARIABLE as CUDA_GRAPHS
 from weft.runtime.devices.cuda_graphs import graph_mode
 from weft.runtime.memory.heap import VARIABLE as MALLOC
 from weft.runtime.memory.heap import is_free_to_choose
 from weft.runtime.world.distributed import TRANSPORT, shares_memory
-from weft.runtime.world.environment_variables import (
+from weft.runtime.world.launch import (
     LAUNCHER,
     MEETING,
     RESTART,

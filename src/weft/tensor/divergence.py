@@ -19,7 +19,7 @@ from weft.layout import Placement
 from weft.runtime.channels.channel import Channel
 from weft.runtime.channels.process import ProcessChannel
 from weft.runtime.failures.call_log import CALLS, CallLog
-from weft.runtime.failures.watchdog import Wait, wait_cycle
+from weft.runtime.failures.failure_store import Wait, wait_cycle
 from weft.runtime.world.world import World
 from weft.tensor.spec import Mesh, channel_between
 

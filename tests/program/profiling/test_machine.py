@@ -12,7 +12,7 @@ from weft.ops import flops, traffic
 from weft.planning.plans import plan_stored
 from weft.program.profiling import typical_steps
 from weft.program.profiling.typical_steps import general_steps, measured_job, roofline
-from weft.runtime.profiling.call_operands import calls_in_order
+from weft.runtime.profiling.call_times import calls_in_order
 from weft.units import Seconds
 
 

@@ -32,7 +32,7 @@ from weft.runtime.channels.shared_link import (
     listener,
     offer,
 )
-from weft.runtime.failures.store_entries import StoreEntries
+from weft.runtime.failures.failure_store import StoreEntries
 
 pytestmark = pytest.mark.skipif(not host(), reason="this system has no memory without a name")
 

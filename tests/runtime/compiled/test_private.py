@@ -17,9 +17,9 @@ import pytest
 from strangers import needs_root, run_as_stranger
 from weft import private
 from weft.errors import UserError
-from weft.runtime.compiled import cache, inductor
 from weft.runtime.compiled import choice as kernel_choice
-from weft.runtime.compiled.cache import cache_folder, read_code, write_text
+from weft.runtime.compiled import inductor
+from weft.runtime.compiled.inductor import cache_folder, read_code, write_text
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs users as of POSIX")
 
@@ -195,7 +195,7 @@ def test_a_check_inside_is_made_once_for_each_folder(
 ) -> None:
     """It looks at every file; what was closed stays so."""
     seen: list[Path] = []
-    monkeypatch.setattr(cache, "close_private", lambda folder, _: seen.append(folder))
+    monkeypatch.setattr(inductor, "close_private", lambda folder, _: seen.append(folder))
     monkeypatch.setenv("WEFT_CACHE", str(tmp_path))
     for name in ("kernels", "inductor", "kernels"):
         cache_folder(name)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from weft.runtime.channels.local import LocalGroup
-from weft.runtime.devices.cuda_streams import CudaLocalChannel
+from weft.runtime.devices.backend import CudaLocalChannel
 
 pytestmark = pytest.mark.timeout(30)
 

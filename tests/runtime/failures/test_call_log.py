@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from weft.errors import RankFailure
-from weft.runtime.failures.call_log import CallLog, PostedCalls, looking
-from weft.runtime.failures.step_checksums import StepChecksum, check_step_checksum
+from weft.runtime.failures.call_log import (
+    CallLog,
+    PostedCalls,
+    StepChecksum,
+    check_step_checksum,
+    looking,
+)
 
 
 def calls(*texts: str) -> CallLog:

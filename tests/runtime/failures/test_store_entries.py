@@ -8,7 +8,7 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from weft.errors import NoAnswer
-from weft.runtime.failures.store_entries import StoreEntries
+from weft.runtime.failures.failure_store import StoreEntries
 
 pytestmark = pytest.mark.timeout(30)
 

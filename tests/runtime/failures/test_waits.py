@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.runtime.failures.watchdog import Wait, wait_cycle
+from weft.runtime.failures.failure_store import Wait, wait_cycle
 
 
 def wait(*ranks: int, count: int = 1, **begun: int) -> Wait:

@@ -9,7 +9,7 @@ from ops.draw import GENERATOR
 from ops.samples_experts import FAMILIES
 from tools.oracles.experts import CHECKS
 from weft.errors import UserError
-from weft.runtime.kernels.expert_ops import EXPERT_OPS, routes
+from weft.runtime.kernels.own_ops import EXPERT_OPS, routes
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.__name__)

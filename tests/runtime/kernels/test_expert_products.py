@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from weft.runtime.kernels.expert_ops import RUNS, _keys, _runs_of, expert_gradient, expert_mm
+from weft.runtime.kernels.own_ops import RUNS, _keys, _runs_of, expert_gradient, expert_mm
 
 ROWS, EXPERTS = 200, 4
 

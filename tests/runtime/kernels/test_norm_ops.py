@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from weft.runtime.kernels.norm_ops import (
+from weft.runtime.kernels.layer_ops import (
     batch_moments,
     batch_norm,
     batch_norm_backward,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tools.oracles import recurrent as check_recurrent
 from weft.ops.rules.layers import saved_bytes
-from weft.runtime.kernels import recurrent
+from weft.runtime.kernels import layer_ops as recurrent
 
 TIME, BATCH, INPUTS, HIDDEN = 5, 3, 4, 6
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-2}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from weft.runtime.memory import copies
-from weft.runtime.memory.copies import ahead_of_use
+from weft.runtime.memory import state as copies
+from weft.runtime.memory.state import ahead_of_use
 
 GPU = torch.device("cuda", 0)
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from weft.runtime.memory import copies as cuda_copies
-from weft.runtime.memory.copies import Copies, copies
+from weft.runtime.memory import state as cuda_copies
+from weft.runtime.memory.state import Copies, copies
 
 
 class Stream:

@@ -7,7 +7,7 @@ from collections import Counter
 
 import torch
 
-from weft.runtime.memory.memory_meter import MemoryMeter, note_gradients
+from weft.runtime.recording import MemoryMeter, note_gradients
 
 
 def test_peak_counts_what_is_alive_at_once() -> None:

@@ -13,10 +13,9 @@ from build import value
 from weft.hardware.measured_costs import Sample
 from weft.ir.plan import LocalCall, LocalInput, LocalProgram
 from weft.runtime.kernels.generated import build_kernel
-from weft.runtime.profiling import call_operands
 from weft.runtime.profiling import call_times as measured
-from weft.runtime.profiling.call_operands import CallOfProgram, calls_in_order
-from weft.runtime.profiling.call_times import measured_calls
+from weft.runtime.profiling import call_times as operands
+from weft.runtime.profiling.call_times import CallOfProgram, calls_in_order, measured_calls
 from weft.units import Bytes
 
 DEVICE = torch.device("cpu")
@@ -55,7 +54,7 @@ def test_equal_calls_are_measured_once() -> None:
 
 def test_operands_that_are_views_have_their_strides(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    make = call_operands.operands_on
+    make = operands.operands_on
 
     def noting(*args: object) -> list[torch.Tensor]:
         found = make(*args)  # type: ignore[arg-type]
@@ -75,7 +74,7 @@ def test_integers_are_valid_indices() -> None:
     every = calls_in_order([LocalProgram(0, inputs, (looked,), ())])
     assert list(measured_calls(every, lambda call: call, DEVICE, 0.0)[0]) == [every[0].text]
     # All rows of the table are looked up, in no order: what is cold stays so.
-    found = call_operands._example(every[0], "x", DEVICE)
+    found = operands._example(every[0], "x", DEVICE)
     assert len(found.unique()) > 2
     assert not bool((found.diff() >= 0).all())
     assert 0 <= int(found.min()) <= int(found.max()) < 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.runtime.profiling.stopwatch import summary, time_in_turns
+from weft.runtime.profiling.call_times import summary, time_in_turns
 
 
 def test_the_median_counts_and_quartiles_say_the_spread() -> None:

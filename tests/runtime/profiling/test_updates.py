@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from weft.runtime.profiling import call_times
-from weft.runtime.profiling.stopwatch import time_in_turns
+from weft.runtime.profiling.call_times import time_in_turns
 from weft.units import Bytes
 
 DEVICE = torch.device("cpu")

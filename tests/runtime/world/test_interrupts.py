@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from weft.runtime.world.interrupts import Interrupts
+from weft.runtime.world.launch import Interrupts
 
 ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from weft.runtime.world import launch as module
-from weft.runtime.world.interrupts import Interrupts
-from weft.runtime.world.launch import Elsewhere, Ending, Exit, Fleet, launch
+from weft.runtime.world.launch import Elsewhere, Ending, Exit, Fleet, Interrupts, launch
 
 HEAD = "import os, signal, sys, threading\nrank = os.environ['RANK']\n"
 WAIT = "threading.Event().wait()\n"

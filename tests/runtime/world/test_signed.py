@@ -10,7 +10,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from weft.errors import UserError
 from weft.runtime.failures.failure_store import FailureStore, failure_key
-from weft.runtime.world.environment_variables import SECRET
+from weft.runtime.world.launch import SECRET
 from weft.runtime.world.rendezvous import SignedStore, signed
 
 OWN = b"of this run only, and long enough"

@@ -191,7 +191,10 @@ def parse_local(text: str) -> LocalProgram:
     for scanner in lines:
         with scanner.told():
             if scanner.accept("loop"):
-                loop |= _loop(scanner)
+                names = set()
+                while scanner.kind() == "value":
+                    names.add(scanner.name())
+                loop |= frozenset(names)
             elif scanner.accept("form"):
                 name = scanner.name()
                 scanner.expect("of")
@@ -216,10 +219,3 @@ def _scanners(text: str) -> Iterator[Scanner]:
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip():
             yield Scanner(line, number, specs)
-
-
-def _loop(scanner: Scanner) -> frozenset[str]:
-    names = set()
-    while scanner.kind() == "value":
-        names.add(scanner.name())
-    return frozenset(names)

@@ -223,7 +223,14 @@ def local_node(scanner: Scanner) -> LocalNode:
         names.append(None if scanner.accept("_") else scanner.name())
     scanner.expect("=")
     if scanner.accept("call"):
-        return _call(scanner, names)
+        op, args, kwargs = scanner.call()
+        scanner.expect(":")
+        outputs = []
+        for index, name in enumerate(names):
+            if index:
+                scanner.expect(",")
+            outputs.append(_optional_value(scanner, name))
+        return LocalCall.of(op, args, tuple(outputs), scanner.phase(), kwargs=kwargs)
     if len(names) != 1:
         raise scanner.error("expected call")
     return _exchange(scanner, names[0])
@@ -264,17 +271,6 @@ def _fields(scanner: Scanner) -> list[tuple[str, Any]]:
         found.append((key, scanner.argument()))
         scanner.accept(",")
     return found
-
-
-def _call(scanner: Scanner, names: list[str | None]) -> LocalCall:
-    op, args, kwargs = scanner.call()
-    scanner.expect(":")
-    outputs = []
-    for index, name in enumerate(names):
-        if index:
-            scanner.expect(",")
-        outputs.append(_optional_value(scanner, name))
-    return LocalCall.of(op, args, tuple(outputs), scanner.phase(), kwargs=kwargs)
 
 
 def _update(scanner: Scanner) -> LocalUpdate:

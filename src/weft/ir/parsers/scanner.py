@@ -274,14 +274,10 @@ def _leaf(kind: str, text: str, scanner: Scanner) -> Any:
         case "complex":
             return complex(text)
         case "number":
-            return _number(text)
+            if text.lstrip("-").isdigit():
+                return int(text)
+            special = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
+            return special.get(text, 0.0) if text in special else float(text)
     if text in ("True", "False", "None"):
         return ast.literal_eval(text)
     raise scanner.error(f"unknown word {text!r}")
-
-
-def _number(text: str) -> int | float:
-    if text.lstrip("-").isdigit():
-        return int(text)
-    special = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
-    return special.get(text, 0.0) if text in special else float(text)

@@ -17,8 +17,7 @@ from weft.ir.logical import Input, Role
 from weft.layout import Layout, Shares
 from weft.layout.layout import Region, region_shape
 from weft.program.checksums import BatchChecksums, batch_checksums
-from weft.runtime.memory.copies import Arrival, laid
-from weft.runtime.memory.state import region_part
+from weft.runtime.memory.state import Arrival, laid, region_part
 from weft.tensor import GlobalTensor
 
 

@@ -33,7 +33,7 @@ from weft.files import users_file
 from weft.program.agreement import differences
 from weft.program.checksums import array_checksum, batch_checksums
 from weft.program.data.order import draw_by, generators_kept, mixed
-from weft.runtime.world.interrupts import ending_signals
+from weft.runtime.world.launch import ending_signals
 
 # For each sample, or batch of them, the checksum of every leaf; None for what is another one each time it is loaded.
 Sums: TypeAlias = "Mapping[str, dict[str, int | None] | None]"

@@ -25,7 +25,7 @@ from weft.program.loop.bar import Bar, Means
 from weft.program.loop.logs import Figures, Log, begin_logs, end_log, log_of
 from weft.program.program import Program
 from weft.program.stepping import batches_of
-from weft.runtime.world.interrupts import ending_signals
+from weft.runtime.world.launch import ending_signals
 from weft.tracebacks import shortened
 from weft.units import Seconds
 

@@ -35,7 +35,7 @@ from weft.program.setting import Setting
 from weft.runtime.compiled.choice import Kernels
 from weft.runtime.memory.heap import give_back
 from weft.runtime.memory.state import Variables, local_part
-from weft.runtime.profiling.stopwatch import finish
+from weft.runtime.profiling.call_times import finish
 from weft.runtime.world.world import World
 from weft.search.budget import Auto, Budget
 from weft.search.evaluator import Evaluator

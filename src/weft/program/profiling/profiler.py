@@ -46,10 +46,8 @@ from weft.program.compile import compile
 from weft.program.inspect.inspection import planned_as_run
 from weft.program.program import Program
 from weft.runtime.kernels.dense_operands import onednn_is_faster
-from weft.runtime.profiling.call_operands import calls_in_order
-from weft.runtime.profiling.call_times import measured_calls, measured_updates
+from weft.runtime.profiling.call_times import COLD, calls_in_order, measured_calls, measured_updates
 from weft.runtime.profiling.exchange_times import contention, measured_exchanges
-from weft.runtime.profiling.stopwatch import COLD
 from weft.runtime.recording import Span
 from weft.runtime.world.world import World
 from weft.simulator.acts import act_costs

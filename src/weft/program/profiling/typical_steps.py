@@ -22,7 +22,7 @@ from weft.planning.progress import uncollected
 from weft.planning.stored_step import StoredStep
 from weft.program.planning.step import Job
 from weft.program.profiling.profiler import Patience, measured_costs
-from weft.runtime.profiling.call_operands import calls_in_order
+from weft.runtime.profiling.call_times import calls_in_order
 from weft.runtime.world.world import World
 from weft.strategy.strategy import Strategy, data_parallel
 from weft.units import Seconds

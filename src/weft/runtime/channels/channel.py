@@ -32,7 +32,7 @@ class Channel(ABC):
             thread of this process has work meanwhile.
         interruptible: true where a wait ends at once when a rank fails or the user interrupts, in the
             main thread, too.
-        stamp: of the step that runs (`weft.runtime.failures.step_checksums`); goes with messages, where the transport
+        stamp: of the step that runs (`weft.runtime.failures.call_log`); goes with messages, where the transport
             has room for it, and is compared with the receiver's. Elsewhere `compare` does.
     """
 
@@ -116,7 +116,12 @@ class Channel(ABC):
         """Slice by slice, each rank reduces a part and sends it to all; two ranks send each other little at once."""
         for views in in_slices(tensors):
             if self.size == 2 and sum(view.nbytes for view in views) <= SMALL:
-                self._reduce_at_once(views, reduction)
+                # Two ranks in one exchange: the bytes are the same, and there is one latency.
+                came = self._arrived.places([each.numel() for each in views], views[0].dtype)
+                self.exchange([views] * 2, [came] * 2)
+                for own, other in zip(views, came, strict=True):
+                    pair = (other, own) if self.index else (own, other)
+                    reduce_into(own, pair, reduction)
             else:
                 with joined(views, self._flat) as whole:
                     self._reduce_parts(parts_for(whole, self.size), reduction)
@@ -133,14 +138,6 @@ class Channel(ABC):
             of_ranks = [parts[number] for parts in buffers]
             piece.copy_(reduce_in_order(of_ranks, reduction, of_ranks[not self.index]))
         self.exchange([mine] * self.size, pieces)
-
-    def _reduce_at_once(self, tensors: Sequence[Tensor], reduction: str) -> None:
-        """Two ranks in one exchange: the bytes are the same, and there is one latency."""
-        came = self._arrived.places([each.numel() for each in tensors], tensors[0].dtype)
-        self.exchange([tensors] * 2, [came] * 2)
-        for own, other in zip(tensors, came, strict=True):
-            pair = (other, own) if self.index else (own, other)
-            reduce_into(own, pair, reduction)
 
     def reduce_scatter(self, pieces: Sequence[Sequence[Tensor]], reduction: str) -> list[Tensor]:
         """Reduce the pieces of rank `i` of all ranks on rank `i`, in the order of the ranks.

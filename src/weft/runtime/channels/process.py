@@ -26,9 +26,8 @@ from weft.runtime.channels.channel import (
     parts_for,
     reduce_in_order,
 )
-from weft.runtime.failures.failure_store import FailureStore, first_line
-from weft.runtime.failures.step_checksums import check_step_checksum
-from weft.runtime.failures.watchdog import CallThread
+from weft.runtime.failures.call_log import check_step_checksum
+from weft.runtime.failures.failure_store import CallThread, FailureStore, first_line
 
 # No exchange has so many pieces for a peer; the last place is that of a stamp.
 _PLACES = 1 << 20

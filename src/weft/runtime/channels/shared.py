@@ -18,10 +18,8 @@ from weft.errors import NoAnswer
 from weft.runtime.channels.channel import COMBINE, SIGNED
 from weft.runtime.channels.process import ProcessChannel
 from weft.runtime.channels.shared_link import SharedLink, Take, connect, listener, offer
-from weft.runtime.failures.failure_store import FailureStore, first_line
-from weft.runtime.failures.step_checksums import check_step_checksum
-from weft.runtime.failures.store_entries import StoreEntries
-from weft.runtime.failures.watchdog import PATIENCE
+from weft.runtime.failures.call_log import check_step_checksum
+from weft.runtime.failures.failure_store import PATIENCE, FailureStore, StoreEntries, first_line
 
 # Addresses that begin with a zero byte are no files.
 _ADDRESS = "\0weft-{}"

@@ -311,7 +311,17 @@ def connect(
             raise ConnectionResetError("the peer has ended")
         if not descriptors:
             raise ConnectionError("a peer hands over no memory")
-        _check_sealed(descriptors[0])
+        # Check that memory from a peer has the size that both count on, for ever: what shrinks would end who reads it.
+        descriptor = descriptors[0]
+        try:
+            seals = fcntl.fcntl(descriptor, _GET_SEALS)
+        except OSError:  # it is no memory, but some file
+            seals = 0
+        if seals & _SEALS != _SEALS or os.fstat(descriptor).st_size != _BYTES:
+            os.close(descriptor)
+            raise ConnectionError(
+                "a peer hands over memory of another size, or whose size may change"
+            )
         return _mapped(connection, descriptors[0], lower=False)
 
 
@@ -337,17 +347,6 @@ def _in_time(
             look()
             if time.monotonic() >= until:
                 raise
-
-
-def _check_sealed(descriptor: int) -> None:
-    """Check that memory from a peer has the size that both count on, for ever: what shrinks would end who reads it."""
-    try:
-        seals = fcntl.fcntl(descriptor, _GET_SEALS)
-    except OSError:  # it is no memory, but some file
-        seals = 0
-    if seals & _SEALS != _SEALS or os.fstat(descriptor).st_size != _BYTES:
-        os.close(descriptor)
-        raise ConnectionError("a peer hands over memory of another size, or whose size may change")
 
 
 def _mapped(connection: socket.socket, descriptor: int, lower: bool) -> SharedLink:

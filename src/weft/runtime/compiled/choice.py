@@ -1,6 +1,6 @@
 """The form in which a part of a segment runs: as ATen code, or compiled by Inductor; chosen by measurement.
 
-Measurements and compiled code are kept on disk (`weft.runtime.compiled.cache`). The ranks of a host compile and
+Measurements and compiled code are kept on disk (`weft.runtime.compiled.inductor`). The ranks of a host compile and
 measure one after another, so each distinct part is compiled once, and parts that differ between
 ranks only in where they cut a tensor are chosen alike.
 """
@@ -30,19 +30,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from weft.errors import UserError, wrong
 from weft.files import PACKAGE
-from weft.runtime.compiled.cache import (
-    cache_folder,
-    read_cached,
-    read_code,
-    write_cached,
-    write_text,
-)
 from weft.runtime.compiled.inductor import (
     Boxed,
+    cache_folder,
     check_places,
     compile_boxed,
     load,
     missing_compiler,
+    read_cached,
+    read_code,
+    write_cached,
+    write_text,
 )
 
 # A compiled part must be faster by this factor. Alone on a quiet core equal code differs by 3 %, and

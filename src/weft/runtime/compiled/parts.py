@@ -35,7 +35,7 @@ from weft.runtime.kernels.generated import (
     is_local,
     may_alias,
 )
-from weft.runtime.memory.memory_meter import note_made
+from weft.runtime.recording import note_made
 from weft.runtime.torch_ops import torch_op
 
 
@@ -230,7 +230,10 @@ class PartCutter:
             value = self._values[name]
             dtype = getattr(torch, value.dtype)
             self._specs[name] = KernelInput(
-                value.shape, _contiguous(value.shape), dtype, self.device
+                value.shape,
+                tuple(math.prod(value.shape[place + 1 :]) for place in range(len(value.shape))),
+                dtype,
+                self.device,
             )
         return self._specs[name]
 
@@ -267,7 +270,3 @@ def _call(op: str, part: Part, run: Sequence[LocalCall]) -> LocalCall:
     inputs = tuple([Ref(name, specs[name]) for name in part.inputs])
     outputs = tuple([made[name] for name in part.outputs])
     return LocalCall.of(op, (inputs,), outputs, run[0].phase)
-
-
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    return tuple(math.prod(shape[place + 1 :]) for place in range(len(shape)))

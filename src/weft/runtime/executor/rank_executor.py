@@ -23,8 +23,7 @@ from weft.runtime.devices.streams import LaunchRecorder
 from weft.runtime.executor.work import ActFunction, Rank, Work, bind_work
 from weft.runtime.failures.failure_store import PeerFailure, first_line
 from weft.runtime.kernels.generated import failed_op
-from weft.runtime.memory.memory_meter import MemoryMeter
-from weft.runtime.recording import Recorder
+from weft.runtime.recording import MemoryMeter, Recorder
 
 
 @final
@@ -226,7 +225,7 @@ class RankExecutor(ABC):
                 )
 
     def put_checksum(self, stamp: Callable[[tuple[int, ...]], int]) -> None:
-        """Put a stamp on messages of the next step among some ranks (`weft.runtime.failures.step_checksums`)."""
+        """Put a stamp on messages of the next step among some ranks (`weft.runtime.failures.call_log`)."""
         for channel in self._rank.channels.values():
             channel.stamp = stamp(channel.ranks)
 

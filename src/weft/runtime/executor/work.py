@@ -33,9 +33,9 @@ from weft.runtime.compiled.parts import PartCutter
 from weft.runtime.devices.cuda_graphs import Call, GraphedSegment, GraphRunner, Run, draws_of
 from weft.runtime.executor.optimizer import group_updates
 from weft.runtime.kernels.generated import Kernel, build_kernel
-from weft.runtime.memory.memory_meter import note_gradients
 from weft.runtime.memory.state import Batches, Variables
 from weft.runtime.random import uniform
+from weft.runtime.recording import note_gradients
 
 
 @final

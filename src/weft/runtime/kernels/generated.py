@@ -37,7 +37,7 @@ from weft.ops.weft_ops import WEFT_OPS
 from weft.runtime.kernels.dense_operands import CONVOLUTION_OPS, dense_op
 from weft.runtime.kernels.local_ops import LOCAL_OPS
 from weft.runtime.kernels.loss_ops import OVER_OPS
-from weft.runtime.kernels.pass_ops import OVER_STEP_OPS
+from weft.runtime.kernels.own_ops import OVER_STEP_OPS
 from weft.runtime.torch_ops import torch_op, torch_value
 
 UNIFORM = "weft.uniform"

@@ -11,11 +11,9 @@ from torch import Tensor
 from weft.errors import UserError
 from weft.ops.kernel_memory import slice_copies
 from weft.runtime.kernels.dense_operands import MATMUL_OPS, dense_op
-from weft.runtime.kernels.expert_ops import EXPERT_OPS
+from weft.runtime.kernels.layer_ops import NORM_OPS, RECURRENT_OPS
 from weft.runtime.kernels.loss_ops import CLASS_OPS, LOSS_OPS
-from weft.runtime.kernels.norm_ops import NORM_OPS
-from weft.runtime.kernels.pass_ops import PASS_OPS, TIME_OPS
-from weft.runtime.kernels.recurrent import RECURRENT_OPS
+from weft.runtime.kernels.own_ops import EXPERT_OPS, PASS_OPS, TIME_OPS
 from weft.runtime.kernels.window_ops import WINDOW_OPS
 
 # Causal attention of a part of the queries (`weft.ops.rules.layers`), by torch's fused kernels.
@@ -205,16 +203,6 @@ def blank(like: Sequence[Tensor], made: Sequence[Any], op: str) -> Any:
     return results if len(results) > 1 else results[0]
 
 
-def _check_rows(indices: Tensor, rows: int) -> None:
-    least, largest = torch.aminmax(indices)
-    if indices.device.type != "cpu":  # without waiting for the device
-        torch._assert_async((least >= 0) & (largest < rows))
-    elif int(least) < 0 or int(largest) >= rows:
-        raise IndexError(
-            f"index out of range: an embedding of {rows} rows is read at {int(least)} to {int(largest)}"
-        )
-
-
 def embedding_shard(
     weight: Tensor, indices: Tensor, offset: int, table_rows: int | None = None
 ) -> Tensor:
@@ -231,7 +219,13 @@ def embedding_shard(
         IndexError: an index is no row of the table (on CUDA: an assertion of the device).
     """
     if table_rows is not None and indices.numel():
-        _check_rows(indices, table_rows)
+        least, largest = torch.aminmax(indices)
+        if indices.device.type != "cpu":  # without waiting for the device
+            torch._assert_async((least >= 0) & (largest < table_rows))
+        elif int(least) < 0 or int(largest) >= table_rows:
+            raise IndexError(
+                f"index out of range: an embedding of {table_rows} rows is read at {int(least)} to {int(largest)}"
+            )
     rows, width = weight.shape
     if not rows:
         return weight.new_zeros((*indices.shape, width))

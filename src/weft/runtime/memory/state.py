@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Iterator, Mapping, MutableMapping
+import threading
+from collections import ChainMap, deque
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, final
 
+import torch
 from torch import Tensor
 
 from weft.errors import InternalError
@@ -125,3 +128,142 @@ def region_part(tensor: Tensor, region: Region) -> Tensor:
 def local_part(tensor: Tensor, layout: Layout, rank: int) -> Tensor:
     """The part of a whole tensor that `rank` holds, as a view."""
     return region_part(tensor, layout.local_ranges(tuple(tensor.shape), rank))
+
+
+# Copies to host memory and back on a stream of their own, beside what the device computes.
+#
+# The memory of what is copied out must not be given out again before the copy has ended, and the
+# host, which is far ahead, cannot tell when that is. So the stream that computes waits: for each copy
+# out when the next one begins, and for all of them before anything is loaded. Until then the tensor
+# is held: one more than the plan says.
+
+
+# torch does not type them.
+_event: Any = torch.cuda.Event
+_new_stream: Any = torch.cuda.Stream
+
+_here = threading.local()
+
+
+@final
+class Copies:
+    """The copies of one thread to and from one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = _new_stream(device)
+        # What is being copied out, with the event behind it; the oldest first.
+        self._out: deque[tuple[Tensor, Any]] = deque()
+
+    def out(self, x: Tensor) -> Tensor:
+        """A copy of `x` in pinned memory, on its way."""
+        host = torch.empty_like(x, device="cpu", pin_memory=x.is_cuda)
+        self._out.append((x, self._copy(host, x)))
+        self._await(1)
+        return host
+
+    def back(self, host: Tensor) -> Tensor:
+        """A copy of what `out` made, on the device, ready for the current stream."""
+        self._await(0)
+        x = torch.empty_like(host, device=self._device)
+        self._current().wait_event(self._copy(x, host))
+        return x
+
+    def _copy(self, into: Tensor, source: Tensor) -> Any:
+        """Copy when all that was computed so far is done: the source, and what stood in `into`'s memory."""
+        ready, done = _event(), _event()
+        ready.record(self._current())
+        self._stream.wait_event(ready)
+        with torch.cuda.stream(self._stream):
+            into.copy_(source, non_blocking=True)
+        done.record(self._stream)
+        return done
+
+    def _await(self, left: int) -> None:
+        """Have the current stream wait for all copies out but the last few, and let go of what they copied."""
+        while len(self._out) > left:
+            _, done = self._out.popleft()
+            self._current().wait_event(done)
+
+    def _current(self) -> Any:
+        return torch.cuda.current_stream(self._device)
+
+
+def to_host(x: Tensor) -> Tensor:
+    """A copy in host memory; of a device with streams in pinned memory, on its way while others compute."""
+    return copies(x.device).out(x) if x.is_cuda else torch.empty_like(x).copy_(x)
+
+
+def from_host(host: Tensor, device: torch.device) -> Tensor:
+    """A copy of what `to_host` made, on the device, ready for what is computed next."""
+    if device.type == "cuda":
+        return copies(device).back(host)
+    return torch.empty_like(host, device=device).copy_(host)
+
+
+def laid(tensor: Tensor, device: torch.device) -> Tensor:
+    """Contiguous, with its own elements, on a device; nothing is copied that is so already."""
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        # From pinned memory the host need not wait for the copy; it is our own, since the caller
+        # may overwrite the batch.
+        pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        return pinned.copy_(tensor).to(device, non_blocking=True)
+    if tensor.device != device:
+        tensor = tensor.to(device)
+    return tensor.contiguous().resolve_conj().resolve_neg()
+
+
+def copies(device: torch.device) -> Copies:
+    """The copies of this thread for a device."""
+    known: dict[torch.device, Copies] = _here.__dict__.setdefault("copies", {})
+    if device not in known:
+        known[device] = Copies(device)
+    return known[device]
+
+
+# Copies to devices ahead of their use, on streams of their own, which the reader's stream waits for.
+#
+# A thread that copies ahead has no part in the streams that compute. They wait for an event behind its copies; and the
+# memory of these, which belongs to the stream of the copies, must not be given out again before they have read it.
+
+
+_current: Any = torch.cuda.current_stream  # torch does not type it
+
+
+@final
+class Arrival:
+    """The end of all that was put on its way in one `ahead_of_use`: an event for each device with streams."""
+
+    def __init__(self) -> None:
+        self.events: Mapping[torch.device, Any] = {}
+
+    def wait_for(self, tensors: Iterable[Tensor]) -> None:
+        """Have the current streams wait for it, and its memory for them."""
+        for device, event in self.events.items():
+            _current(device).wait_event(event)
+        for tensor in tensors if self.events else ():
+            if tensor.device in self.events:
+                tensor.record_stream(_current(tensor.device))
+
+
+@contextmanager
+def ahead_of_use(devices: Iterable[torch.device]) -> Iterator[Arrival]:
+    """While this lasts, copies of this thread to some devices go to streams of their own."""
+    streams = {device: _stream_of(device) for device in devices if device.type == "cuda"}
+    arrival = Arrival()
+    with ExitStack() as entered:
+        for stream in streams.values():
+            entered.enter_context(torch.cuda.stream(stream))
+        yield arrival
+        events = {}
+        for device, stream in streams.items():
+            events[device] = _event()
+            events[device].record(stream)
+        arrival.events = events
+
+
+def _stream_of(device: torch.device) -> Any:
+    known: dict[torch.device, Any] = _here.__dict__.setdefault("streams", {})
+    if device not in known:
+        known[device] = _new_stream(device)
+    return known[device]

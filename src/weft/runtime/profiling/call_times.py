@@ -8,25 +8,97 @@ share the machine: the same calls in the same order.
 
 from __future__ import annotations
 
+import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
-from typing import Any
+from time import perf_counter
+from typing import Any, NamedTuple, final
 
 import torch
 from torch import Tensor
 
 from weft.hardware import default_device
+from weft.hardware.durations import call_text, lying, makers_of
 from weft.hardware.measured_costs import Sample, SizedSample
-from weft.ir.plan import LocalCall, LocalUpdate
+from weft.ir.nodes import OVER_STEP
+from weft.ir.plan import LocalCall, LocalProgram, LocalUpdate, LocalValue
+from weft.ops import OpCall, shares_memory
+from weft.ops.rule import kept_results
 from weft.runtime.executor.optimizer import OptimizerUpdates
 from weft.runtime.kernels.generated import build_kernel
 from weft.runtime.memory.state import Variables
-from weft.runtime.profiling.call_operands import CallOfProgram, bases_of, first_micro, operands_on
-from weft.runtime.profiling.stopwatch import COLD, FEWEST, Timing, finish, time_in_turns
 from weft.runtime.random import uniform
 from weft.units import NO_BYTES, Bytes, Seconds
+
+# Rounds that are measured.
+FEWEST, _MOST_ROUNDS = 5, 41
+# Bytes of which no cache holds much; a step that holds more is as cold.
+COLD = Bytes(2**26)
+# Nothing takes less than no time: wider, a normal distribution would say so.
+_WIDEST = 0.5
+
+
+@final
+class Timing(NamedTuple):
+    """Measured seconds.
+
+    Attributes:
+        spread: relative standard deviation of a normal distribution with the same quartiles; at most a half.
+    """
+
+    seconds: Seconds
+    spread: float
+
+
+def time_in_turns(
+    works: Sequence[Callable[[], object]],
+    order: Sequence[int],
+    patience: float,
+    finish: Callable[[], object],
+) -> tuple[list[Timing], Timing]:
+    """Seconds of several works that run one after the other, again and again, and of a whole round.
+
+    Each finds caches as the others leave them.
+
+    Args:
+        order: which of them are called in a round, one after the other; each at least once.
+        finish: waits until a device has done what it was given; within the time of each work.
+    """
+    rounds: list[list[float]] = [[] for _ in works]
+    wholes: list[float] = []
+    ends = perf_counter() + patience * len(works)
+    for number in range(_MOST_ROUNDS):
+        if number >= FEWEST and perf_counter() > ends:
+            break
+        whole = 0.0
+        for place in order:
+            work = works[place]
+            start = perf_counter()
+            work()
+            finish()
+            took = perf_counter() - start
+            rounds[place].append(took)
+            whole += took
+        wholes.append(whole)
+    return [summary(own) for own in rounds], summary(wholes)
+
+
+def finish(device: torch.device) -> Callable[[], object]:
+    """Waits for a device; the host has done what it does."""
+    # A host is done when a call returns.
+    return partial(torch.cuda.synchronize, device) if device.type == "cuda" else lambda: None
+
+
+def summary(rounds: list[float]) -> Timing:
+    """The median and the spread of some measurements of one thing."""
+    middle = statistics.median(rounds)
+    low, _, high = statistics.quantiles(rounds, n=4) if len(rounds) > 1 else (middle,) * 3
+    spread = (high - low) / 1.349 / middle if middle else 0.0
+    return Timing(Seconds(middle), min(spread, _WIDEST))
+
 
 _MOST_SETS = 256
 # Bytes of the operands of calls that run in turns.
@@ -233,3 +305,132 @@ def measured_updates(
     if called is not None:
         optimizer._opt_called = called  # type: ignore[attr-defined]  # what schedulers look at
     return tuple(found)
+
+
+# Local calls of programs, each with operands to run it by itself.
+#
+# Operands that are views are made by the same views of a dense tensor, as kernels depend on strides; numbers are such
+# as every op takes.
+
+
+# Values that every op takes: no logarithm of 0, no numbers too small to be quick.
+_LOW, _HIGH = 0.5, 1.5
+
+
+@final
+class CallOfProgram:
+    """A call with the views that its operands are made by."""
+
+    def __init__(
+        self, node: LocalCall, makers: Mapping[str, LocalCall], values: Mapping[str, LocalValue]
+    ) -> None:
+        self.node = node
+        self.views = tuple({id(view): view for view in _views(node, makers)}.values())
+        self.values = values
+        self.lies = lying(node, makers, values)
+        self.text = call_text(self.call, self.lies)
+        self.looped = node.op in OVER_STEP
+
+    @property
+    def bytes(self) -> Bytes:
+        """The bytes of its operands and results."""
+        names = {*self.node.operands, *(each.name for each in self.node.makes)}
+        return Bytes(sum(self.values[name].nbytes for name in names))
+
+    @property
+    def call(self) -> OpCall:
+        """The call as sharding rules see it."""
+        return self.node.first
+
+
+def calls_in_order(programs: Iterable[LocalProgram]) -> list[CallOfProgram]:
+    """The calls of programs in their order; one object for all of the same text, the first."""
+    found: dict[str, CallOfProgram] = {}
+    order = []
+    for program in programs:
+        makers = makers_of(program.nodes)
+        for node in program.nodes:
+            if isinstance(node, LocalCall):
+                one = CallOfProgram(node, makers, program.values)
+                order.append(found.setdefault(one.text, one))
+    return order
+
+
+def _views(node: LocalCall, makers: Mapping[str, LocalCall]) -> Iterator[LocalCall]:
+    """The views that a call's operands are, each behind those that it is a view of.
+
+    So it is with results that only the call understands, such as the workspace of its forward.
+    """
+    for name in node.operands:
+        maker = makers.get(name)
+        if maker is None:
+            continue
+        made = [None if value is None else value.name for value in maker.outputs]
+        if shares_memory(maker.op) or made.index(name) in kept_results(maker.op):
+            yield from _views(maker, makers)
+            yield maker
+
+
+def bases_of(one: CallOfProgram, names: Sequence[str], device: torch.device) -> list[Tensor]:
+    """The tensors that the operands of a call are, or are views of."""
+    views = build_kernel(_first_views(one), names, device)
+    return [_example(one, name, device) for name in views.inputs]
+
+
+def operands_on(
+    one: CallOfProgram, names: Sequence[str], bases: Sequence[Tensor], device: torch.device
+) -> list[Tensor]:
+    """The operands of a call, as views of `bases` where they are views."""
+    return list(build_kernel(_first_views(one), names, device).function(None, *bases))
+
+
+def _first_views(one: CallOfProgram) -> list[LocalCall]:
+    return [first_micro(each) for each in one.views]
+
+
+def first_micro(call: LocalCall) -> LocalCall:
+    """The call as the first micro-batch runs it."""
+    return replace(call, call=call.first)
+
+
+def _example(one: CallOfProgram, name: str, device: torch.device) -> Tensor:
+    value = one.values[name]
+    dtype: torch.dtype = getattr(torch, value.dtype)
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.empty(value.shape, device=device).uniform_(_LOW, _HIGH).to(dtype)
+    if dtype == torch.bool:
+        return torch.ones(value.shape, dtype=dtype, device=device)
+    draws = torch.Generator(device).manual_seed(0)
+    return torch.randint(_indices(one), value.shape, generator=draws, device=device).to(dtype)
+
+
+def _rows(one: CallOfProgram) -> int:
+    """The rows of the whole table that a call looks up in, or makes the gradient of; 0 where it does neither.
+
+    The gradient of a shard does not say how many there are; of two shards, half of the indices lie outside.
+    """
+    node = one.node
+    match node.op, node.args:
+        case ("aten.embedding.default", _):
+            return one.values[node.operands[0]].shape[0]
+        case ("weft.embedding_shard", (_, _, int(offset), *whole)):
+            own = one.values[node.operands[0]].shape[0]
+            return next((each for each in whole if isinstance(each, int)), offset + own)
+        case ("aten.embedding_dense_backward.default", (_, _, int(rows), *_)):
+            return rows
+        case ("weft.embedding_dense_backward_shard", (_, _, int(rows), int(offset), *_)):
+            return max(offset + rows, 2 * rows)
+    return 0
+
+
+def _indices(one: CallOfProgram) -> int:
+    """A number below which an integer is an index: of a table's rows, else of all dimensions of tensors of numbers."""
+    rows = _rows(one)
+    if rows:
+        return rows
+    every = (*one.views, one.node)
+    names = {name for each in every for name in (*each.operands, *(v.name for v in each.makes))}
+    floats = (one.values[name] for name in names if "float" in one.values[name].dtype)
+    sizes = [size for value in floats for size in value.shape]
+    numbers = [arg for arg in one.node.args if isinstance(arg, int) and not isinstance(arg, bool)]
+    return max(1, min([*sizes, *(each for each in numbers if each > 1)], default=1))

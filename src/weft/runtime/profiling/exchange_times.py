@@ -22,7 +22,7 @@ from weft.ir.plan import COLLECTIVE_KINDS, Collective, CollectiveKind, LocalValu
 from weft.layout import shard_sizes
 from weft.runtime.channels.channel import Channel
 from weft.runtime.channels.collectives import run_collectives
-from weft.runtime.profiling.stopwatch import summary
+from weft.runtime.profiling.call_times import summary
 from weft.units import NO_BYTES, Bytes
 
 # 64 bytes to 16 MiB, and as much as is measured at most.

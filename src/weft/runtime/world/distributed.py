@@ -21,10 +21,9 @@ from weft.runtime.channels.shared import SharedChannel
 from weft.runtime.channels.shared_link import host
 from weft.runtime.devices.backend import BACKENDS
 from weft.runtime.failures.call_log import CALLS, looking, posted_calls_text
-from weft.runtime.failures.failure_store import FailureStore
-from weft.runtime.failures.store_entries import StoreEntries
+from weft.runtime.failures.failure_store import FailureStore, StoreEntries
 from weft.runtime.memory.heap import keep_freed_memory
-from weft.runtime.world.environment_variables import timeout_seconds
+from weft.runtime.world.launch import timeout_seconds
 from weft.runtime.world.rendezvous import (
     await_all,
     connecting,

@@ -6,19 +6,22 @@ each process is seen when it happens, so that the first is known. This module ne
 
 from __future__ import annotations
 
+import math
 import os
+import secrets
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
+from types import FrameType
 from typing import Any, TypeAlias, final
 
-from weft.runtime.world.interrupts import Interrupts, catches
+from weft.errors import UserError, wrong
 
 # Seconds that other ranks have to end by themselves when one has failed: those that do not are the ones
 # that do not answer.
@@ -277,3 +280,157 @@ def _state(pid: int) -> str:
     except (OSError, IndexError):
         return ""
     return letter if letter == "T" else ""
+
+
+# By which schedulers tell jobs to end that ask for it, as by Slurm's --signal.
+_OF_SCHEDULERS = ("SIGUSR1", "SIGUSR2")
+_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", *_OF_SCHEDULERS)
+
+
+def ending_signals() -> list[signal.Signals]:
+    """SIGINT and SIGTERM, and of SIGUSR1 and SIGUSR2 those that this process has no handler for and would die of."""
+    others = [getattr(signal, name) for name in _OF_SCHEDULERS if hasattr(signal, name)]
+    default = (n for n in others if signal.getsignal(n) is signal.SIG_DFL)
+    # faulthandler.register tells Python's own table nothing.
+    return [signal.SIGINT, signal.SIGTERM, *(n for n in default if not catches(os.getpid(), n))]
+
+
+def catches(pid: int, number: int) -> bool:
+    """True where a process has a handler for a signal; False where the system does not tell."""
+    if sys.platform != "linux":
+        return False
+    try:
+        with open(f"/proc/{pid}/status") as file:
+            caught = next(line for line in file if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def _nothing() -> None: ...
+
+
+@final
+class Interrupts:
+    """Takes the signals that tell this process to end, as long as it is entered.
+
+    The first one counts, and those behind it disturb nothing, but for Ctrl-C where someone wants to hear of it. Signals
+    that were ignored, as SIGHUP is under nohup, stay so. Outside the main thread none is heard.
+    """
+
+    def __init__(self) -> None:
+        self.heard = False
+        self._tell: Callable[[], object] = _nothing
+        self._hurry: Callable[[], object] = _nothing
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            numbers = [getattr(signal, name) for name in _SIGNALS if hasattr(signal, name)]
+            found = {number: signal.getsignal(number) for number in numbers}
+            # None: of no handler of Python's.
+            self._before = {n: by for n, by in found.items() if by not in (signal.SIG_IGN, None)}
+            for number in self._before:
+                signal.signal(number, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def told_to(
+        self, tell: Callable[[], object], hurry: Callable[[], object] = _nothing
+    ) -> Iterator[None]:
+        """Call `tell` as soon as one comes while the body runs, and at its beginning where one has come before."""
+        before = self._tell, self._hurry
+        self._tell, self._hurry = tell, hurry
+        try:
+            if self.heard:
+                tell()
+            yield
+        finally:
+            self._tell, self._hurry = before
+
+    @contextmanager
+    def raised(self) -> Iterator[None]:
+        """Raise KeyboardInterrupt in the body."""
+        with self.told_to(_interrupt):
+            yield
+
+    def _hear(self, number: int, _frame: FrameType | None) -> None:
+        if not self.heard:
+            self.heard = True
+            self._tell()
+        elif number == signal.SIGINT:
+            self._hurry()
+
+
+def _interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+# Names of the variables by which `weft run` tells its ranks how to meet, and what they say.
+#
+# No other user of the host can read the environment of a rank. This module needs no torch.
+
+
+# Holds the process id of the launcher.
+LAUNCHER = "WEFT_LAUNCHER"
+# Path of the file in which the ranks of one host meet.
+MEETING = "WEFT_MEETING"
+# "host:port" of the store in which the ranks of several hosts meet.
+STORE = "WEFT_STORE"
+# The secret of the run: who knows it belongs to the job. Users set it for several nodes.
+SECRET = "WEFT_SECRET"
+# Seconds that a rank waits for another one.
+TIMEOUT = "WEFT_TIMEOUT"
+
+# How many times the ranks of this run were started before.
+RESTART = "WEFT_RESTART"
+
+# Without the variable.
+TIMEOUT_SECONDS = 300.0
+# Characters that a secret has at least.
+_SHORTEST = 16
+
+
+def new_secret() -> str:
+    """A secret that nobody can guess."""
+    return secrets.token_hex(32)
+
+
+def given_secret() -> bytes:
+    """The secret of the run; empty where there is none, as when torchrun started this process without one.
+
+    Raises:
+        UserError: it is too short to be one.
+    """
+    text = os.environ.get(SECRET, "")
+    if text and len(text) < _SHORTEST:
+        raise UserError(
+            f"{SECRET} has {len(text)} characters; give it {_SHORTEST} or more that nobody can guess, the same on all "
+            "nodes, such as `openssl rand -hex 32` prints"
+        )
+    return text.encode()
+
+
+def started() -> int:
+    """The number of times that the ranks of this run were started before."""
+    return int(os.environ.get(RESTART) or 0)
+
+
+def timeout_seconds() -> float:
+    """Seconds that a rank waits for another one: `WEFT_TIMEOUT`, which `weft run --timeout` sets.
+
+    Raises:
+        UserError: it is no number above 0.
+    """
+    text = os.environ.get(TIMEOUT, "")
+    try:
+        found = float(text or TIMEOUT_SECONDS)
+    except ValueError:
+        found = 0.0
+    if not (found > 0 and math.isfinite(found)):
+        raise wrong(TIMEOUT, "a number of seconds above 0", text)
+    return found

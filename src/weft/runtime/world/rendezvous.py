@@ -38,18 +38,10 @@ from torch.distributed.constants import default_pg_timeout
 
 from weft.errors import NoAnswer, UserError
 from weft.private import check_private
-from weft.runtime.failures.failure_store import first_line
-from weft.runtime.failures.store_entries import StoreEntries
-from weft.runtime.world.environment_variables import (
-    MEETING,
-    STORE,
-    given_secret,
-    started,
-    timeout_seconds,
-)
-from weft.runtime.world.nodes.client import NodesStore
-from weft.runtime.world.nodes.control_channel import message_mac
-from weft.runtime.world.nodes.launchers import ended_key
+from weft.runtime.failures.failure_store import StoreEntries, first_line
+from weft.runtime.world.launch import MEETING, STORE, given_secret, started, timeout_seconds
+from weft.runtime.world.launchers import ended_key
+from weft.runtime.world.store import NodesStore, message_mac
 
 # Seconds between two looks at an entry that somebody else has written.
 _AGAIN_SECONDS = 0.1

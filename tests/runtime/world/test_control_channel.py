@@ -9,13 +9,8 @@ from typing import Any, final
 
 import pytest
 
-from weft.runtime.world.nodes import control_channel
-from weft.runtime.world.nodes.control_channel import (
-    AuthenticationFailedError,
-    ControlChannel,
-    answer,
-    authenticate,
-)
+from weft.runtime.world import store as frames
+from weft.runtime.world.store import AuthenticationFailedError, ControlChannel, answer, authenticate
 
 SECRET = b"the secret of the run"
 
@@ -50,11 +45,9 @@ def test_messages_arrive_both_ways(ends: tuple[socket.socket, socket.socket]) ->
 
 
 def test_nothing_that_is_sent_holds_the_secret(ends: tuple[socket.socket, socket.socket]) -> None:
-    proofs = control_channel.message_mac(SECRET, b"a"), control_channel.message_mac(SECRET, b"b")
+    proofs = frames.message_mac(SECRET, b"a"), frames.message_mac(SECRET, b"b")
     assert proofs[0] != proofs[1]
-    assert control_channel.message_mac(SECRET, b"ab", b"c") != control_channel.message_mac(
-        SECRET, b"a", b"bc"
-    )
+    assert frames.message_mac(SECRET, b"ab", b"c") != frames.message_mac(SECRET, b"a", b"bc")
     client, server = ends
     server.sendall(b"weft-store-1" + bytes(32) + bytes(32))
     with pytest.raises(AuthenticationFailedError, match="another secret"):
@@ -121,7 +114,7 @@ def test_who_knows_another_secret_learns_so_and_is_not_let_in(
 def test_who_says_nothing_is_not_waited_for(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_channel, "GREETING_SECONDS", 0.05)
+    monkeypatch.setattr(frames, "GREETING_SECONDS", 0.05)
     for meet in (authenticate, answer):
         with pytest.raises(OSError, match="timed out"):
             meet(ends[0], SECRET)
@@ -144,7 +137,7 @@ class Slow:
         if self.left < 1:
             raise TimeoutError("timed out")
         self.now += 1
-        return control_channel._HELLO[int(self.now) - 1 :][:1] or b"x"
+        return frames._HELLO[int(self.now) - 1 :][:1] or b"x"
 
 
 @pytest.mark.parametrize("meet", [authenticate, answer])
@@ -152,10 +145,10 @@ def test_who_says_a_byte_now_and_then_is_not_waited_for(
     meet: Callable[[Any, bytes], ControlChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = Slow()
-    monkeypatch.setattr("weft.runtime.world.nodes.control_channel.time.monotonic", lambda: slow.now)
+    monkeypatch.setattr("weft.runtime.world.store.time.monotonic", lambda: slow.now)
     with pytest.raises(TimeoutError):
         meet(slow, SECRET)
-    assert slow.now == control_channel.GREETING_SECONDS
+    assert slow.now == frames.GREETING_SECONDS
 
 
 def test_who_is_no_store_is_told_apart(ends: tuple[socket.socket, socket.socket]) -> None:

@@ -13,7 +13,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Any, final
 
-from weft.runtime.world.nodes.control_channel import ControlChannel, answer, keep_alive
+from weft.runtime.world.store import ControlChannel, answer, keep_alive
 
 # Seconds that a request may wait; who wants to wait longer asks again.
 WAIT_SECONDS = 0.5

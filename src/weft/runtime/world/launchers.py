@@ -18,11 +18,9 @@ from queue import SimpleQueue
 from typing import Any, final
 
 from weft.errors import UserError
-from weft.runtime.world.environment_variables import SECRET, STORE, given_secret
-from weft.runtime.world.launch import Elsewhere, Exit, Fleet
-from weft.runtime.world.nodes.client import NodesStore, StoreError, split_address
-from weft.runtime.world.nodes.control_channel import message_mac
-from weft.runtime.world.nodes.server import Server
+from weft.runtime.world.launch import SECRET, STORE, Elsewhere, Exit, Fleet, given_secret
+from weft.runtime.world.store import NodesStore, StoreError, message_mac, split_address
+from weft.runtime.world.store_server import Server
 
 # Seconds in which all nodes must come.
 JOIN_SECONDS = 300.0

@@ -1,14 +1,17 @@
-"""`weft ops`: the ops that have a rule, and the legal signatures of one of them."""
+"""`weft ops`: the ops that have a rule, and their legal signatures. `weft doctor`: what is here, and what lacks."""
 
 from __future__ import annotations
 
 import ast
 import inspect
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from weft.errors import UNREADABLE, RuleError, UserError
 from weft.ops import TensorSpec, factors_of, registered_ops, runs_whole, signatures
+from weft.runtime.doctor import check_machine
 from weft.runtime.kernels.generated import call_like
 
 _NO_LITERAL: tuple[type[Exception], ...] = (*UNREADABLE, SyntaxError, MemoryError)
@@ -78,3 +81,23 @@ def _parse(text: str) -> Any:
             f"cannot read the argument {text!r}; expected a tensor such as float32[8,4] or a Python literal such as "
             "2, (0, 1), None or \"'mean'\""
         ) from None
+
+
+def check_this_machine(as_json: bool = False) -> tuple[int, str]:
+    """Look over this machine.
+
+    Returns:
+        1 where weft cannot run, else 0; and what is to be printed.
+    """
+    checks = check_machine()
+    bad = any(check.state == "bad" for check in checks)
+    if as_json:
+        return int(bad), json.dumps([asdict(check) for check in checks])
+    width = max(len(check.about) for check in checks)
+    lines = []
+    for check in checks:
+        lines.append(f"{check.state:4} {check.about:{width}}  {check.found}")
+        if check.advice:
+            lines.append(f"{'':4} {'':{width}}  -> {check.advice}")
+    lines.append("weft cannot run as this is" if bad else "weft can run here")
+    return int(bad), "\n".join(lines)

@@ -15,13 +15,13 @@ from queue import SimpleQueue
 import pytest
 
 from weft.errors import UserError
+from weft.runtime.world import launchers
+from weft.runtime.world import store as frames
+from weft.runtime.world import store_server as module
 from weft.runtime.world.launch import Elsewhere, Fleet
-from weft.runtime.world.nodes import control_channel, launchers
-from weft.runtime.world.nodes import server as module
-from weft.runtime.world.nodes.client import NodesStore, split_address
-from weft.runtime.world.nodes.control_channel import answer, authenticate
-from weft.runtime.world.nodes.launchers import Joined
-from weft.runtime.world.nodes.server import Server
+from weft.runtime.world.launchers import Joined
+from weft.runtime.world.store import NodesStore, answer, authenticate, split_address
+from weft.runtime.world.store_server import Server
 
 SECRET = b"the secret of the run"
 
@@ -115,7 +115,7 @@ def test_a_store_that_is_gone_is_told(server: Server, client: NodesStore) -> Non
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[NodesStore]:
     """A client of a store whose host has lost power when both had met."""
-    monkeypatch.setattr(control_channel, "SILENCE_SECONDS", 0.05)
+    monkeypatch.setattr(frames, "SILENCE_SECONDS", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as listening, ExitStack() as held:
 
         def listen() -> None:
@@ -152,8 +152,8 @@ def test_the_store_sees_that_a_node_has_lost_power(server: Server, client: Nodes
         line._connection.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in options
     )
     assert line._connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-    assert 0 < idle + pause * probes <= control_channel.SILENCE_SECONDS
-    assert unanswered == 1000 * control_channel.SILENCE_SECONDS
+    assert 0 < idle + pause * probes <= frames.SILENCE_SECONDS
+    assert unanswered == 1000 * frames.SILENCE_SECONDS
 
 
 def test_a_store_goes_on_when_one_cannot_be_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_a_store_goes_on_when_one_cannot_be_let_in(monkeypatch: pytest.MonkeyPat
 def test_strangers_who_wait_do_not_crowd_the_job_out(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(control_channel, "GREETING_SECONDS", 100.0)
+    monkeypatch.setattr(frames, "GREETING_SECONDS", 100.0)
     address = "127.0.0.1", server.port
     strangers = [socket.create_connection(address, 20) for _ in range(module.MOST_UNPROVEN + 1)]
     first = strangers[0]

@@ -11,9 +11,9 @@ import pytest
 
 from weft.errors import UserError
 from weft.runtime.world.launch import Fleet
-from weft.runtime.world.nodes.client import NodesStore
-from weft.runtime.world.nodes.launchers import Joined, Launchers, Nodes
-from weft.runtime.world.nodes.server import Server
+from weft.runtime.world.launchers import Joined, Launchers, Nodes
+from weft.runtime.world.store import NodesStore
+from weft.runtime.world.store_server import Server
 
 SECRET = "a secret that nobody can guess"
 pytestmark = pytest.mark.timeout(60)
