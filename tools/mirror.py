@@ -1,7 +1,7 @@
 """Tests stand where the code stands: `python -m tools.mirror` says which folders and modules of `tests` do not.
 
 A folder with tests is named as a package of `src/weft`, as a folder or module of `tools`, or as a folder of the root.
-No test imports another test: what several use is in a module that is none.
+No test imports another test: what several use is in a module that is none. Lists of tests name what is there.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ def faults(tests: Path) -> Iterator[str]:
                 f"{folder} has tests, but there is no {BASES[0] / folder.relative_to(tests)}: "
                 "name the folder after the package that is tested"
             )
+    for path in sorted(tests.glob("*.txt")):
+        for line in path.read_text().splitlines():
+            name = line.split()[-1].partition("::")[0]
+            if not ((tests / name).exists() or Path(name).exists()):
+                yield f"{path} names {name}, which is not there: name the module to which its tests went"
     for path in modules:
         for name in _imported(ast.parse(path.read_text())):
             if name.rpartition(".")[2].startswith("test_"):

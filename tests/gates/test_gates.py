@@ -530,3 +530,12 @@ def test_mirror_fires_on_a_folder_of_tests_that_names_no_package(tree: Path) -> 
 def test_mirror_fires_on_a_test_that_imports_another(tree: Path, line: str) -> None:
     write(tree / "tests/ir/test_other.py", f"{line}\n")
     assert_fires(GATE["mirror"], tree, "tests/ir/test_other.py imports", "test_text")
+
+
+def test_mirror_fires_on_a_list_that_names_no_test(tree: Path) -> None:
+    write(tree / "tests/sampled.txt", "2 ir/test_text.py\n")
+    assert GATE["mirror"].run(tree).returncode == 1
+    write(tree / "tests/ir/test_text.py", "")
+    assert GATE["mirror"].run(tree).returncode == 0
+    write(tree / "tests/sampled.txt", "2 ir/test_gone.py\n")
+    assert_fires(GATE["mirror"], tree, "sampled.txt names ir/test_gone.py, which is not there")

