@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from build import value
 from weft.compiler.schedule.actor_graph import ActorGraph
-from weft.compiler.schedule.presets import Preset, early_actors, with_priorities
+from weft.compiler.schedule.presets import Preset, with_priorities
 from weft.ir.nodes import Phase
 from weft.ir.plan import (
     Actor,
@@ -53,7 +53,7 @@ class _Rank:
             Register(r.value, r.kind, r.producer, r.consumers, rate=self.micro_batches)
             for r in registers
         )
-        actors = with_priorities(self.actors, preset, early_actors(self.actors))
+        actors = with_priorities(self.actors, preset)
         return RankPlan(self.rank, (), actors, rated, self.micro_batches)
 
 

@@ -7,13 +7,10 @@ from collections import Counter
 import torch
 from torch import Tensor
 
+from drafts import planned
 from weft.compiler.local.localize import communicators, localize
-from weft.compiler.schedule.bucket import bucket
-from weft.compiler.schedule.credits import with_credits
-from weft.compiler.schedule.segment import segment
 from weft.compiler.signatures import check_signatures
 from weft.ir import LogicalGraph, verify
-from weft.ir.legal.plans import verify_communicators
 from weft.ir.parsers.graph_parser import parse_graph
 from weft.ir.plan import Communicate, Communicator, RankPlan
 from weft.runtime.executor.threads import ThreadExecutor
@@ -69,9 +66,7 @@ def two_placements(size: int) -> tuple[LogicalGraph, tuple[Communicator, ...]]:
 
 def rank_plan(graph: LogicalGraph, groups: tuple[Communicator, ...], rank: int) -> RankPlan:
     program = localize(graph, rank, groups)
-    plan = with_credits(program, segment(program, bucket(program, 2**22), groups))
-    verify_communicators(plan, groups)
-    return plan
+    return planned(program, groups=groups)
 
 
 def check_two_placements(world: World, steps: int = 2) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from contexts import NOTHING, hinted
+from drafts import drafted, planned
 from weft.compiler.assignment import Assignment
 from weft.compiler.context import Context, Options
 from weft.compiler.hints import Hints
@@ -15,10 +16,11 @@ from weft.compiler.local.localize import communicators, localize
 from weft.compiler.passes import ProgramPass
 from weft.compiler.plans.specialize import with_cuda_graphs
 from weft.compiler.schedule.actor_graph import ActorGraph, with_copies
-from weft.compiler.schedule.bucket import Bucket, Schedule, bucket
-from weft.compiler.schedule.credits import preset_slots, with_credits
-from weft.compiler.schedule.gathers_first import prefetch
-from weft.compiler.schedule.presets import Preset, early_actors, with_priorities
+from weft.compiler.schedule.bucket import bucket
+from weft.compiler.schedule.credits import preset_slots
+from weft.compiler.schedule.draft import Bucket, PlanDraft, PlanPass, Schedule
+from weft.compiler.schedule.presets import Preset
+from weft.compiler.schedule.priorities import prioritise
 from weft.compiler.schedule.segment import segment
 from weft.compiler.stages.choose import assign_stages, choose_stages
 from weft.compiler.training.shards import choose_shards, shard_variables
@@ -33,7 +35,6 @@ from weft.strategy.parts import Zero
 PAIR = placement("cpu", [0, 1])
 # Of graphs with two stages, the variables that do not live in the first.
 HOMES = {"v": 1}
-BUCKET_BYTES = 2**22
 ONE_F_ONE_B = Preset("1f1b", stages=2, around=2, micro_batches=2)
 
 Parts: TypeAlias = tuple[object, ...]
@@ -119,30 +120,25 @@ def on_program(graph: LogicalGraph, pass_: ProgramPass, context: Context = NOTHI
 
 def buckets(graph: LogicalGraph) -> Schedule:
     """The schedule of the first rank."""
-    return bucket(local(graph), BUCKET_BYTES)
+    return drafted(local(graph), bucket).schedule
 
 
-def actors(graph: LogicalGraph, rank: int = 0, staged: bool = False) -> tuple[Actor, ...]:
-    """The actors of a rank."""
-    program = local(graph, rank)
-    schedule = bucket(program, BUCKET_BYTES, staged)
-    return segment(program, schedule, communicators(graph), staged)
+def segmented(graph: LogicalGraph, *passes: PlanPass, rank: int = 0) -> PlanDraft:
+    """The draft of a rank with actors, after some more passes; rank 1 runs the second of two stages, with ZeRO 3."""
+    rule, groups = ONE_F_ONE_B if rank else None, communicators(graph)
+    given = {"staged": rank > 0, "zero": Zero(3), "groups": groups, "rule": rule}
+    return drafted(local(graph, rank), bucket, segment, *passes, **given)  # type: ignore[arg-type]
 
 
-def gathering(graph: LogicalGraph) -> tuple[tuple[Actor, ...], tuple[Register, ...]]:
-    """The actors of the first rank, told by `prefetch`."""
-    return prefetch(local(graph), actors(graph), Zero(3))
-
-
-def prioritised(graph: LogicalGraph, rank: int) -> tuple[Actor, ...]:
-    """The actors of one of two stages with the priorities of 1F1B."""
-    made = actors(graph, rank, staged=True)
-    return with_priorities(made, ONE_F_ONE_B, early_actors(made))
+def actors(graph: LogicalGraph, *passes: PlanPass, rank: int = 0) -> str:
+    """The actors of a rank after some passes, and registers by which they wait for one another."""
+    draft = segmented(graph, *passes, rank=rank)
+    return actors_text(draft.actors, draft.controls)
 
 
 def on_plans(graph: LogicalGraph, pass_: Callable[[RankPlan], object]) -> Parts:
     """The plan of the first rank, before and after a pass."""
-    plan = with_credits(local(graph), actors(graph))
+    plan = planned(local(graph), groups=communicators(graph))
     return plan, pass_(plan)
 
 
@@ -155,7 +151,11 @@ def replayed(graph: LogicalGraph, plan: RankPlan) -> RankPlan:
 
 def with_copies_of_1f1b(graph: LogicalGraph) -> Parts:
     """The registers of the first of two stages, before and after."""
-    plans = [with_credits(local(graph, rank), prioritised(graph, rank)) for rank in (0, 1)]
+    groups, rule = communicators(graph), ONE_F_ONE_B
+    plans = [
+        planned(local(graph, rank), prioritise, staged=True, groups=groups, rule=rule)
+        for rank in (0, 1)
+    ]
     web = ActorGraph(tuple(plans), {})
     return registers_text(plans[0]), registers_text(
         with_copies(plans[0], preset_slots(web, ONE_F_ONE_B))

@@ -20,20 +20,18 @@ from compiler.pass_parts import (
     HOMES,
     PAIR,
     actors,
-    actors_text,
     assignment_text,
     before_boxing,
     boxed,
     buckets,
     deduced,
-    gathering,
     local,
     on,
     on_plans,
     on_program,
-    prioritised,
     replayed,
     schedule_text,
+    segmented,
     sharded,
     staged,
     with_copies_of_1f1b,
@@ -41,8 +39,7 @@ from compiler.pass_parts import (
 from contexts import NOTHING, asked, hinted
 from weft.compiler import pipeline
 from weft.compiler.context import Context, Options, Stages
-from weft.compiler.decompositions.class_loss import fuse_class_losses
-from weft.compiler.decompositions.joined_loss import join_losses
+from weft.compiler.decompositions.fused_losses import fuse_class_losses, join_losses
 from weft.compiler.decompositions.table import expand
 from weft.compiler.experts.dispatch import dispatch_rows
 from weft.compiler.experts.remove_sorts import remove_sorts
@@ -59,8 +56,8 @@ from weft.compiler.microbatch.split import split_time
 from weft.compiler.passes import GraphPass
 from weft.compiler.plans.specialize import Target, outline, specialize
 from weft.compiler.schedule import schedule
-from weft.compiler.schedule.credits import with_credits
-from weft.compiler.schedule.gathers_first import gathers_first
+from weft.compiler.schedule.credits import give_credits
+from weft.compiler.schedule.priorities import order_gathers, prefetch, prioritise
 from weft.compiler.schedule.schedule import split_backward
 from weft.compiler.stages import lay_out as stage_layouts
 from weft.compiler.stages.cut import copy_sources, cut_stages
@@ -72,7 +69,7 @@ from weft.compiler.training.recompute import recompute
 from weft.ir import LocalProgram, LogicalGraph, parse_graph, parse_local, verify, verify_local
 from weft.layout import Broadcast, Split, placement
 from weft.program.planning import build
-from weft.strategy.parts import Stage, Zero
+from weft.strategy.parts import Stage
 from weft.strategy.precision import Precision
 
 # What a row makes of the graph that its file begins with: the parts that follow it there.
@@ -141,20 +138,14 @@ PASSES: dict[str, Row] = {
     # schedule
     "split_backward": lambda graph: (local(graph, 1), split_backward(local(graph, 1))),
     "bucket": lambda graph: (local(graph), schedule_text(buckets(graph))),
-    "segment": lambda graph: (schedule_text(buckets(graph)), actors_text(actors(graph))),
-    "with_priorities": lambda graph: (
-        actors_text(actors(graph, rank=1, staged=True)),
-        actors_text(prioritised(graph, rank=1)),
+    "segment": lambda graph: (schedule_text(buckets(graph)), actors(graph)),
+    "prioritise": lambda graph: (actors(graph, rank=1), actors(graph, prioritise, rank=1)),
+    "prefetch": lambda graph: (actors(graph), actors(graph, prefetch)),
+    "order_gathers": lambda graph: (
+        actors(graph, prefetch),
+        actors(graph, prefetch, order_gathers),
     ),
-    "prefetch": lambda graph: (actors_text(actors(graph)), actors_text(*gathering(graph))),
-    "gathers_first": lambda graph: (
-        actors_text(*gathering(graph)),
-        actors_text(*gathers_first(local(graph), *gathering(graph), Zero(3))),
-    ),
-    "with_credits": lambda graph: (
-        actors_text(actors(graph)),
-        with_credits(local(graph), actors(graph)),
-    ),
+    "give_credits": lambda graph: (actors(graph), segmented(graph, give_credits).plan),
     "with_copies": with_copies_of_1f1b,
     # on the rank that runs it
     "outline": lambda graph: on_plans(graph, lambda plan: outline(plan, fewest=3)),
@@ -175,8 +166,8 @@ NO_PASSES = {
             "memory",
             "moments",
             "moments_of",
-            "rank_classes",
             "order_constraints",
+            "rank_classes",
         ),
         "tell something of a program",
     ),
@@ -187,7 +178,6 @@ NO_PASSES = {
             "may_cut",
             "computed",
             "preset",
-            "early_actors",
             "enough_slots",
             "fewest_slots",
         ),
@@ -199,7 +189,7 @@ NO_PASSES = {
         ("choose_stages", "on_cut_leaves", "note_mixtures", "choose_shards", "with_leaves"),
         "decide what passes are told",
     ),
-    **dict.fromkeys(("run_on_graph", "run_on_programs"), "run passes"),
+    **dict.fromkeys(("run_on_draft", "run_on_graph", "run_on_programs"), "run passes"),
     "localize_all": "localize for several ranks",
     "like": "copies a plan's credits and orders to a plan that is alike",
     "compile_graph": "the passes of pipeline, one after the other",

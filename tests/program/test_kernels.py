@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import weft
-from weft.compiler.decompositions import joined_loss
+from weft.compiler.decompositions import fused_losses
 from weft.errors import UserError
 from weft.program.planning import build
 from weft.runtime.executor import work
@@ -90,7 +90,7 @@ def trained(ranks, strategy, kernels, monkeypatch, rows=64):
 @pytest.mark.parametrize("case", CASES)
 def test_torchs_own_kernels_alone_give_the_same(case, monkeypatch):
     ranks, strategy, expected = CASES[case]
-    monkeypatch.setattr(joined_loss, "SMALLEST", 1)
+    monkeypatch.setattr(fused_losses, "SMALLEST", 1)
     monkeypatch.setattr(
         build, "onednn_is_faster", lambda: hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )

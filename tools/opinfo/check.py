@@ -24,7 +24,7 @@ from tools.opinfo.splitting import Splitting, has_splits
 from tools.oracles.rules import TorchCall, check_call, close, split_again
 from tools.oracles.strides import stride_problems
 from weft.capture.capture import Captured
-from weft.compiler.decompositions.class_loss import fuse_class_losses
+from weft.compiler.decompositions.fused_losses import fuse_class_losses
 from weft.compiler.decompositions.table import expand
 from weft.compiler.hints import Hints
 from weft.compiler.layouts.box import box, deduce

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from weft.compiler.decompositions.class_loss import fuse_class_losses
+from weft.compiler.decompositions.fused_losses import fuse_class_losses
 from weft.compiler.decompositions.table import expand
 from weft.compiler.hints import Hints
 from weft.compiler.layouts.box import box, deduce

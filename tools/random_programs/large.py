@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from weft.compiler.context import Context
-from weft.compiler.decompositions import joined_loss
+from weft.compiler.decompositions import fused_losses
 from weft.compiler.local import offload
 from weft.compiler.local import overlap as overlap_worth
 from weft.compiler.memory import act as memory_exchange
@@ -21,7 +21,7 @@ def act_large() -> None:
         memory_exchange: {"SLICE": BYTES},
         Context: {"bucket_bytes": BYTES},
         overlap_worth: {"WORTH": math.inf},
-        joined_loss: {"SMALLEST": 1},
+        fused_losses: {"SMALLEST": 1},
         offload: {"SMALLEST": 1},
         class_ops: {"_AT_A_TIME": BYTES},
     }

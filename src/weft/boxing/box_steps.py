@@ -71,22 +71,27 @@ def step_node(
     """
     step.source.check_dtype(dtype)
     step.target.check_dtype(dtype)
-    if step.kind == "transfer":
-        return _transfer(step, source, output, shape, dtype, rank, communicator_of)
-    if rank not in step.source.placement.coordinates or step.kind == "reinterpret":
+    holds, gets = (rank in each.placement.coordinates for each in (step.source, step.target))
+    if step.kind == "transfer" and (holds or gets):
+        moved = local_transfer(step, shape, rank)
+        given, made = (
+            None if held is None else LocalValue(name, held, dtype)
+            for name, held in ((source, moved.input_shape), (output, moved.output_shape))
+        )
+        id = communicator_of(moved.ranks)
+        return Transfer(id, given, made, moved.sends, moved.receives, moved.bytes)
+    if not holds or step.kind == "reinterpret":
         return None
     local = local_step(step, shape, ITEM_SIZE[dtype], rank)
+    before = LocalValue(source, local.input_shape, dtype)
     after = LocalValue(output, local.output_shape, dtype)
     if step.kind not in EXCHANGES:
-        return LocalCall.of(
-            f"weft.{_OPS[step.kind]}",
-            (LocalValue(source, local.input_shape, dtype).ref, *_call(local, dtype)),
-            (after,),
-        )
+        args = (before.ref, *_arguments(local, dtype))
+        return LocalCall.of(f"weft.{_OPS[step.kind]}", args, (after,))
     return Collective(
         cast(CollectiveKind, step.kind),
         communicator_of(local.ranks),
-        LocalValue(source, local.input_shape, dtype),
+        before,
         after,
         local.reduction,
         local.dim,
@@ -100,7 +105,7 @@ def step_node(
 _OPS = {"slice": "slice", "pad": "pad", "keep_first": "keep"}
 
 
-def _call(local: LocalStep, dtype: str) -> tuple[Arg, ...]:
+def _arguments(local: LocalStep, dtype: str) -> tuple[Arg, ...]:
     """The arguments after the tensor; what stands around or in place of it only where it is not zero."""
     if local.kind == "slice":
         return local.dim, local.offset, local.length
@@ -109,26 +114,6 @@ def _call(local: LocalStep, dtype: str) -> tuple[Arg, ...]:
     if local.kind == "pad":
         return local.dim, local.offset, local.length, *around
     return local.index == 0, *around
-
-
-def _transfer(
-    step: BoxingStep,
-    source: str,
-    output: str,
-    shape: tuple[int, ...],
-    dtype: str,
-    rank: int,
-    communicator_of: CommunicatorOf,
-) -> Transfer | None:
-    if not any(rank in each.placement.coordinates for each in (step.source, step.target)):
-        return None
-    local = local_transfer(step, shape, rank)
-    before, after = (
-        None if held is None else LocalValue(name, held, dtype)
-        for name, held in ((source, local.input_shape), (output, local.output_shape))
-    )
-    communicator = communicator_of(local.ranks)
-    return Transfer(communicator, before, after, local.sends, local.receives, local.bytes)
 
 
 @final
@@ -182,14 +167,18 @@ def local_step(step: BoxingStep, shape: tuple[int, ...], itemsize: int, rank: in
     before, after = step.source.sbp[step.axis], step.target.sbp[step.axis]
     dim, split_dim = _dims(step.kind, before, after)
     pieces = shard_sizes(held[dim], parts) if dim is not None else ()
-    offset, length = _window(step.kind, held, dim, parts, index)
+    offset = length = 0
+    if dim is not None and step.kind in ("slice", "pad"):
+        offset, length = shard_range(held[dim], parts, index)
+        length = length if step.kind == "slice" else held[dim]
+    reductions = (sbp.reduction for sbp in (before, after) if isinstance(sbp, Partial))
     return LocalStep(
         kind=step.kind,
         ranks=group,
         index=index,
         input_shape=step.source.local_shape(shape, rank),
         output_shape=step.target.local_shape(shape, rank),
-        reduction=_reduction(before, after),
+        reduction=next(reductions, "sum"),
         dim=dim or 0,
         split_dim=split_dim or 0,
         sizes=() if step.kind in ("slice", "pad") else pieces,
@@ -198,11 +187,6 @@ def local_step(step: BoxingStep, shape: tuple[int, ...], itemsize: int, rank: in
         length=length,
         bytes=_group_bytes(step, parts, held, itemsize),
     )
-
-
-def _reduction(before: SBP, after: SBP) -> Reduction:
-    ends = (sbp.reduction for sbp in (before, after) if isinstance(sbp, Partial))
-    return next(ends, "sum")
 
 
 def _group_bytes(step: BoxingStep, parts: int, held: tuple[int, ...], itemsize: int) -> Bytes:
@@ -224,15 +208,6 @@ def _dims(kind: StepKind, before: SBP, after: SBP) -> tuple[int | None, int | No
     return after.dim if isinstance(after, Split) else None, None
 
 
-def _window(
-    kind: StepKind, held: tuple[int, ...], dim: int | None, parts: int, index: int
-) -> tuple[int, int]:
-    if dim is None or kind not in ("slice", "pad"):
-        return 0, 0
-    offset, length = shard_range(held[dim], parts, index)
-    return offset, length if kind == "slice" else held[dim]
-
-
 def gradient_layout(layout: Layout) -> Layout:
     """The layout in which a gradient is complete without communication: S→S, B→P(sum), P(sum)→B.
 
@@ -244,18 +219,11 @@ def gradient_layout(layout: Layout) -> Layout:
         LayoutError: for a Partial of another reduction, which is not linear; box it to Broadcast
             before.
     """
-    return Layout(layout.placement, tuple(_gradient(sbp, layout) for sbp in layout.sbp))
-
-
-def _gradient(sbp: SBP, layout: Layout) -> SBP:
-    match sbp:
-        case Broadcast():
-            return Partial("sum")
-        case Partial("sum"):
-            return Broadcast()
-        case Partial(reduction):
+    for sbp in layout.sbp:
+        if isinstance(sbp, Partial) and sbp != Partial("sum"):
             raise LayoutError(
-                f"no gradient passes P({reduction}), which is not linear, in {layout}; "
+                f"no gradient passes P({sbp.reduction}), which is not linear, in {layout}; "
                 "box the tensor to B or to a split first"
             )
-    return sbp
+    duals: dict[SBP, SBP] = {Broadcast(): Partial("sum"), Partial("sum"): Broadcast()}
+    return Layout(layout.placement, tuple(duals.get(sbp, sbp) for sbp in layout.sbp))

@@ -105,7 +105,11 @@ def call_halos(
             and any(one[sbp.dim] != other[sbp.dim] for one, other in zip(wanted, held, strict=True))
         ]
         if axes:
-            found[number] = Halo(value, _groups(placement.coordinates, axes), wanted)
+            groups: dict[tuple[int, ...], list[int]] = {}
+            for rank, place in placement.coordinates.items():
+                others = tuple(at for axis, at in enumerate(place) if axis not in axes)
+                groups.setdefault(others, []).append(rank)
+            found[number] = Halo(value, tuple(map(tuple, groups.values())), wanted)
     return found
 
 
@@ -133,13 +137,3 @@ def _on_windows(call: OpCall, chosen: Sequence[Signature], grid: Sequence[int]) 
             return True
         call = localize(call, signature, parts, 0)
     return False
-
-
-def _groups(
-    coordinates: dict[int, tuple[int, ...]], axes: list[int]
-) -> tuple[tuple[int, ...], ...]:
-    found: dict[tuple[int, ...], list[int]] = {}
-    for rank, place in coordinates.items():
-        others = tuple(at for axis, at in enumerate(place) if axis not in axes)
-        found.setdefault(others, []).append(rank)
-    return tuple(map(tuple, found.values()))

@@ -10,7 +10,10 @@ from functools import lru_cache
 from itertools import product
 from typing import TypeAlias, final
 
-from weft.boxing.overlaps import State
+import numpy as np
+import numpy.typing as npt
+
+from weft.boxing.overlaps import Indices, State, overlaps
 from weft.boxing.routes import numbered_layouts
 from weft.boxing.transfer import (
     EXCHANGES,
@@ -96,7 +99,17 @@ def moves(
 ) -> Iterator[Move]:
     """All single steps from `state` on one grid: kind, axis, state afterwards, bytes over all ranks."""
     for kind, axis, after in changes(state, grid, options):
-        yield kind, axis, after, _moved(kind, axis, state, after, grid, shape, itemsize)
+        ranks, ends = math.prod(grid), (state[axis], after[axis])
+        if kind not in EXCHANGES:
+            moved = Bytes(0)
+        elif kind == "all_to_all" and any(
+            isinstance(sbp, Split) and shape[sbp.dim] % ranks for sbp in ends
+        ):
+            moved = Bytes(missing_elements(state, after, grid, shape) * itemsize)
+        else:
+            held = math.prod(shape) * itemsize * copies(state, grid, axis)
+            moved = step_bytes(kind, grid[axis], Bytes(held))
+        yield kind, axis, after, moved
 
 
 def changes(
@@ -148,7 +161,11 @@ class _PathSearch:
                 continue
             reached[here] = last
             if here == self.target:
-                return _unwind(reached, here)
+                chain: list[BoxingStep] = []
+                while last is not None:
+                    chain.append(last)
+                    last = reached[last.source]
+                return tuple(chain[::-1])
             for step in self._steps_from(here, limit - weight):
                 heavier = weight + move_weight(step.kind, step.bytes)
                 limit = min(limit, heavier) if step.target == self.target else limit
@@ -186,19 +203,13 @@ class _PathSearch:
         ):
             if move_weight(kind, moved) <= room:
                 yield BoxingStep(kind, axis, here, Layout(placement, after), moved)
-        if not any(isinstance(sbp, Partial) for sbp in here.sbp):
-            yield from self._transfers_from(here, room)
-
-    def _transfers_from(self, here: Layout, room: float) -> Iterator[BoxingStep]:
-        """Transfers to every layout without a Partial on the target's placement."""
-        other = self.target.placement
+        if any(isinstance(sbp, Partial) for sbp in here.sbp):
+            return
+        # Transfers to every layout without a Partial on the target's placement.
         crossings = self._crossings
         for state, elements in zip(crossings.states, crossings.elements(here), strict=True):
-            moved = Bytes(elements * self.itemsize)
-            if move_weight("transfer", moved) > room:
-                continue
-            there = Layout(other, state)
-            if there != here:
+            moved, there = Bytes(elements * self.itemsize), Layout(self.target.placement, state)
+            if move_weight("transfer", moved) <= room and there != here:
                 yield BoxingStep("transfer", -1, here, there, moved)
 
 
@@ -210,14 +221,6 @@ def _unevenness(layout: Layout, shape: tuple[int, ...]) -> int:
     return math.prod(largest) * pieces - math.prod(shape)
 
 
-def _unwind(reached: dict[Layout, BoxingStep | None], end: Layout) -> tuple[BoxingStep, ...]:
-    chain: list[BoxingStep] = []
-    while (step := reached[end]) is not None:
-        chain.append(step)
-        end = step.source
-    return tuple(chain[::-1])
-
-
 def _innermost(state: State, axis: int, sbp: SBP, grid: tuple[int, ...]) -> bool:
     """True where `axis` may leave or enter `sbp`: nothing that nests in it may stand on a later axis.
 
@@ -225,36 +228,12 @@ def _innermost(state: State, axis: int, sbp: SBP, grid: tuple[int, ...]) -> bool
     another reduction is reduced before this axis's Partial, and a sum of maxima is not a maximum of
     sums.
     """
-    later = zip(state[axis + 1 :], grid[axis + 1 :], strict=True)
-    return not any(parts > 1 and _nests(sbp, inner) for inner, parts in later)
-
-
-def _nests(outer: SBP, inner: SBP) -> bool:
-    if isinstance(outer, Split):
-        return outer == inner
-    return isinstance(outer, Partial) and isinstance(inner, Partial) and outer != inner
-
-
-def _moved(
-    kind: StepKind,
-    axis: int,
-    state: State,
-    after: State,
-    grid: tuple[int, ...],
-    shape: tuple[int, ...],
-    itemsize: int,
-) -> Bytes:
-    if kind not in EXCHANGES:
-        return Bytes(0)
-    if kind == "all_to_all" and not _even(state[axis], after[axis], shape, math.prod(grid)):
-        return Bytes(missing_elements(state, after, grid, shape) * itemsize)
-    held = math.prod(shape) * itemsize * copies(state, grid, axis)
-    return step_bytes(kind, grid[axis], Bytes(held))
-
-
-def _even(one: SBP, other: SBP, shape: tuple[int, ...], ranks: int) -> bool:
-    splits = (sbp for sbp in (one, other) if isinstance(sbp, Split))
-    return all(shape[split.dim] % ranks == 0 for split in splits)
+    pairs = zip(state[axis + 1 :], grid[axis + 1 :], strict=True)
+    later = [inner for inner, parts in pairs if parts > 1]
+    if isinstance(sbp, Split):
+        return sbp not in later
+    partials = (inner for inner in later if isinstance(inner, Partial))
+    return not isinstance(sbp, Partial) or all(inner == sbp for inner in partials)
 
 
 def copies(state: State, grid: tuple[int, ...], but: int | None = None) -> int:
@@ -355,3 +334,83 @@ def _changes(source: Layout, target: Layout, axes: Sequence[int]) -> Iterator[Bo
             there = Layout(here.placement, sbp)
             yield BoxingStep("reinterpret", axis, here, there, Bytes(0))
             here = there
+
+
+@final
+@dataclass(frozen=True, eq=False)
+class GridMoves:
+    """The steps that change the SBP of one axis, in the order of the states that they leave.
+
+    Attributes:
+        before, after: for each step, the numbers of two states.
+        exchanges: for each step, true where ranks talk to each other.
+        moved, parts: for each step, the bytes of the tensor that it moves over all ranks, as numerators and divisors.
+        swaps: the numbers of the steps from one split to another, and the dimensions of these [steps, 2].
+    """
+
+    grid: tuple[int, ...]
+    states: tuple[State, ...]
+    before: Indices
+    after: Indices
+    exchanges: npt.NDArray[np.bool_]
+    moved: Indices
+    parts: Indices
+    swaps: tuple[Indices, Indices]
+
+    @cached_property
+    def numbers(self) -> dict[State, int]:
+        """The number of each state."""
+        return {state: number for number, state in enumerate(self.states)}
+
+    def bytes(self, shape: tuple[int, ...], itemsize: int) -> Indices:
+        """Bytes that each step moves over all ranks, of a tensor of whole `shape`."""
+        found: Indices = self.moved * (math.prod(shape) * itemsize) // self.parts
+        steps, dims = self.swaps
+        divides = np.array([size % math.prod(self.grid) == 0 for size in shape], dtype=bool)
+        uneven = steps[~divides[dims].all(axis=1)] if len(steps) else steps
+        if len(uneven):
+            left = [self.states[number] for number in self.before[uneven]]
+            reached = [self.states[number] for number in self.after[uneven]]
+            found[uneven] = overlaps(self.grid, shape).missing(left, reached) * itemsize
+        return found
+
+
+@lru_cache(maxsize=64)
+def grid_moves(grid: tuple[int, ...], options: State) -> GridMoves:
+    """The steps between all layouts of a grid that are made of some SBPs; each axis has several ranks."""
+    states = tuple(product(options, repeat=len(grid)))
+    number = {state: place for place, state in enumerate(states)}
+    every = [
+        (kind, axis, state, after)
+        for state in states
+        for kind, axis, after in changes(state, grid, options)
+    ]
+    swaps = [place for place, (kind, *_) in enumerate(every) if kind == "all_to_all"]
+    dims = [_dims(state[axis], after[axis]) for _, axis, state, after in (every[s] for s in swaps)]
+    # An all-to-all moves a part of the tensor; the others a multiple.
+    parts = [grid[axis] if kind == "all_to_all" else 1 for kind, axis, *_ in every]
+    return GridMoves(
+        grid,
+        states,
+        _array([number[state] for *_, state, _ in every]),
+        _array([number[after] for *_, after in every]),
+        np.array([kind in EXCHANGES for kind, *_ in every], dtype=bool),
+        _array(
+            [
+                step_bytes(kind, grid[axis], Bytes(copies(state, grid, axis) * part))
+                for (kind, axis, state, _), part in zip(every, parts, strict=True)
+            ]
+        ),
+        _array(parts),
+        (_array(swaps), _array(dims).reshape(-1, 2)),
+    )
+
+
+def _dims(one: object, other: object) -> tuple[int, int]:
+    assert isinstance(one, Split)
+    assert isinstance(other, Split)
+    return one.dim, other.dim
+
+
+def _array(numbers: Sequence[object]) -> Indices:
+    return np.array(numbers, dtype=np.int64)

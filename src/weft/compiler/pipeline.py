@@ -1,7 +1,7 @@
 """The whole way from a captured graph to a plan: tables of passes, a pass a line (docs/design.md, section 2).
 
 `TRANSFORM` needs no layouts, `LAY` says what hints ask of the graph; `lay_out` gives layouts; `lower` makes local
-programs, `ON_RANKS` rewrites them, and `plan_ranks` makes plans of them. `compiler/passes.py` defines what a pass is.
+programs, `ON_RANKS` rewrites them, `plan_ranks` makes plans of them by `PLAN`. `compiler/passes.py` defines a pass.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import final
 
 from weft.cached import cached_property
 from weft.compiler.context import Context, Options, Stages
-from weft.compiler.decompositions.joined_loss import join_losses
+from weft.compiler.decompositions.fused_losses import join_losses
 from weft.compiler.experts.dispatch import dispatch_rows
 from weft.compiler.experts.mixtures import note_mixtures
 from weft.compiler.experts.remove_sorts import remove_sorts
@@ -35,8 +35,13 @@ from weft.compiler.microbatch.sequence_first import sequence_first
 from weft.compiler.microbatch.split import split_time
 from weft.compiler.pass_cache import PassCache
 from weft.compiler.passes import Decision, GraphPass, ProgramPass, run_on_graph, run_on_programs
+from weft.compiler.schedule.bucket import bucket
+from weft.compiler.schedule.credits import give_credits
+from weft.compiler.schedule.draft import PlanPass
 from weft.compiler.schedule.equal_ranks.rank_classes import rank_classes
+from weft.compiler.schedule.priorities import order_gathers, prefetch, prioritise
 from weft.compiler.schedule.schedule import Scheduled, plan_ranks
+from weft.compiler.schedule.segment import segment
 from weft.compiler.signatures import check_signatures
 from weft.compiler.stages.choose import assign_stages, choose_stages
 from weft.compiler.stages.lay_out import Deduced, lay_out
@@ -147,6 +152,17 @@ ON_RANKS: tuple[ProgramPass, ...] = (
     copy_escaping_views,
     # Last: what is kept for the backward is known when no call changes any more.
     offload,
+)
+# What makes the plan of each rank.
+PLAN: tuple[PlanPass, ...] = (
+    bucket,
+    # Behind bucket: a segment ends where a whole bucket can start, not at each of its parts.
+    segment,
+    prioritise,
+    prefetch,
+    # Behind prefetch, whose control registers say where gathers may begin; before registers name actors by number.
+    order_gathers,
+    give_credits,
 )
 
 
@@ -260,7 +276,7 @@ def lower(
     related = families(graph, groups)
     cut = BatchCut() if whole else _cut(laid, local, groups, related)
     programs = run_on_programs(ON_RANKS, local.values(), replace(context, parts=cut.parts))
-    schedule = plan_ranks(programs, groups, context, classes if together else {}, related)
+    schedule = plan_ranks(PLAN, programs, groups, context, classes if together else {}, related)
     schedule = replace(schedule, classes=classes)
     return Lowered(groups, related, programs, schedule, cut)
 
@@ -310,4 +326,4 @@ def _cut(
         return BatchCut()
     first = min(context.placement.ranks)
     program = local.get(first) or localize(boxed, first, groups, context.stages.homes)
-    return context.cache.of(best_cut, program, groups, related, context.costs, context.bucket_bytes)
+    return context.cache.of(best_cut, program, groups, related, context.costs, context)

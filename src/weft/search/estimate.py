@@ -15,7 +15,7 @@ from typing import NamedTuple, final
 import numpy as np
 
 from weft.cached import cached_property
-from weft.compiler.schedule.gathers_first import AHEAD
+from weft.compiler.schedule.priorities import AHEAD
 from weft.search.candidate import Candidate
 from weft.search.candidate_table import CandidateTable, Floats, Ints, Mask
 from weft.search.evaluator import Probes

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from contexts import NOTHING
 from weft.compiler.context import Options
 from weft.compiler.hints import Hints
 from weft.compiler.layouts.box import box, deduce
@@ -89,7 +90,9 @@ def slow(link: float) -> DefaultDevice:
 
 
 def cut_for(graph: LogicalGraph, device: DefaultDevice) -> BatchCut:
-    return best_cut(local(graph, 0), communicators(graph), {}, device, bucket_bytes(device, (0, 1)))
+    options = Options(bucket_bytes=bucket_bytes(device, (0, 1)))
+    context = replace(NOTHING, options=options)
+    return best_cut(local(graph, 0), communicators(graph), {}, device, context)
 
 
 def test_slow_links_are_worth_it() -> None:

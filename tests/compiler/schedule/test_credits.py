@@ -7,18 +7,15 @@ from dataclasses import replace
 import pytest
 
 from build import value
+from drafts import planned
 from local_programs import all_reduce, call, program, training_step, update
 from weft.compiler.schedule.actor_graph import prove_live
-from weft.compiler.schedule.bucket import bucket
-from weft.compiler.schedule.credits import with_credits
-from weft.compiler.schedule.segment import segment
 from weft.errors import InternalError
-from weft.ir.plan import Communicate, Communicator, Compute, RankPlan, Register
+from weft.ir.plan import Communicate, Compute, RankPlan, Register
 
 
 def plan_of_a_step() -> RankPlan:
-    local = training_step()
-    return with_credits(local, segment(local, bucket(local, 1), (Communicator(0, (0, 1)),)))
+    return planned(training_step(), bucket_bytes=1)
 
 
 def test_registers_of_a_step() -> None:
@@ -53,7 +50,7 @@ def test_an_update_before_a_reader_is_refused_with_the_cycle() -> None:
 def test_communications_in_an_order_that_waits_for_itself_are_refused() -> None:
     # The second reduction before the first on one queue: its input is made after the first one's result is read.
     chain = program([call("a", "x"), all_reduce("s", "a"), call("b", "s"), all_reduce("loss", "b")])
-    good = with_credits(chain, segment(chain, bucket(chain, 1), (Communicator(0, (0, 1)),)))
+    good = planned(chain, bucket_bytes=1)
     first, second = (actor for actor in good.actors if isinstance(actor, Communicate))
     swapped = {first.id: second, second.id: first}
     actors = tuple(swapped.get(actor.id, actor) for actor in good.actors)

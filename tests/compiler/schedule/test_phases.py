@@ -5,22 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from build import value
+from drafts import drafted, planned
 from local_programs import all_reduce, call, program, update
 from weft.compiler.schedule.bucket import bucket
-from weft.compiler.schedule.credits import with_credits
 from weft.compiler.schedule.schedule import split_backward
-from weft.compiler.schedule.segment import segment
 from weft.ir.nodes import Phase, PhaseKind
 from weft.ir.plan import (
     Actor,
-    Communicator,
     Compute,
     LocalNode,
     LocalProgram,
     Transfer,
 )
-
-GROUPS = tuple(Communicator(number, (0, 1)) for number in range(3))
 
 
 def at(node: LocalNode, stage: int, kind: PhaseKind) -> LocalNode:
@@ -61,7 +57,7 @@ def stage_0() -> LocalProgram:
 
 
 def segments(local: LocalProgram, staged: bool = True) -> list[Compute]:
-    actors = segment(local, bucket(local, 2**22, staged=staged), GROUPS, staged)
+    actors = drafted(local, staged=staged).actors
     return [actor for actor in actors if isinstance(actor, Compute)]
 
 
@@ -80,7 +76,7 @@ def test_one_forward_and_one_backward_actor() -> None:
 
 def test_rates_of_registers() -> None:
     local = stage_0()
-    plan = with_credits(local, segment(local, bucket(local, 2**22, staged=True), GROUPS, True))
+    plan = planned(local, staged=True)
     rates = {register.value.name: register.rate for register in plan.registers}
     assert (rates["h"], rates["y"], rates["gy"]) == (4, 4, 4)
     assert (rates["cast"], rates["gw.sum"], rates["v"], rates["x"]) == (1, 1, 1, 1)
@@ -112,7 +108,7 @@ def test_a_statistic_is_updated_in_the_forward_that_makes_it() -> None:
     local = looped(nodes)
     forward, backward = segments(local)
     assert (len(forward.nodes), len(backward.nodes)) == (3, 1)
-    plan = with_credits(local, segment(local, bucket(local, 2**22, staged=True), GROUPS, True))
+    plan = planned(local, staged=True)
     rates = {register.value.name: (register.rate, register.full) for register in plan.registers}
     assert rates["w"] == (4, True)
     assert rates["v"] == (1, True)
@@ -136,7 +132,8 @@ def test_the_loop_and_the_step_are_not_reduced_together() -> None:
         all_reduce("b.sum", "b"),
     ]
     local = looped(nodes, "b", "b.sum")
-    kinds = [len(item.collectives) for item in bucket(local, 2**22) if hasattr(item, "collectives")]
+    schedule = drafted(local, bucket).schedule
+    kinds = [len(item.collectives) for item in schedule if hasattr(item, "collectives")]
     assert kinds == [1, 1]
 
 
@@ -156,7 +153,7 @@ def test_a_reduction_of_a_single_stage_cuts_the_loop() -> None:
     local = looped(nodes, "gw.sum", "gv.sum", "gw.all", "gv.all")
 
     def shape(staged: bool) -> list[tuple[str, int]]:
-        actors = segment(local, bucket(local, 1, staged), GROUPS, staged)[2:-1]
+        actors = drafted(local, bucket_bytes=1, staged=staged).actors[2:-1]
         return [(type(a).__name__, getattr(a, "acts", 0)) for a in actors]
 
     loop, reduction, once = ("Compute", 4), ("Communicate", 1), ("Compute", 1)

@@ -6,21 +6,15 @@ from dataclasses import replace
 
 import pytest
 
+from drafts import drafted, planned
 from local_programs import all_reduce, call, gather, program
 from weft.compiler.schedule.actor_graph import prove_live
 from weft.compiler.schedule.bucket import bucket
-from weft.compiler.schedule.credits import with_credits
-from weft.compiler.schedule.gathers_first import (
-    AHEAD,
-    gather_rings,
-    gathers_first,
-    prefetch,
-)
+from weft.compiler.schedule.priorities import AHEAD, gather_rings, order_gathers, prefetch
 from weft.compiler.schedule.segment import segment
 from weft.ir.plan import (
     Collective,
     Communicate,
-    Communicator,
     LocalInput,
     LocalNode,
     LocalProgram,
@@ -28,7 +22,7 @@ from weft.ir.plan import (
 )
 from weft.ir.plan import LocalValue as Value
 from weft.simulator.clock import simulate_step
-from weft.strategy.parts import Zero
+from weft.strategy.parts import Zero, zero_rules
 
 LAYERS = 5
 
@@ -51,8 +45,7 @@ def layers(micro_batches: int) -> LocalProgram:
 
 
 def plan_of(local: LocalProgram, zero: Zero | None) -> RankPlan:
-    actors = segment(local, bucket(local, 2**22), (Communicator(0, (0, 1)),))
-    return with_credits(local, *prefetch(local, actors, zero))
+    return planned(local, prefetch, zero=zero)
 
 
 def most_ahead(plan: RankPlan) -> int:
@@ -108,9 +101,7 @@ def backward(cast: bool) -> LocalProgram:
 @pytest.mark.parametrize("cast", [False, True])
 def test_a_gather_does_not_wait_for_the_gradients_of_the_layer_before(cast: bool) -> None:
     local = backward(cast)
-    actors = segment(local, bucket(local, 1), (Communicator(0, (0, 1)),))
-    told = prefetch(local, actors, Zero(3))
-    early = with_credits(local, *gathers_first(local, *told, Zero(3)))
+    early = planned(local, prefetch, order_gathers, bucket_bytes=1, zero=Zero(3))
     prove_live(early)
 
     def order(plan: RankPlan) -> list[str]:
@@ -118,7 +109,7 @@ def test_a_gather_does_not_wait_for_the_gradients_of_the_layer_before(cast: bool
 
     late = [f"{kind}{layer}{mark}" for layer in range(LAYERS) for kind, mark in ("w ", "g!")]
     late = [name.replace(" ", "") for name in late]
-    assert order(with_credits(local, *told)) == late
+    assert order(planned(local, prefetch, bucket_bytes=1, zero=Zero(3))) == late
     # A cast is made in its place: its gather comes no earlier.
     first = late if cast else ["w0", "w1", "w2", "g0!", "w3", "g1!", "w4", "g2!", "g3!", "g4!"]
     assert order(early) == first
@@ -131,8 +122,7 @@ def test_a_gather_comes_after_what_lets_it_begin_wherever_it_stood() -> None:
     first, *rest = (node for node in local.nodes if node != last)
     reduced = [call("n", "x"), all_reduce("n!", "n"), call("h1", "n!", "w0")]
     made = replace(local, nodes=(first, last, *reduced, *rest[1:]))
-    actors = segment(made, bucket(made, 1), (Communicator(0, (0, 1)),))
-    plan = with_credits(made, *gathers_first(made, *prefetch(made, actors, Zero(3)), Zero(3)))
+    plan = planned(made, prefetch, order_gathers, bucket_bytes=1, zero=Zero(3))
     prove_live(plan)
     order = [name for a in plan.actors if isinstance(a, Communicate) for name in a.produces]
     assert order[-1] == "w4"
@@ -141,13 +131,14 @@ def test_a_gather_comes_after_what_lets_it_begin_wherever_it_stood() -> None:
 def test_only_what_is_gathered_for_each_use_is_in_the_ring() -> None:
     rules = (("p[024]", Zero(3)), ("*", Zero(1)))
     local = layers(1)
-    actors = segment(local, bucket(local, 2**22), (Communicator(0, (0, 1)),))
+    actors = drafted(local).actors
     (ring,) = gather_rings(local, actors, rules)
     gathered = [actors[each.id] for each in ring]
     names = [c.input.name for a in gathered if isinstance(a, Communicate) for c in a.collectives]  # type: ignore[union-attr]
     assert names == ["p0", "p2", "p4"]
-    assert len(prefetch(local, actors, rules)[1]) == 3 - AHEAD
-    assert not prefetch(local, actors, (("*", Zero(2)),))[1]
+    passes = bucket, segment, prefetch
+    assert len(drafted(local, *passes, zero=rules).controls) == 3 - AHEAD
+    assert not drafted(local, *passes, zero=(("*", Zero(2)),)).controls
 
 
 def test_a_bucket_with_something_that_stays_is_released_by_the_readers_of_the_rest() -> None:
@@ -155,7 +146,7 @@ def test_a_bucket_with_something_that_stays_is_released_by_the_readers_of_the_re
     nodes = [gather("w0", "p0"), gather("w1", "p1"), call("h1", "x", "w0", "w1")]
     reduced = all_reduce("h1!", "h1")
     local = replace(layers(1), nodes=(*nodes, reduced, call("end", "h1!", "w1")))
-    actors = segment(local, bucket(local, 2**22), (Communicator(0, (0, 1)),))
+    actors = drafted(local).actors
     some, every = (("p0", Zero(3)), ("*", Zero(1))), (("*", Zero(3)),)
     for rules, made in ((some, "h1"), (every, "end")):
         ((found,),) = gather_rings(local, actors, rules)
@@ -181,7 +172,6 @@ def test_gathers_of_each_dtype_have_a_ring_of_their_own() -> None:
         for node in local.nodes
     )
     mixed = replace(local, inputs=inputs, nodes=nodes)
-    actors = segment(mixed, bucket(mixed, 2**22), (Communicator(0, (0, 1)),))
-    rings = list(gather_rings(mixed, actors, Zero(3)))
+    rings = list(gather_rings(mixed, drafted(mixed).actors, zero_rules(Zero(3))))
     assert [len(ring) for ring in rings] == [3, 2]
     assert most_ahead(plan_of(mixed, Zero(3))) == 2 * AHEAD

@@ -24,7 +24,7 @@ def receive(id: int, name: str, acts: int) -> Communicate:
 def priorities(actors: tuple[Actor, ...], around: int = 2, stages: int = 2) -> list[int]:
     """Of all actors but hold and feed."""
     rule = Preset("1f1b", stages=stages, around=around, micro_batches=MICRO_BATCHES)
-    found = with_priorities(actors, rule, frozenset())
+    found = with_priorities(actors, rule)
     return [each.priority for each in found if isinstance(each, Compute | Communicate)]
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from drafts import drafted
 from local_programs import all_reduce, call, program, training_step, update
-from weft.compiler.schedule.bucket import bucket
-from weft.compiler.schedule.segment import UNDER_WAY, segment
+from weft.compiler.schedule.segment import UNDER_WAY
 from weft.ir.plan import Communicate, Communicator, Compute, Feed, Fetch, Hold, LocalProgram
 
 GROUP = Communicator(0, (0, 1))
 
 
 def actors_of(local: LocalProgram, bucket_bytes: int = 1) -> list[Any]:
-    return list(segment(local, bucket(local, bucket_bytes), (GROUP,)))
+    return list(drafted(local, bucket_bytes=bucket_bytes).actors)
 
 
 def test_a_step_with_overlap() -> None:

@@ -79,12 +79,8 @@ def _over(sbp: SBP) -> bool:
 def _expand(site: Site) -> Iterator[Placed]:
     """One small reduction in between, where what is normalized is split otherwise than by channels."""
     if _in_training(site.call) and any(map(_over, site.reads[0].sbp)):
-        yield from _BatchNormParts(site.graph, site.call, site.reads, site.values).calls()
-
-
-def _size(call: OpCall) -> int:
-    shape = call.operands[0].shape
-    return prod(shape) // shape[_CHANNELS]
+        parts = _BatchNormParts(site.graph, site.call, site.reads, site.values)
+        yield from parts.backward() if site.call.op == _BACKWARD else parts.forward()
 
 
 @final
@@ -112,11 +108,8 @@ class _BatchNormParts:
         """The number of elements of a channel."""
         return prod(self.shape) // max(1, self.shape[_CHANNELS])
 
-    def calls(self) -> Iterator[Placed]:
+    def forward(self) -> Iterator[Placed]:
         """The calls in order, each with the layouts in which it reads its operands."""
-        yield from self._backward() if self.node.op == _BACKWARD else self._forward()
-
-    def _forward(self) -> Iterator[Placed]:
         x, weight, bias, running_mean, running_var, _, momentum, eps = self.node.args
         y, mean, rstd, *new = self.node.outputs
         assert y is not None
@@ -136,7 +129,8 @@ class _BatchNormParts:
         given = (mean.ref, var.ref, False, 0.0, eps)
         yield self._call(_PLAIN, (x, weight, bias, *given), y, *nothing)
 
-    def _backward(self) -> Iterator[Placed]:
+    def backward(self) -> Iterator[Placed]:
+        """The same for the backward."""
         grad, x, weight, _, _, mean, rstd, *_ = self.node.args
         to_input, *to_others = self.node.outputs
         assert isinstance(mean, Ref)  # made by the forward
@@ -183,7 +177,7 @@ FAMILY = Decomposition(
         adds=lambda call: call.op == _BACKWARD,
         over=lambda dim: dim != _CHANNELS,
         signature=_split_signature,
-        size=_size,
+        size=lambda call: prod(call.operands[0].shape) // call.operands[0].shape[_CHANNELS],
         made_by=_STATISTICS,
         saved=(1, 2),  # mean, and 1 / standard deviation
     ),

@@ -11,7 +11,7 @@ once a step, before the loop, so that no micro-batch waits for the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import prod
 from typing import Any, final
 
@@ -59,21 +59,17 @@ def _cost(
     if split is None or signature != uniform(call, split):
         return 0.0
     spec, parts = call.operands[0], grid[axis]
-    rows = ITEM_SIZE[spec.dtype]
-    for dim, size in enumerate(spec.shape):
-        rows *= 1 if dim == split.dim else size
-    groups = 1
-    for other, ranks in enumerate(grid):
-        groups *= 1 if other == axis else ranks
-    count = _REDUCTIONS[call.op]
+    rows = prod(size for dim, size in enumerate(spec.shape) if dim != split.dim)
+    groups = prod(ranks for other, ranks in enumerate(grid) if other != axis)
+    rows, count = rows * ITEM_SIZE[spec.dtype], _REDUCTIONS[call.op]
     return model.boxing(Bytes(count * groups * 2 * (parts - 1) * rows), count)
 
 
 def _expand(site: Site) -> Iterator[Placed]:
     """Taken apart where an operand is split along the dimension of the softmax."""
     parts = LogSoftmax(site)
-    if parts.apart:
-        yield from parts.calls()
+    if any(parts.split in layout.sbp for layout in site.reads):
+        yield from parts.forward() if site.call.op == FORWARD else parts.backward()
 
 
 def _split_by_classes(call: OpCall) -> Split | None:
@@ -96,19 +92,10 @@ class LogSoftmax:
         self.split = Split(normal_dim(dim, len(self.result.shape)))
 
     @property
-    def apart(self) -> bool:
-        """True where an operand is split along the dimension of the softmax."""
-        return any(self.split in layout.sbp for layout in self.reads)
-
-    @property
     def result(self) -> Value:
         value = self.node.outputs[0]
         assert value is not None  # both ops return a tensor
         return value
-
-    def calls(self) -> Iterator[Placed]:
-        """The calls in order, each with the layouts in which it reads its operands."""
-        yield from self._forward() if self.node.op == FORWARD else self._backward()
 
     def statistics(self) -> Iterator[Placed]:
         """The logarithm of each row's sum of exponentials (`row_sums`)."""
@@ -122,13 +109,15 @@ class LogSoftmax:
         terms = (self._made("log").ref, top)
         yield self._call("aten.add.Tensor", terms, _SUMS, row), (row, row)
 
-    def _forward(self) -> Iterator[Placed]:
+    def forward(self) -> Iterator[Placed]:
+        """The calls in order, each with the layouts in which it reads its operands."""
         yield from self.statistics()
         here, row = self.reads[0], self._over_classes(self.reads[0], Broadcast())
         arguments = (self.node.args[0], self._made(_SUMS).ref)
         yield self._call("aten.sub.Tensor", arguments, "", here), (here, row)
 
-    def _backward(self) -> Iterator[Placed]:
+    def backward(self) -> Iterator[Placed]:
+        """The same for the backward."""
         gradient, output = self.node.args[:2]
         of_gradient, of_output = self.reads if len(self.reads) == 2 else self.reads * 2
         row = self._over_classes(of_gradient, Broadcast())
@@ -175,58 +164,39 @@ FAMILY = Decomposition(
 def _counts(graph: LogicalGraph, call: Call) -> Iterator[Count]:
     total = call.outputs[1] if call.op in _FORWARD else None
     if total is not None and call.args[3] == SUM and graph.users[total.name]:
-        yield total.name, tuple(_Counting(graph, call).calls())
+        yield total.name, tuple(_counting(graph, call, total))
 
 
-def _ignores_counts(call: Call) -> bool:
-    return call.op in _BACKWARD and call.args[4] == SUM
+def _counting(graph: LogicalGraph, node: Call, total: Value) -> Iterator[Call]:
+    """The total weight of a negative log-likelihood's targets, from the targets alone; the sum last."""
+    _, target, weight, _, ignored, *_ = node.args
+    assert isinstance(target, Ref)  # a loss has targets
+    old = graph.values[target.name]
 
+    def call(
+        part: str, shape: tuple[int, ...], dtype: str, op: str, *args: Arg
+    ) -> tuple[Call, Ref]:
+        made = Value(f"{total.name}.{part}", shape, dtype)
+        return node.changed(op=op, args=args, kwargs=(), outputs=(made,)), made.ref
 
-@final
-class _Counting:
-    """The total weight of a negative log-likelihood's targets, from the targets alone."""
-
-    def __init__(self, graph: LogicalGraph, node: Call) -> None:
-        self.graph = graph
-        self.node = node
-        self.made: dict[str, Value] = {}
-
-    def calls(self) -> Iterator[Call]:
-        """The calls that count, the sum last."""
-        _, target, weight, _, ignored, *_ = self.node.args
-        total = self.node.outputs[1]
-        assert isinstance(target, Ref)  # a loss has targets
-        assert total is not None  # it is read
-        old = self.graph.values[target.name]
-        counts = self._maker(old.shape)
-        yield counts("counts", "bool", "aten.ne.Scalar", target, ignored)
-        summed = "counts"
-        if isinstance(weight, Ref):
-            length = prod(old.shape)
-            flat = (length,)
-            counts = self._maker((length,))
-            yield counts("flat", old.dtype, "aten.reshape.default", target, flat)
-            yield counts("mask", "bool", "aten.reshape.default", self.made["counts"].ref, flat)
-            mask, zero = self.made["mask"].ref, 0
-            where = "aten.where.ScalarOther"
-            yield counts("safe", old.dtype, where, mask, self.made["flat"].ref, zero)
-            pick = (weight, 0, self.made["safe"].ref)
-            yield counts("picked", total.dtype, "aten.index_select.default", *pick)
-            yield counts("weights", total.dtype, where, mask, self.made["picked"].ref, zero)
-            summed = "weights"
-        add = self._maker(())("total", total.dtype, "aten.sum.default", self.made[summed].ref)
-        yield add.changed(kwargs=(("dtype", Token("dtype", total.dtype)),))
-
-    def _maker(self, shape: tuple[int, ...]) -> Callable[..., Call]:
-        def make(part: str, dtype: str, op: str, *args: Arg) -> Call:
-            total = self.node.outputs[1]
-            assert total is not None  # it is read
-            made = self.made[part] = Value(f"{total.name}.{part}", shape, dtype)
-            return self.node.changed(op=op, args=args, kwargs=(), outputs=(made,))
-
-        return make
+    counted, summed = call("counts", old.shape, "bool", "aten.ne.Scalar", target, ignored)
+    yield counted
+    if isinstance(weight, Ref):
+        flat, where = (prod(old.shape),), "aten.where.ScalarOther"
+        targets, every = call("flat", flat, old.dtype, "aten.reshape.default", target, flat)
+        counts, mask = call("mask", flat, "bool", "aten.reshape.default", summed, flat)
+        kept, safe = call("safe", flat, old.dtype, where, mask, every, 0)
+        pick, picked = call(
+            "picked", flat, total.dtype, "aten.index_select.default", weight, 0, safe
+        )
+        weighed, summed = call("weights", flat, total.dtype, where, mask, picked, 0)
+        yield from (targets, counts, kept, pick, weighed)
+    add, _ = call("total", (), total.dtype, "aten.sum.default", summed)
+    yield add.changed(kwargs=(("dtype", Token("dtype", total.dtype)),))
 
 
 NLL_LOSS = Decomposition(
-    ops=frozenset((*_FORWARD, *_BACKWARD)), counts=_counts, ignores_counts=_ignores_counts
+    ops=frozenset((*_FORWARD, *_BACKWARD)),
+    counts=_counts,
+    ignores_counts=lambda call: call.op in _BACKWARD and call.args[4] == SUM,
 )

@@ -18,7 +18,7 @@ each row.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, final
@@ -75,36 +75,32 @@ class _DispatchWriter:
             self.nodes.append(node)
             return
         if id(node) not in self.inside:
-            self.nodes.append(self._summed(node) or node)
+            if (name := self._source(node)) is not None:
+                # It adds up the rows of each token, by what is in the buffers.
+                each = self.mixture.ids.shape[0] // node.makes[0].shape[0]
+                args = self.buffers.back(self.blocks[name], each)
+                node = node.changed(op=COMBINE, args=args, kwargs=())
+            self.nodes.append(node)
             return
         if not self.routed:
             self.nodes.extend(self.buffers.routes(node))
             self.routed = True
         if node.op in (EXPERT_MM, EXPERT_GRADIENT):
-            self._product(node)
+            x, other, _, *more = node.args
+            if node.op == EXPERT_MM:
+                args = (self._block(node, x), other, self.buffers.experts, *more)
+                self._made(node.changed(args=args))
+            else:
+                args = (self._block(node, x), self._block(node, other), self.buffers.experts, *more)
+                self.nodes.append(node.changed(args=args))
         else:
-            self._between(node)
+            shape, rows = (self.mixture.blocks, self.mixture.rows), self.mixture.ids.shape[0]
 
-    def _product(self, node: Call) -> None:
-        x, other, _, *more = node.args
-        if node.op == EXPERT_MM:
-            args: tuple[Arg, ...] = (self._block(node, x), other, self.buffers.experts, *more)
-            self._made(node.changed(args=args))
-        else:
-            args = (self._block(node, x), self._block(node, other), self.buffers.experts, *more)
-            self.nodes.append(node.changed(args=args))
+            def moved(name: str) -> Ref:
+                ref = self.graph.values[name].ref
+                return self._block(node, ref) if has_rows(self.graph, node, name, rows) else ref
 
-    def _between(self, node: Call) -> None:
-        shape, rows = (self.mixture.blocks, self.mixture.rows), self.mixture.ids.shape[0]
-
-        def moved(name: str) -> Ref:
-            return (
-                self._block(node, self.graph.values[name].ref)
-                if has_rows(self.graph, node, name, rows)
-                else self.graph.values[name].ref
-            )
-
-        self._made(in_blocks(node, shape, moved))
+            self._made(in_blocks(node, shape, moved))
 
     def _made(self, node: Call) -> None:
         """Write a call whose results stay in the buffers, and take back those that are read outside."""
@@ -128,20 +124,11 @@ class _DispatchWriter:
         return not readers or any(self._source(reader) != name for reader in readers)
 
     def _source(self, node: Node) -> str | None:
-        found = summed(self.graph, node) if isinstance(node, Call) else None
+        """The value in the buffers whose rows a node adds up for each token."""
+        found = summed(self.graph, node)
         if found is None or not self._whole_tokens(found[1]):
             return None
-        name, _ = found
-        return name if id(self.graph.producers[name]) in self.inside else None
-
-    def _summed(self, node: Call) -> Call | None:
-        """A call that adds up the rows of each token, by what is in the buffers."""
-        name = self._source(node)
-        if name is None:
-            return None
-        each = self.mixture.ids.shape[0] // self.graph.values[_made(node)].shape[0]
-        args = self.buffers.back(self.blocks[name], each)
-        return node.changed(op=COMBINE, args=args, kwargs=())
+        return found[0] if id(self.graph.producers[found[0]]) in self.inside else None
 
     def _whole_tokens(self, each: int) -> bool:
         """True where all rows of a token, `each`, are in one group."""
@@ -163,12 +150,6 @@ class _DispatchWriter:
                 self.buffers.send(node, self.blocks[name], self.graph.values[source].ref, 0, each)
             )
         return self.blocks[name].ref
-
-
-def _made(node: Call) -> str:
-    (value,) = node.outputs
-    assert value is not None  # of an op with one result
-    return value.name
 
 
 @final
@@ -228,7 +209,11 @@ class Buffers:
 
 def calls_in_buffers(graph: LogicalGraph, mixture: Mixture) -> frozenset[int]:
     """The ids of the calls of a mixture that run on rows in its buffers."""
-    found = _Found(graph, mixture.ids, {id(call) for call in mixture.calls})
+    maker = graph.producers[mixture.ids.name]
+    start = next(place for place, node in enumerate(graph.nodes) if node is maker)
+    # Before the experts of the rows are known nothing can be sent.
+    calls = [node for node in graph.nodes[start + 1 :] if isinstance(node, Call)]
+    found = _Found(graph, mixture.ids.shape[0], calls, {id(call) for call in mixture.calls})
     found.between()
     found.before()
     found.behind()
@@ -236,92 +221,72 @@ def calls_in_buffers(graph: LogicalGraph, mixture: Mixture) -> frozenset[int]:
 
 
 @final
-@dataclass
+@dataclass(slots=True)
 class _Found:
-    """The calls, by id, that run on rows in buffers.
-
-    Attributes:
-        ids: the experts of the rows; before they are known nothing can be sent.
-        nodes: behind the experts.
-    """
+    """The calls, by id, that run on rows in buffers: at first the products; `calls` are all behind the experts."""
 
     graph: LogicalGraph
-    ids: Value
+    rows: int
+    calls: Sequence[Call]
     inside: set[int]
-    products: frozenset[int] = field(init=False)
-    nodes: tuple[Node, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.products = frozenset(self.inside)
-        maker = self.graph.producers[self.ids.name]
-        start = next(i for i, node in enumerate(self.graph.nodes) if node is maker)
-        self.nodes = self.graph.nodes[start + 1 :]
-
-    @property
-    def rows(self) -> int:
-        return self.ids.shape[0]
 
     def between(self) -> None:
         """Calls on rows alone that lead from products to products."""
         below: set[int] = set()
         made: set[str] = set()
-        for node in self._calls():
-            if id(node) in self.products:
+        for node in self.calls:
+            if id(node) in self.inside:
                 made.update(self._rows_made(node))
             elif self._alone(node) and made.intersection(self._row_operands(node)):
                 below.add(id(node))
-                made.update(_names(node))
+                made.update(node.output_names)
         self._keep_leading(below, set())
 
     def before(self) -> None:
         """Calls that are read in the buffers alone, and have as little to send as they make."""
-        for node in reversed(self.nodes):
-            if isinstance(node, Call) and id(node) not in self.inside and self._alone(node):
-                users = [user for name in _names(node) for user in self.graph.users[name]]
-                if users and all(id(user) in self.inside for user in users) and self._fits(node):
+        for node in reversed(self.calls):
+            if id(node) in self.inside or not self._alone(node):
+                continue
+            users = [user for value in node.makes for user in self.graph.users[value.name]]
+            wide = [name for name in self._row_operands(node) if self._is_wide(name)]
+            if len(wide) == len(node.makes) == 1 and users:
+                sent, made = (
+                    ITEM_SIZE[self.graph.values[wide[0]].dtype],
+                    ITEM_SIZE[node.makes[0].dtype],
+                )
+                if sent <= made and all(id(user) in self.inside for user in users):
                     self.inside.add(id(node))
-
-    def _fits(self, node: Call) -> bool:
-        wide = [name for name in self._row_operands(node) if self._is_wide(name)]
-        sizes = [ITEM_SIZE[self.graph.values[name].dtype] for name in (*wide, *_names(node))]
-        return len(wide) == 1 and len(_names(node)) == 1 and sizes[0] <= sizes[1]
 
     def behind(self) -> None:
         """Calls on what is made in the buffers, or sent there, that end in less than rows of full width."""
         made: set[str] = set()
-        for node in self._calls():
+        for node in self.calls:
             if id(node) in self.inside:
                 made.update(node.uses, self._rows_made(node))
         below: set[int] = set()
         ends: set[int] = set()
-        for node in self._calls():
+        for node in self.calls:
             if id(node) in self.inside or not self._alone(node):
                 continue
             given = self._row_operands(node)
             wide = [name for name in given if self._is_wide(name)]
             if made.intersection(given) and made.issuperset(wide):
                 below.add(id(node))
-                made.update(_names(node))
-                if wide and not any(map(self._is_wide, _names(node))):
+                made.update(node.output_names)
+                if wide and not any(self._is_wide(value.name) for value in node.makes):
                     ends.add(id(node))
-        for node in self._calls():
-            whole = summed(self.graph, node)
-            maker = self.graph.producers[whole[0]] if whole else node
-            if id(maker) in below:
-                ends.add(id(maker))
+        sums = (summed(self.graph, node) for node in self.calls)
+        ends |= below & {id(self.graph.producers[whole[0]]) for whole in sums if whole}
         self._keep_leading(below, ends)
 
     def _keep_leading(self, below: set[int], ends: set[int]) -> None:
         """Add those below products that are ends, or lead to what is inside."""
         read: set[str] = set()
-        for node in reversed(self.nodes):
-            leads = id(node) in ends or bool(read.intersection(_names(node)))
+        for node in reversed(self.calls):
+            leads = id(node) in ends or bool(read.intersection(node.output_names))
             if id(node) in self.inside or (id(node) in below and leads):
                 self.inside.add(id(node))
                 read.update(node.uses)
-
-    def _calls(self) -> Iterator[Call]:
-        return (node for node in self.nodes if isinstance(node, Call))
 
     def _alone(self, node: Call) -> bool:
         return works_on_rows(self.graph, node, self.rows)
@@ -330,15 +295,11 @@ class _Found:
         return [x for x in node.uses if has_rows(self.graph, node, x, self.rows)]
 
     def _rows_made(self, node: Call) -> list[str]:
-        shapes = ((name, self.graph.values[name].shape) for name in _names(node))
-        return [name for name, shape in shapes if shape[0] == self.rows and len(shape) == 2]
+        """The results of a product that are rows."""
+        return [x.name for x in node.makes if x.shape[0] == self.rows and len(x.shape) == 2]
 
     def _is_wide(self, name: str) -> bool:
         return prod(self.graph.values[name].shape[1:]) > 1
-
-
-def _names(node: Node) -> list[str]:
-    return [value.name for value in node.makes]
 
 
 # Calls that work on each row alone, and the same on rows in blocks: [s, …] becomes [b, r, …].
@@ -346,8 +307,8 @@ def _names(node: Node) -> list[str]:
 # Rows that stand several times in a row, and sums of such: how tokens become rows of experts and come back.
 
 
-# Ops along other dimensions than the rows, with the places of the arguments that name dimensions
-# and shapes.
+# Ops along other dimensions than the rows: the places of the arguments that name dimensions, and of those that name
+# shapes.
 _DIMS: dict[str, int] = {
     "aten.slice.Tensor": 1,
     "aten.split.Tensor": 2,
@@ -357,24 +318,26 @@ _DIMS: dict[str, int] = {
     "aten.slice_backward.default": 2,
 }
 _SHAPES = {"aten.slice_backward.default": 1, "aten.expand.default": 1}
-# Where no dimension is named.
-_DEFAULTS = {"aten.slice.Tensor": 0, "aten.split.Tensor": 0, "aten.cat.default": 0}
 _ALIKE = ("zeros_like", "ones_like", "full_like", "empty_like", "uniform")
 
 
 def works_on_rows(graph: LogicalGraph, node: Call, rows: int) -> bool:
     """True where a call makes each of `rows` rows of its results from the same rows of operands."""
-    made = node.makes
-    if not made or any(value.shape[:1] != (rows,) for value in made):
+    if not node.makes or any(value.shape[:1] != (rows,) for value in node.makes):
         return False
     if node.op in _DIMS:
-        rank = len(graph.values[node.uses[0]].shape)
-        whole = all(graph.values[name].shape[:1] == (rows,) for name in node.uses)
-        return whole and rank > 1 and all(dim % rank for dim in _dims(node))
+        shapes = [graph.values[name].shape for name in node.uses]
+        rank, place = len(shapes[0]), _DIMS[node.op]
+        # Where no dimension is named, it is the first.
+        dims: Any = node.args[place] if place < len(node.args) else 0
+        along = dims if isinstance(dims, tuple) else (dims,)
+        whole = all(shape[:1] == (rows,) for shape in shapes)
+        return whole and rank > 1 and all(dim % rank for dim in along)
     if factors_of(node.op) is not pointwise or any(word in node.op for word in _ALIKE):
         return False
     # Rows are the first dimension of all that have as many dimensions as the result.
-    return node.op not in _SHAPES or _shape(node)[:1] == (rows,)
+    shape: Any = node.args[_SHAPES[node.op]] if node.op in _SHAPES else (rows,)
+    return tuple(shape)[:1] == (rows,)
 
 
 def has_rows(graph: LogicalGraph, node: Call, name: str, rows: int) -> bool:
@@ -395,31 +358,17 @@ def in_blocks(node: Call, shape: tuple[int, int], moved: Callable[[str], Ref]) -
             return tuple(arg(part) for part in value)
         return moved(value.name) if isinstance(value, Ref) else value
 
+    def behind(dims: Any) -> Any:
+        if isinstance(dims, tuple):
+            return tuple(map(behind, dims))
+        return dims + 1 if dims >= 0 else dims
+
     args: list[Any] = [arg(value) for value in node.args]
     if node.op in _DIMS and _DIMS[node.op] < len(args):
-        args[_DIMS[node.op]] = _behind(args[_DIMS[node.op]])
+        args[_DIMS[node.op]] = behind(args[_DIMS[node.op]])
     if node.op in _SHAPES:
         args[_SHAPES[node.op]] = (*shape, *args[_SHAPES[node.op]][1:])
     return node.changed(args=tuple(args))
-
-
-def _behind(dims: Any) -> Any:
-    if isinstance(dims, tuple):
-        return tuple(map(_behind, dims))
-    return dims + 1 if dims >= 0 else dims
-
-
-def _dims(node: Call) -> tuple[int, ...]:
-    place = _DIMS[node.op]
-    if place >= len(node.args):
-        return (_DEFAULTS.get(node.op, 0),)
-    dims: Any = node.args[place]
-    return dims if isinstance(dims, tuple) else (dims,)
-
-
-def _shape(node: Call) -> tuple[Any, ...]:
-    shape: Any = node.args[_SHAPES[node.op]]
-    return tuple(shape)
 
 
 _VIEWS = ("aten.view.default", "aten._unsafe_view.default", "aten.reshape.default")
@@ -428,50 +377,30 @@ _KEEPS = ("aten.clone.default", "aten.contiguous.default")
 
 def repeated(graph: LogicalGraph, name: str) -> tuple[str, int] | None:
     """`x` and k for a value [rows, …] that holds each row of x [rows / k, …] k times in a row, k > 1."""
-    shape = graph.values[name].shape
-    apart = _maker_behind(graph, name, (*_VIEWS, *_KEEPS), len(shape) + 1)
-    if apart is None or len(apart.args) < 2 or apart.op != "aten.expand.default":
-        return None
-    (value,) = apart.outputs
-    tokens, each, *rest = value.shape if value else ()
-    one = _ref(apart.args[0])
-    if tokens * each != shape[0] or tuple(rest) != shape[1:] or each < 2 or one is None:
-        return None
-    maker = graph.producers[one]
-    if graph.values[one].shape != (tokens, 1, *rest) or not isinstance(maker, Call):
-        return None
-    x = _ref(maker.args[0]) if maker.op in (*_VIEWS, "aten.unsqueeze.default") else None
-    return (x, each) if x is not None and graph.values[x].shape == (tokens, *rest) else None
-
-
-def summed(graph: LogicalGraph, call: Call) -> tuple[str, int] | None:
-    """The value [rows, …] of which a call makes [rows / k, …], the sums of each k rows, and k > 1."""
-    match call:
-        case Call(op="aten.sum.dim_IntList", args=(Ref(name=apart), (1,), *keeps), kwargs=()):
-            if any(keeps):
+    shape, apart = graph.values[name].shape, graph.producers[name]
+    while isinstance(apart, Call) and apart.op in (*_VIEWS, *_KEEPS):
+        if len(graph.values[apart.uses[0]].shape) != len(shape) + 1:
+            return None
+        apart = graph.producers[apart.uses[0]]
+    match apart:
+        case Call(op="aten.expand.default", args=(Ref(name=one), _, *_)):
+            tokens, each, *rest = graph.values[apart.makes[0].name].shape
+            maker, there = graph.producers[one], graph.values[one].shape
+            fits = tokens * each == shape[0] and tuple(rest) == shape[1:] and each > 1
+            if not (fits and there == (tokens, 1, *rest) and isinstance(maker, Call)):
                 return None
-        case _:
-            return None
-    view, (tokens, each, *rest) = graph.producers[apart], graph.values[apart].shape
-    if not isinstance(view, Call) or view.op not in _VIEWS or each < 2:
-        return None
-    x = _ref(view.args[0])
-    same = x is not None and graph.values[x].shape == (tokens * each, *rest)
-    return (x, each) if x is not None and same else None
+            x = maker.uses[0] if maker.op in (*_VIEWS, "aten.unsqueeze.default") else one
+            return (x, each) if graph.values[x].shape == (tokens, *rest) else None
+    return None
 
 
-def _maker_behind(
-    graph: LogicalGraph, name: str, through: tuple[str, ...], rank: int
-) -> Call | None:
-    """The call that made a value, behind one view to `rank` dimensions and copies."""
-    maker = graph.producers[name]
-    while isinstance(maker, Call) and maker.op in through:
-        source = _ref(maker.args[0])
-        if source is None or len(graph.values[source].shape) != rank:
-            return None
-        maker = graph.producers[source]
-    return maker if isinstance(maker, Call) else None
-
-
-def _ref(arg: Arg) -> str | None:
-    return arg.name if isinstance(arg, Ref) else None
+def summed(graph: LogicalGraph, node: Node) -> tuple[str, int] | None:
+    """The value [rows, …] of which a call makes [rows / k, …], the sums of each k rows, and k > 1."""
+    match node:
+        case Call(op="aten.sum.dim_IntList", args=(Ref(name=apart), (1,), *keeps), kwargs=()):
+            view, (tokens, each, *rest) = graph.producers[apart], graph.values[apart].shape
+            if any(keeps) or each < 2 or not (isinstance(view, Call) and view.op in _VIEWS):
+                return None
+            (x,) = view.uses
+            return (x, each) if graph.values[x].shape == (tokens * each, *rest) else None
+    return None

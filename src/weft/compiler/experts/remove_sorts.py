@@ -1,19 +1,19 @@
-"""Rows of experts without a sort: what a mixture of experts does to its rows, in their old order.
+"""Rows of experts without a sort: a mixture of experts works on its rows in their old order.
 
-Grouped products want rows sorted by experts, so models sort the experts of all rows, move the rows,
-and move the results back. A sort takes the rows of all ranks together. `weft.expert_mm` takes rows in
-any order; so where it is proved that nothing else depends on the order (`weft.compiler.experts.sort_proof`),
-the sort goes, and what moved rows becomes the identity. Two steps:
+Grouped products want rows sorted by experts, so models sort the experts of all rows, move the rows, and move the
+results back. A sort takes the rows of all ranks together. `weft.expert_mm` takes rows in any order; so where rules
+prove that nothing else depends on the order, the sort goes, in two steps:
 
-- `weft.segments(cumsum(histc(ids)))`, the expert of each sorted row, is what the sort made of the
-  experts: exact when each is a number of an expert, which is so where `topk` or the like chose them.
-- The permutation of a sort becomes 0, 1, 2, …: `x[i // k]` repeats each row k times, writing rows
-  there and adding them up is a sum over k.
+- `weft.segments(cumsum(histc(ids)))`, the expert of each sorted row, is what the sort made of the experts: exact when
+  each is a number of an expert, which is so where `topk` or the like chose them.
+- The permutation of a sort becomes 0, 1, 2, …: `x[i // k]` repeats each row k times, writing rows there and adding
+  them up is a sum over k.
 
-Where the proof fails the graph stays as it was: correct, with the rows of all ranks in one sort.
+The proof (`_Proof`) follows the values that a sort moves. Where it fails the graph stays as it was: correct, with the
+rows of all ranks in one sort.
 
-Before: a graph as captured, in which experts read sorted rows. After: an equal one, in which they read rows in
-their old order, with the expert of each.
+Before: a graph as captured, in which experts read sorted rows. After: an equal graph, in which they read rows in their
+old order, with the expert of each.
 """
 
 from __future__ import annotations
@@ -23,20 +23,15 @@ from dataclasses import dataclass, field, replace
 from typing import final
 
 from weft.compiler.context import Context
-from weft.compiler.experts.mixtures import bias_gradients
-from weft.compiler.experts.sort_proof import (
-    ALIKE,
-    INDEX,
-    PUT,
-    SortedPlaces,
-    is_plain_sort,
-    moved_by,
-)
+from weft.compiler.experts.mixtures import ALIKE, INDEX, PUT, SORTS, bias_gradients, is_zeros
 from weft.compiler.graph.rewriting import needed, only_result, ref_name, renamed
 from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value
+from weft.ops.any_order import rows_of
 from weft.ops.call import Token
 from weft.ops.rules.own_ops import SEGMENTS
 
+# An op that counts, whatever the order.
+_HISTOGRAM = "aten.histc.default"
 # Ops that keep each number: of their first operand.
 _SAME = frozenset(
     (
@@ -53,16 +48,14 @@ _CHOICES: Mapping[str, tuple[int, int, int | None]] = {
     "aten.argmax.default": (0, 1, None),
     "aten.max.dim": (1, 1, None),
 }
-
-
-_RESHAPE = ("aten._unsafe_view.default", "aten.reshape.default")
+_CAST = "aten._to_copy.default"
 
 
 def remove_sorts(graph: LogicalGraph, _: Context) -> LogicalGraph:
     """The graph without the sorts of rows by their experts."""
-    if not any(isinstance(node, Call) and node.op == SEGMENTS for node in graph.nodes):
+    if not any(node.op == SEGMENTS for node in graph.of_kind(Call)):
         return graph
-    graph = needed(renamed(graph, segments_known(graph)))
+    graph = needed(renamed(graph, _known_segments(graph)))
     done: set[str] = set()
     while (sort := _next_sort(graph, done)) is not None:
         done.update(value.name for value in sort.makes)
@@ -71,24 +64,31 @@ def remove_sorts(graph: LogicalGraph, _: Context) -> LogicalGraph:
 
 
 def _next_sort(graph: LogicalGraph, done: set[str]) -> Call | None:
-    for node in graph.nodes:
-        if isinstance(node, Call) and is_plain_sort(graph, node):
-            names = [value.name for value in node.makes]
-            if len(names) == 2 and names[0] not in done:
-                return node
-    return None
+    calls: list[Call] = graph.of_kind(Call)
+    sorts = (each for each in calls if _is_plain_sort(graph, each) and len(each.makes) == 2)
+    return next((sort for sort in sorts if sort.makes[0].name not in done), None)
+
+
+def _is_plain_sort(graph: LogicalGraph, node: Node) -> bool:
+    """True where a node sorts a vector, the smallest first."""
+    if not isinstance(node, Call) or node.op not in SORTS or not isinstance(node.args[0], Ref):
+        return False
+    settings = dict(node.kwargs) | dict(zip(("dim", "descending"), node.args[1:], strict=False))
+    ascending = not settings.get("descending", False) and settings.get("dim", -1) in (0, -1)
+    return len(graph.values[node.args[0].name].shape) == 1 and ascending
 
 
 def _without(graph: LogicalGraph, sort: Call) -> LogicalGraph | None:
-    kinds = moved_by(graph, sort)
-    values, permutation = sort.outputs
-    if kinds is None or values is None or permutation is None:
+    """The graph without a sort, whose permutation is 0, 1, 2, …; None where something depends on its order."""
+    values, permutation = sort.makes
+    proof = _Proof(graph, permutation.name, {value.name: 0 for value in sort.makes})
+    if not all(node is sort or proof.follows(node) for node in graph.nodes):
         return None
-    places = {name for name, kind in kinds.items() if isinstance(kind, SortedPlaces)}
-    writer = _SortRemover(graph, {permutation.name: 1, **dict.fromkeys(places, 1)})
+    writer = _SortRemover(graph, dict.fromkeys((permutation.name, *proof.places), 1))
     writer.renamed[values.name] = ref_name(sort.args[0])
     for node in graph.nodes:
-        writer.write(node)
+        if not (isinstance(node, Call) and writer.replaces(node)):
+            writer.nodes.append(node)
     found = needed(renamed(replace(graph, nodes=tuple(writer.nodes)), writer.renamed))
     # What is left of the permutation would be a range over the rows of all ranks.
     left = any(name in writer.ranges for node in found.nodes for name in node.uses)
@@ -96,7 +96,98 @@ def _without(graph: LogicalGraph, sort: Call) -> LogicalGraph | None:
 
 
 @final
-@dataclass
+@dataclass(slots=True)
+class _Proof:
+    """The values that change when a sort goes, which only move their rows: `value[i] = old[permutation[i]]`.
+
+    An op that does not care in which order rows stand moves the rows of its results as those of its operands. Rows that
+    are read at `places`, or written where they came from, stand as before.
+
+    Attributes:
+        moved: the dimension of the rows in each value whose rows stand in the order of the sort.
+        places: values that hold numbers of rows in the order of the sort, such as the inverse permutation.
+    """
+
+    graph: LogicalGraph
+    permutation: str
+    moved: dict[str, int]
+    places: set[str] = field(default_factory=set)
+
+    @property
+    def rows(self) -> int:
+        """The length of what is sorted."""
+        return self.graph.values[self.permutation].shape[0]
+
+    def follows(self, node: Node) -> bool:
+        """Note the results of a node that change too; False where the node depends on the order in another way."""
+        if self.places.isdisjoint(node.uses) and self.moved.keys().isdisjoint(node.uses):
+            return True
+        if not isinstance(node, Call):
+            return False
+        match node.args:
+            case _ if node.op in ALIKE or node.op == _HISTOGRAM:
+                return True
+            case (Ref(name=self.permutation), *_) if _is_plain_sort(self.graph, node):
+                self.places.update(name for name in node.output_names[1:] if name)
+                return True
+            case (Ref(name=x), (*before, Ref(name=at))) if node.op == INDEX and at in self.places:
+                return not any(before) and self.moved.get(x) == len(before)
+            case (Ref(name=x), (Ref(name=at),), Ref(name=rows), *adds) if node.op == PUT:
+                found = self._written(node, x, at, rows, any(adds))
+                return self._by_rule(node) if found is None else found
+        return self._by_rule(node)
+
+    def _written(self, node: Call, x: str, at: str, rows: str, adds: bool) -> bool | None:
+        """True where rows that are written at positions stand as before or move; None where the op's rule must say."""
+        shape = self.graph.values[x].shape
+        whole = shape == self.graph.values[rows].shape and shape[:1] == (self.rows,)
+        made, still = only_result(node).name, rows not in self.moved and rows not in self.places
+        if at == self.permutation and whole and not adds:
+            # Rows that are written where they came from are as before; numbers in order become places.
+            if still and _is_range(self.graph, rows):
+                self.places.add(made)
+                return True
+            return self.moved.get(rows) == 0
+        if at in self.places and whole and still and self._is_alike(x, 0):
+            self.moved[made] = 0
+            return True
+        return None
+
+    def _is_alike(self, name: str, dim: int) -> bool:
+        """True where all rows along a dimension are the same: made so, or stretched."""
+        match self.graph.producers[name]:
+            case Call(op="aten.expand.default", args=(Ref(name=source), *_)):
+                shape = self.graph.values[source].shape
+                before = dim - len(self.graph.values[name].shape) + len(shape)
+                return before < 0 or shape[before] == 1 != self.rows
+            case Call(op=op):
+                return op in ALIKE
+        return False
+
+    def _by_rule(self, node: Call) -> bool:
+        """By the op's rule: operands whose rows did not move have none along that dimension, or have all alike."""
+        names = node.operands
+        here = {place: self.moved[name] for place, name in enumerate(names) if name in self.moved}
+        found = rows_of(node.first, here, self.rows)
+        if found is None or not self.places.isdisjoint(names):
+            return False
+        for name, dim in zip(names, found[0], strict=True):
+            if dim is not None and name not in self.moved and not self._is_alike(name, dim):
+                return False
+        made = zip(node.output_names, found[1], strict=True)
+        self.moved.update((name, dim) for name, dim in made if name and dim is not None)
+        return True
+
+
+def _is_range(graph: LogicalGraph, name: str) -> bool:
+    """True where a value is 0, 1, 2, …"""
+    maker, length = graph.producers[name], graph.values[name].shape[0]
+    ranges = (length,), (0, length), (0, length, 1)
+    return isinstance(maker, Call) and maker.op.startswith("aten.arange.") and maker.args in ranges
+
+
+@final
+@dataclass(slots=True)
 class _SortRemover:
     """Writes the nodes of the new graph.
 
@@ -110,12 +201,8 @@ class _SortRemover:
     nodes: list[Node] = field(default_factory=list)
     renamed: dict[str, str] = field(default_factory=dict)
 
-    def write(self, node: Node) -> None:
-        if isinstance(node, Call) and self._is_known(node):
-            return
-        self.nodes.append(node)
-
-    def _is_known(self, node: Call) -> bool:
+    def replaces(self, node: Call) -> bool:
+        """Write what a call that reads a range amounts to; False for every other call."""
         match node:
             case Call(op="aten.floor_divide.default", args=(Ref(name=i), int(k))) if k > 0:
                 return self._divided(node, i, k)
@@ -131,7 +218,11 @@ class _SortRemover:
             case Call(
                 op="aten.index_add.default", args=(Ref() as x, 0, Ref(name=i), Ref() as rows)
             ):
-                return i in self.ranges and not node.kwargs and self._add(node, x, i, rows)
+                return (
+                    i in self.ranges
+                    and not node.kwargs
+                    and self._add(node, x, self.ranges[i], rows)
+                )
         return False
 
     def _divided(self, node: Call, index: str, k: int) -> bool:
@@ -142,52 +233,53 @@ class _SortRemover:
 
     def _read(self, node: Call, x: Ref, k: int) -> bool:
         """`x[i // k]`: each row k times."""
-        made, source = only_result(node), self.graph.values[x.name]
-        if source.shape[0] * k != made.shape[0]:
+        made, (rows, *rest) = only_result(node), self.graph.values[x.name].shape
+        if rows * k != made.shape[0]:
             return False
         if k == 1:
             self.renamed[made.name] = x.name
             return True
-        rows, rest = source.shape[0], source.shape[1:]
-        apart = self._call(node, "aten.unsqueeze.default", (x, 1), (rows, 1, *rest))
         wide = (rows, k, *rest)
+        apart = self._call(node, "aten.unsqueeze.default", (x, 1), (rows, 1, *rest))
         each = self._call(node, "aten.expand.default", (apart, wide), wide)
         layout = (("memory_format", Token("memory_format", "contiguous_format")),)
         copied = self._call(node, "aten.clone.default", (each,), wide, layout)
-        args = (copied, made.shape)
-        self.nodes.append(node.changed(op=_RESHAPE[0], args=args, kwargs=(), outputs=(made,)))
+        op, args = "aten._unsafe_view.default", (copied, made.shape)
+        self.nodes.append(node.changed(op=op, args=args, kwargs=(), outputs=(made,)))
         return True
 
     def _put(self, node: Call, x: Ref, k: int, rows: Ref, adds: bool) -> bool:
         """Rows written at i // k into a tensor of which nothing is left, or added to zeros."""
-        made, maker = only_result(node), self.graph.producers[x.name]
-        given = self.graph.values[rows.name]
-        zeros = isinstance(maker, Call) and maker.op in ALIKE and "zeros" in maker.op
-        if given.shape != (made.shape[0] * k, *made.shape[1:]) or given.dtype != made.dtype:
+        made, zeros = only_result(node), is_zeros(self.graph, x.name)
+        if not self._fits(rows, made, k) or not (zeros or (k == 1 and not adds)):
             return False
-        if k == 1 and (zeros or not adds):
+        if k == 1:
             self.renamed[made.name] = rows.name
-            return True
-        return zeros and adds and self._summed(node, rows, k, made)
+        elif adds:
+            self._sum(node, rows, k, made)
+        return k == 1 or adds
 
-    def _add(self, node: Call, x: Ref, index: str, rows: Ref) -> bool:
-        made, k = only_result(node), self.ranges[index]
-        given = self.graph.values[rows.name]
-        if given.shape != (made.shape[0] * k, *made.shape[1:]) or given.dtype != made.dtype:
+    def _add(self, node: Call, x: Ref, k: int, rows: Ref) -> bool:
+        made = only_result(node)
+        if not self._fits(rows, made, k):
             return False
         total = Value(f"{made.name}.summed", made.shape, made.dtype)
-        self._summed(node, rows, k, total)
+        self._sum(node, rows, k, total)
         args = (x, total.ref)
         self.nodes.append(node.changed(op="aten.add.Tensor", args=args, outputs=(made,)))
         return True
 
-    def _summed(self, node: Call, rows: Ref, k: int, made: Value) -> bool:
-        """The sum of each k rows."""
+    def _fits(self, rows: Ref, made: Value, k: int) -> bool:
+        """True where k rows are given for each row of a result."""
+        given = self.graph.values[rows.name]
+        return given.shape == (made.shape[0] * k, *made.shape[1:]) and given.dtype == made.dtype
+
+    def _sum(self, node: Call, rows: Ref, k: int, made: Value) -> None:
+        """Write the sum of each k rows."""
         shape = (made.shape[0], k, *made.shape[1:])
-        apart = self._call(node, _RESHAPE[1], (rows, shape), shape, base=made)
+        apart = self._call(node, "aten.reshape.default", (rows, shape), shape, base=made)
         op, args = "aten.sum.dim_IntList", (apart, (1,))
         self.nodes.append(node.changed(op=op, args=args, kwargs=(), outputs=(made,)))
-        return True
 
     def _call(
         self,
@@ -204,15 +296,15 @@ class _SortRemover:
         return made.ref
 
 
-def segments_known(graph: LogicalGraph) -> dict[str, str]:
+def _known_segments(graph: LogicalGraph) -> dict[str, str]:
     """The values of sorted experts, by the names of the segments that are counted from them.
 
     Segments that are counted alike become the first of them, so that one mixture has one set of segments.
     """
     known: dict[str, str] = {}
     first: dict[tuple[Arg, ...], str] = {}
-    for node in graph.nodes:
-        if isinstance(node, Call) and node.op == SEGMENTS and node.outputs[0]:
+    for node in graph.of_kind(Call):
+        if node.op == SEGMENTS and node.outputs[0]:
             name = node.outputs[0].name
             same = _sorted_ids(graph, node) or first.setdefault(node.args, name)
             if same != name:
@@ -223,30 +315,32 @@ def segments_known(graph: LogicalGraph) -> dict[str, str]:
 def _sorted_ids(graph: LogicalGraph, segments: Call) -> str | None:
     """The sorted experts whose numbers the ends of segments were counted from."""
     offs, rows, first = segments.args
-    total = _maker(graph, offs, "aten._to_copy.default")
-    if total is None or total.op != "aten.cumsum.default" or first != 0:
+    total = graph.producers[_behind_casts(graph, ref_name(offs))]
+    if not (isinstance(total, Call) and total.op == "aten.cumsum.default" and first == 0):
         return None
-    counts = _maker(graph, total.args[0], "aten._to_copy.default")
-    if counts is None or counts.op != "aten.histc.default":
-        return None
+    counts = graph.producers[_behind_casts(graph, ref_name(total.args[0]))]
     (experts,) = graph.values[ref_name(offs)].shape
-    if counts.args[1:] not in ((experts, 0, experts - 1), (experts, 0, experts)):
+    bins = (experts, 0, experts - 1), (experts, 0, experts)
+    if not (isinstance(counts, Call) and counts.op == _HISTOGRAM and counts.args[1:] in bins):
         return None
-    ids = ref_name(counts.args[0])
-    maker = graph.producers[ids]
-    while isinstance(maker, Call) and maker.op == "aten._to_copy.default":
-        ids = ref_name(maker.args[0])
-        maker = graph.producers[ids]
+    ids = _behind_casts(graph, ref_name(counts.args[0]))
+    if graph.values[ids].shape != (rows,):
+        return None
     if (source := _source_at_sort(graph, ids)) is not None:
-        fits = graph.values[ids].shape == (rows,)
-        return ids if fits and _are_below(graph, source, experts) else None
+        return ids if _are_below(graph, source, experts) else None
     for sort in (graph.producers[ids], *graph.users[ids]):
-        if isinstance(sort, Call) and is_plain_sort(graph, sort) and sort.outputs[0]:
-            values, source = sort.outputs[0], ref_name(sort.args[0])
-            fits = ids in (values.name, source) and values.shape == (rows,)
-            if fits and _are_below(graph, source, experts):
-                return values.name
+        if isinstance(sort, Call) and _is_plain_sort(graph, sort) and sort.outputs[0]:
+            values, source = sort.outputs[0].name, ref_name(sort.args[0])
+            if ids in (values, source) and _are_below(graph, source, experts):
+                return values
     return None
+
+
+def _behind_casts(graph: LogicalGraph, name: str) -> str:
+    """The value that others were converted from."""
+    while isinstance(maker := graph.producers[name], Call) and maker.op == _CAST:
+        name = ref_name(maker.args[0])
+    return name
 
 
 def _source_at_sort(graph: LogicalGraph, name: str) -> str | None:
@@ -254,13 +348,10 @@ def _source_at_sort(graph: LogicalGraph, name: str) -> str | None:
     match graph.producers[name]:
         case Call(op=op, args=(Ref(name=x), (Ref(name=order),))) if op == INDEX:
             sort = graph.producers[order]
-        case _:
-            return None
-    if not isinstance(sort, Call) or not is_plain_sort(graph, sort):
-        return None
-    permutation = sort.outputs[1]
-    at = permutation is not None and permutation.name == order
-    return x if at and _is_same(graph, x, ref_name(sort.args[0])) else None
+            at = isinstance(sort, Call) and _is_plain_sort(graph, sort)
+            if isinstance(sort, Call) and at and sort.output_names[1:] == (order,):
+                return x if _is_same(graph, x, ref_name(sort.args[0])) else None
+    return None
 
 
 def _is_same(graph: LogicalGraph, a: str, b: str) -> bool:
@@ -273,33 +364,17 @@ def _is_same(graph: LogicalGraph, a: str, b: str) -> bool:
 
 def _are_below(graph: LogicalGraph, name: str, experts: int) -> bool:
     """True where all numbers are in [0, experts): they were chosen among so many."""
-    maker = graph.producers[name]
-    while isinstance(maker, Call) and maker.op in _SAME and isinstance(maker.args[0], Ref):
-        name = maker.args[0].name
-        maker = graph.producers[name]
-    match maker:
+    match graph.producers[name]:
+        case Call(op=op, args=(Ref(name=source), *_)) if op in _SAME:
+            return _are_below(graph, source, experts)
         case Call(op="aten.cat.default", args=(tuple(parts), *_)):
             return all(_are_below(graph, ref_name(part), experts) for part in parts)
         case Call(op="aten.clamp.default", args=(_, int(low), int(high))):
             return low >= 0 and high < experts
-        case Call(op=op) if op in _CHOICES:
-            return _is_choice(graph, maker, name, experts)
+        case Call(op=op, args=args) as maker if op in _CHOICES:
+            # It says where in a dimension of no more than `experts` elements something was found.
+            result, place, default = _CHOICES[op]
+            dim = args[place] if place < len(args) else dict(maker.kwargs).get("dim", default)
+            if maker.output_names[result] == name and isinstance(dim, int):
+                return graph.values[ref_name(args[0])].shape[dim] <= experts
     return False
-
-
-def _is_choice(graph: LogicalGraph, maker: Call, name: str, experts: int) -> bool:
-    """True where a value says where in a dimension of no more than `experts` elements something was found."""
-    result, place, default = _CHOICES[maker.op]
-    chosen = maker.outputs[result]
-    shape = graph.values[ref_name(maker.args[0])].shape
-    dim = maker.args[place] if place < len(maker.args) else dict(maker.kwargs).get("dim", default)
-    if chosen is None or chosen.name != name or not isinstance(dim, int):
-        return False
-    return shape[dim] <= experts
-
-
-def _maker(graph: LogicalGraph, arg: Arg, through: str) -> Call | None:
-    maker = graph.producers[arg.name] if isinstance(arg, Ref) else None
-    while isinstance(maker, Call) and maker.op == through and isinstance(maker.args[0], Ref):
-        maker = graph.producers[maker.args[0].name]
-    return maker if isinstance(maker, Call) else None

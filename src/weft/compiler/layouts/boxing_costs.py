@@ -11,9 +11,8 @@ from typing import TypeAlias, final
 import numpy as np
 import numpy.typing as npt
 
-from weft.boxing.grid_moves import GridMoves, grid_moves
 from weft.boxing.overlaps import Indices, overlaps
-from weft.boxing.path import copies
+from weft.boxing.path import GridMoves, copies, grid_moves
 from weft.cached import cached_property
 from weft.hardware import CostModel
 from weft.layout import REDUCTIONS, SBP, Broadcast, Partial, Reduction, Split

@@ -12,7 +12,6 @@ from typing import Any, final
 
 from weft.boxing import steps
 from weft.boxing.box_steps import step_groups, step_node
-from weft.boxing.halo import Halo
 from weft.cached import cached_property
 from weft.compiler.microbatch.facts import joined
 from weft.compiler.pass_cache import PassCache
@@ -184,30 +183,33 @@ class _View:
             ):
                 self.aliases[output] = self.name(name)
             case Call():
-                needed = halos(self.graph, node)
-                for halo in needed.values():
-                    yield from self._fetch(halo)
-                yield self._call(node, needed, phase)
+                yield from self._call(node, phase)
             case Update():
-                yield self._update(node, phase)
+                target = self.graph.producers[node.target.name]
+                assert isinstance(target, Input)
+                states = tuple(ref.name for ref in node.states)
+                source = self.name(node.source.name)
+                skip = self.name(node.skip.name) if node.skip else None
+                name, key = node.target.name, target.key
+                yield LocalUpdate(
+                    *(node.rule, name, source, states, node.group, key, phase, skip),
+                    takes=node.takes,
+                )
 
-    def _fetch(self, halo: Halo) -> Iterator[Transfer]:
-        """The exchange of border rows, unless an earlier call needed the same."""
-        value = halo.value.name
-        known = self.fetched.setdefault(value, {})
-        if halo.wanted in known:
-            return
-        output = known[halo.wanted] = f"{value}.halo{len(known)}"
-        self.origins[output] = value
-        communicator = self.shared.communicator_of[halo.group_of(self.rank)]
-        yield halo.transfer(self.rank, communicator, self.name(value), output)
-
-    def _call(self, node: Call, needed: Mapping[str, Halo], phase: Phase) -> LocalCall:
-        names = [
-            self.fetched[name][needed[name].wanted] if name in needed else self.name(name)
-            for name in node.operands
-        ]
-        return self.shared.local_call(node, self.rank, names, phase)
+    def _call(self, node: Call, phase: Phase) -> Iterator[LocalNode]:
+        """The exchanges of border rows that no earlier call needed, and the call behind them."""
+        needed, names = halos(self.graph, node), []
+        for name, halo in needed.items():
+            known = self.fetched.setdefault(name, {})
+            if halo.wanted not in known:
+                output = known[halo.wanted] = f"{name}.halo{len(known)}"
+                self.origins[output] = name
+                communicator = self.shared.communicator_of[halo.group_of(self.rank)]
+                yield halo.transfer(self.rank, communicator, self.name(name), output)
+        for name in node.operands:
+            wanted = needed[name].wanted if name in needed else None
+            names.append(self.fetched[name][wanted] if wanted else self.name(name))
+        yield self.shared.local_call(node, self.rank, names, phase)
 
     def _box(self, node: Box) -> Iterator[LocalNode]:
         source = self.graph.values[node.input.name]
@@ -228,17 +230,6 @@ class _View:
                     self.origins[made] = node.output.name
         if name != node.output.name:
             self.aliases[node.output.name] = name
-
-    def _update(self, node: Update, phase: Phase) -> LocalUpdate:
-        target = self.graph.producers[node.target.name]
-        assert isinstance(target, Input)
-        states = tuple(ref.name for ref in node.states)
-        source = self.name(node.source.name)
-        skip = self.name(node.skip.name) if node.skip else None
-        return LocalUpdate(
-            *(node.rule, node.target.name, source, states, node.group, target.key, phase, skip),
-            takes=node.takes,
-        )
 
 
 def node_phases(graph: LogicalGraph, homes: Mapping[str, int]) -> list[Phase]:
@@ -264,15 +255,12 @@ def node_phases(graph: LogicalGraph, homes: Mapping[str, int]) -> list[Phase]:
     for node in reversed(graph.nodes):
         if isinstance(node, Box):
             readers = [n for n in graph.users[node.output.name] if not isinstance(n, Output)]
-            found[node.output.name] = phase(readers[0]) if readers else _maker(graph, node)
+            maker: Node = node
+            while isinstance(maker, Box):
+                maker = graph.producers[maker.input.name]
+            made = maker.phase if isinstance(maker, Call) else FORWARD
+            found[node.output.name] = phase(readers[0]) if readers else made
     return [phase(node) for node in graph.nodes]
-
-
-def _maker(graph: LogicalGraph, node: Box) -> Phase:
-    maker = graph.producers[node.input.name]
-    while isinstance(maker, Box):
-        maker = graph.producers[maker.input.name]
-    return maker.phase if isinstance(maker, Call) else FORWARD
 
 
 @final

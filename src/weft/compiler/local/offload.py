@@ -13,7 +13,7 @@ from dataclasses import replace
 from weft.compiler.context import Context
 from weft.ir.alias import variable_views, view_bases
 from weft.ir.arguments import with_names
-from weft.ir.logical import FORWARD, Call, LogicalGraph, Phase
+from weft.ir.logical import FORWARD, Call, Phase
 from weft.ir.plan import (
     Exchange,
     LocalCall,
@@ -48,7 +48,13 @@ def offload(program: LocalProgram, context: Context) -> LocalProgram:
     if not patterns:
         return program
     assert graph is not None  # programs are made of it
-    modules = _modules(graph)
+    # The module in whose forward each value is made.
+    modules = {
+        value.name: call.location.module
+        for call in graph.of_kind(Call)
+        if call.phase.kind == "forward" and call.location is not None
+        for value in call.makes
+    }
     known = {*modules.values(), *context.options.modules}
     for pattern in patterns:
         check_named(f"offload=[{pattern!r}]", pattern, known, "modules", covers)
@@ -67,16 +73,6 @@ def offload(program: LocalProgram, context: Context) -> LocalProgram:
     nodes = tuple(_nodes(program, first, device))
     origins = {**program.origins, **copies}
     return replace(program, nodes=nodes, loop=program.loop | new, origins=origins)
-
-
-def _modules(graph: LogicalGraph) -> dict[str, str]:
-    """The module in whose forward each value is made."""
-    return {
-        value.name: call.location.module
-        for call in graph.of_kind(Call)
-        if call.phase.kind == "forward" and call.location is not None
-        for value in call.makes
-    }
 
 
 def _kept(program: LocalProgram) -> Iterator[tuple[LocalValue, int]]:
@@ -112,21 +108,17 @@ def _nodes(program: LocalProgram, first: Mapping[str, int], device: Token) -> It
         due.setdefault(place, []).append(name)
     for place, node in enumerate(program.nodes):
         for name in due.get(place, ()):
-            yield _load(program, place, program.values[name], device)
+            value = program.values[name]
+            awaited = _awaited(program, place, name in program.loop)
+            gradient = (program.values[awaited].ref,) if awaited else ()
+            args = (replace(value, name=f"{name}.host").ref, device, *gradient)
+            yield LocalCall.of(LOAD, args, (replace(value, name=f"{name}.back"),), node.phase)
         back = {name: f"{name}.back" for name in node.reads if first.get(name, place + 1) <= place}
         yield _reading(node, back)
         for value in node.makes:
             if value.name in first:
                 host = replace(value, name=f"{value.name}.host")
                 yield LocalCall.of(OFFLOAD, (value.ref,), (host,), node.phase)
-
-
-def _load(program: LocalProgram, place: int, value: LocalValue, device: Token) -> LocalCall:
-    awaited = _awaited(program, place, value.name in program.loop)
-    host = replace(value, name=f"{value.name}.host")
-    args = (host.ref, device, *((program.values[awaited].ref,) if awaited else ()))
-    back = replace(value, name=f"{value.name}.back")
-    return LocalCall.of(LOAD, args, (back,), program.nodes[place].phase)
 
 
 def _awaited(program: LocalProgram, place: int, looped: bool) -> str | None:

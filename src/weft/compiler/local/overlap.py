@@ -17,7 +17,8 @@ from typing import final
 
 from weft.compiler.context import Context, Options
 from weft.compiler.microbatch.forms import even_signatures
-from weft.compiler.schedule.bucket import Bucket, Schedule, bucket
+from weft.compiler.schedule.bucket import bucket
+from weft.compiler.schedule.draft import Bucket, PlanDraft
 from weft.errors import RuleError
 from weft.hardware.costs import Costs
 from weft.hardware.durations import Durations
@@ -97,7 +98,14 @@ class _PartsCutter:
 
     def add(self, node: LocalNode) -> None:
         if isinstance(node, Collective) and self._exchanges_parts(node):
-            self._exchange(node)
+            self.cut[node.output.name] = self.cut[node.input.name]
+            pairs = zip(
+                self._parts_of(node.input.name), self._parts_of(node.output.name), strict=True
+            )
+            moved = Bytes(node.bytes // self.parts)
+            for turn, (before, after) in zip(self.order.turns, pairs, strict=True):
+                turn.append(replace(node, input=before, output=after, bytes=moved))
+            self.order.take()
         elif not isinstance(node, LocalCall) or not self._call(node):
             for name in sorted(node.reads):
                 self.join(name)
@@ -138,14 +146,6 @@ class _PartsCutter:
         return (
             self.cut.get(node.input.name, node.dim) not in changed and node.input.name in self.cut
         )
-
-    def _exchange(self, node: Collective) -> None:
-        self.cut[node.output.name] = self.cut[node.input.name]
-        pairs = zip(self._parts_of(node.input.name), self._parts_of(node.output.name), strict=True)
-        moved = Bytes(node.bytes // self.parts)
-        for turn, (before, after) in zip(self.order.turns, pairs, strict=True):
-            turn.append(replace(node, input=before, output=after, bytes=moved))
-        self.order.take()
 
     def _call(self, node: LocalCall) -> bool:
         names = node.operands
@@ -366,60 +366,38 @@ def best_cut(
     communicators: Sequence[Communicator],
     families: Mapping[int, Sequence[int]],
     costs: Costs,
-    bucket_bytes: Bytes,
+    context: Context,
 ) -> BatchCut:
     """Into how many parts the batch is best cut: one or two."""
     durations = Durations(costs, communicators, families)
-    clock = _RankEstimates(program, durations, bucket_bytes)
-    exchanged = clock.exchanged()
-    whole = clock.step(program) if exchanged else NONE
+    read = {x for node in program.nodes if isinstance(node, LocalCall) for x in node.reads}
+    # Exchanges that calls wait for: gradients that only updates read are reduced beside the backward.
+    exchanged = sum(
+        durations.exchange([node], program.rank)
+        for node in program.nodes
+        if isinstance(node, Collective) and node.output.name in read
+    )
+    whole = _seconds(program, durations, context) if exchanged else NONE
     if exchanged <= (1 - WORTH) * whole or not batch_leaves(program, PARTS):
         return BatchCut(weighed=exchanged <= (1 - WORTH) * whole)
-    cut = clock.step(in_parts(program, PARTS))
+    cut = _seconds(in_parts(program, PARTS), durations, context)
     return BatchCut(PARTS, whole, cut, True) if cut < WORTH * whole else BatchCut(weighed=True)
 
 
-@final
-class _RankEstimates:
-    """Estimates of one rank; its peers keep pace with it."""
-
-    def __init__(self, program: LocalProgram, durations: Durations, bucket_bytes: Bytes) -> None:
-        self._program = program
-        self._durations = durations
-        self._bucket_bytes = bucket_bytes
-
-    def exchanged(self) -> Seconds:
-        """Seconds of what calls wait for: gradients that only updates read are reduced beside the backward."""
-        read = {
-            name
-            for node in self._program.nodes
-            if isinstance(node, LocalCall)
-            for name in node.reads
-        }
-        waited = (
-            self._durations.exchange([node], self._program.rank)
-            for node in self._program.nodes
-            if isinstance(node, Collective) and node.output.name in read
-        )
-        return Seconds(sum(waited))
-
-    def step(self, program: LocalProgram) -> Seconds:
-        """Seconds of a step in which each queue does one thing after another, in order."""
-        values, there, free = program.values, dict[str, float](), dict[str, float]()
-        for item in self._schedule(program):
-            queue, seconds = "compute", 0.0
-            if isinstance(item, Bucket):
-                queue = str(item.collectives[0].communicator)
-                seconds = self._durations.exchange(item.collectives, program.rank)
-            else:
-                seconds = self._durations.node(item, values, program.rank)
-            start = max(there.get(name, 0.0) for name in (*item.reads, "")) if item.reads else 0.0
-            end = max(start, free.get(queue, 0.0)) + seconds
-            free[queue] = end
-            there.update((value.name, end) for value in item.makes)
-        return Seconds(max(free.values(), default=0.0))
-
-    def _schedule(self, program: LocalProgram) -> Schedule:
-        items = bucket(program, self._bucket_bytes)
-        work = [item for item in items if not isinstance(item, LocalUpdate)]
-        return (*work, *(item for item in items if isinstance(item, LocalUpdate)))
+def _seconds(program: LocalProgram, durations: Durations, context: Context) -> Seconds:
+    """Seconds of a step in which each queue does one thing after another, in order; peers keep pace."""
+    values, there, free = program.values, dict[str, float](), dict[str, float]()
+    # Updates come last.
+    schedule = bucket(PlanDraft(program), context).schedule
+    for item in sorted(schedule, key=lambda each: isinstance(each, LocalUpdate)):
+        queue, seconds = "compute", 0.0
+        if isinstance(item, Bucket):
+            queue = str(item.collectives[0].communicator)
+            seconds = durations.exchange(item.collectives, program.rank)
+        else:
+            seconds = durations.node(item, values, program.rank)
+        start = max(there.get(name, 0.0) for name in (*item.reads, "")) if item.reads else 0.0
+        end = max(start, free.get(queue, 0.0)) + seconds
+        free[queue] = end
+        there.update((value.name, end) for value in item.makes)
+    return Seconds(max(free.values(), default=0.0))

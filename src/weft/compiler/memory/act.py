@@ -81,7 +81,9 @@ def _compute(
     registers: Mapping[str, Register],
     strided: Collection[str],
 ) -> ActMemory:
-    calls, updates = _parts(actor)
+    nodes = join_sums(actor.nodes, actor.produces)[0] if actor.acts > 1 else actor.nodes
+    calls = [node for node in nodes if isinstance(node, LocalCall)]
+    updates = [node for node in nodes if isinstance(node, LocalUpdate)]
     made = {value.name: value for call in calls for value in call.makes}
     read = {name for call in calls for name in call.reads if name in registers}
     values = made | {name: registers[name].value for name in read}
@@ -121,12 +123,6 @@ def _compute(
     return ActMemory(walk.most, walk.live, fresh, produced, kept, under)
 
 
-def _parts(actor: Compute) -> tuple[list[LocalCall], list[LocalUpdate]]:
-    nodes = join_sums(actor.nodes, actor.produces)[0] if actor.acts > 1 else actor.nodes
-    calls = [node for node in nodes if isinstance(node, LocalCall)]
-    return calls, [node for node in nodes if isinstance(node, LocalUpdate)]
-
-
 def _made_by(calls: Iterable[LocalCall], ops: Collection[str]) -> frozenset[str]:
     return frozenset(value.name for call in calls if call.op in ops for value in call.makes)
 
@@ -135,8 +131,20 @@ def _shares(
     calls: Sequence[LocalCall], values: Mapping[str, LocalValue], strided: Collection[str]
 ) -> tuple[Mapping[str, str], Mapping[str, str]]:
     """For each view, the value whose memory it shares; then the same, and for what may be a view or a copy."""
-    sharing = [call for call in calls if not _copies(call, values)]
-    sure = [call for call in sharing if not _may_copy(call, values, strided)]
+    sharing, sure = list[LocalCall](), list[LocalCall]()
+    for call in calls:
+        slices, copies, joins = call.op == "weft.slice", False, False
+        if slices or call.op == "aten.reshape.default":
+            first, (made,) = values[call.operands[0]], call.makes
+            # What is out of order is copied where a slice is taken of it, or its dimensions are joined.
+            joins = first.name in strided and (slices or merges(first.shape, made.shape))
+            if slices:
+                dim = normal_dim(int(call.args[1]), len(first.shape))  # type: ignore[arg-type]
+                copies = slice_copies(first.shape, dim, made.shape[dim])
+        # Of ranks that keep none the value is neutral.
+        if not copies and not (call.op == "weft.keep" and call.args[1] is False):
+            sharing.append(call)
+            sure += [] if joins else [call]
     shared = view_bases(sharing)
     return shared if len(sure) == len(sharing) else view_bases(sure), shared
 
@@ -181,26 +189,6 @@ def _besides(
             copied = sum(values[x].nbytes for x in each.operands if x in strided)
             found[place] = Bytes(found.get(place, 0) + copied)
     return found
-
-
-def _copies(call: LocalCall, values: Mapping[str, LocalValue]) -> bool:
-    """True where an op that may return a view does not: neutral values of ranks that keep none, slices in pieces."""
-    if call.op == "weft.keep":
-        return call.args[1] is False
-    if call.op != "weft.slice":
-        return False
-    shape, (made,) = values[call.operands[0]].shape, call.makes
-    dim = normal_dim(int(call.args[1]), len(shape))  # type: ignore[arg-type]
-    return slice_copies(shape, dim, made.shape[dim])
-
-
-def _may_copy(call: LocalCall, values: Mapping[str, LocalValue], strided: Collection[str]) -> bool:
-    """True where it depends on strides: slices of what is out of order, and dimensions of it that are joined."""
-    if call.op not in ("weft.slice", "aten.reshape.default"):
-        return False
-    first = values[call.operands[0]]
-    joined = call.op == "weft.slice" or merges(first.shape, call.makes[0].shape)
-    return joined and first.name in strided
 
 
 @final

@@ -12,7 +12,6 @@ from weft.compiler.context import Options
 from weft.compiler.memory.walk import Held, Peak
 from weft.errors import StrategyError
 from weft.ir import LocalProgram, LogicalGraph
-from weft.ir.alias import Memory
 from weft.ir.logical import Box, Call, Input
 from weft.layout import Broadcast
 from weft.strategy.parts import Zero
@@ -41,12 +40,15 @@ def check_limit(
     total = peak.memory.peak
     program = next(each for each in programs if each.rank == peak.rank)
     makers = _Makers(graph, program.origins)
+    sizes = {each.name: getattr(peak.memory, each.name) for each in fields(peak.memory)}
+    largest = sorted(sizes.items(), key=lambda item: -item[1])
+    kinds = ", ".join(f"{kind} {bytes_text(size)}" for kind, size in largest if size)
     lines = [
         (
             f"rank {peak.rank} would hold {bytes_text(total)} at its peak, {bytes_text(total - limit)} "
             f"more than memory_limit={limit} ({bytes_text(limit)})"
         ),
-        f"  by kind: {_kinds(peak.memory)}",
+        f"  by kind: {kinds}",
         "  the largest values then:",
         *(f"    {_held(each, makers)}" for each in peak.held[:NAMED]),
         "  what would help:",
@@ -55,16 +57,9 @@ def check_limit(
     raise StrategyError("\n".join(lines))
 
 
-def _kinds(memory: Memory) -> str:
-    sizes = {each.name: getattr(memory, each.name) for each in fields(memory)}
-    largest = sorted(sizes.items(), key=lambda item: -item[1])
-    return ", ".join(f"{kind} {bytes_text(size)}" for kind, size in largest if size)
-
-
 def _held(held: Held, makers: _Makers) -> str:
     count = f" ({held.versions} versions)" if held.versions > 1 else ""
-    node = makers.of(held.register)
-    match node:
+    match makers.of(held.register):
         case Call(op=op, location=location):
             where = f" by {op}{f' at {location}' if location else ''}"
         case Input(role=role, key=key):
@@ -117,7 +112,9 @@ def _of_modules(peak: Peak, makers: _Makers, options: Options) -> Iterator[str]:
         node = makers.of(held.register)
         location = node.location if isinstance(node, Call) else None
         if location is not None and location.module and not location.backward:
-            module = _repeated(location.module)
+            # `blocks.0.attention.qkv` as `blocks.0`; without a number, the first part.
+            found = re.match(r"(?:[^.]*[^.\d][^.]*\.)*?\d+(?=\.|$)", location.module)
+            module = found[0] if found else location.module.partition(".")[0]
             pattern = re.sub(r"\d+$", "*", module)
             saved.setdefault(pattern, Counter())[module] += held.bytes
     for pattern, each in sorted(saved.items(), key=lambda item: -item[1].total())[:2]:
@@ -127,12 +124,6 @@ def _of_modules(peak: Peak, makers: _Makers, options: Options) -> Iterator[str]:
             yield f'recompute=["{pattern}"]: up to {bytes_text(less)} less activations'
         if less and pattern not in options.offload:
             yield f'offload=["{pattern}"]: up to {bytes_text(less)} less activations'
-
-
-def _repeated(module: str) -> str:
-    """`blocks.0.attention.qkv` as `blocks.0`; without a number, the first part."""
-    found = re.match(r"(?:[^.]*[^.\d][^.]*\.)*?\d+(?=\.|$)", module)
-    return found[0] if found else module.partition(".")[0]
 
 
 def _of_zero(peak: Peak, graph: LogicalGraph, options: Options) -> Iterator[str]:

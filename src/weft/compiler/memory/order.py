@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, final
 
 from weft.compiler.memory.act import ActMemory
 from weft.ir.alias import Kind
-from weft.ir.plan import Actor, Communicate, Fetch, Hold, RankPlan, Register
+from weft.ir.plan import Actor, Communicate, Fetch, Hold, RankPlan
 from weft.simulator.clock import Timed
 from weft.units import Bytes
 
@@ -47,26 +47,18 @@ def _acts(plan: RankPlan) -> Iterator[tuple[Actor, int]]:
     actors = [actor for actor in plan.actors if not isinstance(actor, Hold)]
     looping = [place for place, actor in enumerate(actors) if actor.acts > 1]
     first, last = (looping[0], looping[-1] + 1) if looping else (len(actors), len(actors))
-    yield from ((actor, 0) for actor in actors[:first])
-    after = [actor for actor in actors[first:last] if actor.acts == 1]
     loop = [actors[place] for place in looping]
-    yield from _once(after, loop, before=True)
+    made = {name for actor in loop for name in actor.produces}
+    before, behind = actors[:first], list[Actor]()
+    for actor in actors[first:last]:
+        if actor.acts == 1:
+            late = not made.isdisjoint(actor.consumes)
+            (behind if late else before).append(actor)
+            made.update(actor.produces if late else ())
+    yield from ((actor, 0) for actor in before)
     for micro in range(plan.micro_batches if loop else 0):
         yield from ((actor, micro) for actor in loop)
-    yield from _once(after, loop, before=False)
-    yield from ((actor, 0) for actor in actors[last:])
-
-
-def _once(
-    actors: Iterable[Actor], loop: Iterable[Actor], before: bool
-) -> Iterator[tuple[Actor, int]]:
-    made = {name for actor in loop for name in actor.produces}
-    for actor in actors:
-        late = not made.isdisjoint(actor.consumes)
-        if late:
-            made.update(actor.produces)
-        if late != before:
-            yield actor, 0
+    yield from ((actor, 0) for actor in (*behind, *actors[last:]))
 
 
 def moments_of(timeline: Iterable[Timed]) -> Iterator[Moment]:
@@ -98,18 +90,14 @@ class Left(NamedTuple):
 
     Attributes:
         rate: its versions in a step.
-        base: the name of what it stands on.
-        base_rate: versions of that in a step; 0 where it is no register.
-        fresh: kind and bytes of a storage of its own; None where it looks at what was read.
+        on: what it stands on.
         under: what it may look at besides; None where it does not.
     """
 
     name: str
     rate: int
     readers: int
-    base: str
-    base_rate: int
-    fresh: tuple[Kind, Bytes] | None
+    on: Base
     under: Base | None = None
 
 
@@ -134,32 +122,25 @@ class ActVersions(NamedTuple):
 def versions_of(plan: RankPlan, acts: Sequence[ActMemory]) -> list[ActVersions]:
     """The versions of every actor of a plan; `acts` are their effects on memory."""
     registers = {each.value.name: each for each in plan.registers}
+
+    def standing(name: str, act: ActMemory) -> Base:
+        rate = registers[name].rate if name in registers else 0
+        return Base(name, rate, act.fresh.get(name))
+
     found = []
     for actor, act in zip(plan.actors, acts, strict=True):
-        left = [
-            _left(registers, name, base, act)
-            for name, base in act.bases.items()
-            if name in registers
-        ]
+        left = []
+        for name, base in act.bases.items():
+            if own := registers.get(name):
+                under = standing(act.under[base], act) if base in act.under else None
+                left.append(Left(name, own.rate, len(own.consumers), standing(base, act), under))
         found.append(
             ActVersions(
                 actor.acts,
                 tuple([(name, registers[name].rate) for name in actor.consumes]),
                 isinstance(actor, Fetch),
-                tuple([each for each in left if each.base in act.kept]),
-                tuple([each for each in left if each.base not in act.kept]),
+                tuple([each for each in left if each.on.name in act.kept]),
+                tuple([each for each in left if each.on.name not in act.kept]),
             )
         )
     return found
-
-
-def _left(registers: Mapping[str, Register], name: str, base: str, act: ActMemory) -> Left:
-    own, on = registers[name], _standing(registers, base, act)
-    root = act.under.get(base)
-    under = None if root is None else _standing(registers, root, act)
-    return Left(name, own.rate, len(own.consumers), *on, under)
-
-
-def _standing(registers: Mapping[str, Register], name: str, act: ActMemory) -> Base:
-    below = registers.get(name)
-    return Base(name, 0 if below is None else below.rate, act.fresh.get(name))

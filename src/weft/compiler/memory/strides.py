@@ -7,7 +7,7 @@ only torch knows: here it is every op of which an operand has the shape of the r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from math import prod
 
@@ -69,14 +69,11 @@ def _made(
     if shares:
         in_order = bool(call.operands) and not strided
         return _views(call, values[call.operands[0]].shape if in_order else None, turned)
-    return _kernel_results(call, {values[name].shape for name in strided if found[name]})
-
-
-def _kernel_results(call: LocalCall, turned: Collection[Sequence[int]]) -> dict[str, bool]:
-    """The results of a kernel that it may turn around; `turned` are the shapes of its operands that are."""
     if call.op in _PRODUCTS or dict(call.kwargs).get("memory_format") == _CONTIGUOUS:
         return {}
-    return {x.name: True for x in _in_two_dims(call) if x.shape in turned or _turns(call.op)}
+    # A kernel may turn its results as operands of their shape are turned.
+    shapes = {values[name].shape for name in strided if found[name]}
+    return {x.name: True for x in _in_two_dims(call) if x.shape in shapes or _turns(call.op)}
 
 
 def _views(call: LocalCall, base: Sequence[int] | None, turned: bool) -> dict[str, bool]:

@@ -14,7 +14,7 @@ from itertools import chain
 from typing import NamedTuple, final
 
 from weft.compiler.memory.act import Taken, act_memory, gradient_sources
-from weft.compiler.memory.order import ActVersions, Left, Moment, moments, versions_of
+from weft.compiler.memory.order import ActVersions, Base, Left, Moment, moments, versions_of
 from weft.compiler.memory.strides import out_of_order
 from weft.ir.alias import KINDS, Kind, Memory
 from weft.ir.plan import Collective, Communicate, RankPlan
@@ -242,22 +242,20 @@ class MemoryWalk:
         acts, versions = touched.acts, self.versions
         made: dict[str, VersionStorage] = {}
 
-        def on(
-            base: str, base_rate: int, fresh: tuple[Kind, Bytes] | None
-        ) -> VersionStorage | None:
-            storage = made.get(base)
-            if storage is None and fresh is not None:
-                storage = made[base] = VersionStorage(base, *fresh)
-            elif storage is None and base_rate:
-                below = versions.get((base, micro * base_rate // acts))
+        def storage_of(base: Base) -> VersionStorage | None:
+            storage = made.get(base.name)
+            if storage is None and base.fresh is not None:
+                storage = made[base.name] = VersionStorage(base.name, *base.fresh)
+            elif storage is None and base.rate:
+                below = versions.get((base.name, micro * base.rate // acts))
                 storage = None if below is None else below.storage
             return storage
 
-        for name, rate, readers, base, base_rate, fresh, under in left:
+        for name, rate, readers, on, under in left:
             number = micro * rate // acts
             if (name, number) not in versions:
-                below = None if under is None else on(*under)
-                self._hold(name, number, _Version(on(base, base_rate, fresh), readers or 1, below))
+                below = under and storage_of(under)
+                self._hold(name, number, _Version(storage_of(on), readers or 1, below))
                 if not readers:
                     self._release(name, number, versions[name, number])
 

@@ -91,16 +91,15 @@ class Way:
 def even_signatures(call: OpCall, parts: int) -> Iterator[Signature]:
     """The signatures of a call that cut every dimension into equal parts; the all-Broadcast one first."""
     for signature in signatures(call, parts):
-        ports = (
-            *zip(call.operands, signature.operands, strict=True),
-            *zip(call.results, signature.results, strict=True),
-        )
-        if all(
-            spec.shape[sbp.dim] % parts == 0
-            for spec, sbp in ports
-            if spec and isinstance(sbp, Split)
-        ):
+        if all(size % parts == 0 for size in _cut_sizes(call, signature)):
             yield signature
+
+
+def _cut_sizes(call: OpCall, signature: Signature) -> set[int]:
+    """The sizes of the dimensions that a signature splits."""
+    specs, sbps = (*call.operands, *call.results), (*signature.operands, *signature.results)
+    pairs = zip(specs, sbps, strict=True)
+    return {spec.shape[sbp.dim] for spec, sbp in pairs if spec and isinstance(sbp, Split)}
 
 
 def ways(call: OpCall, sources: Sequence[Source], parts: int) -> Iterator[Way]:
@@ -109,21 +108,13 @@ def ways(call: OpCall, sources: Sequence[Source], parts: int) -> Iterator[Way]:
     outers = {form.outer for form in forms if isinstance(form, Strided)}
     for signature in even_signatures(call, parts):
         yield Way(signature)
+        sizes = _cut_sizes(call, signature)
         for outer in outers:
-            if _may_be_strided(call, signature, parts, outer):
-                yield Way(signature, outer)
-
-
-def _may_be_strided(call: OpCall, signature: Signature, parts: int, outer: int) -> bool:
-    """True where the op does the same with each sample, wherever in the split dimension it stands."""
-    ports = (
-        *zip(call.operands, signature.operands, strict=True),
-        *zip(call.results, signature.results, strict=True),
-    )
-    sizes = {spec.shape[sbp.dim] for spec, sbp in ports if spec and isinstance(sbp, Split)}
-    if len(sizes) != 1 or sizes.pop() % (outer * parts):
-        return False
-    return localize(call, signature, parts, 0) == localize(call, signature, parts, parts - 1)
+            # The op must do the same with each sample, wherever in the split dimension it stands.
+            if len(sizes) == 1 and max(sizes) % (outer * parts) == 0:
+                ends = (localize(call, signature, parts, part) for part in (0, parts - 1))
+                if next(ends) == next(ends):
+                    yield Way(signature, outer)
 
 
 def reshaped(
@@ -162,72 +153,38 @@ def cheapest(candidates: Iterable[Way], sources: Sequence[Source], batch: int) -
 
 def reading_cost(source: Source, wanted: Form, batch: int) -> float:
     """The cost of reading a value as `wanted`."""
-    size = max(prod(source.spec.shape), 1)
-    form = source.form
+    shape, form, parts = source.spec.shape, source.form, isinstance(wanted, Split | Strided)
+    size = max(prod(shape), 1)
     if form is None:
-        return _cost_from_nothing(source, wanted, batch) * size
+        if wanted == Broadcast():
+            return _LIGHT * (shape[:1] == (batch,)) * size
+        if isinstance(wanted, Split) and wanted.dim in source.pieces:
+            return 2 * _LIGHT * (shape[wanted.dim] != batch) * size
+        return 3 * _LIGHT * size if parts else inf
     if form == wanted:
         return 0.0
-    match wanted:
-        case Broadcast():
-            return _cost_of_whole(source, size)
-        case Split() | Strided():
-            stands = form == Broadcast()
-            return (0.0 if stands else _cost_of_whole(source, size)) + _SLICE * size
-    averages = isinstance(form, Own) and wanted == Partial("sum") and "float" in source.spec.dtype
-    return _AVERAGE * size if averages else inf
-
-
-def _cost_of_whole(source: Source, size: int) -> float:
-    if isinstance(source.form, Own):
-        return 0.0
+    if not parts and wanted != Broadcast():
+        averages = isinstance(form, Own) and wanted == Partial("sum")
+        return _AVERAGE * size if averages and "float" in source.spec.dtype else inf
+    cut = _SLICE * size if parts else 0.0
+    if isinstance(form, Own | Broadcast):
+        return cut
     if source.ready or source.whole:
-        return (_SLICE if source.ready else _WHOLE) * size
-    return (_ADD if isinstance(source.form, Partial) else _JOIN) * size + _BARRIER
+        return (_SLICE if source.ready else _WHOLE) * size + cut
+    return (_ADD if isinstance(form, Partial) else _JOIN) * size + _BARRIER + cut
 
 
-def _cost_from_nothing(source: Source, wanted: Form, batch: int) -> float:
-    match wanted:
-        case Broadcast():
-            return _LIGHT * (source.spec.shape[:1] == (batch,))
-        case Split(dim=dim) if dim in source.pieces:
-            return 2 * _LIGHT * (source.spec.shape[dim] != batch)
-        case Split() | Strided():
-            return 3 * _LIGHT
-    return inf
-
-
-def micro_call(
-    node: Call, call: OpCall, signature: Signature, reads: Sequence[Value], parts: int
-) -> Call:
+def micro_call(node: Call, signature: Signature, reads: Sequence[Value], parts: int) -> Call:
     """`node` under a signature along time; the names of its outputs stay."""
-    return reading(node, of_parts(node, call, signature, parts), reads)
+    return reading(node, of_parts(node, signature, parts), reads)
 
 
-def of_parts(node: Call, call: OpCall, signature: Signature, parts: int) -> OpCall:
+def of_parts(node: Call, signature: Signature, parts: int) -> OpCall:
     """The call that runs once for each micro-batch, as rules see it; arguments may vary. See `micro_call`."""
-    return _merged(node, _localized(call, signature, parts))
-
-
-def reading(node: Call, micro: OpCall, reads: Sequence[Value]) -> Call:
-    """`micro` in place of `node`, with the values that its operands are; the names of its outputs stay."""
-    outputs = tuple(
-        Value(old.name, spec.shape, spec.dtype) if old and spec else None
-        for old, spec in zip(node.outputs, micro.results, strict=True)
-    )
-    names = [value.name for value in reads]
-    return replace(node, outputs=outputs, **applied(micro, names))
-
-
-def _localized(call: OpCall, signature: Signature, parts: int) -> tuple[OpCall, ...]:
-    """The calls that micro-batches run; all of them are alike when the first and the last are."""
-    ends = tuple(localize(call, signature, parts, m) for m in (0, parts - 1))
-    if ends[0] == ends[1]:
-        return ends
-    return tuple(localize(call, signature, parts, m) for m in range(parts))
-
-
-def _merged(node: Call, every: tuple[OpCall, ...]) -> OpCall:
+    ends = tuple(localize(node.first, signature, parts, m) for m in (0, parts - 1))
+    # All are alike when the first and the last are.
+    alike = ends[0] == ends[1]
+    every = ends if alike else [localize(node.first, signature, parts, m) for m in range(parts)]
     first = every[0]
     if any((one.op, one.results) != (first.op, first.results) for one in every):
         raise InternalError(
@@ -237,3 +194,12 @@ def _merged(node: Call, every: tuple[OpCall, ...]) -> OpCall:
     args = joined(tuple(one.args for one in every))
     kwargs = joined(tuple(one.kwargs for one in every))
     return replace(first, args=args, kwargs=kwargs)
+
+
+def reading(node: Call, micro: OpCall, reads: Sequence[Value]) -> Call:
+    """`micro` in place of `node`, with the values that its operands are; the names of its outputs stay."""
+    outputs = tuple(
+        Value(old.name, spec.shape, spec.dtype) if old and spec else None
+        for old, spec in zip(node.outputs, micro.results, strict=True)
+    )
+    return replace(node, outputs=outputs, **applied(micro, [value.name for value in reads]))

@@ -13,12 +13,13 @@ along the rows, and localizing them needs no offset. For any other op the rows a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import prod
 from typing import final
 
 from weft.compiler.context import Context
+from weft.compiler.graph.rewriting import only_result
 from weft.compiler.hints import Hints, is_hint
 from weft.ir import nodes
 from weft.ir.logical import Arg, Call, Input, LogicalGraph, Node, Output, Ref, Update, Value
@@ -81,59 +82,50 @@ class _SequenceFirstWriter:
         for name in dict.fromkeys(node.uses):
             self._plain(node, name)
         self.nodes.append(node)
-        outputs: Iterable[Value | None] = ()
-        if isinstance(node, Call):
-            outputs = node.outputs
-        elif isinstance(node, Input):
-            outputs = (node.value,)
-        self.plain.update(value.name for value in outputs if value is not None)
+        self.plain.update(value.name for value in node.makes)
 
     def _call(self, node: Call) -> None:
         """A call that reads rows by time: on these, if its rule allows; else on rows as they were."""
-        if parts(self.graph, node, self.tokens) and self.rows.get(node.operands[0]) == 0:
-            self._part(node)
+        names = node.operands
+        if parts(self.graph, node, self.tokens) and self.rows.get(names[0]) == 0:
+            # [n·time, …] -> [groups, time, each, …] -> [groups, each, time, …] -> [n, time, …].
+            target = only_result(node)
+            cut = self.tokens.cut_by_time(target.shape[1:], 0)
+            self._turned(node, self._moved(self.graph.values[names[0]]), cut, 1, target)
+            self.plain.add(target.name)
             return
-        found = self._by_rows(node)
+        here = {i: self.rows[name] for i, name in enumerate(names) if name in self.rows}
+        found = None if is_hint(node) else rows_of(node.first, here, self.tokens.rows)
         if found is None:
             self._as_it_was(node)
             return
-        of_operands, of_results = found
-        for name, dim in of_operands.items():
+        renamed: dict[str, str] = {}
+        for name, dim in zip(names, found[0], strict=True):
+            value = self.graph.values[name]
             if dim is None:
                 self._plain(node, name)
-            else:
-                self._by_time(node, name, dim)
-        renamed = {
-            name: self._moved(self.graph.values[name]).name
-            for name, dim in of_operands.items()
-            if dim is not None
-        }
+                continue
+            if name not in self.rows:
+                # Rows that are there as they were are put by time.
+                cut = self.tokens.cut(value.shape, dim)
+                self._turned(node, value, cut, dim + 1, self._moved(value))
+                self.rows[name] = dim
+            renamed[name] = self._moved(value).name
         outputs: list[Value | None] = []
-        for value, dim in zip(node.outputs, of_results, strict=True):
-            if value is not None and dim is not None:
-                self.rows[value.name] = dim
-                value = self._moved(value)
-            elif value is not None:
-                self.plain.add(value.name)
-            outputs.append(value)
+        for made, dim in zip(node.outputs, found[1], strict=True):
+            outputs.append(made and (made if dim is None else self._moved(made)))
+            if made is not None and dim is not None:
+                self.rows[made.name] = dim
+            elif made is not None:
+                self.plain.add(made.name)
         call = nodes.renamed(node, renamed)
         assert isinstance(call, Call)  # as it was
         self.nodes.append(call.changed(outputs=tuple(outputs)))
 
-    def _by_rows(self, node: Call) -> tuple[dict[str, int | None], tuple[int | None, ...]] | None:
-        """The dimension of the rows in each operand and result; None when rows must stand as they were."""
-        if is_hint(node):
-            return None
-        names = node.operands
-        here = {i: self.rows[name] for i, name in enumerate(names) if name in self.rows}
-        found = rows_of(node.first, here, self.tokens.rows)
-        return found and (dict(zip(names, found[0], strict=True)), found[1])
-
     def _merge(self, node: Call) -> None:
         """[n, time, …] -> [groups, each, time, …] -> [groups, time, each, …] -> [n·time, …]."""
         self._plain(node, node.operands[0])
-        source, target = self.graph.values[node.operands[0]], node.outputs[0]
-        assert target is not None
+        source, target = self.graph.values[node.operands[0]], only_result(node)
         self.rows[target.name] = 0
         first = self.merged.setdefault((source.name, target.shape), target.name)
         if first != target.name:
@@ -142,15 +134,8 @@ class _SequenceFirstWriter:
         cut = self.tokens.cut(source.shape[1:], 0)
         self._turned(node, source, cut, 1, self._moved(target))
 
-    def _part(self, node: Call) -> None:
-        """[n·time, …] -> [groups, time, each, …] -> [groups, each, time, …] -> [n, time, …]."""
-        source, target = self.graph.values[node.operands[0]], node.outputs[0]
-        assert target is not None
-        cut = self.tokens.cut_by_time(target.shape[1:], 0)
-        self._turned(node, self._moved(source), cut, 1, target)
-        self.plain.add(target.name)
-
     def _plain(self, node: Node, name: str) -> None:
+        """Put rows as they were that are there by time alone."""
         if name in self.plain or name not in self.rows:
             return
         value, dim = self.graph.values[name], self.rows[name]
@@ -158,60 +143,36 @@ class _SequenceFirstWriter:
         self._turned(node, self._moved(value), cut, dim + 1, value)
         self.plain.add(name)
 
-    def _by_time(self, node: Node, name: str, dim: int) -> None:
-        """Put rows by time that are there as they were."""
-        if name in self.rows:
-            return
-        value = self.graph.values[name]
-        cut = self.tokens.cut(value.shape, dim)
-        self._turned(node, value, cut, dim + 1, self._moved(value))
-        self.rows[name] = dim
-
     def _turned(
         self, node: Node, source: Value, cut: tuple[int, ...], dim: int, made: Value
     ) -> None:
-        """View `source` as `cut`, swap dimensions `dim` and `dim + 1`, and view that as `made`."""
-        like = node if isinstance(node, Call) else self._maker(made)
-        self.nodes.extend(turned(like, source, cut, dim, made))
+        """View `source` as `cut`, swap dimensions `dim` and `dim + 1`, and view that as `made`.
+
+        For an output or an update this stands beside the call that made the value.
+        """
+        like = node if isinstance(node, Call) else self.graph.producers[made.name]
+        assert isinstance(like, Call)  # what is there by time alone was made by a call
+        swapped = (*cut[:dim], cut[dim + 1], cut[dim], *cut[dim + 2 :])
+        turns = [
+            Value(f"{made.name}.turn{i}", cut if not i else swapped, made.dtype) for i in range(3)
+        ]
+
+        def call(op: str, before: Value, after: Value, *args: Arg, **kwargs: Arg) -> None:
+            every, options = (before.ref, *args), tuple(kwargs.items())
+            where = {"location": like.location, "phase": like.phase}
+            self.nodes.append(Call.of(op, every, (after,), kwargs=options, **where))
+
+        call(VIEW, source, turns[0], cut)
+        call(TRANSPOSE, turns[0], turns[1], dim, dim + 1)
+        call(CLONE, turns[1], turns[2], memory_format=_CONTIGUOUS)
+        call(VIEW, turns[2], made, made.shape)
 
     def _moved(self, value: Value) -> Value:
         return replace(value, name=f"{self.same.get(value.name, value.name)}.by_time")
 
-    def _maker(self, value: Value) -> Call:
-        """The call that made a value of the old graph: what an output or an update reads is put back beside it."""
-        maker = self.graph.producers[value.name]
-        assert isinstance(maker, Call)  # what is there by time alone was made by a call
-        return maker
-
 
 VIEW, TRANSPOSE, CLONE = "aten.view.default", "aten.transpose.int", "aten.clone.default"
 _CONTIGUOUS = Token("memory_format", "contiguous_format")
-
-
-def turned(
-    like: Call, source: Value, cut: tuple[int, ...], dim: int, made: Value
-) -> Iterator[Call]:
-    """View `source` as `cut`, swap dimensions `dim` and `dim + 1`, and view that as `made`; where `like` stands."""
-    swapped = (*cut[:dim], cut[dim + 1], cut[dim], *cut[dim + 2 :])
-    turns = [Value(f"{made.name}.turn{i}", cut if not i else swapped, made.dtype) for i in range(3)]
-
-    def call(op: str, before: Value, after: Value, *args: Arg, **kwargs: Arg) -> Call:
-        arguments = (before.ref, *args)
-        return Call.of(
-            op,
-            arguments,
-            (after,),
-            kwargs=tuple(kwargs.items()),
-            location=like.location,
-            phase=like.phase,
-        )
-
-    yield call(VIEW, source, turns[0], cut)
-    yield call(TRANSPOSE, turns[0], turns[1], dim, dim + 1)
-    yield call(CLONE, turns[1], turns[2], memory_format=_CONTIGUOUS)
-    yield call(VIEW, turns[2], made, made.shape)
-
-
 VIEWS = frozenset(aten("view _unsafe_view reshape"))
 
 
@@ -257,28 +218,20 @@ def tokens_of(graph: LogicalGraph, hints: Hints, placement: Placement) -> Iterat
                 yield Tokens(n, time, groups)
 
 
-def _shapes(graph: LogicalGraph, node: Node) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def _shapes(graph: LogicalGraph, node: Node) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The shapes before and after a view; () for other nodes."""
     if not isinstance(node, Call) or node.op not in VIEWS or not isinstance(node.args[0], Ref):
-        return None
-    made = node.outputs[0]
-    return (graph.values[node.args[0].name].shape, made.shape) if made else None
+        return (), ()
+    return graph.values[node.args[0].name].shape, only_result(node).shape
 
 
 def merges(graph: LogicalGraph, node: Node, tokens: Tokens) -> bool:
     """True where a node flattens [n, time, …] to [n·time, …]."""
-    shapes = _shapes(graph, node)
-    return (
-        shapes is not None
-        and shapes[0][:2] == (tokens.n, tokens.time)
-        and shapes[1][:1] == (tokens.rows,)
-    )
+    before, after = _shapes(graph, node)
+    return before[:2] == (tokens.n, tokens.time) and after[:1] == (tokens.rows,)
 
 
 def parts(graph: LogicalGraph, node: Node, tokens: Tokens) -> bool:
     """True where a node makes [n, time, …] of [n·time, …]."""
-    shapes = _shapes(graph, node)
-    return (
-        shapes is not None
-        and shapes[1][:2] == (tokens.n, tokens.time)
-        and shapes[0][:1] == (tokens.rows,)
-    )
+    before, after = _shapes(graph, node)
+    return after[:2] == (tokens.n, tokens.time) and before[:1] == (tokens.rows,)

@@ -17,6 +17,7 @@ from typing import TypeAlias
 from weft.compiler.context import Context
 from weft.compiler.decompositions.decomposition import SampleStatistics
 from weft.compiler.decompositions.table import sample_statistics
+from weft.compiler.graph.rewriting import only_result
 from weft.compiler.microbatch.facts import Facts, facts, own_buffers, prepared
 from weft.compiler.microbatch.forms import (
     Form,
@@ -81,17 +82,24 @@ def _walked(graph: LogicalGraph, micro_batches: int, known: Facts) -> tuple[Logi
     chosen: _Chosen = {}
     for call in graph.of_kind(Call):
         _call(values, call, chosen)
-    ends = [_end(values, node) for node in graph.nodes if isinstance(node, Update | Output)]
-    nodes = (*inputs, *values.calls, *ends)
-    return LogicalGraph(graph.name, nodes, micro_batches), values
+    ends: list[Node] = []
+    for node in graph.nodes:
+        if isinstance(node, Update):
+            # BatchNorm's buffers get a new version from each micro-batch.
+            own = node.target.name in known.own and values.forms.get(node.source.name) == Own()
+            made = values.read(node.source.name, Own() if own else Broadcast())
+            ends.append(replace(node, source=Ref(made.name)))
+        elif isinstance(node, Output):
+            made = values.read(node.value.name, Broadcast())
+            ends.append(replace(node, value=Ref(made.name)))
+    return LogicalGraph(graph.name, (*inputs, *values.calls, *ends), micro_batches), values
 
 
 def _input(values: Values, node: Input) -> Input:
-    name, shape = node.value.name, node.value.shape
+    name = node.value.name
     if name in values.facts.leaves:
         values.forms[name] = Split(0)
-        parts = (values.micro_batches, shape[0] // values.micro_batches)
-        return replace(node, value=replace(node.value, shape=(*parts, *shape[1:])), cut=True)
+        return replace(node, value=replace(node.value, shape=values.cut(node.value)), cut=True)
     if name in values.facts.own:
         values.forms[name] = Own()
     else:
@@ -104,64 +112,63 @@ def _call(values: Values, node: Call, chosen: _Chosen) -> None:
 
     Equal calls of equal sources, such as those of repeated layers, run in the way `chosen` first.
     """
-    made = [value.name for value in node.makes]
-    operands = node.operands
-    if values.facts.nothing.issuperset(made):
+    if values.facts.nothing.issuperset(value.name for value in node.makes):
         return  # made where it is read, in the form that is wanted there
-    sources = tuple(values.source(name, node.phase) for name in operands)
+    sources = tuple(values.source(name, node.phase) for name in node.operands)
+    form, statistics = sources[0].form if sources else None, sample_statistics(node)
+    # Of what is split along samples, each micro-batch has statistics of its own.
+    if statistics and isinstance(form, Split | Strided) and statistics.over(form.dim):
+        _of_samples(values, node, form, statistics)
+        return
+    check_saved(values, node)
+    if factors_of(node.op) is reshape_factors and _viewed(values, node, form):
+        return
     call = node.first
-    statistics = sample_statistics(node)
-    if statistics is not None and over_samples(statistics, sources[0].form):
-        _of_samples(values, node, call, statistics)
-        return
-    check_saved(values, node, operands)
-    if factors_of(node.op) is reshape_factors and _viewed(values, node, call, sources[0].form):
-        return
     found = chosen.get((call, sources))
     if found is None:
         every = ways(call, sources, values.micro_batches)
         # A check comes once a step, of the whole result, before updates that follow all micro-batches.
         once = node.op == "weft.required"
         way = next(every) if once else cheapest(every, sources, values.facts.batch)
-        found = way, of_parts(node, call, way.signature, values.micro_batches)
+        found = way, of_parts(node, way.signature, values.micro_batches)
         chosen[call, sources] = found
     way, each = found
-    wanted = zip(operands, way.operands, strict=True)
-    reads = [values.operand(name, form, node.phase) for name, form in wanted]
-    micro = reading(node, each, reads)
+    micro = reading(node, each, _reads(values, node, way))
     own = any(source.form == Own() for source in sources)
     _add(values, micro, [Own() if own and form == Broadcast() else form for form in way.results])
 
 
-def _viewed(values: Values, node: Call, call: OpCall, form: Form | None) -> bool:
+def _reads(values: Values, node: Call, way: Way) -> list[Value]:
+    wanted = zip(node.operands, way.operands, strict=True)
+    return [values.operand(name, form, node.phase) for name, form in wanted]
+
+
+def _viewed(values: Values, node: Call, form: Form | None) -> bool:
     """Add a view of a value that is split, where its parts can be viewed alike; whether they can."""
-    (old,) = node.outputs
-    assert old is not None  # a view is a tensor
-    found = (
-        reshaped(form, call.operands[0].shape, old.shape, values.micro_batches) if form else None
-    )
+    old, source = only_result(node), values.graph.values[node.operands[0]].shape
+    found = reshaped(form, source, old.shape, values.micro_batches) if form else None
     if form is None or found is None:
         return False
-    length = old.shape[found.dim] // values.micro_batches
-    shape = (*old.shape[: found.dim], length, *old.shape[found.dim + 1 :])
-    read = values.read(node.operands[0], form, node.phase)
-    made = replace(old, shape=shape)
-    args = (read.ref, shape)
+    made = replace(old, shape=values.shape(old, found))
+    args = (values.read(node.operands[0], form, node.phase).ref, made.shape)
     view = node.changed(op="aten.reshape.default", args=args, kwargs=(), outputs=(made,))
     _add(values, view, [found])
     return True
 
 
-def _of_samples(values: Values, node: Call, call: OpCall, statistics: SampleStatistics) -> None:
+def _of_samples(
+    values: Values, node: Call, form: Split | Strided, statistics: SampleStatistics
+) -> None:
     """A call that takes statistics, or its backward, of the samples of a micro-batch alone."""
-    names = node.operands
-    form = values.forms[names[0]]
-    assert isinstance(form, Split | Strided)
-    check_size(values.micro_batches, node, call, statistics)
-    way = Way(statistics.signature(call, form.dim), form.outer if isinstance(form, Strided) else 1)
-    wanted = zip(names, way.operands, strict=True)
-    reads = [values.operand(name, each, node.phase) for name, each in wanted]
-    micro = micro_call(node, call, way.signature, reads, values.micro_batches)
+    own = statistics.size(node.first) // values.micro_batches
+    if own < 2:
+        raise StrategyError(
+            f"micro_batches={values.micro_batches} leaves the {statistics.name} at {node.location} {own} value for "
+            "each channel of a micro-batch, expected more than 1; take fewer micro-batches"
+        )
+    outer = form.outer if isinstance(form, Strided) else 1
+    way = Way(statistics.signature(node.first, form.dim), outer)
+    micro = micro_call(node, way.signature, _reads(values, node, way), values.micro_batches)
     once: Form = Partial("sum") if statistics.adds(node) else Own()
     _add(values, micro, [once if each == Broadcast() else each for each in way.results])
 
@@ -173,42 +180,14 @@ def _add(values: Values, call: Call, forms: list[Form]) -> None:
             values.note(value.name, form, value)
 
 
-def _end(values: Values, node: Node) -> Node:
-    if isinstance(node, Update):
-        # BatchNorm's buffers get a new version from each micro-batch.
-        follows = node.target.name in values.facts.own
-        each = follows and values.forms.get(node.source.name) == Own()
-        form: Form = Own() if each else Broadcast()
-        return replace(node, source=Ref(values.read(node.source.name, form).name))
-    assert isinstance(node, Output)
-    return replace(node, value=Ref(values.read(node.value.name, Broadcast()).name))
-
-
-def over_samples(statistics: SampleStatistics, form: Form | None) -> bool:
-    """True where statistics of a value in this form are taken over samples: each micro-batch has its own."""
-    return isinstance(form, Split | Strided) and statistics.over(form.dim)
-
-
-def check_size(micro_batches: int, node: Call, call: OpCall, statistics: SampleStatistics) -> None:
-    """Refuse statistics of a single value."""
-    own = statistics.size(call) // micro_batches
-    if own < 2:
-        raise StrategyError(
-            f"micro_batches={micro_batches} leaves the {statistics.name} at {node.location} {own} value for "
-            "each channel of a micro-batch, expected more than 1; take fewer micro-batches"
-        )
-
-
-def check_saved(values: Values, node: Call, operands: Sequence[str]) -> None:
+def check_saved(values: Values, node: Call) -> None:
     """Refuse what reads statistics of each micro-batch beside their backward: a gradient of that backward.
 
     Its sums over samples would be taken over all micro-batches, which do not share the statistics.
     A cast is none: kernels save in other dtypes than shapes say.
     """
-    saved = (name for name in operands if name in values.facts.saved)
-    if node.op != "aten._to_copy.default" and any(
-        values.forms.get(name) == Own() for name in saved
-    ):
+    saved = values.facts.saved.intersection(node.operands)
+    if node.op != "aten._to_copy.default" and any(values.forms.get(x) == Own() for x in saved):
         raise StrategyError(
             f"micro_batches={values.micro_batches}: the gradient of a BatchNorm is differentiated again at "
             f"{node.location}, as a gradient penalty does. Each micro-batch has statistics of its own, expected "
@@ -218,29 +197,23 @@ def check_saved(values: Values, node: Call, operands: Sequence[str]) -> None:
 
 
 def in_order(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGraph:
-    """The graph of a step in micro-batches, with its nodes in order.
+    """The graph of a step in micro-batches, with its nodes in order, without calls whose results nobody reads.
 
     A call that makes one value of all micro-batches stands right behind its operands, so that no
     micro-batch's value waits. Calls that run once a step stand in the loop when the loop reads what
     they make of the loop's results.
     """
-    calls = _joins_early(_read(graph.of_kind(Call), graph.nodes))
+    calls, ends = graph.of_kind(Call), [x for x in graph.nodes if not isinstance(x, Input | Call)]
+    kept = _needed(calls, ends)
+    calls = _joins_early([call for index, call in enumerate(calls) if index in kept])
     loop, late = _kinds(calls)
     barrier = _needed(calls, [call for index, call in enumerate(calls) if index in loop])
     places: tuple[list[Call], list[Call], list[Call]] = ([], [], [])
     for index, call in enumerate(calls):
         inside = index in loop or (index in late and index in barrier)
         places[1 if inside else 2 * (index in late)].append(call)
-    ends = [node for node in graph.nodes if not isinstance(node, Input | Call)]
     ordered = replace(graph, nodes=(*graph.of_kind(Input), *chain(*places), *ends))
     return _whole_leaves(ordered, leaves)
-
-
-def _read(calls: Sequence[Call], nodes: Iterable[Node]) -> list[Call]:
-    """The calls whose results somebody reads in the end."""
-    ends = [node for node in nodes if not isinstance(node, Call)]
-    kept = _needed(calls, ends)
-    return [call for index, call in enumerate(calls) if index in kept]
 
 
 def _needed(calls: Sequence[Call], readers: Iterable[Node]) -> set[int]:
@@ -254,6 +227,7 @@ def _needed(calls: Sequence[Call], readers: Iterable[Node]) -> set[int]:
 
 
 def _joins_early(calls: Sequence[Call]) -> list[Call]:
+    """The calls, with those that make one value of all micro-batches right behind what they read."""
     joins: dict[str, list[Call]] = {}
     for call in calls:
         if call.op in OVER_STEP:
@@ -267,6 +241,7 @@ def _joins_early(calls: Sequence[Call]) -> list[Call]:
 
 
 def _kinds(calls: Sequence[Call]) -> tuple[set[int], set[int]]:
+    """The places of calls that run once for each micro-batch, and of those that wait for all micro-batches."""
     loop, late = set(), set()
     looped: set[str] = set()
     waiting: set[str] = set()
@@ -282,6 +257,7 @@ def _kinds(calls: Sequence[Call]) -> tuple[set[int], set[int]]:
 
 
 def _whole_leaves(graph: LogicalGraph, leaves: Mapping[str, Value]) -> LogicalGraph:
+    """The graph in which leaves of which no micro-batch reads a part are inputs as they were."""
     read = {call.uses[0] for call in graph.of_kind(Call) if call.op == SELECT and call.varyings}
     uncut = leaves.keys() - read
     leaves = {name: leaves[name] for name in uncut}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import final
+from typing import Any, Literal, NamedTuple, TypeAlias, final
 
 from weft.compiler.microbatch.facts import Facts, sum_of_leaf
 from weft.compiler.microbatch.forms import Form, Own, Source, Strided, even_signatures, micro_call
@@ -16,12 +16,15 @@ from weft.layout import SBP, Broadcast, Partial, Split
 from weft.ops import Signature
 from weft.ops.rule import rule_of
 
+# Where a value comes from that is not read in the form of a result: a leaf of the batch in parts; what needs no
+# micro-batch; a view that is taken of the whole.
+_Origin: TypeAlias = Literal["leaf", "nothing", "view"]
 # What makes of a leaf that is cut the part of one micro-batch.
 SELECT = "aten.select.int"
 
 
 @final
-@dataclass
+@dataclass(slots=True)
 class Values:
     """The values that have been made so far; `read` makes those that are missing.
 
@@ -73,84 +76,90 @@ class Values:
         for stage in (None, phase.stage):
             if (name, form, stage) in self.made:
                 return self.made[name, form, stage]
-        match form:
-            case Split():
-                return self._piece(name, form, phase)
-            case Strided():
-                return self._pieces(name, form, phase)
-            case Broadcast():
-                return self._whole(name, phase)
-            case Partial():
-                return self._average(name, form)
-            case Own():
-                every = (self._ref(name), self._varying(1))
-                return self._converted(name, "use", "weft.use", every, form, phase)
+        return self._make(name, form, phase)
 
-    def _ref(self, name: str) -> Ref:
+    def _make(self, name: str, form: Form, phase: Phase) -> Value:
+        """A value in a form that is not there yet: by several calls, or by the one of its row in `_ROWS`."""
+        made = self._made_as(name, form)
+        if isinstance(form, Strided):
+            return self._in_blocks(name, form, phase)
+        if made == "nothing" and isinstance(form, Split | Broadcast):
+            summed = self._summed(name, phase) if form == Broadcast() else None
+            return summed or self._again(name, form, phase)
+        if made == "view":
+            # What it views may be wanted whole as well, and is packed once for both.
+            return self._again(name, Broadcast())
+        if isinstance(made, Strided) and form == Broadcast():
+            return self._packed(name, made)
+        key = type(form), made if isinstance(made, str) else type(made)
+        row = _ROWS.get(key) or _ROWS[type(form), "made"]
+        at = phase if row.at_reader else self._home(name)
+        args = row.args(self, name, form, phase)
+        shape = self.shape(self.graph.values[name], form)
+        value = self._new(name, row.suffix, row.op, args, shape, at)
+        self.note(name, form, value, phase.stage if row.at_reader else None)
+        return value
+
+    def _made_as(self, name: str, form: Form) -> Form | _Origin:
+        """The form in which a value is made, or where it comes from, seen from a form that is wanted."""
+        whole, facts = form == Broadcast(), self.facts
+        if name in facts.leaves and (whole or form == Split(0)):
+            return "leaf"
+        if whole and (name in facts.nothing or name in facts.whole):
+            return "nothing"
+        if name in facts.nothing and isinstance(form, Split) and self._can_make(name, form):
+            return "nothing"
+        made = self.forms.get(name, Broadcast())
+        return (
+            "view" if whole and isinstance(made, Split | Strided) and self._is_view(name) else made
+        )
+
+    def ref(self, name: str) -> Ref:
         """An argument that is a value as it is made: a leaf in parts, what is its own of each micro-batch."""
         value = self.graph.values[name]
-        if name in self.facts.leaves:
-            parts = (self.micro_batches, value.shape[0] // self.micro_batches)
-            return replace(value, shape=(*parts, *value.shape[1:])).ref
-        return value.ref
+        return replace(value, shape=self.cut(value)).ref if name in self.facts.leaves else value.ref
 
-    def _varying(self, step: int) -> PerMicroBatch:
+    def cut(self, leaf: Value) -> tuple[int, ...]:
+        """The shape of a leaf in parts."""
+        return (self.micro_batches, leaf.shape[0] // self.micro_batches, *leaf.shape[1:])
+
+    def each(self, step: int) -> PerMicroBatch:
+        """For each micro-batch its number, times a step."""
         return PerMicroBatch(tuple(step * m for m in range(self.micro_batches)))
 
-    def _piece(self, name: str, form: Split, phase: Phase) -> Value:
-        """A part for each micro-batch: of a leaf, made as a part, or cut from the whole."""
-        if name in self.facts.leaves and form.dim == 0:
-            every = (self._ref(name), 0, self._varying(1))
-            return self._converted(name, "micro", SELECT, every, form, phase)
-        if name in self.facts.nothing and self._can_make(name, form):
-            return self._again(name, form, phase)
-        whole = self.operand(name, Broadcast(), phase)
-        length = whole.shape[form.dim] // self.micro_batches
-        args = (whole.ref, form.dim, self._varying(length), length)
-        return self._converted(name, "micro", "weft.slice", args, form, phase)
-
-    def _pieces(self, name: str, form: Strided, phase: Phase) -> Value:
+    def _in_blocks(self, name: str, form: Strided, phase: Phase) -> Value:
         """For each micro-batch its part of every block, cut from the whole."""
         whole, dim = self.operand(name, Broadcast(), phase), form.dim
-        shape, outer = whole.shape, form.outer
-        blocks = (*shape[:dim], outer, shape[dim] // outer, *shape[dim + 1 :])
+        blocks = (
+            *whole.shape[:dim],
+            form.outer,
+            whole.shape[dim] // form.outer,
+            *whole.shape[dim + 1 :],
+        )
         viewed = self._viewed(whole, blocks, name, phase)
         length = blocks[dim + 1] // self.micro_batches
-        cut = (*blocks[: dim + 1], length, *shape[dim + 1 :])
-        args = (viewed.ref, dim + 1, self._varying(length), length)
+        cut = (*blocks[: dim + 1], length, *whole.shape[dim + 1 :])
+        args = (viewed.ref, dim + 1, self.each(length), length)
         part = self._new(name, "micro", "weft.slice", args, cut, phase)
-        made = self._viewed(part, self._shape(self.graph.values[name], form), name, phase)
+        made = self._viewed(part, self.shape(self.graph.values[name], form), name, phase)
         self.note(name, form, made, phase.stage)
         return made
 
-    def _packed(self, name: str, form: Strided, read: Value) -> Value:
-        old, dim, home = self.graph.values[name], form.dim, self._home(name)
-        blocks = (*old.shape[:dim], form.outer, read.shape[dim] // form.outer)
-        rest = old.shape[dim + 1 :]
-        viewed = self._viewed(read, (*blocks, *rest), name, home)
-        whole = (*blocks[:-1], blocks[-1] * self.micro_batches, *rest)
+    def _packed(self, name: str, form: Strided) -> Value:
+        """All micro-batches of what is split in blocks, as a whole."""
+        old, dim, home, read = (
+            self.graph.values[name],
+            form.dim,
+            self._home(name),
+            self.read(name, form),
+        )
+        length, rest = read.shape[dim] // form.outer, old.shape[dim + 1 :]
+        viewed = self._viewed(read, (*old.shape[:dim], form.outer, length, *rest), name, home)
+        whole = (*old.shape[:dim], form.outer, length * self.micro_batches, *rest)
         packed = self._new(name, "all", "weft.pack", (viewed.ref, dim + 1), whole, home)
         made = self._viewed(packed, old.shape, name, home)
         self.note(name, Broadcast(), made)
         return made
-
-    def _whole(self, name: str, phase: Phase) -> Value:
-        if name in self.facts.leaves:
-            args = (self._ref(name), self.graph.values[name].shape)
-            return self._converted(name, "whole", "aten.reshape.default", args, Broadcast(), phase)
-        if name in self.facts.nothing or name in self.facts.whole:
-            return self._summed(name, phase) or self._again(name, Broadcast(), phase)
-        form = self.forms[name]
-        if isinstance(form, Split | Strided) and self._is_view(name):
-            # What it views may be wanted whole as well, and is packed once for both.
-            return self._again(name, Broadcast(), self._home(name), None)
-        read = self.read(name, Partial() if form == Own() else form, phase)
-        if isinstance(form, Strided):
-            return self._packed(name, form, read)
-        how: Arg = form.reduction if isinstance(form, Partial) else "sum"
-        op, how = ("weft.pack", form.dim) if isinstance(form, Split) else ("weft.accumulate", how)
-        every = (read.ref, how)
-        return self._converted(name, "all", op, every, Broadcast(), self._home(name), None)
 
     def _summed(self, name: str, phase: Phase) -> Value | None:
         """A sum over a leaf, of the leaf as it is cut; None when `name` is no such sum."""
@@ -158,48 +167,18 @@ class Values:
         if found is None:
             return None
         leaf, calls = found
-        old = self.graph.values[leaf]
-        shape = (self.micro_batches, old.shape[0] // self.micro_batches, *old.shape[1:])
-        args = (self._ref(leaf), shape)
-        made = self._new(leaf, "parts", "aten.reshape.default", args, shape, phase)
+        shape = self.cut(self.graph.values[leaf])
+        made = self._new(
+            leaf, "parts", "aten.reshape.default", (self.ref(leaf), shape), shape, phase
+        )
         for call in calls:
             (value,) = call.makes
-            whole = replace(
-                value,
-                name=self._copy_name(value.name),
-                shape=() if call is calls[-1] else shape,
-            )
+            last = () if call is calls[-1] else shape
+            whole = replace(value, name=self._copy_name(value.name), shape=last)
             kind = Phase(phase.stage, call.phase.kind)
             self.calls.append(call.on(made).changed(outputs=(whole,), phase=kind))
             made = whole
         self.note(name, Broadcast(), made, phase.stage)
-        return made
-
-    def _average(self, name: str, form: Partial) -> Value:
-        value = self.read(name, Own())
-        if form != Partial() or "float" not in value.dtype:
-            raise StrategyError(
-                f"%{name} ({value.dtype}) has a value for each micro-batch, of which the step "
-                "wants one; only of floating-point values the mean is taken. Leave micro_batches "
-                "out, or do not return it"
-            )
-        args = (value.ref, 1 / self.micro_batches)
-        return self._converted(name, "mean", "aten.mul.Tensor", args, form, self._home(name), None)
-
-    def _converted(
-        self,
-        name: str,
-        suffix: str,
-        op: str,
-        args: tuple[Arg, ...],
-        form: Form,
-        phase: Phase,
-        stage: int | None = -1,
-    ) -> Value:
-        """Add a call that makes another form of a value; by default for the stage of `phase`."""
-        shape = self._shape(self.graph.values[name], form)
-        made = self._new(name, suffix, op, args, shape, phase)
-        self.note(name, form, made, phase.stage if stage == -1 else stage)
         return made
 
     def _viewed(self, value: Value, shape: tuple[int, ...], name: str, phase: Phase) -> Value:
@@ -231,21 +210,20 @@ class Values:
             and prod(self.graph.values[operands[0]].shape) == size
         )
 
-    def _again(self, name: str, form: SBP, phase: Phase, stage: int | None = -1) -> Value:
-        """Make a value in a form in which its operands can be made as well."""
-        stage = phase.stage if stage == -1 else stage
-        node = self._producer(name)
+    def _again(self, name: str, form: SBP, phase: Phase | None = None) -> Value:
+        """Make a value in a form in which its operands can be made as well: at a reader, or where the value is made."""
+        node, stage = self._producer(name), phase.stage if phase else None
+        at = phase or self._home(name)
         signature = next(self._makers(node, name, form))
         reads = [
-            self.read(operand, sbp, phase)
+            self.read(operand, sbp, at)
             for operand, sbp in zip(node.operands, signature.operands, strict=True)
         ]
-        call = micro_call(node, node.first, signature, reads, self.micro_batches)
+        call = micro_call(node, signature, reads, self.micro_batches)
         outputs = tuple(
             value and replace(value, name=self._copy_name(value.name)) for value in call.outputs
         )
-        again = Phase(phase.stage, node.phase.kind)
-        self.calls.append(call.changed(outputs=outputs, phase=again))
+        self.calls.append(call.changed(outputs=outputs, phase=Phase(at.stage, node.phase.kind)))
         for old, new, sbp in zip(node.outputs, outputs, signature.results, strict=True):
             if old is not None and new is not None:
                 self.note(old.name, sbp, new, stage)
@@ -279,7 +257,8 @@ class Values:
         node = self.graph.producers[name]
         return node.phase if isinstance(node, Call) else FORWARD
 
-    def _shape(self, old: Value, form: Form) -> tuple[int, ...]:
+    def shape(self, old: Value, form: Form) -> tuple[int, ...]:
+        """The shape in a form of a value whose whole is `old`."""
         if not isinstance(form, Split | Strided):
             return old.shape
         length = old.shape[form.dim] // self.micro_batches
@@ -298,3 +277,60 @@ class Values:
             name = f"{wish}{count}"
         self._names.add(name)
         return name
+
+
+@final
+class _Row(NamedTuple):
+    """The call that makes another form of a value.
+
+    Attributes:
+        suffix: of the name of its result.
+        args: its arguments, of the values, a name, the form that is wanted, and the phase of the reader.
+        at_reader: true where it runs in each stage that reads the form; else it runs once, where the value is made.
+    """
+
+    suffix: str
+    op: str
+    args: Callable[[Values, str, Any, Phase], tuple[Arg, ...]]
+    at_reader: bool = False
+
+
+def _sliced(values: Values, name: str, form: Split, phase: Phase) -> tuple[Arg, ...]:
+    whole = values.operand(name, Broadcast(), phase)
+    length = whole.shape[form.dim] // values.micro_batches
+    return whole.ref, form.dim, values.each(length), length
+
+
+def _joined(values: Values, name: str, _: Form, phase: Phase) -> tuple[Arg, ...]:
+    made: Any = values.forms[name]
+    how: Arg = made.dim if isinstance(made, Split) else made.reduction
+    return values.read(name, made, phase).ref, how
+
+
+def _averaged(values: Values, name: str, form: Partial, _: Phase) -> tuple[Arg, ...]:
+    value = values.read(name, Own())
+    if form != Partial() or "float" not in value.dtype:
+        raise StrategyError(
+            f"%{name} ({value.dtype}) has a value for each micro-batch, of which the step "
+            "wants one; only of floating-point values the mean is taken. Leave micro_batches "
+            "out, or do not return it"
+        )
+    return value.ref, 1 / values.micro_batches
+
+
+# The form that is wanted, the form in which a value is made ("made" for any other) → the call that makes one of the
+# other.
+_ROWS: Mapping[tuple[type, type | str], _Row] = {
+    (Split, "leaf"): _Row("micro", SELECT, lambda v, x, *_: (v.ref(x), 0, v.each(1)), True),
+    (Split, "made"): _Row("micro", "weft.slice", _sliced, True),
+    (Broadcast, "leaf"): _Row(
+        "whole", "aten.reshape.default", lambda v, x, *_: (v.ref(x), v.graph.values[x].shape), True
+    ),
+    (Broadcast, Split): _Row("all", "weft.pack", _joined),
+    (Broadcast, Partial): _Row("all", "weft.accumulate", _joined),
+    (Broadcast, Own): _Row(
+        "all", "weft.accumulate", lambda v, x, *_: (v.read(x, Partial()).ref, "sum")
+    ),
+    (Partial, "made"): _Row("mean", "aten.mul.Tensor", _averaged),
+    (Own, Own): _Row("use", "weft.use", lambda v, x, *_: (v.ref(x), v.each(1)), True),
+}

@@ -1,6 +1,6 @@
 """Join small collectives: one call for many gradients or parameters costs one latency instead of many.
 
-Before: a `LocalProgram`, one collective after another. After: a `Schedule`, in which reductions on
+Before: a draft with its program, one collective after another. After: a `Schedule`, in which reductions on
 one communicator that nothing waits for yet stand together, and so do all-gathers of parameters.
 Every rank of a communicator decides alike: the sizes, the order and the readers that decide are the
 same on all of them.
@@ -12,24 +12,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isqrt
-from typing import Protocol, TypeAlias, final
+from typing import TypeAlias, final
 
-from weft.cached import cached_property
+from weft.compiler.context import Context
+from weft.compiler.schedule.draft import Bucket, PlanDraft, ScheduleItem
 from weft.ir.nodes import FORWARD, OVER_STEP, Phase
-from weft.ir.plan import (
-    Collective,
-    Exchange,
-    LocalCall,
-    LocalNode,
-    LocalProgram,
-    LocalUpdate,
-    LocalValue,
-)
+from weft.ir.plan import Collective, Exchange, LocalCall, LocalNode, LocalProgram, LocalUpdate
 from weft.ops.signatures import BLANK
 from weft.ops.weft_ops import ops_that
-from weft.units import Bytes
 
 _URGENT = ops_that("urgent")
 # How much larger buckets of gathers may be than those of reductions.
@@ -41,60 +33,34 @@ CUTS = 64
 LATENCY = 0.05
 
 
-@final
-@dataclass(frozen=True)
-class Bucket:
-    """Collectives that run as one, or a transfer."""
+def bucket(draft: PlanDraft, context: Context) -> PlanDraft:
+    """The draft with the nodes of its program in order, reductions and gathers joined into buckets.
 
-    collectives: tuple[Exchange, ...]
-
-    @cached_property
-    def reads(self) -> frozenset[str]:
-        """The local values that go in."""
-        return frozenset(name for collective in self.collectives for name in collective.reads)
-
-    @cached_property
-    def makes(self) -> tuple[LocalValue, ...]:
-        """The local values that come out."""
-        return tuple(value for collective in self.collectives for value in collective.makes)
-
-    @property
-    def gathers(self) -> bool:
-        """True where it makes tensors whole."""
-        return all(each.kind == "all_gather" for each in self.collectives)
-
-    @property
-    def phase(self) -> Phase:
-        """The phase, the same for all collectives."""
-        return self.collectives[0].phase
-
-
-ScheduleItem: TypeAlias = LocalCall | LocalUpdate | Bucket
-Schedule: TypeAlias = tuple[ScheduleItem, ...]
-
-
-def bucket(program: LocalProgram, bucket_bytes: Bytes, staged: bool = False) -> Schedule:
-    """The nodes of `program` in order, with reductions and gathers joined into buckets.
-
-    A bucket starts as soon as its tensors have `bucket_bytes` on a rank: larger ones save latency,
+    A bucket starts as soon as its tensors have `Context.bucket_bytes` on a rank: larger ones save latency,
     smaller ones start earlier, and leave less for the end, where nothing hides it. Gathers of
     parameters are done ahead of their readers: up to `GATHERED` times as much goes together.
 
     A reduction that the very next calls read (`urgent` in `weft.ops.weft_ops`) does not wait for gradients of
-    weights. Only what runs equally often is joined, and with several stages (`staged`) only within a phase. The
+    weights. Only what runs equally often is joined, and with several stages only within a phase. The
     addition of a micro-batch to a sum follows its bucket, and closes no bucket.
     """
+    program = draft.program
     calls = [node for node in program.nodes if isinstance(node, LocalCall)]
     urgent = {
         value.name for call in calls if op_on_all_ranks(call) in _URGENT for value in call.makes
     }
-    parameters, (once, again) = parameter_values(program), _reduced(program)
-    sums = sums_of_communicated(program.nodes)
-    joiner = _Joiner(bucket_bytes, program.loop, staged, parameters, once, again, urgent, sums)
+    once, again = Counter[int](), Counter[int]()
+    for node in program.nodes if program.loop else ():
+        if isinstance(node, Collective) and node.kind in ("all_reduce", "reduce_scatter"):
+            found = again if node.output.name in program.loop else once
+            found[node.communicator] += node.input.nbytes
+    staged, sums = len(context.stages.placements) > 1, sums_of_communicated(program.nodes)
+    parameters, limit = parameter_values(program), context.bucket_bytes
+    joiner = _Joiner(limit, program.loop, staged, parameters, once, again, urgent, sums)
     for node in program.nodes:
         joiner.add(node)
     joiner.close(joiner.open)
-    return tuple(joiner.items)
+    return replace(draft, schedule=tuple(joiner.items))
 
 
 # Communicator, kind, reduction, dtype, whether it runs for each micro-batch, and the phase.
@@ -144,7 +110,10 @@ class _Joiner:
             self.items.append(node)
         elif isinstance(node, Collective) and node.input.name in self.urgent:
             self.items.append(Bucket((node,)))
-        elif isinstance(node, Collective) and self._joins(node):
+        elif isinstance(node, Collective) and (
+            node.kind in ("all_reduce", "reduce_scatter")
+            or (node.kind == "all_gather" and node.input.name in self.parameters)
+        ):
             self._join(node)
         else:
             self.close(key for key in self.open if key[0] == node.communicator)
@@ -157,10 +126,6 @@ class _Joiner:
             for value in (value for item in items for value in item.makes):
                 del self.kinds[value.name]
 
-    def _joins(self, node: Collective) -> bool:
-        gathers = node.kind == "all_gather" and node.input.name in self.parameters
-        return gathers or node.kind in ("all_reduce", "reduce_scatter")
-
     def _join(self, node: Collective) -> None:
         looped = node.output.name in self.loop
         phase = node.phase if self.staged else FORWARD
@@ -168,7 +133,13 @@ class _Joiner:
         waiting = self.open.setdefault(key, [])
         waiting.append(node)
         self.kinds[node.output.name] = key
-        if sum(map(_bytes, waiting)) >= self._limit(node, looped):
+        # Bytes that a rank gives, on average: shards that are not even differ between ranks.
+        gathers = node.kind == "all_gather"
+        given = (
+            each.output.nbytes // len(each.sizes) if gathers else each.input.nbytes
+            for each in waiting
+        )
+        if sum(given) >= self._limit(node, looped):
             self.close([key])
 
     def _limit(self, node: Collective, looped: bool) -> int:
@@ -181,24 +152,6 @@ class _Joiner:
         if looped:
             return min(self.limit, isqrt(int(self.again[node.communicator] * self.limit * LATENCY)))
         return max(self.limit, self.once[node.communicator] // CUTS)
-
-
-def _bytes(each: Collective) -> Bytes:
-    """Bytes that a rank gives to a collective, on average: shards that are not even differ between ranks."""
-    if each.kind == "all_gather":
-        return Bytes(each.output.nbytes // len(each.sizes))
-    return each.input.nbytes
-
-
-def _reduced(program: LocalProgram) -> tuple[Counter[int], Counter[int]]:
-    once, again = Counter[int](), Counter[int]()
-    if not program.loop:
-        return once, again
-    for node in program.nodes:
-        if isinstance(node, Collective) and node.kind in ("all_reduce", "reduce_scatter"):
-            found = again if node.output.name in program.loop else once
-            found[node.communicator] += node.input.nbytes
-    return once, again
 
 
 def parameter_values(
@@ -214,16 +167,9 @@ def parameter_values(
     return frozenset(found)
 
 
-class _Item(Protocol):
-    @property
-    def reads(self) -> frozenset[str]: ...
-    @property
-    def makes(self) -> tuple[LocalValue, ...]: ...
-
-
-def sums_of_communicated(items: Sequence[_Item]) -> frozenset[str]:
+def sums_of_communicated(items: Sequence[LocalNode | Bucket]) -> frozenset[str]:
     """Communicated values that only become a sum over micro-batches, what calls make of one of them, and the sum."""
-    readers: dict[str, list[_Item]] = {}
+    readers: dict[str, list[LocalNode | Bucket]] = {}
     for item in items:
         for name in item.reads:
             readers.setdefault(name, []).append(item)
@@ -232,7 +178,7 @@ def sums_of_communicated(items: Sequence[_Item]) -> frozenset[str]:
     return frozenset(made for name in names for made in _way_to_sum(name, readers))
 
 
-def _way_to_sum(name: str, readers: Mapping[str, list[_Item]]) -> Iterator[str]:
+def _way_to_sum(name: str, readers: Mapping[str, list[LocalNode | Bucket]]) -> Iterator[str]:
     """The values from a communicated one to its sum over micro-batches; none where anything else reads one of them."""
     way = [name]
     while len(found := readers.get(name, [])) == 1:

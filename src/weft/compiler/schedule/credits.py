@@ -8,22 +8,20 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias, final
 
 from weft.actors.deadlock import Edge, max_cycle_ratio
+from weft.compiler.context import Context
 from weft.compiler.schedule.actor_graph import ActorGraph, Link, Node, Slot
+from weft.compiler.schedule.draft import PlanDraft
 from weft.compiler.schedule.presets import Preset
 from weft.errors import StrategyError
 from weft.ir.alias import copied_results, overwritable
-from weft.ir.legal.plans import verify_plan
 from weft.ir.plan import (
     Actor,
     Collective,
     Communicate,
     Compute,
-    Exchange,
     Feed,
     LocalCall,
-    LocalProgram,
     LocalUpdate,
-    LocalValue,
     RankPlan,
     Register,
     RegisterKind,
@@ -53,23 +51,9 @@ def preset_slots(web: ActorGraph, preset: Preset) -> dict[Slot, int]:
     """
     found = fewest_slots(web)
     for link in _loop_links(web):
-        _check_given(web, link, preset)
         wanted = _of_link(web, link, preset)
         found[link.slot] = max(found[link.slot], min(wanted, web.micro_batches))
     return found
-
-
-def _check_given(web: ActorGraph, link: Link, preset: Preset) -> None:
-    source, target = web.actor(link.source), web.actor(link.target)
-    if not preset.given or not isinstance(source, Compute) or target is None:
-        return
-    stage, every = source.phase.stage, web.micro_batches
-    most, kept = preset.in_flight(stage), source.phase.kind != target.phase.kind
-    if kept and most < every and web.crosses_barrier(link):
-        raise StrategyError(
-            f"in_flight={preset.given} lets stage {stage} hold {most} micro-batches, but it must hold all {every}: "
-            f"they wait for one another before the backward of the first; give it {every}, or leave in_flight out"
-        )
 
 
 def _of_link(web: ActorGraph, link: Link, preset: Preset) -> int:
@@ -80,21 +64,22 @@ def _of_link(web: ActorGraph, link: Link, preset: Preset) -> int:
     source, target = web.actor(link.source), web.actor(link.target)
     if source is None or target is None:
         return 1
-    stage = source.phase.stage
-    ahead = _ahead(web, link.source) if isinstance(source, Communicate) else 0
-    if source.phase.kind != target.phase.kind:
-        return preset.in_flight(stage) + ahead
-    crosses = source.queue != target.queue
-    return 1 + max(ahead, int(crosses or stage != target.phase.stage))
-
-
-def _ahead(web: ActorGraph, node: Node) -> int:
-    """The number of stages between those that send in a communication and the one that it is for."""
-    reader = web.actor(node)
-    assert reader is not None
-    senders = [web.actor(link.source) for link in web.into[node]]
-    stages = [sender.phase.stage for sender in senders if sender is not None]
-    return max((abs(reader.phase.stage - stage) for stage in stages), default=0)
+    stage, every, kept = (
+        source.phase.stage,
+        web.micro_batches,
+        source.phase.kind != target.phase.kind,
+    )
+    ahead, most = 0, preset.in_flight(stage) if kept else 1
+    if isinstance(source, Communicate):
+        senders = (web.actor(each.source) for each in web.into[link.source])
+        ahead = max((abs(stage - each.phase.stage) for each in senders if each), default=0)
+    elif preset.given and kept and most < every and web.crosses_barrier(link):
+        raise StrategyError(
+            f"in_flight={preset.given} lets stage {stage} hold {most} micro-batches, but it must hold all {every}: "
+            f"they wait for one another before the backward of the first; give it {every}, or leave in_flight out"
+        )
+    crosses = source.queue != target.queue or stage != target.phase.stage
+    return most + ahead if kept else 1 + max(ahead, int(crosses))
 
 
 def enough_slots(web: ActorGraph, room: Mapping[int, Bytes] | None = None) -> dict[Slot, int]:
@@ -107,12 +92,19 @@ def enough_slots(web: ActorGraph, room: Mapping[int, Bytes] | None = None) -> di
     Args:
         room: for each rank, the bytes that more copies may take; unbounded by default.
     """
-    return _Raise(web, fewest_slots(web), dict(room) if room is not None else None).run()
+    search, goal = (
+        _CopySearch(web, fewest_slots(web), dict(room) if room is not None else None),
+        web.busiest,
+    )
+    while True:
+        ratio, cycle = max_cycle_ratio(web.marked_graph(search.copies))
+        if ratio <= goal * ENOUGH or not cycle or not search.loosen(cycle, goal):
+            return search.copies
 
 
 @final
-@dataclass
-class _Raise:
+@dataclass(slots=True)
+class _CopySearch:
     """The search for copies.
 
     Attributes:
@@ -131,53 +123,43 @@ class _Raise:
     def __post_init__(self) -> None:
         for link in _loop_links(self.web):
             self.sizes[link.slot] = link.register.value.nbytes
-            group = self._group(link)
+            # Values kept for a stage's backward get copies together, those that arrive apart; all else alone.
+            source, target = self.web.actor(link.source), self.web.actor(link.target)
+            group: Group = (link.slot[0], link.slot[1], "passes")
+            if source is not None and target is not None and source.phase.kind != target.phase.kind:
+                arrives = isinstance(source, Communicate)
+                kind = "arrives" if arrives else source.phase.kind
+                group = link.slot[0], source.phase.stage, kind
             known = self.group_of.get(link.slot)
             if known is None or isinstance(known[1], str):
                 self.group_of[link.slot] = group
         for slot, group in self.group_of.items():
             self.groups.setdefault(group, []).append(slot)
 
-    def _group(self, link: Link) -> Group:
-        """The group of a link: values kept for a stage's backward together, those that arrive apart; all else alone."""
-        rank, name = link.slot
-        source, target = self.web.actor(link.source), self.web.actor(link.target)
-        if source is None or target is None or source.phase.kind == target.phase.kind:
-            return rank, name, "passes"
-        arrives = isinstance(source, Communicate)
-        return rank, source.phase.stage, "arrives" if arrives else source.phase.kind
-
-    def run(self) -> dict[Slot, int]:
-        """Raise until it is enough, or nothing more may be raised."""
-        goal = self.web.busiest
-        while True:
-            ratio, cycle = max_cycle_ratio(self.web.marked_graph(self.copies))
-            if ratio <= goal * ENOUGH or not cycle or not self._raise(cycle, goal):
-                return self.copies
-
-    def _raise(self, cycle: Sequence[Edge[Node]], goal: Seconds) -> bool:
+    def loosen(self, cycle: Sequence[Edge[Node]], goal: Seconds) -> bool:
+        """Give copies to the registers of a cycle that take the least memory; False where none has room or use."""
         tokens, seconds = sum(e.tokens for e in cycle), sum(e.seconds for e in cycle)
         lack = max(1, math.ceil(seconds / (goal * ENOUGH) - 1e-9) - tokens)
         labels = [edge.label for edge in cycle if isinstance(edge.label, tuple)]
         # A variable that the loop writes has no second copy.
         loose = (label for label in labels if all(slot in self.group_of for slot in label))
-        choices = [self._choice(label, lack) for label in loose]
-        for _, slots, more in sorted(c for c in choices if c is not None):
-            if self._fits(slots, more):
+        choices = []
+        for label in loose:
+            wanted = {slot for each in label for slot in self.groups[self.group_of[each]]}
+            fewest_slots = min(self.copies[each] for each in label)
+            more = min(lack, self.web.micro_batches - fewest_slots)
+            slots = tuple(sorted(slot for slot in wanted if self.copies[slot] == fewest_slots))
+            if more > 0:  # else it has a copy for every micro-batch
+                choices.append((sum(self.sizes[slot] for slot in slots), slots, more))
+        for _, slots, more in sorted(choices):
+            if self._reserves(slots, more):
                 for slot in slots:
                     self.copies[slot] += more
                 return True
         return False
 
-    def _choice(self, label: Iterable[Slot], lack: int) -> tuple[int, tuple[Slot, ...], int] | None:
-        """Bytes a copy, registers and copies that loosen an edge; None when it has a copy for every micro-batch."""
-        wanted = {slot for each in label for slot in self.groups[self.group_of[each]]}
-        fewest_slots = min(self.copies[each] for each in label)
-        more = min(lack, self.web.micro_batches - fewest_slots)
-        slots = tuple(sorted(slot for slot in wanted if self.copies[slot] == fewest_slots))
-        return (sum(self.sizes[slot] for slot in slots), slots, more) if more > 0 else None
-
-    def _fits(self, slots: Iterable[Slot], more: int) -> bool:
+    def _reserves(self, slots: Iterable[Slot], more: int) -> bool:
+        """Take room for copies; False where a rank has too little."""
         if self.room is None:
             return True
         needed: dict[int, int] = {}
@@ -205,65 +187,46 @@ def _loop_links(web: ActorGraph) -> list[Link]:
 
 # Two versions of a batch may exist: one that is read, one that the host fills meanwhile.
 BATCH_CREDITS = 2
+# Kinds of registers that are full when a step begins.
+LASTING = ("parameter", "buffer", "state", "constant")
 
 
-def with_credits(
-    program: LocalProgram, actors: tuple[Actor, ...], controls: tuple[Register, ...] = ()
-) -> RankPlan:
-    """The plan of one rank, with as few credits as one step at a time needs.
+def give_credits(draft: PlanDraft, _: Context) -> PlanDraft:
+    """The draft with its plan, with as few credits as one step at a time needs.
 
     With micro-batches or several stages, `schedule/schedule.py` gives more and proves the plan live together
     with those of the other ranks.
-
-    Args:
-        controls: registers that only make actors wait (`schedule/gathers_first.py`).
     """
+    program, actors = draft.program, draft.actors
     kinds: dict[str, RegisterKind] = {item.value.name: item.role for item in program.inputs}
-    for actor in actors:
-        if isinstance(actor, Communicate):
-            kinds.update((name, "communication") for name in actor.produces)
-        elif isinstance(actor, Compute):
-            calls = (node for node in actor.nodes if isinstance(node, LocalCall))
-            away = (call for call in calls if call.op == "weft.offload")
-            kinds.update((value.name, "host") for call in away for value in call.makes)
+    rates = dict.fromkeys(program.loop, program.micro_batches)
     readers: dict[str, list[int]] = {}
     for actor in actors:
         for name in actor.consumes:
             readers.setdefault(name, []).append(actor.id)
-    extra = {register.value.name for register in controls}
-    written = (
-        name
-        for actor in actors
-        if isinstance(actor, Compute) and actor.acts > 1
-        for node in actor.nodes
-        if isinstance(node, LocalUpdate)
-        for name in (node.target, *node.states)
-    )
-    rates = dict.fromkeys((*program.loop, *written), program.micro_batches)
-    registers = tuple(
-        _register(
-            program.values[name],
-            kinds.get(name, "activation"),
-            actor,
-            readers.get(name, []),
-            rates.get(name, 1),
-        )
-        for actor in actors
-        for name in actor.produces
-        if name not in extra
-    )
-    plan = RankPlan(
-        program.rank, program.inputs, actors, (*registers, *controls), program.micro_batches
-    )
-    return verify_plan(reuse_buffers(plan))
-
-
-def _register(
-    value: LocalValue, kind: RegisterKind, producer: Actor, consumers: list[int], rate: int
-) -> Register:
-    credits = BATCH_CREDITS if isinstance(producer, Feed) else 1
-    full = kind in ("parameter", "buffer", "state", "constant")
-    return Register(value, kind, producer.id, tuple(consumers), credits, full, rate)
+        if isinstance(actor, Communicate):
+            kinds.update((name, "communication") for name in actor.produces)
+        for node in actor.nodes if isinstance(actor, Compute) else ():
+            if isinstance(node, LocalCall) and node.op == "weft.offload":
+                kinds.update((value.name, "host") for value in node.makes)
+            elif isinstance(node, LocalUpdate) and actor.acts > 1:
+                written = (node.target, *node.states)
+                rates.update(dict.fromkeys(written, program.micro_batches))
+    extra, registers = {control.value.name for control in draft.controls}, list[Register]()
+    for actor in actors:
+        credits = BATCH_CREDITS if isinstance(actor, Feed) else 1
+        for name in actor.produces:
+            if name not in extra:
+                value, kind, rate = (
+                    program.values[name],
+                    kinds.get(name, "activation"),
+                    rates.get(name, 1),
+                )
+                full, readers_of = kind in LASTING, tuple(readers.get(name, ()))
+                registers.append(Register(value, kind, actor.id, readers_of, credits, full, rate))
+    every = (*registers, *draft.controls)
+    plan = RankPlan(program.rank, program.inputs, actors, every, program.micro_batches)
+    return replace(draft, plan=reuse_buffers(plan))
 
 
 # Writes over memory, stated in the plan: all-reduces over their input, and the values that must be copied before.
@@ -276,23 +239,19 @@ def _register(
 
 def reuse_buffers(plan: RankPlan) -> RankPlan:
     """The plan with `in_place` of its all-reduces and `copies` of its segments."""
-    over = overwritable(plan)
-    actors = tuple([_donated(plan, actor, over) for actor in plan.actors])
-    return replace(plan, actors=actors)
-
-
-def _donated(plan: RankPlan, actor: Actor, over: frozenset[str]) -> Actor:
-    match actor:
-        case Compute():
-            copies = copied_results(plan, actor)
-            return replace(actor, copies=copies) if copies else actor
-        case Communicate() if not over.isdisjoint(actor.consumes):
-            each = tuple([_in_place(one, over) for one in actor.collectives])
-            return replace(actor, collectives=each)
-    return actor
-
-
-def _in_place(each: Exchange, over: frozenset[str]) -> Exchange:
-    if isinstance(each, Collective) and each.kind == "all_reduce" and each.input.name in over:
-        return replace(each, in_place=True)
-    return each
+    over, actors = overwritable(plan), list[Actor]()
+    for actor in plan.actors:
+        if isinstance(actor, Compute) and (copies := copied_results(plan, actor)):
+            actor = replace(actor, copies=copies)
+        elif isinstance(actor, Communicate) and not over.isdisjoint(actor.consumes):
+            each = tuple(
+                replace(one, in_place=True)
+                if isinstance(one, Collective)
+                and one.kind == "all_reduce"
+                and one.input.name in over
+                else one
+                for one in actor.collectives
+            )
+            actor = replace(actor, collectives=each)
+        actors.append(actor)
+    return replace(plan, actors=tuple(actors))

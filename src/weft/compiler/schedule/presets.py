@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeGuard, final
+from typing import final
 
 from weft.compiler.context import Context, Stages
 from weft.errors import StrategyError
@@ -91,10 +91,6 @@ def interleaved_in_flight(stage: int, stages: int, around: int, micro_batches: i
     return most
 
 
-def _of_turns(preset: Preset, stage: int) -> int:
-    return interleaved_in_flight(stage, preset.stages, preset.around, preset.micro_batches)
-
-
 PRESETS: Mapping[Schedule, NamedSchedule] = {
     "gpipe": NamedSchedule(
         ("forward", "backward", "weight"), lambda preset, _: preset.micro_batches
@@ -102,7 +98,13 @@ PRESETS: Mapping[Schedule, NamedSchedule] = {
     "1f1b": NamedSchedule(
         ("backward", "forward", "weight"), lambda preset, stage: preset.stages - stage
     ),
-    "interleaved": NamedSchedule(("forward", "backward", "weight"), _of_turns, takes_turns=True),
+    "interleaved": NamedSchedule(
+        ("forward", "backward", "weight"),
+        lambda preset, stage: interleaved_in_flight(
+            stage, preset.stages, preset.around, preset.micro_batches
+        ),
+        takes_turns=True,
+    ),
     # As much as 1F1B's first stage: later ones put the gradients of their weights off.
     "zero_bubble": NamedSchedule(
         ("backward", "forward", "weight"), lambda preset, _: preset.stages, splits_weights=True
@@ -157,18 +159,13 @@ def stages_around(stages: Stages) -> int:
     return next((n for n in range(1, count) if stages.placements[n] == first), count)
 
 
-def with_priorities(
-    actors: Sequence[Actor], preset: Preset, early: frozenset[int]
-) -> tuple[Actor, ...]:
+def with_priorities(actors: Sequence[Actor], preset: Preset) -> tuple[Actor, ...]:
     """The actors of a rank with the priorities of a schedule.
 
     Work that runs once a step goes first when the loop waits for it, and last otherwise. Where ranks have one stage
     each, a forward that has begun is ended before a backward goes on: the next stage waits for it.
-
-    Args:
-        early: actors that the loop waits for.
     """
-    last = 1 + 3 * preset.stages
+    early, last = _early_actors(actors), 1 + 3 * preset.stages
     alone = preset.around == preset.stages > 1
     begun = _begun(actors) if alone else frozenset()
 
@@ -190,7 +187,13 @@ def _begun(actors: Sequence[Actor]) -> frozenset[int]:
 
     These are what the stage before sends, and in the first stage the batch.
     """
-    forward = [each for each in actors if _is_forward(each) and each.acts > 1]
+    forward = [
+        each
+        for each in actors
+        if isinstance(each, Compute | Communicate)
+        and each.phase.kind == "forward"
+        and each.acts > 1
+    ]
     received = {
         name
         for each in forward
@@ -207,11 +210,7 @@ def _begun(actors: Sequence[Actor]) -> frozenset[int]:
     return frozenset(begun)
 
 
-def _is_forward(actor: Actor) -> TypeGuard[Compute | Communicate]:
-    return isinstance(actor, Compute | Communicate) and actor.phase.kind == "forward"
-
-
-def early_actors(actors: Sequence[Actor]) -> frozenset[int]:
+def _early_actors(actors: Sequence[Actor]) -> frozenset[int]:
     """The actors that act once a step and whose results some actor of the loop reads, directly or not."""
     makers = {name: actor.id for actor in actors for name in actor.produces}
     found: set[int] = set()

@@ -12,8 +12,9 @@ Calls of the loop on which nothing in another stage depends before its end have 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import final
 
 from weft.cached import cached_property
@@ -21,20 +22,12 @@ from weft.compiler.context import Context
 from weft.compiler.memory.order import Moment, moments_of
 from weft.compiler.memory.walk import memory
 from weft.compiler.schedule.actor_graph import ActorGraph, Slot, prove_live, with_copies
-from weft.compiler.schedule.bucket import bucket
-from weft.compiler.schedule.credits import enough_slots, fewest_slots, preset_slots, with_credits
+from weft.compiler.schedule.credits import enough_slots, fewest_slots, preset_slots
+from weft.compiler.schedule.draft import PlanDraft, PlanPass, run_on_draft
 from weft.compiler.schedule.equal_ranks.rank_classes import like
-from weft.compiler.schedule.gathers_first import gathers_first, prefetch
-from weft.compiler.schedule.presets import (
-    Preset,
-    computed,
-    early_actors,
-    preset,
-    with_priorities,
-)
-from weft.compiler.schedule.segment import segment
+from weft.compiler.schedule.presets import Preset, computed, preset
 from weft.hardware.durations import Durations
-from weft.ir.legal.plans import COPY_RULES, verify_communicators, verify_plan
+from weft.ir.legal.plans import COPY_RULES, verify_plan
 from weft.ir.legal.tables import verify_local
 from weft.ir.nodes import Phase
 from weft.ir.plan import (
@@ -48,7 +41,6 @@ from weft.ir.plan import (
     RankPlan,
 )
 from weft.simulator.clock import SimulatedStep, Timed, simulate_step
-from weft.strategy.parts import Zero, ZeroRules
 from weft.units import Bytes, Seconds
 
 # Splitting the backward must shorten the step to this part of it to be worth more segments.
@@ -56,6 +48,7 @@ WORTH = 0.98
 
 
 def plan_ranks(
+    rows: Sequence[PlanPass],
     programs: Sequence[LocalProgram],
     communicators: tuple[Communicator, ...],
     context: Context,
@@ -64,15 +57,15 @@ def plan_ranks(
 ) -> Scheduled:
     """The plans of all ranks that have a program.
 
-    Without `classes`, each rank by itself, in the order of the graph. Else all together. With a named
-    schedule, priorities and copies are its own (`schedule/presets.py`), but for micro-batches in flight that
-    are given. Otherwise there are as few copies as the busiest queue needs
-    (`weft.compiler.schedule.credits.enough_slots`). Where simulations
-    show that it shortens the step, weights' gradients are split from the backward, and copies are
-    those of zero bubble or, with several stages on a rank, of the interleaved schedule. One stage
-    keeps the fewest copies that are live: micro-batches are there to save memory.
+    Without `classes`, each rank by itself, in the order of the graph. Else all together. With a named schedule,
+    priorities and copies are its own (`schedule/presets.py`), but for micro-batches in flight that are given. Otherwise
+    there are as few copies as the busiest queue needs (`schedule/credits.py`). Where simulations show that it shortens
+    the step, weights' gradients are split from the backward, and copies are those of zero bubble or, with several
+    stages on a rank, of the interleaved schedule. One stage keeps the fewest copies that are live: micro-batches are
+    there to save memory.
 
     Args:
+        rows: the passes that make the plan of a rank.
         programs: of the first rank of each class, and of others that a plan is wanted for.
         classes: for each rank, the first of those that are like it; empty for one stage that acts once a step.
         families: for each communicator, those that run the same exchange at the same time.
@@ -81,23 +74,33 @@ def plan_ranks(
         StrategyError: when the schedule does not fit the stages, or a stage must hold more than it was given.
         InternalError: when the plans would hang; the message names the circle.
     """
-    making = _Making(communicators, context, classes, families)
+    planner = _RanksPlanner(
+        rows, communicators, context, Durations(context.costs, communicators, families)
+    )
     if not classes:
-        plans = tuple(prove_live(making.plan(program)) for program in programs)
+        plans = tuple(prove_live(planner.plan(program)) for program in programs)
         return Scheduled("in the order of the graph", plans)
     first = [program for program in programs if classes[program.rank] == program.rank]
-    named, given = context.options.schedule, context.options.in_flight
-    stages, micro_batches = context.stages, programs[0].micro_batches
-    if named is None:
-        found = making.best(first, computed(stages, micro_batches, given))
-    else:
-        found = making.named(first, preset(named, stages, micro_batches, given))
-    return making.fixed(found, programs)
+    named = context.options.schedule
+    asked = context.stages, programs[0].micro_batches, context.options.in_flight
+    rule = computed(*asked) if named is None else preset(named, *asked)
+    found = reduce(planner.better, planner.candidates(first, rule))
+    orders = found.simulation.orders
+    ready = {
+        p.rank: verify_plan(replace(p, orders=orders[p.rank]), COPY_RULES) for p in found.plans
+    }
+    for program in programs:
+        if program.rank not in ready:
+            # The other programs get the copies and orders of those that stand for them.
+            own = planner.plan(split_backward(program) if found.split else program, rule)
+            ready[program.rank] = like(own, ready[classes[program.rank]])
+    plans = tuple(ready[program.rank] for program in programs)
+    return Scheduled(rule.name if named else "computed", plans, found.web.seconds, classes)
 
 
 @final
 @dataclass(frozen=True)
-class Draft:
+class PlansCandidate:
     """Plans with copies, before the order of communicators is fixed.
 
     Attributes:
@@ -108,9 +111,14 @@ class Draft:
 
     web: ActorGraph
     split: bool
-    rule: Preset
     plans: tuple[RankPlan, ...]
     simulation: SimulatedStep
+
+    @staticmethod
+    def of(web: ActorGraph, split: bool, copies: Mapping[Slot, int]) -> PlansCandidate:
+        """Plans with copies, simulated."""
+        plans = tuple(with_copies(plan, copies) for plan in web.plans)
+        return PlansCandidate(web, split, plans, simulate_step(plans, web.seconds))
 
     def peaks(self) -> dict[int, Bytes]:
         """The most bytes that each rank holds."""
@@ -120,73 +128,47 @@ class Draft:
 
 @final
 @dataclass(frozen=True)
-class _Kind:
-    web: ActorGraph
-    split: bool
-    rule: Preset
-
-    def draft(self, copies: Mapping[Slot, int]) -> Draft:
-        """With copies, simulated."""
-        plans = tuple(with_copies(plan, copies) for plan in self.web.plans)
-        simulation = simulate_step(plans, self.web.seconds)
-        return Draft(self.web, self.split, self.rule, plans, simulation)
-
-    def preset(self) -> Draft:
-        """With the copies of a named schedule."""
-        return self.draft(preset_slots(self.web, self.rule))
-
-
-@final
-@dataclass(frozen=True)
-class _Making:
+class _RanksPlanner:
+    rows: Sequence[PlanPass]
     communicators: tuple[Communicator, ...]
     context: Context
-    classes: Mapping[int, int]
-    families: Mapping[int, Sequence[int]]
+    durations: Durations
 
-    @cached_property
-    def durations(self) -> Durations:
-        """The durations of acts."""
-        return Durations(self.context.costs, self.communicators, self.families)
+    def candidates(
+        self, programs: Sequence[LocalProgram], rule: Preset
+    ) -> Iterator[PlansCandidate]:
+        """The plans among which is chosen: each must be better than those before it to be worth it."""
+        splits, limit = rule.row.splits_weights, self.context.options.memory_limit
+        if self.context.options.schedule is not None:
+            web = self.web(programs, rule, splits)
+            yield PlansCandidate.of(web, splits, preset_slots(web, rule))
+            return
+        whole = self.web(programs, rule)
+        if len(self.context.stages.placements) == 1 or whole.micro_batches == 1:
+            yield PlansCandidate.of(whole, False, fewest_slots(whole))
+            return
+        both = (whole, False), (self.web(programs, rule, split=True), True)
+        for web, split in both if not rule.given else ():
+            # As many copies as pay and the memory limit leaves room for, above the fewest.
+            room = None
+            if limit is not None:
+                held = PlansCandidate.of(web, split, fewest_slots(web)).peaks()
+                room = {rank: Bytes(limit - peak) for rank, peak in held.items()}
+            yield PlansCandidate.of(web, split, enough_slots(web, room))
+        for web, split in both:
+            if split or rule.given or not splits:
+                yield PlansCandidate.of(web, split, preset_slots(web, rule))
 
-    @property
-    def staged(self) -> bool:
-        """True where there are several stages."""
-        return len(self.context.stages.placements) > 1
-
-    def named(self, programs: Sequence[LocalProgram], rule: Preset) -> Draft:
-        """The plans of a named schedule."""
-        return self.kind(programs, rule, rule.row.splits_weights).preset()
-
-    def best(self, programs: Sequence[LocalProgram], rule: Preset) -> Draft:
-        """The plans with the fewest copies, unless others make a step shorter that keep the memory limit."""
-        whole = self.kind(programs, rule)
-        if not self.staged or whole.web.micro_batches == 1:
-            return whole.draft(fewest_slots(whole.web))
-        split = self.kind(programs, rule, split=True)
-        if rule.given:
-            return self.better(whole.preset(), split.preset())
-        best = self.better(self.enough_slots(whole), self.enough_slots(split))
-        if not rule.row.splits_weights:
-            best = self.better(best, whole.preset())
-        return self.better(best, split.preset())
-
-    def enough_slots(self, kind: _Kind) -> Draft:
-        """With as many copies as pay and the memory limit leaves room for, above the fewest."""
-        limit, room = self.context.options.memory_limit, None
-        if limit is not None:
-            held = kind.draft(fewest_slots(kind.web)).peaks()
-            room = {rank: Bytes(limit - peak) for rank, peak in held.items()}
-        return kind.draft(enough_slots(kind.web, room))
-
-    def better(self, old: Draft, new: Draft) -> Draft:
+    def better(self, old: PlansCandidate, new: PlansCandidate) -> PlansCandidate:
         """The new one, if its step is shorter and it keeps the memory limit."""
         limit = self.context.options.memory_limit
         if new.simulation.makespan >= old.simulation.makespan * WORTH:
             return old
         return new if limit is None or max(new.peaks().values()) <= limit else old
 
-    def kind(self, programs: Sequence[LocalProgram], rule: Preset, split: bool = False) -> _Kind:
+    def web(
+        self, programs: Sequence[LocalProgram], rule: Preset, split: bool = False
+    ) -> ActorGraph:
         """The plans before copies and orders are given, and how long their acts take."""
         parts = [verify_local(split_backward(each)) if split else each for each in programs]
         plans = tuple(self.plan(program, rule) for program in parts)
@@ -194,51 +176,14 @@ class _Making:
             program.rank: self.durations.of(program, plan.actors)
             for program, plan in zip(parts, plans, strict=True)
         }
-        return _Kind(ActorGraph(plans, seconds), split, rule)
+        return ActorGraph(plans, seconds)
 
     def plan(self, program: LocalProgram, rule: Preset | None = None) -> RankPlan:
         """The plan of one rank: with the priorities of a schedule, or in the order of the graph."""
-        context = self.context
-        told = context.bucket_bytes, context.options.zero, self.staged
-        return context.cache.of(_planned, program, rule, self.communicators, *told, at=program.rank)
-
-    def fixed(self, draft: Draft, programs: Sequence[LocalProgram]) -> Scheduled:
-        """The plans of a draft with the orders that its simulation found.
-
-        The other programs get the copies and orders of those that stand for them.
-        """
-        orders = draft.simulation.orders
-        ready = {
-            p.rank: verify_plan(replace(p, orders=orders[p.rank]), COPY_RULES) for p in draft.plans
-        }
-        for program in programs:
-            if program.rank not in ready:
-                own = self.plan(split_backward(program) if draft.split else program, draft.rule)
-                ready[program.rank] = like(own, ready[self.classes[program.rank]])
-        plans = tuple(ready[program.rank] for program in programs)
-        name = draft.rule.name if self.context.options.schedule else "computed"
-        return Scheduled(name, plans, draft.web.seconds, self.classes)
-
-
-def _planned(
-    program: LocalProgram,
-    rule: Preset | None,
-    communicators: tuple[Communicator, ...],
-    bucket_bytes: Bytes,
-    zero: Zero | ZeroRules | None,
-    staged: bool,
-) -> RankPlan:
-    buckets = bucket(program, bucket_bytes, staged)
-    # After bucketing: a segment ends where a whole bucket can start, not at each of its parts.
-    actors = segment(program, buckets, communicators, staged)
-    if rule is not None:
-        actors = with_priorities(actors, rule, early_actors(actors))
-    actors, controls = prefetch(program, actors, zero)
-    if rule is None:
-        actors, controls = gathers_first(program, actors, controls, zero)
-    plan = with_credits(program, actors, controls)
-    verify_communicators(plan, communicators)
-    return plan
+        draft = PlanDraft(program, self.communicators, rule)
+        made = self.context.cache.of(run_on_draft, self.rows, draft, self.context, at=program.rank)
+        assert made.plan is not None  # the last pass makes it
+        return made.plan
 
 
 def split_backward(program: LocalProgram) -> LocalProgram:
@@ -247,28 +192,23 @@ def split_backward(program: LocalProgram) -> LocalProgram:
     found: list[LocalNode] = []
     stages = {value.name: node.phase.stage for node in program.nodes for value in node.makes}
     for node in reversed(program.nodes):
-        needed = any(value.name in awaited for value in node.makes)
-        looped = _in_loop(program, node)
+        made = [value.name for value in node.makes]
+        needed = not awaited.isdisjoint(made)
+        looped = not program.loop.isdisjoint((*node.reads, *made))
         if looped:
             awaited.update(
                 name
                 for name in node.reads
                 if needed or stages.get(name, node.phase.stage) != node.phase.stage
             )
-        waits = isinstance(node, LocalCall | Collective) and node.phase.kind == "backward"
-        found.append(_for_weights(node) if waits and looped and not needed else node)
+        if looped and not needed and node.phase.kind == "backward":
+            phase = Phase(node.phase.stage, "weight")
+            if isinstance(node, LocalCall):
+                node = node.changed(phase=phase)
+            elif isinstance(node, Collective):
+                node = replace(node, phase=phase)
+        found.append(node)
     return program.with_nodes(reversed(found))
-
-
-def _in_loop(program: LocalProgram, node: LocalNode) -> bool:
-    if not program.loop.isdisjoint(node.reads):
-        return True
-    return any(value.name in program.loop for value in node.makes)
-
-
-def _for_weights(node: LocalNode) -> LocalNode:
-    phase = Phase(node.phase.stage, "weight")
-    return node.changed(phase=phase) if isinstance(node, LocalCall) else replace(node, phase=phase)
 
 
 @final

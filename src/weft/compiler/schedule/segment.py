@@ -2,25 +2,26 @@
 
 Before: a `Schedule` of one rank. After: actors in the order of their work. A run ends where a
 communication can start (its input is there), where the next node waits for a communication that
-the run has not waited for yet, and where the next part of the step begins (`phases.py`). Gradients of a
-micro-batch that were reduced (`sums.py`) are added up a few reductions later: the backward goes on meanwhile.
+the run has not waited for yet, and where the next part of the step begins. Gradients of a
+micro-batch that were reduced are added up a few reductions later: the backward goes on meanwhile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from typing import NamedTuple, final
 
 from weft.cached import cached_property
-from weft.compiler.schedule.bucket import Bucket, Schedule, ScheduleItem, sums_of_communicated
+from weft.compiler.context import Context
+from weft.compiler.schedule.bucket import sums_of_communicated
+from weft.compiler.schedule.draft import Bucket, PlanDraft, Schedule, ScheduleItem
 from weft.ir.alias import variable_views
 from weft.ir.nodes import FORWARD, OVER_STEP, Phase
 from weft.ir.plan import (
     Actor,
     Communicate,
-    Communicator,
     Compute,
     Feed,
     Fetch,
@@ -58,18 +59,18 @@ class Run:
         return tuple(value.name for node in self.nodes for value in node.makes)
 
 
-def segment(
-    program: LocalProgram,
-    schedule: Schedule,
-    communicators: Sequence[Communicator],
-    staged: bool = False,
-) -> tuple[Actor, ...]:
-    """The actors of one rank: hold, feed, then segments and communications, then fetch.
+def segment(draft: PlanDraft, context: Context) -> PlanDraft:
+    """The draft with actors: hold, feed, then segments and communications, then fetch.
 
     A segment never holds both what runs for each micro-batch and what runs once a step; with
-    several stages (`staged`) it keeps to one phase.
+    several stages it keeps to one phase.
     """
-    schedule = _updates_when_ready(schedule)
+    program, staged = draft.program, len(context.stages.placements) > 1
+    # Updates last, in the order in which their sources are there: early ones do not wait for late ones.
+    made = {value.name: place for place, item in enumerate(draft.schedule) for value in item.makes}
+    updates = [item for item in draft.schedule if isinstance(item, LocalUpdate)]
+    updates.sort(key=lambda update: made.get(update.source, -1))
+    schedule = (*(x for x in draft.schedule if not isinstance(x, LocalUpdate)), *updates)
     parts = StepParts(program, schedule, staged)
     if staged or program.loop:
         schedule = gather(program, schedule, parts)
@@ -78,11 +79,17 @@ def segment(
     for item in schedule:
         cutter.add(item)
     cutter.end()
-    hold, feed = _sources(program, cutter.work)
-    work = _work(program, cutter.work, {one.id: one.queue for one in communicators}, parts)
+    updated = {name for run in cutter.work if isinstance(run, Run) for name in run.updated}
+    lasting = (item.value.name for item in program.inputs if item.role != "batch")
+    fed = [item for item in program.inputs if item.role == "batch"]
+    hold = Hold(0, tuple(name for name in lasting if name not in updated))
+    feed = Feed(1, tuple(item.key for item in fed), tuple(item.value.name for item in fed))
+    queues = {one.id: one.queue for one in draft.communicators}
+    work = _work(program, cutter.work, queues, parts)
     keys = tuple(output.key for output in program.outputs)
     names = tuple(output.name for output in program.outputs)
-    return (hold, feed, *work, Fetch(_FIRST + len(work), keys, names))
+    actors = (hold, feed, *work, Fetch(_FIRST + len(work), keys, names))
+    return replace(draft, actors=actors)
 
 
 # Hold and feed stand before the work.
@@ -90,17 +97,6 @@ _FIRST = 2
 # How many buckets of gradients a backward may be ahead: what they reduce is whole meanwhile. With two ZeRO 3 is up to
 # a hundredth slower: gathers stand between them (GPT of 12 layers on 8 H100, 4 micro-batches: 48.6 ms; three: 48.3).
 UNDER_WAY = 3
-
-
-def _updates_when_ready(schedule: Schedule) -> Schedule:
-    """Updates last, in the order in which their sources are there: early ones do not wait for late ones."""
-    made: dict[str, int] = {}
-    for position, item in enumerate(schedule):
-        for value in item.makes:
-            made[value.name] = position
-    work = tuple(item for item in schedule if not isinstance(item, LocalUpdate))
-    updates = [item for item in schedule if isinstance(item, LocalUpdate)]
-    return (*work, *sorted(updates, key=lambda update: made.get(update.source, -1)))
 
 
 @final
@@ -135,19 +131,20 @@ class _RunCutter:
     joined: set[str] = field(default_factory=set)
 
     def add(self, item: LocalCall | LocalUpdate | Bucket) -> None:
-        if self.sums and self._ends_sums(item):
-            self.end()
+        if self.sums:
+            summed = {value.name for _, call in self.sums for value in call.makes}
+            if isinstance(item, Bucket):
+                ends = not summed.isdisjoint(item.reads)
+            else:
+                ends = self.step_parts.of(item) != self.step_parts.of(self.sums[0][1])
+            if ends:
+                self.end()
         if isinstance(item, Bucket):
             self._add_bucket(item)
         elif isinstance(item, LocalCall) and not self.apart.isdisjoint(v.name for v in item.makes):
             self.sums.append((self.reductions, item))
         else:
             self._add_local(item)
-
-    def _ends_sums(self, item: LocalCall | LocalUpdate | Bucket) -> bool:
-        if isinstance(item, Bucket):
-            return any(v.name in item.reads for _, call in self.sums for v in call.makes)
-        return self.step_parts.of(item) != self.step_parts.of(self.sums[0][1])
 
     def _add_bucket(self, item: Bucket) -> None:
         if not self.made.isdisjoint(item.reads):
@@ -196,53 +193,33 @@ class _RunCutter:
         self.run, self.waited, self.made, self.joined = [], set(), set(), set()
 
 
-def _sources(program: LocalProgram, work: Sequence[Run | Bucket]) -> tuple[Hold, Feed]:
-    updated = {name for run in work if isinstance(run, Run) for name in run.updated}
-    lasting = (item.value.name for item in program.inputs if item.role != "batch")
-    fed = [item for item in program.inputs if item.role == "batch"]
-    return (
-        Hold(0, tuple(name for name in lasting if name not in updated)),
-        Feed(1, tuple(item.key for item in fed), tuple(item.value.name for item in fed)),
-    )
-
-
 def _work(
     program: LocalProgram,
     work: Sequence[Run | Bucket],
     queues: Mapping[int, str],
     parts: StepParts,
 ) -> list[Actor]:
-    readers, bases = _readers(program, work), variable_views(program)
+    bases = variable_views(program)
+    readers: dict[str, set[int]] = {output.name: {-1} for output in program.outputs}
+    for number, item in enumerate(work, _FIRST):
+        for name in item.reads:
+            readers.setdefault(name, set()).add(number)
     actors: list[Actor] = []
     for number, item in enumerate(work, _FIRST):
         part = parts.of(item if isinstance(item, Bucket) else item.nodes[0])
-        acts = program.micro_batches if part.looped else 1
+        acts, phase = program.micro_batches if part.looped else 1, part.phase
         if isinstance(item, Bucket):
             queue = queues[item.collectives[0].communicator]
-            actors.append(Communicate(number, item.collectives, queue, acts, phase=part.phase))
-        else:
-            leaving = tuple(name for name in item.makes if readers.get(name, set()) - {number})
-            consumes = _consumed(item, bases)
-            produces = (*leaving, *item.updated)
-            actors.append(
-                Compute(number, item.nodes, consumes, produces, acts=acts, phase=part.phase)
-            )
+            actors.append(Communicate(number, item.collectives, queue, acts, phase=phase))
+            continue
+        # A reader of a variable's view reads the variable: its update must wait.
+        views = (bases[name] for name in item.reads if name in bases)
+        inside = {*item.makes, *item.updated}
+        reads = tuple(name for name in dict.fromkeys((*item.reads, *views)) if name not in inside)
+        leaving = tuple(name for name in item.makes if readers.get(name, set()) - {number})
+        made = (*leaving, *item.updated)
+        actors.append(Compute(number, item.nodes, reads, made, acts=acts, phase=phase))
     return actors
-
-
-def _readers(program: LocalProgram, work: Sequence[Run | Bucket]) -> dict[str, set[int]]:
-    found: dict[str, set[int]] = {output.name: {-1} for output in program.outputs}
-    for number, item in enumerate(work, _FIRST):
-        for name in item.reads:
-            found.setdefault(name, set()).add(number)
-    return found
-
-
-def _consumed(run: Run, bases: Mapping[str, str]) -> tuple[str, ...]:
-    """Values that a run reads from outside. A reader of a variable's view reads the variable: its update must wait."""
-    names = dict.fromkeys((*run.reads, *(bases[name] for name in run.reads if name in bases)))
-    inside = {*run.makes, *run.updated}
-    return tuple(name for name in names if name not in inside)
 
 
 # The parts of a step: what runs for each micro-batch and what once, and the phases of each stage.
@@ -285,17 +262,15 @@ class StepParts:
             return _WHOLE
         found = self._known.get(id(item))
         if found is None:
-            found = self._known[id(item)] = self._part(item)
+            looped = not self._loop.isdisjoint(item.reads) or any(
+                value.name in self._loop for value in item.makes
+            )
+            phase = item.phase
+            if isinstance(item, LocalUpdate) and looped:
+                phase = self._phases.get(item.source, phase)
+            part = StepPart(looped, phase if self.staged else FORWARD)
+            found = self._known[id(item)] = part
         return found
-
-    def _part(self, item: ScheduleItem) -> StepPart:
-        looped = not self._loop.isdisjoint(item.reads) or any(
-            value.name in self._loop for value in item.makes
-        )
-        phase = item.phase
-        if isinstance(item, LocalUpdate) and looped:
-            phase = self._phases.get(item.source, phase)
-        return StepPart(looped, phase if self.staged else FORWARD)
 
     def comes_again(self, name: str, reader: ScheduleItem) -> bool:
         """True where a value is made anew for each act of its reader."""
@@ -357,27 +332,23 @@ class _Line:
             elif now is not None and self.ready.get(now):
                 number = heappop(self.ready[now])
             else:
-                choice = self._choice()
-                if choice is None:
+                # Go on with the part of the first item which may come, unless it is only a weight's gradient.
+                heads = [
+                    (part.phase.kind == "weight", heap[0], part)
+                    for part, heap in self.ready.items()
+                    if heap
+                ]
+                for loops, heap in enumerate(self.exchanges):
+                    heads += [(False, heap[0], StepPart(bool(loops), FORWARD))] if heap else []
+                if not heads:
                     return
-                now = choice
+                now = min(heads)[2]
                 continue
             yield number
             for follower in self.followers[number]:
                 self.missing[follower] -= 1
                 if not self.missing[follower]:
                     self._may_come(follower)
-
-    def _choice(self) -> StepPart | None:
-        """The part to go on with: that of the first item which may come, unless it is only a weight's gradient."""
-        heads = [
-            (part.phase.kind == "weight", heap[0], part)
-            for part, heap in self.ready.items()
-            if heap
-        ]
-        for looped, heap in enumerate(self.exchanges):
-            heads += [(False, heap[0], StepPart(bool(looped), FORWARD))] if heap else []
-        return min(heads)[2] if heads else None
 
     def _may_come(self, number: int) -> None:
         part = self.step_parts.of(self.items[number])

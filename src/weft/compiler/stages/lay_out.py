@@ -13,7 +13,7 @@ from typing import final
 
 from weft.compiler.assignment import Assignment
 from weft.compiler.context import Context, Stages
-from weft.compiler.decompositions.class_loss import fuse_class_losses
+from weft.compiler.decompositions.fused_losses import fuse_class_losses
 from weft.compiler.decompositions.table import expand
 from weft.compiler.hints import GridHints, Hints
 from weft.compiler.layouts.box import box, deduce

@@ -35,7 +35,7 @@ def lay_activations(graph: LogicalGraph, context: Context) -> LogicalGraph:
     layouts = context.options.activations
     if not layouts:
         return graph
-    paths = {path for call in graph.of_kind(Call) for path in _around(call)}
+    paths = {path for call in graph.of_kind(Call) for path in around(call.module)}
     for pattern, _ in layouts:
         named = f"activations={{{pattern!r}: …}}"
         check_named(named, pattern, paths.union(context.options.modules), "modules")
@@ -95,31 +95,21 @@ def _returned(
 ) -> Iterator[tuple[str, str, tuple[SBP, ...]]]:
     """Values that a call makes and a module returns: name, outermost such module, and the SBPs that they shall have."""
     for value in node.makes:
-        for path in _around(node):
+        for path in around(node.module):
             sbps = next((sbps for pattern, sbps in layouts if matches(pattern, path)), None)
             if sbps is not None and _leaves(graph, value, path):
-                if value.shape or not _returns_tensors(graph, path):
+                inside = (each for each in graph.of_kind(Call) if _inside(each, path))
+                tensors = (made for each in inside for made in each.makes if made.shape)
+                if value.shape or not any(_leaves(graph, made, path) for made in tensors):
                     yield value.name, path, sbps
                 break
 
 
 def _leaves(graph: LogicalGraph, value: Value, path: str) -> bool:
-    return any(_outside(reader, path) for reader in graph.users[value.name])
-
-
-def _returns_tensors(graph: LogicalGraph, path: str) -> bool:
-    inside = (node for node in graph.of_kind(Call) if _inside(node, path))
-    made = (value for node in inside for value in node.makes if value.shape)
-    return any(_leaves(graph, value, path) for value in made)
-
-
-def _outside(node: Node, path: str) -> bool:
-    return isinstance(node, Call) and node.phase.kind == "forward" and not _inside(node, path)
+    """True where calls of the forward outside of a module read a value."""
+    readers = (each for each in graph.users[value.name] if isinstance(each, Call))
+    return any(x.phase.kind == "forward" and path not in around(x.module) for x in readers)
 
 
 def _inside(node: Node, path: str) -> bool:
-    return isinstance(node, Call) and node.phase.kind == "forward" and path in _around(node)
-
-
-def _around(node: Call) -> Iterator[str]:
-    return around(node.module)
+    return isinstance(node, Call) and node.phase.kind == "forward" and path in around(node.module)

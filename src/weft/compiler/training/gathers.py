@@ -149,29 +149,27 @@ class _GatherRewriter:
             self.root[made], self.chain[made] = self.root[source], node
         elif isinstance(node, Call):
             for name in self._read(node):
-                if self.gathers[self.root[name]].each_time:
-                    self._note_group(self._given_group(name, node), node)
+                gather = self.gathers[self.root[name]]
+                if gather.each_time:
+                    self._note_group(gather.group(node), node)
                     self.wanted.setdefault(self._group(name, node), []).append((name, node))
             # A block whose parameters are whole stands between the backward of those around it and their forward.
             block = block_of(node.module)
             if block in self.whole:
-                self.last[node.phase.stage] = (node.phase, block), self._in_loop(node)
+                self.last[node.phase.stage] = (node.phase, block), runs_in_loop(node, self.loop)
 
     def _note_group(self, group: Hashable, reader: Call) -> None:
         """Join a group with the one that was read last in its stage, if it is the backward of the same block."""
-        now = group, self._in_loop(reader)
+        now = group, runs_in_loop(reader, self.loop)
         last, looped = self.last.get(reader.phase.stage, now)
         if group not in self.joined:
             turns = reader.phase.stage == self.turning and looped == now[1]
             self.joined[group] = last if turns and _is_backward_of(group, last) else group
         self.last[reader.phase.stage] = now
 
-    def _given_group(self, name: str, reader: Call) -> Hashable:
-        return self.gathers[self.root[name]].group(reader)
-
     def _group(self, name: str, reader: Call) -> Hashable:
         """The group of the readers with which one shares its gathers."""
-        group = self._given_group(name, reader)
+        group = self.gathers[self.root[name]].group(reader)
         return self.joined.get(group, group)
 
     def add(self, node: Node) -> None:
@@ -180,17 +178,14 @@ class _GatherRewriter:
             groups = dict.fromkeys(self._group(name, node) for name in names)
             for group in groups:
                 for name, reader in self.wanted.pop(group, ()):
-                    self._gathered(name, reader)
+                    while not self._is_shard(name):
+                        name = self._source(name)
+                    self._whole(name, reader)
             node = renamed(node, {name: self._whole(name, node) for name in names})
         self.body.append(node)
 
     def _read(self, node: Call) -> tuple[str, ...]:
         return tuple(name for name in dict.fromkeys(node.uses) if name in self.root)
-
-    def _gathered(self, name: str, reader: Call) -> None:
-        while not self._is_shard(name):
-            name = self._source(name)
-        self._whole(name, reader)
 
     def _continues(self, node: Call) -> bool:
         names = node.operands
@@ -203,25 +198,20 @@ class _GatherRewriter:
 
     def _whole(self, name: str, reader: Call) -> str:
         """The name that stands for the whole of a value of a chain, for a reader."""
-        gather = self.gathers[self.root[name]]
-        if self._is_shard(name):
-            args = (self._ref(name, self._shard(name, reader)),)
-            return self._new(name, HINT, reader, args, gather.whole[reader.phase.stage])
-        return self._copied(name, "whole", self._whole(self._source(name), reader), reader)
-
-    def _shard(self, name: str, reader: Call) -> str:
-        gather = self.gathers[self.root[name]]
-        stored = self._stored(name, reader)
-        if not gather.each_time:
-            return stored
-        vary = (
-            (PerMicroBatch(tuple(range(self.graph.micro_batches))),)
-            if self._in_loop(reader)
-            else ()
-        )
-        return self._new(
-            name, TAKE, reader, (self._ref(name, stored), *vary), gather.shard[reader.phase.stage]
-        )
+        gather, stage = self.gathers[self.root[name]], reader.phase.stage
+        if not self._is_shard(name):
+            source = self._whole(self._source(name), reader)
+            key = (self._group(name, reader), "whole", name)
+            if key not in self.made:
+                self.made[key] = self._copy(name, "whole", source, reader)
+            return self.made[key]
+        ref = self._ref(name, self._stored(name, reader))
+        if gather.each_time:
+            every = PerMicroBatch(tuple(range(self.graph.micro_batches)))
+            vary = (every,) if runs_in_loop(reader, self.loop) else ()
+            taken = self._new(name, TAKE, reader, (ref, *vary), gather.shard[stage])
+            ref = self._ref(name, taken)
+        return self._new(name, HINT, reader, (ref,), gather.whole[stage])
 
     def _stored(self, name: str, reader: Call) -> str:
         if name not in self.chain:
@@ -253,14 +243,8 @@ class _GatherRewriter:
             self.made[key] = value.name
         return self.made[key]
 
-    def _copied(self, name: str, kind: str, source: str, reader: Call) -> str:
-        """A copy of the call of a chain that makes `name`, on another source; one for a group."""
-        key = (self._group(name, reader), kind, name)
-        if key not in self.made:
-            self.made[key] = self._copy(name, kind, source, reader)
-        return self.made[key]
-
     def _copy(self, name: str, kind: str, source: str, reader: Call, early: bool = False) -> str:
+        """A copy of the call of a chain that makes `name`, on another source."""
         value = replace(self.graph.values[name], name=self._name(name, kind))
         copy = self.chain[name].changed(outputs=(value,), location=reader.location)
         self._append(renamed(copy, {self._source(name): source}), reader, early)
@@ -270,12 +254,9 @@ class _GatherRewriter:
         assert isinstance(call, Call)
         early |= self.graph.micro_batches > 1 and not runs_in_loop(call, self.loop)
         call = call.changed(phase=reader.phase)
-        if self._in_loop(reader) and not early:
+        if runs_in_loop(reader, self.loop) and not early:
             self.loop.add(call.makes[0].name)
         (self.early if early else self.body).append(call)
-
-    def _in_loop(self, reader: Call) -> bool:
-        return runs_in_loop(reader, self.loop)
 
     def _name(self, name: str, kind: str) -> str:
         self.count += 1

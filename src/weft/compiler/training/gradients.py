@@ -46,11 +46,7 @@ def gradients(graph: LogicalGraph, homes: Mapping[str, int] | None = None) -> tu
         homes: the stages of parameters by key, where fed gradients are read.
     """
     return tuple(
-        Gradient(
-            graph.values[update.source.name],
-            update.target.name,
-            _phase(graph, update, homes or {}),
-        )
+        Gradient(graph.values[update.source.name], update.target.name, _phase(graph, update, homes))
         for update in graph.of_kind(Update)
         if by_optimizer(update)
     )
@@ -70,8 +66,12 @@ def passed_to_gradients(graph: LogicalGraph) -> frozenset[str]:
     for node in reversed(graph.nodes):
         if any(value.name in found for value in node.makes):
             for name in _passed(graph, node):
-                readers = (one for one in graph.users[name] if not measures(one))
-                if all(_leads_to(reader, found) for reader in readers):
+                readers = [one for one in graph.users[name] if not measures(one)]
+                updates = [one for one in readers if isinstance(one, Update)]
+                made = [one.makes for one in readers if not isinstance(one, Update)]
+                if all(map(by_optimizer, updates)) and all(
+                    any(value.name in found for value in values) for values in made
+                ):
                     found.add(name)
     return frozenset(found)
 
@@ -88,12 +88,6 @@ def _passed(graph: LogicalGraph, node: Node) -> tuple[str, ...]:
     first, made = names[:1], node.makes
     alone = len(names) == 1 and prod(graph.values[names[0]].shape) == prod(made[0].shape)
     return first if alone or node.op in _OF_FIRST else ()
-
-
-def _leads_to(reader: Node, found: set[str]) -> bool:
-    if isinstance(reader, Update):
-        return by_optimizer(reader)
-    return any(value.name in found for value in reader.makes)
 
 
 def with_sources(
@@ -113,11 +107,13 @@ def with_sources(
     return graph.with_nodes((*graph.nodes[:place], *calls, *map(read, graph.nodes[place:])))
 
 
-def _phase(graph: LogicalGraph, update: Update, homes: Mapping[str, int]) -> Phase:
+def _phase(graph: LogicalGraph, update: Update, homes: Mapping[str, int] | None) -> Phase:
+    """The phase in which a gradient is read: where it is made, or where its parameter lives."""
     maker, target = graph.producers[update.source.name], graph.producers[update.target.name]
     if isinstance(maker, Call):
         return Phase(maker.phase.stage, "backward")
-    return Phase(homes.get(target.key, 0) if isinstance(target, Input) else 0, "backward")
+    home = homes.get(target.key, 0) if homes and isinstance(target, Input) else 0
+    return Phase(home, "backward")
 
 
 @final
@@ -191,7 +187,11 @@ def clip_norm(graph: LogicalGraph, context: Context) -> LogicalGraph:
     double = any(each.value.dtype in ("float64", "complex128") for each in found)
     new = Scalars("clip", "float64" if double else "float32")
     dtype = Token("dtype", new.dtype)
-    squares = [(_square(new, each, dtype), each.phase) for each in found]
+    squares = []
+    for each in found:
+        args = (each.value.ref, dtype)
+        square = new.call("weft.square_sum", args, each.value.name, each.phase)
+        squares.append((square, each.phase))
     total = new.total("aten.sum.default", squares, "square")
     first = Phase(min(each.phase.stage for each in found), "backward")
     norm = new.call("aten.sqrt.default", (total,), "norm", first) if measured else None
@@ -203,11 +203,6 @@ def clip_norm(graph: LogicalGraph, context: Context) -> LogicalGraph:
     if norm is None:
         return graph
     return replace(graph, nodes=(*graph.nodes, Output(norm, f"{METRIC}grad_norm")))
-
-
-def _square(new: Scalars, gradient: Gradient, dtype: Token) -> Ref:
-    args = (gradient.value.ref, dtype)
-    return new.call("weft.square_sum", args, gradient.value.name, gradient.phase)
 
 
 def unscale(graph: LogicalGraph, _: Context) -> LogicalGraph:
@@ -230,13 +225,9 @@ def unscale(graph: LogicalGraph, _: Context) -> LogicalGraph:
     made = (Value("scaled.scale", (), "float32"), Value("scaled.growth_tracker", (), "int32"))
     args = (graph.values[SCALE].ref, graph.values[TRACKER].ref, overflow)
     new.calls.append(Call.of("weft.next_scale", args, made, phase=first))
-    return _skipping(with_sources(graph, new.calls, sources), overflow, made)
-
-
-def _skipping(graph: LogicalGraph, overflow: Ref, made: tuple[Value, Value]) -> LogicalGraph:
     nodes = [
         replace(node, skip=overflow) if isinstance(node, Update) and by_optimizer(node) else node
-        for node in graph.nodes
+        for node in with_sources(graph, new.calls, sources).nodes
     ]
     copies = [
         Update("copy", Ref(key), value.ref)

@@ -54,20 +54,6 @@ def lay_sums(graph: LogicalGraph, context: Context) -> LogicalGraph:
         return graph
     if (context.options.precision or Precision()).accumulate is None:
         return _as_they_are(graph)
-    return _in_float32(graph)
-
-
-def cast_call(source: Value, dtype: str, name: str, like: Call, op: str = CAST) -> Call:
-    """A conversion of a value, run where `like` is."""
-    made = replace(source, name=name, dtype=dtype)
-    if op == CAST:
-        args, kwargs = (source.ref,), (("dtype", Token("dtype", dtype)),)
-        return Call.of(op, args, (made,), kwargs=kwargs, location=like.location, phase=like.phase)
-    every = (source.ref, Token("dtype", dtype))
-    return Call.of(op, every, (made,), location=like.location, phase=like.phase)
-
-
-def _in_float32(graph: LogicalGraph) -> LogicalGraph:
     calls: list[Call] = []
     sources: dict[str, str] = {}
     for each in gradients(graph):
@@ -80,33 +66,26 @@ def _in_float32(graph: LogicalGraph) -> LogicalGraph:
     return with_sources(graph, calls, sources)
 
 
+def cast_call(source: Value, dtype: str, name: str, like: Call, op: str = CAST) -> Call:
+    """A conversion of a value, run where `like` is."""
+    made = replace(source, name=name, dtype=dtype)
+    if op == CAST:
+        args, kwargs = (source.ref,), (("dtype", Token("dtype", dtype)),)
+        return Call.of(op, args, (made,), kwargs=kwargs, location=like.location, phase=like.phase)
+    every = (source.ref, Token("dtype", dtype))
+    return Call.of(op, every, (made,), location=like.location, phase=like.phase)
+
+
 def _as_they_are(graph: LogicalGraph) -> LogicalGraph:
     """Conversions of gradients to a wider dtype wait for the sum."""
-    paths = passed_to_gradients(graph)
-
-    def waits(node: object) -> bool:
-        if not isinstance(node, Call) or node.op not in CASTS:
-            return False
-        (made,) = node.outputs
-        if made is None or made.name not in paths:
-            return False
-        source = graph.values[_operand(node)]
-        return source.dtype in HALF and holds(made.dtype, source.dtype)
-
-    nodes = (_waiting(graph, node) if waits(node) else node for node in graph.nodes)
+    paths, nodes = passed_to_gradients(graph), list[Node]()
+    for node in graph.nodes:
+        if isinstance(node, Call) and node.op in CASTS and node.output_names[0] in paths:
+            made, source = only_result(node), graph.values[node.operands[0]]
+            if source.dtype in HALF and holds(made.dtype, source.dtype):
+                node = cast_call(source, made.dtype, made.name, node, "weft.cast_whole")
+        nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
-
-
-def _waiting(graph: LogicalGraph, node: object) -> Call:
-    assert isinstance(node, Call)
-    made = only_result(node)
-    source = graph.values[_operand(node)]
-    return cast_call(source, made.dtype, made.name, node, "weft.cast_whole")
-
-
-def _operand(node: Call) -> str:
-    (ref,) = (arg for arg in node.args if isinstance(arg, Ref))
-    return ref.name
 
 
 def lay_exchanges(graph: LogicalGraph, context: Context) -> LogicalGraph:
@@ -125,21 +104,14 @@ def _wanted(graph: LogicalGraph, precision: Precision) -> dict[str, str]:
     gradients = passed_to_gradients(graph) if precision.reduce else frozenset[str]()
     found: dict[str, str] = {}
     for node in graph.of_kind(Box):
-        own = node.output.dtype
-        if own not in _FLOATS or not _adds_up(graph, node):
+        own, layouts = node.output.dtype, (graph.values[node.input.name].laid, node.output.laid)
+        before, after = (layout.sbp.count(Partial()) for layout in layouts)
+        if own not in _FLOATS or before <= after:
             continue
         named = precision.reduce if node.output.name in gradients else precision.activations
         if named is not None and dtype_of(named) != own:
             found[node.output.name] = dtype_of(named)
     return found
-
-
-def _adds_up(graph: LogicalGraph, node: Box) -> bool:
-    before, after = graph.values[node.input.name].layout, node.output.layout
-    assert before is not None
-    assert after is not None
-    sums = sum(sbp == Partial() for sbp in before.sbp)
-    return sums > sum(sbp == Partial() for sbp in after.sbp)
 
 
 @final
@@ -170,12 +142,18 @@ class _DtypeRewriter:
             before = cast_call(value, dtype, f"{node.output.name}.parts", maker, op)
             sent = replace(node.output, name=f"{node.output.name}.sum", dtype=dtype)
             boxed = replace(node, input=Ref(only_result(before).name), output=sent)
-            back = cast_call(sent, node.output.dtype, node.output.name, maker, _narrowing(sent))
+            # Parts are rounded on the way back where another boxing is still to add them up.
+            parts = any(isinstance(sbp, Partial) for sbp in sent.laid.sbp)
+            op = "weft.cast_parts" if parts else CAST
+            back = cast_call(sent, node.output.dtype, node.output.name, maker, op)
             self.nodes.extend((before, boxed, back))
             if not narrows:
                 self.kept[node.output.name] = sent
             return
-        source = self._kept_operand(node)
+        # The operand of a node of one operand and one result, in the dtype that travelled.
+        uses = set(node.uses)
+        alone = len(uses) == 1 == len(node.makes)
+        source = self.kept.get(uses.pop()) if alone else None
         if source is not None and isinstance(node, Call):
             (made,) = node.makes
             if node.op in CASTS and made.dtype == source.dtype:
@@ -188,25 +166,12 @@ class _DtypeRewriter:
                 self.kept[made.name] = wide
         self.nodes.append(renamed(node, self.names))
 
-    def _kept_operand(self, node: Node) -> Value | None:
-        """The operand of a call of one operand and one result, in the dtype that travelled."""
-        uses = set(node.uses)
-        if len(uses) != 1 or len(node.makes) != 1:
-            return None
-        return self.kept.get(uses.pop())
-
     def _maker(self, name: str) -> Call:
         """The call whose place in stages and phases a conversion shares."""
         node = self.graph.producers[name]
         while isinstance(node, Box):
             node = self.graph.producers[node.input.name]
         return node if isinstance(node, Call) else Call.of("", (), (), phase=FORWARD)
-
-
-def _narrowing(sent: Value) -> str:
-    """The conversion back: parts are rounded where another boxing is still to add them up."""
-    parts = sent.layout is not None and any(isinstance(sbp, Partial) for sbp in sent.layout.sbp)
-    return "weft.cast_parts" if parts else CAST
 
 
 def _read(nodes: list[Node]) -> Iterator[Node]:

@@ -81,16 +81,14 @@ class _RecomputeWalk:
 
     def add(self, number: int, node: Node) -> None:
         if isinstance(node, Call) and node.phase.kind != "forward":
-            self._make_again(number, node)
+            missing = self._missing(node)
+            if missing:
+                self._make_again(missing, node, self._awaited(number, node))
             node = renamed(node, self.copies)
             self.backward.update((value.name, number) for value in node.makes)
         self.nodes.append(node)
 
-    def _make_again(self, number: int, reader: Call) -> None:
-        missing = self._missing(reader)
-        if not missing:
-            return
-        awaited = self._awaited(number, reader)
+    def _make_again(self, missing: set[int], reader: Call, awaited: str | None) -> None:
         for place in sorted(missing):
             call = self.graph.nodes[place]
             assert isinstance(call, Call)  # only calls are made again
@@ -156,7 +154,13 @@ def regions(
         check_named(f"recompute=[{pattern!r}]", pattern, known, "modules and ops of the forward")
     found: dict[str, str] = {}
     for call in forward:
-        region = _region(call, patterns)
+        # The outermost module around the call that a pattern names, or its checkpoint; `OPS` when one names its op.
+        named = (path for path in around(call.module) if first_match(patterns, path) is not None)
+        region = next(named, None)
+        if region is None and call.location is not None and call.location.checkpoint is not None:
+            region = f"checkpoint {call.location.checkpoint}"
+        if region is None and first_match(patterns, call.op) is not None:
+            region = OPS
         if region is None and shares_memory(call.op) and found.get(call.uses[0]) == OPS:
             region = OPS  # a view of what is made again would keep it
         found.update((value.name, region) for value in call.makes if region is not None)
@@ -181,13 +185,3 @@ def kept_values(graph: LogicalGraph, region_of: Mapping[str, str]) -> frozenset[
                 kept |= made  # a call is made again as a whole, or not at all
                 kept.update(node.uses[:1] if shares_memory(node.op) else ())
     return frozenset(kept)
-
-
-def _region(call: Call, patterns: Sequence[str]) -> str | None:
-    """The outermost module around a call that a pattern names, or its checkpoint; `OPS` when one names its op."""
-    for path in around(call.module):
-        if first_match(patterns, path) is not None:
-            return path
-    if call.location is not None and call.location.checkpoint is not None:
-        return f"checkpoint {call.location.checkpoint}"
-    return OPS if first_match(patterns, call.op) is not None else None

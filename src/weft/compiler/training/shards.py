@@ -151,7 +151,9 @@ class _Search:
         if node.role != "parameter" or not self.graph.users[node.value.name]:
             return False
         level = level_of(self.rules, node.key)
-        return level == 3 or (level > 0 and self._is_updated(node))
+        name = node.value.name
+        updates = (user for user in self.graph.users[name] if isinstance(user, Update))
+        return level == 3 or (level > 0 and any(each.target.name == name for each in updates))
 
     def dim(self, node: Input) -> int | str:
         """The dimension along which a parameter is cut, or why it stays whole."""
@@ -167,8 +169,13 @@ class _Search:
         if node.key in self.whole:
             return f"its update by {self.whole[node.key]} needs the whole tensor"
         taken = {sbp.dim for sbp in fixed if isinstance(sbp, Split)}
-        found = _best_dim(node.value.shape, taken, placement.shape[axis])
-        return f"no free dimension has {placement.shape[axis]} elements" if found is None else found
+        parts, shape = placement.shape[axis], node.value.shape
+        free = [dim for dim, size in enumerate(shape) if size >= parts and dim not in taken]
+        if not free:
+            return f"no free dimension has {parts} elements"
+        # The first that shards evenly, else the longest.
+        even = [dim for dim in free if shape[dim] % parts == 0]
+        return even[0] if even else max(free, key=lambda dim: shape[dim])
 
     def hints_of(self, dims: Mapping[str, int]) -> dict[int, Hints]:
         """The hints with the layouts of the shards."""
@@ -194,17 +201,6 @@ class _Search:
     def _fixed(self, node: Input) -> tuple[SBP | None, ...]:
         axes = self._home(node).axes
         return self.hints[axes].inputs.get(node.key, (None,) * axes)
-
-    def _is_updated(self, node: Input) -> bool:
-        users = self.graph.users[node.value.name]
-        return any(isinstance(u, Update) and u.target.name == node.value.name for u in users)
-
-
-def _best_dim(shape: tuple[int, ...], taken: set[int], parts: int) -> int | None:
-    """A dimension that no other axis splits: the first that shards evenly, else the longest."""
-    free = [dim for dim, size in enumerate(shape) if size >= parts and dim not in taken]
-    even = [dim for dim in free if shape[dim] % parts == 0]
-    return even[0] if even else max(free, key=lambda dim: shape[dim], default=None)
 
 
 # ZeRO: optimizer states, gradients and parameters in shards along one axis.
@@ -232,18 +228,22 @@ def shard_variables(graph: LogicalGraph, context: Context) -> LogicalGraph:
 
     Of what lies whole and is split where it is used, hints say so.
     """
-    parts = {
-        node.value.name: Gather((), _parts(context, node.key), False)
-        for node in graph.of_kind(Input)
-        if any(node.key in own.whole for own in context.hints.values())
-    }
+    placements, hints = context.stages.placements, context.hints
+    parts: dict[str, Gather] = {}
+    for node in graph.of_kind(Input):
+        if any(node.key in own.whole for own in hints.values()):
+            # How the strategy has it used.
+            used = (hints[p.axes].inputs.get(node.key, (None,) * p.axes) for p in placements)
+            parts[node.value.name] = Gather((), tuple(map(Hint, used)), False)
     if not context.stored:
         return gather_parameters(graph, parts) if parts else graph
     axis = next(iter(context.stored.values()))
     stored = [node for node in graph.of_kind(Input) if node.key in context.stored]
-    shards = {
-        node.value.name: _hints(context, axis, _home_sbps(context, node)[axis]) for node in stored
-    }
+    shards: dict[str, tuple[Hint, ...]] = {}
+    for node in stored:
+        home = placements[context.stages.homes.get(node.key, 0)]
+        sbp = hints[home.axes].inputs[node.key][axis]
+        shards[node.value.name] = _hints(context, axis, sbp)
     # A parameter that only another program shards is gathered as level 3 does.
     rules = zero_rules(context.options.zero)
     levels = {node.value.name: level_of(rules, node.key) or 3 for node in stored}
@@ -252,19 +252,6 @@ def shard_variables(graph: LogicalGraph, context: Context) -> LogicalGraph:
     early = {name: shard for name, shard in shards.items() if levels[name] > 1}
     made = gather_parameters(graph, {**gathers, **parts}, turning_stage(context))
     return _reduced_early(made, early) if early else made
-
-
-def _parts(context: Context, key: str) -> tuple[Hint, ...]:
-    """For each stage a hint that says how the strategy has a parameter used."""
-    return tuple(
-        Hint(context.hints[p.axes].inputs.get(key, (None,) * p.axes))
-        for p in context.stages.placements
-    )
-
-
-def _home_sbps(context: Context, node: Input) -> tuple[SBP | None, ...]:
-    axes = context.stages.placements[context.stages.homes.get(node.key, 0)].axes
-    return context.hints[axes].inputs[node.key]
 
 
 def _hints(context: Context, stored: int, sbp: SBP | None) -> tuple[Hint, ...]:
@@ -286,19 +273,16 @@ def _reduced_early(graph: LogicalGraph, shards: Mapping[str, tuple[Hint, ...]]) 
     for node in graph.nodes:
         made = next((value.name for value in node.makes), "")
         if isinstance(node, Call) and made in wanted:
-            hint = _shard_hint(graph, node, wanted[made][node.phase.stage])
-            shard = hint.makes[0].name
-            nodes += [hint, renamed(node, {node.uses[0]: shard})]
+            source, hint = graph.values[node.uses[0]], wanted[made][node.phase.stage]
+            shard, where = Value(f"{source.name}.shard", source.shape, source.dtype), node.location
+            args = (source.ref,)
+            nodes += [
+                Call.of(HINT, args, (shard,), location=where, phase=node.phase, hint=hint),
+                renamed(node, {source.name: shard.name}),
+            ]
         else:
             nodes.append(node)
     return replace(graph, nodes=tuple(nodes))
-
-
-def _shard_hint(graph: LogicalGraph, reader: Call, hint: Hint) -> Call:
-    source = graph.values[reader.uses[0]]
-    shard = Value(f"{source.name}.shard", source.shape, source.dtype)
-    args = (source.ref,)
-    return Call.of(HINT, args, (shard,), location=reader.location, phase=reader.phase, hint=hint)
 
 
 def _accumulated(graph: LogicalGraph, name: str) -> Iterator[str]:

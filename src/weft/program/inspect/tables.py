@@ -16,7 +16,7 @@ from weft.compiler.context import Stages
 from weft.compiler.decompositions.table import with_statistics
 from weft.compiler.local.localize import node_phases
 from weft.compiler.microbatch.facts import cut_leaves
-from weft.compiler.schedule.bucket import Bucket
+from weft.compiler.schedule.draft import Bucket
 from weft.compiler.schedule.schedule import Scheduled, bubble, busy, in_flight
 from weft.compiler.stages.balance import call_cost
 from weft.hardware import CostModel

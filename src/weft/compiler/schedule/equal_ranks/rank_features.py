@@ -130,11 +130,7 @@ def _nodes(step: BoxingStep, shape: tuple[int, ...], dtype: str, by_memory: bool
 def _transfers(source: Layout, target: Layout, shape: tuple[int, ...]) -> tuple[Numbers, Numbers]:
     """For each place of the grid that sends, and of the one that receives, which lengths of pieces are its."""
     found = routes(source, target, shape)
-    return _sent(found), _received(found)
-
-
-def _sent(found: Routes) -> Numbers:
-    """For each rank of the source, which shard it has, by lengths, and which pieces of it it sends."""
+    # For each rank of the source, which shard it has, by lengths, and which pieces of it it sends.
     known: dict[Hashable, int] = {}
     of = np.empty(len(found.shard_of), dtype=np.int64)
     lengths = found.shards[:, :, 1] - found.shards[:, :, 0]
@@ -147,7 +143,7 @@ def _sent(found: Routes) -> Numbers:
         for holder, begin, end in zip(holders, begins, ends, strict=True):
             key = own.tobytes(), int(end - begin), pieces[begin:end].tobytes()
             of[holder] = known.setdefault(key, len(known))
-    return of
+    return of, _received(found)
 
 
 def _received(found: Routes) -> Numbers:

@@ -14,8 +14,8 @@ from build import ref, value
 from contexts import NOTHING
 from local_programs import program
 from single_device import assert_same_training, compiled, plain_training
-from weft.compiler.decompositions import joined_loss
-from weft.compiler.decompositions.joined_loss import join_losses
+from weft.compiler.decompositions import fused_losses
+from weft.compiler.decompositions.fused_losses import join_losses
 from weft.ir.logical import Phase
 from weft.ir.plan import LocalCall, LocalProgram, LocalValue
 
@@ -24,7 +24,7 @@ JOINED = "weft.cross_entropy_backward"
 
 @pytest.fixture(autouse=True)
 def small_scores_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(joined_loss, "SMALLEST", 15)
+    monkeypatch.setattr(fused_losses, "SMALLEST", 15)
 
 
 def calls(kind: int = 2, dtype: str = "float32", shape: tuple[int, ...] = (3, 5)) -> list[Any]:
