@@ -154,7 +154,7 @@ def export_checkpoint(
         folder: that is not there yet.
         megabytes: of a file at most, of 10^6 bytes.
         dtype: that numbers are rounded to; "" for as they are.
-        masters: take float32 masters in place of what they are rounded to.
+        masters: take FP32 main parameters in place of what they are rounded to.
 
     Raises:
         UserError: it cannot be read or written.

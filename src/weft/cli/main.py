@@ -159,7 +159,7 @@ def run(
 ) -> None:
     """Run SCRIPT in one process for each rank; when one fails, end them all and show why.
 
-    A script that begins with weft.Checkpoints.load_newest, as weft.fit does, goes on after a restart where it was.
+    A script that begins with weft.Checkpoints.load_newest, as weft.fit does, continues after a restart where it was.
     Several nodes need the variable WEFT_SECRET, the same on each: who knows it belongs to the job.
     """
     if nodes > 1 and not (rendezvous and run_id):

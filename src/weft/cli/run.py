@@ -65,7 +65,7 @@ class RunOptions:
         timeout: seconds that a rank waits for another one; None for the usual ones.
         restarts: how many times the ranks are started again after one has failed.
         least: ranks that a restart needs. On one node each has one fewer than before, as long as there are so many; of
-            several nodes it goes on without those that have gone. None for as many as before.
+            several nodes it continues without those that have gone. None for as many as before.
         grace: seconds that ranks have to end after SIGTERM or Ctrl-C.
     """
 

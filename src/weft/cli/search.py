@@ -29,7 +29,7 @@ from weft.search.state import SearchState
 from weft.strategy.strategy import Strategy
 
 _STRATEGY, _RECORD = "the strategy", "the record of the search"
-# The record is written anew after so many seconds, and so many times as long as that took.
+# The record is written again after so many seconds, and so many times as long as that took.
 _SECONDS, _TIMES = 2.0, 50
 
 
@@ -52,7 +52,7 @@ class SearchOptions:
 class SearchFiles:
     """The file of the best strategy, and the record of the search beside it: `best.yaml`, `best.search.json`.
 
-    Both are written whenever something quicker was found, and at the end; the record every few seconds besides.
+    Both are written whenever something faster was found, and at the end; the record every few seconds besides.
 
     Args:
         output: the file of the strategy; None for no files.
@@ -227,7 +227,7 @@ def _strategy_of(found: SearchState) -> Strategy:
 
 @contextmanager
 def _shown() -> Iterator[Callable[[SearchState], None]]:
-    """A table on a terminal's stderr that is drawn anew as the search goes on; nothing elsewhere."""
+    """A table on a terminal's stderr that is drawn again as the search continues; nothing elsewhere."""
     if not is_terminal():
         yield lambda _: None
         return

@@ -145,13 +145,13 @@ class Hint:
 @final
 @dataclass(frozen=True, slots=True)
 class Input:
-    """A value that comes from outside: a variable (parameter, buffer, state), a leaf of the batch, a constant.
+    """A value that comes from outside: a variable (parameter, buffer, state), an entry of the batch, a constant.
 
     `key` is the name users know: "blocks.0.fc.weight", "blocks.0.fc.weight.exp_avg", "x",
         "[1].mask". `shares` says in which order a variable is stored, where that is not the order that
         users know; the value is in that order too.
 
-    A leaf of the batch that is `cut` has the micro-batches first: [micro-batches, part of the batch, ...].
+    An entry of the batch that is `cut` has the micro-batches first: [micro-batches, part of the batch, ...].
         In the graph of one stage, `sent` says that another stage makes the value, once a step or for
         each micro-batch.
     """

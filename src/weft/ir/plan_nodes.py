@@ -233,7 +233,7 @@ LocalNode: TypeAlias = LocalCall | LocalUpdate | Exchange
 @final
 @dataclass(frozen=True, slots=True)
 class LocalInput:
-    """A local value that comes from outside: the shard of a variable, of a batch leaf, or of a constant."""
+    """A local value that comes from outside: the shard of a variable, of a batch entry, or of a constant."""
 
     value: LocalValue
     role: Role

@@ -262,12 +262,12 @@ def context_parallel(
     (DeepSpeed-Ulysses, arXiv 2309.14509), whichever moves fewer bytes.
 
     Args:
-        sequence: the dimension of positions in the leaves of the batch.
+        sequence: the dimension of positions in the entries of the batch.
         data: true where the placement's first axis splits the batch; the sequence then is split along
             the second.
         columns: as in `tensor_parallel`, along one more axis, the last.
         rows: as in `tensor_parallel`.
-        whole: patterns of leaves of the batch that have no positions, and are not split along them.
+        whole: patterns of entries of the batch that have no positions, and are not split along them.
     """
     columns, rows = name_patterns("columns", columns), name_patterns("rows", rows)
     whole = name_patterns("whole", whole)

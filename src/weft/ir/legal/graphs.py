@@ -88,7 +88,7 @@ def dtypes_known(graph: LogicalGraph) -> Iterator[Finding]:
 
 
 def keys_unique(graph: LogicalGraph) -> Iterator[Finding]:
-    """No two inputs share role and key, except leaves of the batch and constants on other ranks; no two outputs do."""
+    """No two inputs share role and key, except entries of the batch and constants on other ranks; no two outputs do."""
     seen: set[tuple[str, str, int]] = set()
     for node in graph.nodes:
         if not isinstance(node, Input | Output):
@@ -101,7 +101,7 @@ def keys_unique(graph: LogicalGraph) -> Iterator[Finding]:
 
 
 def _leaf_ranks(node: Input | Output) -> tuple[int, ...]:
-    """The ranks of a leaf of the batch or a constant, once it has a layout; else one that stands for all."""
+    """The ranks of an entry of the batch or a constant, once it has a layout; else one that stands for all."""
     if isinstance(node, Output) or node.role in VARIABLE_ROLES or node.value.layout is None:
         return (-1,)
     return node.value.layout.placement.ranks

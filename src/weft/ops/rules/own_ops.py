@@ -181,7 +181,7 @@ rule("weft.clip_factor", whole_factors)
 rule("weft.next_scale", whole_factors)
 # A parameter for one group of its readers, in each micro-batch; lies as its text says.
 rule("weft.take", pointwise, linear=FIRST, monotone=FIRST, view=True)
-# A copy in host memory, and one on the device again that waits for another value; never split anew.
+# A copy in host memory, and one on the device again that waits for another value; never split again.
 rule("weft.offload", whole_factors)
 rule("weft.load", whole_factors)
 # The first operand, but not before the second is there.

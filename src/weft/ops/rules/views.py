@@ -72,7 +72,7 @@ def _plane(call: OpCall, shape: tuple[int, ...], first: int) -> tuple[Dims, Dims
     return except_dims(rank, dims), (*without_dims(rank, dims), WHOLE)
 
 
-# A shard may be laid out otherwise than the whole (a slice of it, say), so that its view may need a
+# A shard may be laid out differently from the whole (a slice of it, say), so that its view may need a
 # copy.
 _moves(
     aten("view _unsafe_view reshape"),
