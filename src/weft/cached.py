@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 @final
 class cached_property(Generic[_T]):
-    """A property that is computed when it is first asked for, and then stands in the object's `__dict__`.
+    """A property computed when first read, then kept in the object's `__dict__`.
 
     Two threads that ask at once may both compute it: for values that do not depend on who does.
     """

@@ -80,7 +80,7 @@ class _WaitForGraph:
         return f"rank {rank}: {phase}{micro}, {actor_text(actor)}".replace(": ,", ":")
 
     def awaited(self, who: Who) -> tuple[Who | None, str]:
-        """An actor that the next act of this one waits for, and why."""
+        """An actor that the next act of the given actor waits for, and why."""
         own = (*self._lacking(who), *self._others_turn(who))
         absent = (
             (other, f"rank {other[0]} to take part")

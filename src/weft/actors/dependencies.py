@@ -76,7 +76,7 @@ def dependencies(plan: RankPlan, act: ActKey) -> Iterator[Dependency]:
 
 
 def waits_of(plan: RankPlan) -> Iterator[tuple[tuple[int, int], tuple[Wait, ...]]]:
-    """For each act of a step, (actor, micro-batch), those that it waits for, in all steps that have them."""
+    """For each act of a step, (actor, micro-batch), the acts that it waits for, in all steps that have them."""
     # In this step every version that the plan speaks of has been before.
     late = 1 + max((register.credits for register in plan.registers), default=0)
     for actor in plan.actors:
@@ -94,7 +94,7 @@ def waits_of(plan: RankPlan) -> Iterator[tuple[tuple[int, int], tuple[Wait, ...]
 
 
 def dependencies_in_step(plan: RankPlan) -> dict[tuple[int, int], tuple[tuple[int, int], ...]]:
-    """For each act of a step, (actor, micro-batch), those of the same step that must end before it.
+    """For each act of a step, (actor, micro-batch), the acts of the same step that must end before it.
 
     It is the same in all steps.
     """

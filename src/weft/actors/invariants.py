@@ -97,7 +97,7 @@ def acts_follow_each_other(state: QueueState) -> Iterator[str]:
 
 
 def the_order_is_kept(state: QueueState) -> Iterator[str]:
-    """In order, the acts so far are the first ones of the order, step after step."""
+    """The acts so far follow the order of the plan, step after step."""
     if not state.turns:
         return
     steps, place = divmod(state.started, len(state.turns))

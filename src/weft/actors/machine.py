@@ -161,7 +161,7 @@ class QueueMachine:
         )
 
     def state(self) -> QueueState:
-        """All of the machine's state, for those that check it."""
+        """The whole state of the machine, for invariant checks."""
         return QueueState(
             self.queue,
             self._actors,

@@ -142,7 +142,7 @@ class Routes:
         return tuple(_pieces(peers, starts, given.lengths[own]))
 
     def receives(self, number: int) -> tuple[Piece, ...]:
-        """For each shard in turn, the region of what a rank needs that comes from it, and from whom."""
+        """For each shard in turn, the region that a rank needs of the shard, and the rank that sends it."""
         if number not in self._places:
             return ()
         if number not in self._received:

@@ -223,7 +223,7 @@ class PythonGuards:
 
 @final
 class Exactly:
-    """A number that is equal to none but itself: 0.0 is not -0.0, nan is nan."""
+    """A number compared bit by bit: 0.0 differs from -0.0, nan equals nan."""
 
     def __init__(self, number: Any) -> None:
         self.number = number

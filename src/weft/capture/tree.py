@@ -119,7 +119,7 @@ Tree: TypeAlias = TreeSpec
 @final
 @dataclass(frozen=True, slots=True)
 class Static:
-    """A leaf that is no tensor: baked into the graph, or handed back as it was."""
+    """A pytree leaf other than a tensor: a constant of the graph, or returned unchanged."""
 
     key: str
     value: Any

@@ -279,7 +279,7 @@ def dump_stacks_on_signal(folder: Path, rank: int) -> None:
 
 
 def read_stack_dumps(folder: Path) -> Mapping[int, str]:
-    """By rank, the innermost line of the user's in its main thread, of those ranks that were asked and answered."""
+    """By rank, the innermost user line in the main thread, for the ranks that answered the signal."""
     found = {path: _place(path) for path in folder.glob("*.stacks")}
     return {int(path.stem): text for path, text in found.items() if text}
 

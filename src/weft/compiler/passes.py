@@ -5,9 +5,9 @@ A pass is one public function in a module of its own, pure, of one of two forms:
     GraphPass    (LogicalGraph, Context) -> LogicalGraph    an equal graph
     ProgramPass  (LocalProgram, Context) -> LocalProgram    an equal program of one rank
 
-A pass that has nothing to do gives back what it was given. What it is told stands in the `Context`, whose cache gives
-again what a pass made for an equal graph of the same options. What passes behind it must know beyond the graph is
-settled by a `Decision` before it, which reads the graph and rewrites nothing.
+A pass that has nothing to do gives back what it was given. All other input of a pass is in the `Context`, whose cache
+returns the result of a pass for an equal graph and the same options. Facts that later passes need beyond the graph
+are settled by a `Decision` before, which reads the graph and rewrites nothing.
 """
 
 from __future__ import annotations

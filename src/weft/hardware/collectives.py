@@ -184,9 +184,9 @@ def tree(groups: GroupSet) -> Traffic:
 def in_switch(groups: GroupSet, whole: bool) -> Traffic | None:
     """Sums that a switch makes: it takes each member's tensor once, and hands the sums on.
 
-    Of a reduce-scatter a member gets its part; for an all-reduce (`whole`) it sends this part once more, to all (NVIDIA
-    Scalable Hierarchical Aggregation and Reduction Protocol, on NVLink). None where some group is in several nodes, or
-    not on one switch that can do it.
+    In a reduce-scatter a member gets its part; for an all-reduce (`whole`) it sends this part once more, to all
+    (NVIDIA Scalable Hierarchical Aggregation and Reduction Protocol, on NVLink). None where some group is in several
+    nodes, or not on one switch that can do it.
     """
     network = groups.network
     found = {
@@ -220,7 +220,7 @@ def _adding(routes: NodeRoutes, members: tuple[int, ...]) -> LinkKind | None:
 
 
 def direct(groups: GroupSet) -> Traffic:
-    """Each member sends a part of its own to every other one at once: an all-to-all."""
+    """Each member sends one of its parts to every other member at once: an all-to-all."""
     pattern = Pattern(groups)
     share = 1.0 / groups.sizes[groups.group]
     pattern.inside(_all_pairs, share)

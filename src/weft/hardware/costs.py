@@ -37,7 +37,7 @@ class LinkUse(Protocol):
         """Numbers of resources of the machine, each once, and the seconds in which each is needed whole."""
 
     def __hash__(self) -> int:
-        """That of what is used."""
+        """The cost of the resources that are used."""
 
 
 @final
@@ -204,7 +204,7 @@ class CostModel:
 
         `item` is the size of an element.
 
-        What bounds a call is what it costs: a product reads and writes while it computes.
+        A call costs the larger of its compute and its memory time: a product reads and writes while it computes.
         """
         if flops > traffic / item:
             return self.bytes_per_flop * flops

@@ -1,7 +1,7 @@
 """Measured costs of a machine: the figures, their file, the figures that plans take, and the seconds that follow.
 
-What was measured is taken as it is. A call of another size takes as much longer than the nearest measured call of
-its op as the usual device says; exchanges and updates of other sizes lie on straight lines between those that were
+A measured call costs its measured seconds. A call of another size takes as much longer than the nearest measured call
+of its op as the usual device says; exchanges and updates of other sizes lie on straight lines between those that were
 measured. Everything else is an estimate by the roofline of the machine, and says so.
 """
 
@@ -103,7 +103,7 @@ class Measurements:
     roofline: Roofline | None = None
 
     def joined(self, other: Measurements) -> Measurements:
-        """These and later ones of the same machine, which count where both have a figure.
+        """These measurements joined with later ones of the same machine; later figures count.
 
         Slowdown and drift are always the later ones'.
 
@@ -311,7 +311,7 @@ class MeasuredCosts:
         return replace(found, link=rate, latency=first.seconds)
 
     def of_call(self, rank: int, call: OpCall, lies: Sequence[str] = ()) -> Cost:
-        """As measured; in proportion to the nearest call of the op; else by the roofline."""
+        """The measured seconds; else in proportion to the nearest measured call of the op; else by the roofline."""
         found = self.measured.calls.get(call_text(call, lies))
         if found is not None:
             return Cost(found.seconds, found.spread, self.stands_in)

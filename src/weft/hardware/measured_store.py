@@ -62,7 +62,7 @@ def _processor() -> str:
 
 
 def measured_folder() -> Path:
-    """The folder of what was measured on this machine with its torch; it need not be there."""
+    """The folder of this machine's measurements with its torch; it need not be there."""
     facts = "\n".join(f"{name} {fact}" for name, fact in this_machine().items())
     fingerprint = hashlib.sha256(facts.encode()).hexdigest()[:12]
     return (chosen_folder() or default_folder()) / "measured" / fingerprint
@@ -103,7 +103,7 @@ def _write(path: Path, found: Measurements) -> None:
 def stored_measurements(
     device_type: str = "cpu", planned: bool = False
 ) -> tuple[Measurements, ...]:
-    """All that is kept of this machine with its torch, by ranks, processes and threads.
+    """The stored measurements of this machine with its torch, by ranks, processes and threads.
 
     Args:
         device_type: "cpu" or "cuda".
@@ -136,7 +136,7 @@ def load_measurements(
 ) -> MeasuredCosts | None:
     """The costs of this machine while so many ranks are at work; None where nothing was measured.
 
-    What was measured for the nearest number of ranks stands in where there is nothing for this one; all of its
+    Measurements for the nearest number of ranks stand in where there are none for this one; all of its
     costs are marked as estimates.
 
     Args:
@@ -178,7 +178,9 @@ def load_measured_costs(
     processes: int | None = None,
     threads: int | None = None,
 ) -> MeasuredCosts:
-    """As `load_measurements`; where nothing was measured, the usual figures of the device type, marked as estimates."""
+    """Like `load_measurements`; where nothing was measured, the usual figures of the device type, marked as
+    estimates.
+    """
     found = load_measurements(ranks, device_type, processes, threads)
     if found is not None:
         return found

@@ -48,7 +48,7 @@ def chain_flows(routes: NodeRoutes, members: tuple[int, ...]) -> Flows:
 
 @lru_cache(4096)
 def packed_rings(routes: NodeRoutes, members: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """As many rings over direct links as are found, no two of which share a link."""
+    """Rings over direct links, as many as can be found without sharing a link."""
     return _pack(routes, members, closed=True)
 
 

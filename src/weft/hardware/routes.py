@@ -42,7 +42,7 @@ class Route:
 class NodeRoutes:
     """The ways between the devices of a node, and from them to the ports.
 
-    A resource is one direction of links that share a capacity. Those of a node are numbered: first those of its inner
+    A resource is one direction of links that share a capacity. The resources of a node are numbered: first its inner
     links, then every port outwards, then every port inwards.
 
     Attributes:
@@ -96,7 +96,7 @@ class NodeRoutes:
         return Route((*way.resources, self._inner + port), (*way.links, link))
 
     def into(self, device: int) -> Route:
-        """From the network to a device, over the port that it sends by."""
+        """The way from the network to a device, over the port that the device sends by."""
         port, _ = self._ports[device]
         ways = (self.route(at, device) for at in self.kind.ports[port].at)
         way = min(filter(None, ways), key=_seconds)
@@ -227,7 +227,7 @@ class Network:
 
     @cached_property
     def node(self) -> Ints:
-        """Of each device, its node's number, as `Topology.node` says it."""
+        """For each device the number of its node (`Topology.node`)."""
         spans = np.array([1 + max(group.kind.nodes) for group in self.topology.groups])[self.group]
         within = np.concatenate(
             [np.tile(group.kind.nodes, group.count) for group in self.topology.groups]
@@ -262,7 +262,7 @@ class Network:
 
     @cached_property
     def port_waits(self) -> Floats:
-        """Of each unit, seconds until a message has passed its ports, in each protocol: (protocols, units)."""
+        """For each unit, seconds until a message has passed its ports, in each protocol: (protocols, units)."""
         waits = np.array([self._port_wait(group) for group in range(len(self.routes))])
         found: Floats = waits.T[:, self.group]
         return found

@@ -55,12 +55,12 @@ class GroupSet:
 
     @cached_property
     def part(self) -> Ints:
-        """Of each member, its part."""
+        """The part of each member."""
         return np.repeat(np.arange(len(self.group)), self.many)
 
     @cached_property
     def spread(self) -> Floats:
-        """Of each group, the share of a tensor that a member does not hold: (n - 1) / n."""
+        """For each group, the share of a tensor that a member does not hold: (n - 1) / n."""
         return (self.sizes - 1) / self.sizes
 
     def alike(self) -> Iterator[tuple[int, tuple[int, ...], Ints]]:
@@ -80,7 +80,7 @@ class GroupSet:
         return tuple(held for nodes in self._by_node for held in nodes if len(held) > 1)
 
     def across_nodes(self) -> Groups:
-        """Of each group the first members of its nodes, the second ones, and so on."""
+        """For each group the first members of its nodes, the second ones, and so on."""
         return tuple(
             held for nodes in self._by_node for held in zip(*nodes, strict=True) if len(held) > 1
         )

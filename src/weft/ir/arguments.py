@@ -164,7 +164,7 @@ def numbered(
 
 
 def with_names(call: _AnyCall, names: Mapping[str, str]) -> _AnyCall:
-    """A call that reads other values of the same shapes and dtypes: new names by old ones. It may be the same one."""
+    """The call with its operands renamed to values of the same shapes and dtypes. It may be the same one."""
     if names.keys().isdisjoint(call.operands):
         return call
     new = [names.get(name, name) for name in call.operands]

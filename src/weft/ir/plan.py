@@ -1,4 +1,6 @@
-"""The plan: actors and registers of every rank, and the communicators between them. What will run, nothing else."""
+"""The plan: actors and registers of every rank, and the communicators between them. The plan holds what will run,
+nothing else.
+"""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def shard_sizes(size: int, parts: int) -> tuple[int, ...]:
 class Shares:
     """The order of a dimension that joins parts, such as the rows of queries, keys and values in one matrix.
 
-    As users know it, part stands behind part. Stored in shares, the dimension is `blocks` equal
+    In the user's order, the parts follow each other. Stored in shares, the dimension is `blocks` equal
     blocks, and each of them holds its share of every part, in the order of the parts. A split over
     `blocks` ranks then gives each its rows of each part, as Megatron-LM stores such a matrix.
 
@@ -97,7 +97,7 @@ class Shares:
 
     @property
     def size(self) -> int:
-        """Of the dimension."""
+        """The size of the dimension."""
         return sum(self.parts)
 
     @property

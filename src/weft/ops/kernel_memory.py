@@ -1,8 +1,8 @@
 """The memory that kernels take beside their results, and that results take beside their elements.
 
-Of one call on one rank, by its shapes: what stands in `weft.runtime.kernels`, and the ATen kernels of
-which a dispatch mode sees more than the results. What a kernel of torch takes for itself, nobody sees.
-A test runs every op and holds it against these numbers.
+Covered is one call on one rank, by its shapes: the kernels of `weft.runtime.kernels`, and the ATen kernels of which a
+dispatch mode sees more than the results. Memory that a torch kernel allocates inside stays unseen. A test runs every
+op and holds it against these numbers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Declarations of rules: one call of `rule` for each op, or for a list of ops that behave alike.
 
-Ops without a rule of their own run whole: right for any ATen op that is a function, whose results depend on the values
-of its operands alone, and their shapes not on values. What is not (random draws, writes in place, meanings that depend
-on strides) stands here by name, because rules do not know torch; a test holds the names against its schemas.
+Ops without a rule of their own run whole: right for any ATen op that is a function, whose results depend on the
+values of its operands alone, and their shapes not on values. Exceptions (random draws, writes in place, meanings that
+depend on strides) stand here by name, because rules do not know torch; a test holds the names against its schemas.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Windows: what a rank reads of a tensor when kernels slide along a dimension that is split.
 
 A convolution or a pooling that is split along space needs, beside a rank's own rows, the border
-rows of its neighbours: the halo. So its operands are not cut into balanced shards but into windows
-that overlap; the compiler has every rank fetch its window from whoever holds it. What the window
-lacks at the outer ends is padding, which the local op adds.
+rows of its neighbours: the halo. So its operands are not cut into balanced shards but into windows that overlap; the
+compiler has every rank fetch its window from whoever holds it. At the outer ends the local op adds padding.
 
 Signatures with windows stand apart from `weft.ops.signatures`: who takes them must fetch the
 windows.

@@ -81,7 +81,7 @@ class Differences:
         return "\n".join(lines)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as lists, dicts, numbers and texts; seconds and bytes."""
+        """The differences as lists, dicts, numbers and strings; seconds and bytes."""
         return {
             "first": self.first.to_json(),
             "second": self.second.to_json(),

@@ -113,7 +113,7 @@ def check_alike(world: World, what: str, asked: Callable[[], Mapping[str, Any]])
 
 
 def differences(texts: Sequence[str]) -> Iterator[tuple[int, Any, Any]]:
-    """Each rank that has told something else than rank 0, as JSON, with what rank 0 has told, and what it has."""
+    """Each rank whose JSON differs from rank 0's, with both values."""
     first, *others = map(json.loads, texts)
     return ((rank, first, other) for rank, other in enumerate(others, 1) if other != first)
 
@@ -151,7 +151,7 @@ class TrialFailure(RankFailure):
 def unless_failed(world: World, what: str, work: Callable[[], T]) -> T:
     """Give the result of `work` in this process, once it has succeeded in all. Every process must call it.
 
-    Of an error only the text is kept: what its frames hold may be the memory that was lacking.
+    Only the text of an error is kept: its frames may hold the memory that was lacking.
 
     Args:
         what: it is that they do.

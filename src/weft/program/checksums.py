@@ -43,7 +43,7 @@ class BatchChecksums:
     parts: tuple[tuple[Layout, int], ...] = ()
 
     def alike(self, ranks: tuple[int, ...]) -> int:
-        """The checksum of what some ranks must have alike."""
+        """The checksum of values that must be equal on some ranks."""
         found = self.whole
         for layout, checksum in self.parts:
             if _alike(layout, ranks):
@@ -136,7 +136,7 @@ def _sample(shape: tuple[int, ...], size: int, step: int) -> tuple[slice, ...]:
 
 
 def checksum_of_numbers(numbers: Iterable[float]) -> int:
-    """Of numbers of Python that a step reads; 0 of none."""
+    """The checksum of Python numbers that a step reads; 0 if there are none."""
     return zlib.crc32(" ".join(map(repr, numbers)).encode())
 
 
@@ -177,7 +177,7 @@ class OptionsChecksum:
 def _number(value: Any) -> Any:
     """The value to compare of a hyperparameter: the number in a tensor, where the host need not wait for it.
 
-    Of a list, which may be changed in place, a copy.
+    A list, which may be changed in place, is copied.
     """
     if isinstance(value, tuple | list):
         return tuple(map(_number, value))

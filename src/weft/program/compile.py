@@ -96,17 +96,15 @@ def compile(
             `Program.strategy` says what was found.
         seed: of the random ops; by default torch's initial seed on the first rank, as it is now: `torch.manual_seed`
             between steps changes nothing.
-        kernels: how local work runs: "aten" as calls of torch's ops, which is quick to compile, with
-            kernels of weft's own in place of some that are slow (on CPUs large products by oneDNN,
-            norms, losses, products that are joined); "torch" as calls of torch's ops alone, so that
-            a comparison with plain PyTorch shows no kernels (predictions are still those of
-            "aten"; what a split op needs and torch lacks remains, such as statistics of a BatchNorm
-            whose batch is split); "inductor" compiled by torch's Inductor, each distinct layer
-            once; "auto" measures both for each distinct layer and takes the faster. What was
-            compiled and measured is kept in the folder `WEFT_CACHE` (by default `~/.cache/weft`),
-            which nobody else may write to.
-            On CUDA, segments are replayed as CUDA graphs where launching takes longer than
-            computing; the variable `WEFT_CUDA_GRAPHS` ("auto", "always" or "never") says otherwise.
+        kernels: how local work runs: "aten" as calls of torch's ops, which is quick to compile, with kernels of
+            weft's own in place of some that are slow (on CPUs large products by oneDNN, norms, losses, products that
+            are joined); "torch" as calls of torch's ops alone, so that a comparison with plain PyTorch shows no
+            kernels (predictions are still those of "aten"; what a split op needs and torch lacks remains, such as
+            statistics of a BatchNorm whose batch is split); "inductor" compiled by torch's Inductor, each distinct
+            layer once; "auto" measures both for each distinct layer and takes the faster. Compiled code and timings
+            are kept in the folder `WEFT_CACHE` (by default `~/.cache/weft`), which nobody else may write to. On CUDA,
+            segments are replayed as CUDA graphs where launching takes longer than computing; the variable
+            `WEFT_CUDA_GRAPHS` ("auto", "always" or "never") says otherwise.
         batch: "whole": what every process passes to `step` is the whole batch, the same on all; a
             difference is an error. "local": each process passes its own rows, as with a
             `DistributedSampler`, all as many; the layouts of leaves say which axes split them.
@@ -117,7 +115,7 @@ def compile(
         verify: run `Program.verify` with the example batch, which then needs values.
         weights: a checkpoint, or a folder of safetensors as Hugging Face has them, whose values the model begins with;
             or a `weft.Weights`, where names are others or some are missing.
-            Of a model on the meta device each rank reads its own parts; no process holds the whole.
+            With a model on the meta device each rank reads its own parts; no process holds the whole.
 
     Raises:
         CaptureError: the step cannot be one graph; names the user's line. A parameter is in two

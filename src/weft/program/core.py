@@ -183,7 +183,7 @@ class ProgramCore:
         self.failed = Failed(self.steps, first_line(error), changed, renew)
 
     def note_loaded(self) -> None:
-        """All that a failed step may have changed was loaded."""
+        """Note that all state that a failed step may have changed was loaded again."""
         self.first = self.steps
         if self.failed is not None:
             self.failed.loaded = True

@@ -62,7 +62,7 @@ class Report:
     figures: Mapping[str, Curve] = field(default_factory=dict)
 
     def data(self) -> Data:
-        """All of it as JSON has it.
+        """The whole report as JSON data.
 
         Times of timelines and of memory are in tenths of a microsecond from the begin of the first step, others in
         seconds; sizes in bytes.

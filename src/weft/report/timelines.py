@@ -199,7 +199,7 @@ class Timelines:
         )
 
     def data(self) -> dict[str, Any]:
-        """All of it as JSON has it."""
+        """The timelines as JSON data."""
         kinds = [list(each) for each in self.kinds]
         return {"words": self.words.texts, "kinds": kinds, "groups": self.groups}
 
@@ -298,7 +298,7 @@ _JOINED = 4
 
 
 def from_work(traces: Sequence[RankTrace]) -> list[RankTrace]:
-    """The same, each step from its first act on that is none of the host's, which may begin long before."""
+    """The timelines with each step starting at its first device act; host acts may begin long before."""
     begins: dict[int, int] = {}
     for trace in traces:
         for each, number in zip(trace.slices, step_numbers(trace), strict=True):

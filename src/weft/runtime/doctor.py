@@ -64,7 +64,7 @@ OPTIONAL = {"transformers": "its models"}
 @final
 @dataclass(frozen=True)
 class Checkup:
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
         state: "bad" where weft cannot run, "note" where something will be slower or is not there.

@@ -67,7 +67,7 @@ class Candidate:
 
     @property
     def ranks(self) -> int:
-        """All that take part."""
+        """The number of ranks."""
         return self.data * self.tensor * self.stages
 
     @property

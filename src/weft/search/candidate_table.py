@@ -117,7 +117,7 @@ class CandidateTable:
         return map(self.point, range(len(self)))
 
     def point(self, number: int) -> Candidate:
-        """One of them."""
+        """The candidate at an index."""
         found = self._made.get(number)
         if found is None:
             found = self._made[number] = point_of(self.rows[number].tolist())
@@ -133,11 +133,11 @@ class CandidateTable:
         return self._with(data=self.data * self.tensor, **whole)
 
     def with_all_kept(self) -> CandidateTable:
-        """With no block that runs again, or waits."""
+        """The candidates without recompute or offload."""
         return self._with(recompute=0, offload=0)
 
     def laid_as(self, layouts: Layouts, others: Layouts) -> CandidateTable:
-        """With those that are laid out so laid out otherwise."""
+        """The candidates with one layout replaced by another."""
         laid = np.where(self.laid(layouts), layouts_code(others), self.layouts)
         return self._with(layouts=laid)
 
@@ -188,7 +188,7 @@ class CandidateTable:
 
     @cached_property
     def ranks(self) -> Ints:
-        """All that take part."""
+        """The number of ranks of each candidate."""
         found: Ints = self.data * self.tensor * self.stages
         return found
 

@@ -40,7 +40,7 @@ UNBOUNDED = Seconds(inf)
 @final
 @dataclass(frozen=True)
 class Whole:
-    """All that a plan says of a strategy."""
+    """Everything that planning a strategy found out."""
 
     simulation: Simulation
     deduced: tuple[Deduced, ...]
@@ -79,7 +79,7 @@ class Evaluator:
 
     @property
     def answers(self) -> Mapping[str, Answer]:
-        """All that is known, by `key_of`."""
+        """All answers so far, by `key_of`."""
         return self._known
 
     @property
@@ -150,7 +150,7 @@ class Evaluator:
             return None
 
     def whole(self, strategy: Strategy) -> Whole:
-        """All that a plan of a strategy says.
+        """The plan of a strategy with everything that it says.
 
         Raises:
             UserError: the step cannot be planned so.
@@ -172,7 +172,7 @@ class Evaluator:
             return compiled, priced_step(planned, self.machine.costs)
 
     def last(self, strategy: Strategy) -> Whole | None:
-        """All that the plan of a strategy said, where it is the one that this process planned last."""
+        """The plan of a strategy, if this process planned it last."""
         return self._last.get(key_of(strategy))
 
     def of(self, strategy: Strategy) -> Answer:

@@ -52,7 +52,7 @@ class Refused:
 @final
 @dataclass(frozen=True)
 class Longer:
-    """A strategy that takes longer than was asked for, which is all that is known of it."""
+    """A strategy known only to take longer than the limit of the question."""
 
     seconds: Seconds
 

@@ -125,7 +125,7 @@ def _at_least(kind: str, points: CandidateTable, best: Measures, sources: Source
 @final
 @dataclass(frozen=True)
 class Probed:
-    """A strategy that a search looked at.
+    """A strategy that a search probed.
 
     Attributes:
         after: seconds since the search began.

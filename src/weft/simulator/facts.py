@@ -49,7 +49,7 @@ class MemoryUse:
 
     @property
     def total(self) -> Bytes:
-        """All that is taken."""
+        """The bytes in total."""
         return Bytes(self.planned + self.reserve)
 
     @property

@@ -248,7 +248,7 @@ class _Step(NamedTuple):
 def whole_pieces(
     step: BoxingStep, shape: tuple[int, ...], dtype: str
 ) -> Iterator[tuple[int, int, Bytes]]:
-    """All that a transfer of a whole tensor sends: from, to, bytes."""
+    """The messages of a transfer of a whole tensor: from, to, bytes."""
     ranks = transfer_ranks(step)
     every = routes(*numbered_layouts(step.source, step.target), shape)
     for place in range(len(step.source.placement.ranks)):

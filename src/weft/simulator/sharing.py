@@ -79,7 +79,7 @@ class LinkSharing:
 
     @cached_property
     def near(self) -> Sequence[frozenset[int]]:
-        """For each communication, those that need one of its links, itself among them."""
+        """For each communication, the communications that need one of its links, itself included."""
         on: dict[int, set[int]] = {}
         for number, needs in enumerate(self.needs):
             for link in needs:

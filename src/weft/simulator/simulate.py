@@ -61,7 +61,7 @@ def costs_of(step: PlannedStep, costs: Costs, given: CostOverrides | None = None
 
 
 def simulation_of(step: PlannedStep, acts: ActCosts, costs: Costs, ran: SteadySteps) -> Simulation:
-    """All that is known of a step.
+    """Build the `Simulation` from the timings of a step.
 
     Args:
         step: what ran.

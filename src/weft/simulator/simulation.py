@@ -95,7 +95,7 @@ class Simulation:
         return Seconds(total / count if count else 0.0)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain data: numbers, texts, lists; times in seconds, sizes in bytes."""
+        """The simulation as plain data: numbers, strings, lists; times in seconds, sizes in bytes."""
         found = asdict(self)
         del found["traces"]
         rates = ("samples_per_second", "tokens_per_second", "mfu", "exposed", "hidden", "bubble")

@@ -19,7 +19,7 @@ LAYOUTS = ("batch", "parameters", "activations")
 
 
 def sbps_of(sbp: SBPs) -> tuple[SBP, ...]:
-    """One SBP for all axes, or one for each."""
+    """The SBPs of all axes, from one SBP for all axes or one for each."""
     return sbp if isinstance(sbp, tuple) else (sbp,)
 
 

@@ -92,7 +92,7 @@ def _global(name: str, value: Tensor, placement: Placement, sbp: Any) -> Any:
 
 
 def whole(value: Any) -> Any:
-    """The same with each global tensor as a plain copy of all of it; every process must call it.
+    """A copy with a whole plain tensor in place of each global tensor; every process must call it.
 
     So code that knows nothing of weft takes what a live model holds, on any number of ranks.
 

@@ -97,7 +97,7 @@ class RankTrace:
     data: tuple[StepSpan, ...] = ()
 
     def text(self) -> str:
-        """One line that `RankTrace.of` reads back."""
+        """The trace as one line that `RankTrace.of` reads back."""
         return json.dumps(asdict(self))
 
     @staticmethod
@@ -115,7 +115,7 @@ class RankTrace:
         )
 
     def moved(self, offset: int) -> RankTrace:
-        """The same on a clock that is `offset` nanoseconds behind."""
+        """The trace on a clock that is `offset` nanoseconds behind."""
         return RankTrace(
             self.rank,
             self.queues,

@@ -65,7 +65,7 @@ class StepGenerator(torch.Generator):
         return own(name)
 
     def advance(self) -> None:
-        """One more draw was made from it."""
+        """Note one more draw from the generator."""
         with _disable_current_modes():
             torch.rand(1, device=self.device, generator=self)
         self._left = state_of(self)

@@ -61,7 +61,7 @@ _FOLLOWED = {
 
 
 class SymbolicNumber(Shut):
-    """A number that will be another one in later steps.
+    """A Python number whose value may change between steps: an input of the graph, not a constant.
 
     Python takes it for one of its class (`isinstance`).
     """

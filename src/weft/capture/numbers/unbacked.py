@@ -27,7 +27,7 @@ _KEPT |= {"__getattribute__", "__setattr__", "__delattr__", "__bool__"}
 
 @final
 class UnbackedNumber:
-    """A number that there is once the step runs.
+    """A number without a value during capture; the running step computes it.
 
     Python takes it for one of the class that it will have (`isinstance`), so that the user's code goes
     the way that it goes with the number.

@@ -152,7 +152,7 @@ def updates(op: Any) -> bool:
 
 @cache
 def foreach() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
-    """For every `_foreach_*` that has one: torch's own loop over the tensors."""
+    """For every `_foreach_*` op that has one, torch's own loop over the tensors."""
     packets = (getattr(aten, name) for name in _names() if hasattr(aten, name))
     ops = (getattr(packet, overload) for packet in packets for overload in packet.overloads())
     return {op: _looped(op) for op in ops if op.has_kernel_for_dispatch_key(_SLOW)}

@@ -129,7 +129,7 @@ class Objects(Containers):
                 self._parts(known)
 
     def see(self, value: Any, text: str, users: bool = True) -> bool:
-        """An object that was there before the step, and that it has come across, by this name.
+        """Note an object from before the step that the step reads under this name.
 
         Returns whether reading its attributes is noted.
 

@@ -59,7 +59,7 @@ def mutations_undone(
 
 @final
 class MutableState:
-    """All that a step may write to, with what is there before it."""
+    """The Python state that a step may write to, with its contents before the step."""
 
     def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:
         functions = user_functions(function, model)

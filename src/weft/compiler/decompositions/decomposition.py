@@ -27,7 +27,7 @@ Count: TypeAlias = tuple[str, tuple[Call, ...]]
 @final
 @dataclass(frozen=True)
 class Site:
-    """A call that may be taken apart.
+    """A call that may be decomposed.
 
     Attributes:
         values: layouts of all values; an expansion notes those of the values that it makes.

@@ -87,7 +87,7 @@ class _UnmergedWriter:
         self.values.nodes.append(node)
 
     def merged(self, node: Node) -> Call:
-        """A call that made what is there apart too: a view of that."""
+        """Replace a call whose result also exists unmerged by a view of that value."""
         assert isinstance(node, Call)
         made = _made(node)
         assert made is not None
@@ -284,7 +284,7 @@ def merged_by(before: Sequence[int], after: tuple[int, ...]) -> Merged | None:
 
 
 def order_of(node: Call) -> list[int]:
-    """The dimensions of what a transposition reads, in the order of what it makes."""
+    """The operand's dimensions in the order of a transposition's result."""
     given = node.args[1] if node.op == PERMUTE else node.args[1:]
     assert isinstance(given, tuple)
     dims = [dim % RANK for dim in given if isinstance(dim, int)]

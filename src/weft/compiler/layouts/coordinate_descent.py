@@ -94,7 +94,7 @@ def _settle(
 
 
 def form_of(problem: Problem) -> tuple[object, ...]:
-    """All that a solution depends on, without names: what is equal for equal stages."""
+    """Everything that a solution depends on, without names: equal for equal stages."""
     variables: list[object] = []
     for variable in problem.variables:
         match variable:
@@ -140,8 +140,8 @@ def options_of(
 ) -> list[SignatureOptions]:
     """The options of all variables along some axes, while the others keep the chosen signatures.
 
-    Those of a Share follow from what it connects: what its value may be made in or wanted in. A Partial that only a
-    reader wants is left out: it comes from Broadcast at no cost, and the other readers want that.
+    The signatures of a Share follow from what the Share connects: what its value may be made in or wanted in. A
+    Partial that only a reader wants is left out: it comes from Broadcast at no cost, and the other readers want that.
 
     Raises:
         RuleError: when an op has no rule.

@@ -189,8 +189,8 @@ class Known:
     def of(self, variable: OpChoice | Given, axes: Axes, chosen: PerAxis) -> SignatureOptions:
         """The options of a variable along free axes while the others keep their `chosen` signatures.
 
-        Of a call only signatures under which those of later axes stay legal, and that leave no rank without elements,
-        except where that is allowed.
+        A call may take only signatures under which those of later axes stay legal, and that leave no rank without
+        elements, except where that is allowed.
 
         Raises:
             RuleError: when an op has no rule.

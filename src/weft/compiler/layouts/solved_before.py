@@ -57,14 +57,14 @@ class Match:
         return True
 
     def add_slice(self, node: Node) -> None:
-        """A slice that the other graph has not."""
+        """Note a slice that the other graph lacks."""
         (read,), (made,) = node.uses, node.makes
         self.names[made.name] = self.names[read]
         self.sliced.add(self.names[read])
         self.numbers.append(None)
 
     def skip_slice(self, node: Node) -> None:
-        """A slice that only the other graph has."""
+        """Note a slice that only the other graph has."""
         (read,), (made,) = node.uses, node.makes
         self._of[made.name] = self._of.get(read, read)
         self.sliced.update((read, made.name))

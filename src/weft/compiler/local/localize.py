@@ -377,7 +377,7 @@ def communicators(graph: LogicalGraph) -> tuple[Communicator, ...]:
 def families(
     graph: LogicalGraph, communicators: Sequence[Communicator]
 ) -> Mapping[int, tuple[int, ...]]:
-    """For each communicator, by id, those that run the same exchange at the same time, itself among them.
+    """For each communicator, by id, the communicators that run the same exchange at the same time, itself included.
 
     They are the groups of one step of boxing, which share the links between the ranks. A communicator with which
     several steps have different company is given the largest.

@@ -44,7 +44,7 @@ KindOf: TypeAlias = Callable[[str], Kind]
 
 
 def gradient_sources(actors: Iterable[Actor]) -> frozenset[str]:
-    """The names of what optimizers read."""
+    """The names of the values that optimizers read."""
     return frozenset(
         node.source
         for actor in actors

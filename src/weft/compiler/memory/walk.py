@@ -199,7 +199,7 @@ class MemoryWalk:
         self._note_peak(actor)
 
     def end(self, actor: int, micro: int) -> None:
-        """It leaves what it made, and gives back what it was the last to read."""
+        """End an act: its results stay, and values that it read last are freed."""
         self.extra -= self.running.pop(actor).total
         touched, versions = self.touched[actor], self.versions
         if touched.left:

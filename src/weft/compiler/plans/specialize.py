@@ -45,7 +45,7 @@ _LARGE = 2**18
 @final
 @dataclass(frozen=True)
 class KernelVariant:
-    """An op that runs as another one of the same arguments.
+    """An op that runs as another op with the same arguments.
 
     Attributes:
         op: what stands in the plan.

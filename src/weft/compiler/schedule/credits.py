@@ -35,7 +35,7 @@ ENOUGH = 1.02
 
 
 def fewest_slots(web: ActorGraph) -> dict[Slot, int]:
-    """One copy of everything, and one for each micro-batch where all must be made before the first is read."""
+    """One slot for each register, and one for each micro-batch where all must be made before the first is read."""
     found: dict[Slot, int] = {}
     for link in _loop_links(web):
         needed = web.micro_batches if web.crosses_barrier(link) else 1

@@ -57,7 +57,7 @@ class Preset:
 
     @property
     def row(self) -> NamedSchedule:
-        """All that is known of the schedule without the stages."""
+        """The facts of the schedule that do not depend on stages."""
         return PRESETS[self.name]
 
     def in_flight(self, stage: int) -> int:

@@ -127,8 +127,8 @@ def order_gathers(draft: PlanDraft, context: Context) -> PlanDraft:
 def _places(draft: PlanDraft, rules: ZeroRules) -> dict[int, float]:
     """For each gather, behind which actor it stands; gathers of a ring keep their order.
 
-    That is before its first reader: what lets it begin is there by then, and so is what lets the
-    gathers before it in its ring begin, whose readers come first.
+    This point is before its first reader: its operands are there by then, as are those of earlier gathers in its
+    ring, whose readers come first.
     """
     actors = draft.actors
     makers = {name: actor.id for actor in actors for name in actor.produces}

@@ -226,7 +226,7 @@ ACCUMULATE = "weft.accumulate"
 def shard_variables(graph: LogicalGraph, context: Context) -> LogicalGraph:
     """The graph with gathers of what lies in shards, and at levels 2 and 3 with early reductions.
 
-    Of what lies whole and is split where it is used, hints say so.
+    Hints name the variables that lie whole and are split where they are used.
     """
     placements, hints = context.stages.placements, context.hints
     parts: dict[str, Gather] = {}

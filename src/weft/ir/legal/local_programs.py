@@ -107,7 +107,7 @@ def local_updates_write_variables(program: LocalProgram) -> Iterator[LocalFindin
 def loop_complete(program: LocalProgram) -> Iterator[LocalFinding]:
     """A node that reads values of the loop, or has arguments that vary, makes such values, unless it makes one of all.
 
-    What reads none may make them too: a parameter is gathered for each micro-batch. Optimizers and
+    A call that reads none may make them too: a parameter is gathered for each micro-batch. Optimizers and
     the caller get what is made once a step; buffers, a version from each micro-batch.
     """
     loop = program.loop

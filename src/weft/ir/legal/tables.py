@@ -84,7 +84,7 @@ LOCAL_RULES: tuple[LocalRule, ...] = (
 
 
 def verify(graph: LogicalGraph, *, with_layouts: bool = False) -> LogicalGraph:
-    """Return `graph` when it is legal. What was found to hold of this very graph is not asked again.
+    """Return `graph` when it is legal. Rules found to hold for this very graph are not checked again.
 
     Args:
         with_layouts: also require a layout on every value, and equal layouts where the graph says
@@ -105,7 +105,7 @@ def verify(graph: LogicalGraph, *, with_layouts: bool = False) -> LogicalGraph:
 
 
 def verify_local(program: LocalProgram) -> LocalProgram:
-    """Return `program` when it is legal. What was found to hold of this very program is not asked again.
+    """Return `program` when it is legal. Rules found to hold for this very program are not checked again.
 
     Raises:
         InternalError: naming the rule and the line, since only a pass of weft can have made the

@@ -61,7 +61,7 @@ class WriteJob:
     replaces: bool = False
 
     def copied(self) -> WriteJob:
-        """The same, of copies in host memory, so that the tensors may change."""
+        """The same job with copies in host memory, so that the tensors may change."""
         with torch.no_grad():
             files = {
                 file: {

@@ -131,7 +131,7 @@ def swap(one: Tensor, other: Tensor) -> None:
 
 
 def exchange(one: Tensor, other: Tensor) -> None:
-    """The same for a while, until they are exchanged again: graphs of autograd keep what they have."""
+    """Exchange the data of two tensors until the next exchange; autograd graphs keep what they have."""
     one.__class__, other.__class__ = other.__class__, one.__class__
     one.__dict__, other.__dict__ = other.__dict__, one.__dict__
     torch._C._swap_tensor_impl(one, other)

@@ -250,7 +250,7 @@ class Trials:
     def lying_alike(
         self, found: Sequence[PlacedStrategy], count: int, held: LiveShardings
     ) -> list[PlacedStrategy]:
-        """The first of those that lay the model as open programs do. Every process must call it.
+        """The first strategies that lay out the model as open programs do. Every process must call it.
 
         Args:
             found: the quickest first.

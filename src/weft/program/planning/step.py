@@ -185,7 +185,7 @@ class Step:
         self._changing |= {each.key: each for each in numbers}
 
     def now(self) -> Step:
-        """The step of what model and optimizers are now: itself while nothing of that has changed."""
+        """The step for the present model and optimizers: this one while nothing has changed."""
         if self._facts in (None, self.facts()):
             return self
         anew = self.of_shape(self._batch)

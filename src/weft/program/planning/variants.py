@@ -381,7 +381,7 @@ class Planner:
 
     @property
     def bare(self) -> Planner:
-        """The same without what belongs to an update, clipping and its norm."""
+        """The strategy without the parts of an update: clipping and its norm."""
         return replace(self, options=replace(self.options, clip_norm=None, metrics=()))
 
 

@@ -208,7 +208,7 @@ class Gradients:
         return self._plans[keys]
 
     def update(self, executors: Mapping[int, RankExecutor]) -> dict[str, Tensor]:
-        """One update by what is in `parameter.grad`, which is None afterwards.
+        """Run one optimizer update from `parameter.grad`, which is None afterwards.
 
         Returns:
             The metrics that were asked for.

@@ -182,7 +182,7 @@ Results: TypeAlias = "dict[tuple[str, str], Any]"
 @final
 @dataclass(frozen=True)
 class PlainStep:
-    """A step that runs plainly.
+    """A step run by plain PyTorch.
 
     Attributes:
         casts: the precision of the strategy.

@@ -102,7 +102,7 @@ def _filled(each: Any, content: dict[str, Any]) -> Any:
 @final
 @dataclass(frozen=True)
 class Subject:
-    """A program that is checked, by the step of a number; `step` is the program's."""
+    """A program under verification, at the step of a number; `step` is the program's."""
 
     core: ProgramCore
     step: Callable[[Any, bool], Any]

@@ -187,7 +187,7 @@ class SharedChannel(ProcessChannel):
 
 
 def takers(size: int, index: int, reduction: str) -> list[Take]:
-    """The uses of what comes from each peer of a rank, in order, for one chunk of all at a time."""
+    """For each peer of a rank, the uses of the received data, in order, one chunk at a time."""
     combine = COMBINE[reduction]
     # Reductions of peers before this rank, until its own numbers are read: by where the result goes.
     begun: dict[int, Tensor] = {}

@@ -129,7 +129,7 @@ class PartKernel:
 @final
 @dataclass(eq=False)
 class Distinct:
-    """One of the distinct parts of a rank: what is known of it, and how often it stands there."""
+    """A distinct part of a rank's segments, and how often it occurs."""
 
     calls: int
     outputs: tuple[KernelInput, ...]

@@ -66,7 +66,7 @@ class Streams(ABC):
 
     @abstractmethod
     def enter(self, launch: Launch) -> None:
-        """From now on work goes to the stream of an act's queue, once all that it waits for has ended."""
+        """Send work to the stream of an act's queue, after everything that the act waits for."""
 
     @abstractmethod
     def read(self, tensor: Tensor) -> None:

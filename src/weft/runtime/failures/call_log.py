@@ -114,7 +114,7 @@ class CallLog:
         return self.last.chain
 
     def wait_for(self, ranks: tuple[int, ...], text: str) -> None:
-        """This process waits for long in the last collective of eager code that it has begun among `ranks`.
+        """Note that this process waits long in its last eager collective among `ranks`.
 
         In another thread than that of the calls, it comes neither before nor after any of them.
         """

@@ -105,7 +105,7 @@ def sums(graph: LogicalGraph, cuts: Mapping[str, str]) -> tuple[Sum, ...]:
 
 @final
 class WayBack(NamedTuple):
-    """A way that parts of a gradient go.
+    """The path along which partial gradients flow.
 
     Attributes:
         size: bytes of its smallest tensor.

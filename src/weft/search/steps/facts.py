@@ -154,7 +154,7 @@ class StepFacts:
 
     @cached_property
     def calls(self) -> tuple[Mapping[CountedCall, int], ...]:
-        """The calls of those plans, and how often each stands."""
+        """The calls of these plans, and how often each occurs."""
         return tuple(self._calls(each) for each in self._alone)
 
     def _calls(self, compiled: Compiled) -> Mapping[CountedCall, int]:

@@ -201,7 +201,7 @@ class Reader:
         return value
 
     def argument(self, value: Any) -> Argument:
-        """The same argument as the rules see it."""
+        """The argument as sharding rules see it."""
         if isinstance(value, Tensor):
             self.tensors.append(value)
             return Operand(len(self.tensors) - 1)

@@ -59,7 +59,7 @@ class InOrder(Origin):
     """The tensor that an ordered copy was made of, which is stored in shares (`weft.tensor.dispatch.interleaved`)."""
 
     def written(self, made: Any) -> Any:
-        """All of it."""
+        """The written values, which are the whole tensor."""
         return made
 
 

@@ -33,7 +33,7 @@ from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
 @final
 @dataclass(frozen=True)
 class FoldedCall:
-    """One call, and what is known before it."""
+    """A call with the folded constants before it."""
 
     call: Call
     values: Mapping[str, Value]
@@ -107,7 +107,7 @@ def _after(shape: tuple[int, ...], axis: int) -> tuple[int, ...]:
 
 
 def expanded(step: FoldedCall) -> Known | None:
-    """The same elements, repeated along dimensions of size 1 and new ones."""
+    """The tensor expanded along dimensions of size 1 and new dimensions."""
     x, shape, made = step.operand(), step.shape(), step.made.shape
     return x if not isinstance(x, Band) or made[-2:] == shape[-2:] else None
 

@@ -53,7 +53,7 @@ def rank_classes(
     by_memory: bool = True,
     kinds: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, int]:
-    """For each rank, the first of those that are like it.
+    """For each rank, the first rank that is equal to it.
 
     Args:
         by_memory: true where ranks of one class must also hold as much; without a limit, plans do not depend on it.
