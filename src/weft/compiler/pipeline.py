@@ -62,7 +62,7 @@ class Compiled:
     """The results of the pipeline on its way, for `explain` and for the runtime.
 
     Attributes:
-        fingerprint: equal on all ranks that compiled the same program.
+        options: of the passes.
         schedule: what was decided about time, for all ranks when they were planned together.
         deduced: how good the layouts of each stage are known to be.
         stored: for the key of each parameter that lies in shards but is used whole, the axis.
@@ -76,7 +76,7 @@ class Compiled:
     stages: Stages
     programs: tuple[LocalProgram, ...]
     plan: Plan
-    fingerprint: str
+    options: Options
     schedule: Scheduled
     deduced: tuple[Deduced, ...]
     stored: Mapping[str, int] = field(default_factory=dict)
@@ -84,6 +84,12 @@ class Compiled:
     cut: BatchCut | None = None
     families: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     limited: tuple[Peak, ...] = ()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash that is equal on all ranks that compiled the same program."""
+        said = f"{self.graph}{self.plan.communicators}{self.options}{self.cut}"
+        return hashlib.sha256(said.encode()).hexdigest()
 
     @cached_property
     def peaks(self) -> tuple[Peak, ...]:
@@ -297,13 +303,12 @@ def _compiled(laid: Laid, lowered: Lowered, wanted: Sequence[int] | None) -> Com
         for each in looked_at
     )
     held = check_limit(peaks, graph, lowered.programs, options)
-    said = f"{graph}{lowered.communicators}{options}{lowered.cut}"
     return Compiled(
         graph,
         laid.context.stages,
         own,
         plan,
-        hashlib.sha256(said.encode()).hexdigest(),
+        options,
         schedule,
         laid.deduced,
         laid.context.stored,
