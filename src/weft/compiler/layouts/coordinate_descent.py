@@ -17,7 +17,7 @@ from weft.compiler.layouts.options import (
     SignatureOptions,
     start,
 )
-from weft.compiler.layouts.problem import Given, OpChoice, Problem, ReadEdge, Share
+from weft.compiler.layouts.problem import OpChoice, Problem, ReadEdge, Share
 from weft.compiler.layouts.solver import minimize
 from weft.errors import RuleError
 from weft.layout import Broadcast
@@ -123,9 +123,14 @@ def solve(
     unary, edges = costs_of(problem, known, axes, options, free)
     unary, pairwise, never = joined(unary, edges)
     found = minimize(unary, pairwise, starts=_present(options, chosen))
-    broken = sum(_breaks(edge, costs, found.choices) for edge, costs in edges)
+    choices = found.choices
+    broken = sum(
+        int(costs.forbidden[choices[edge.source], choices[edge.target]])
+        for edge, costs in edges
+        if costs.forbidden is not None
+    )
     signatures = tuple(
-        [one.signatures[number] for one, number in zip(options, found.choices, strict=True)]
+        [one.signatures[number] for one, number in zip(options, choices, strict=True)]
     )
     cost, bound = found.cost - broken * never, found.bound - broken * never
     return LayoutChoice(signatures, cost, bound, found.exact, broken)
@@ -155,7 +160,11 @@ def options_of(
             shares[number] = variable
             found.append(_NONE)
         else:
-            found.append(_own(variable, known, axes, signatures))
+            try:
+                found.append(known.of(variable, axes, signatures))
+            except RuleError as error:
+                at = variable.node.location if isinstance(variable, OpChoice) else None
+                raise RuleError(f"{at}: {error}" if at else str(error)) from error
     whole = (Broadcast(),) * len(axes)
     seen: dict[int, set[SBPs]] = {number: {whole} for number in shares}
     for edge in problem.edges:
@@ -169,16 +178,6 @@ def options_of(
 
 
 _NONE = SignatureOptions((), np.zeros(0))
-
-
-def _own(
-    variable: OpChoice | Given, known: Known, axes: Axes, signatures: PerAxis
-) -> SignatureOptions:
-    try:
-        return known.of(variable, axes, signatures)
-    except RuleError as error:
-        location = variable.node.location if isinstance(variable, OpChoice) else None
-        raise RuleError(f"{location}: {error}" if location else str(error)) from error
 
 
 def costs_of(
@@ -225,12 +224,6 @@ def joined(
         else:
             pairwise[ends] = pairwise[ends] + table if ends in pairwise else table
     return unary, pairwise, never
-
-
-def _breaks(edge: ReadEdge, costs: ReadCosts, choices: Sequence[int]) -> int:
-    if costs.forbidden is None:
-        return 0
-    return int(costs.forbidden[choices[edge.source], choices[edge.target]])
 
 
 def _present(options: Sequence[SignatureOptions], chosen: Sequence[PerAxis]) -> Iterator[list[int]]:

@@ -58,16 +58,14 @@ def intents(graph: LogicalGraph, hints: Hints, axes: int) -> dict[str, Intents]:
     for name, parameter in uses(graph, sbps).items():
         stored = hints.stored.get(keys[parameter])
         found[name] = tuple(
-            "" if axis == stored and isinstance(sbp, Split) else _of_use(sbp)
+            ("" if axis == stored else "split")
+            if isinstance(sbp, Split)
+            else "free"
+            if sbp is None
+            else "whole"
             for axis, sbp in enumerate(sbps[parameter])
         )
     return found
-
-
-def _of_use(sbp: SBP | None) -> Intent:
-    if sbp is None:
-        return "free"
-    return "split" if isinstance(sbp, Split) else "whole"
 
 
 def charges(

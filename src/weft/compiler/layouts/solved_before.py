@@ -122,16 +122,15 @@ def match(before: LogicalGraph, graph: LogicalGraph) -> Match | None:
             found.add_slice(node)
         else:
             return None
-    near = number == len(every) and _near(_pairs(found, before, graph))
-    return found if near else None
-
-
-def _pairs(
-    found: Match, before: LogicalGraph, graph: LogicalGraph
-) -> Iterator[tuple[Value, Value]]:
-    for number, node in zip(found.numbers, graph.nodes, strict=True):
-        if number is not None:
-            yield from zip(before.nodes[number].makes, node.makes, strict=True)
+    if number < len(every):
+        return None
+    pairs = (
+        pair
+        for other, node in zip(found.numbers, graph.nodes, strict=True)
+        if other is not None
+        for pair in zip(every[other].makes, node.makes, strict=True)
+    )
+    return found if _near(pairs) else None
 
 
 def _near(pairs: Iterable[tuple[Value, Value]]) -> bool:
@@ -155,7 +154,7 @@ class Solved:
     placement: Placement
     assignment: Assignment
 
-    def taken(self, graph: LogicalGraph, hints: Hints, placement: Placement) -> Assignment | None:
+    def taken(self, graph: LogicalGraph, hints: Hints, placement: Placement) -> Solved | None:
         """The layouts for a graph of other sizes; None where it is not alike, or they do not fit it."""
         if placement != self.placement or not self._allowed(hints):
             return None
@@ -163,7 +162,8 @@ class Solved:
         if found is None or not self._slices_whole(found):
             return None
         assignment = self._renamed(graph, found)
-        return assignment if _fits(graph, hints, placement, assignment) else None
+        fits = _fits(graph, hints, placement, assignment)
+        return Solved(graph, hints, placement, assignment) if fits else None
 
     def _slices_whole(self, found: Match) -> bool:
         """True where slices that only one of the graphs has are of values that every rank holds whole."""

@@ -181,7 +181,12 @@ def assign_stages(graph: LogicalGraph, context: Context) -> LogicalGraph:
     calls = forward_calls(graph)
     forward = {name: stages.calls[call_kind(name, call)] for name, call in calls.items()}
     every = forward | _backward(graph, forward, stages.homes)
-    return replace(graph, nodes=tuple(_with_stage(node, every) for node in graph.nodes))
+    return graph.with_nodes(
+        node.changed(phase=Phase(every[first_result(node)], node.phase.kind))
+        if isinstance(node, Call)
+        else node
+        for node in graph.nodes
+    )
 
 
 def _backward(
@@ -244,9 +249,3 @@ def _readers(
                 if stage is not None:
                     found.setdefault(first_result(call), stage)
     return found
-
-
-def _with_stage(node: Node, stages: Mapping[str, int]) -> Node:
-    if not isinstance(node, Call):
-        return node
-    return node.changed(phase=Phase(stages[first_result(node)], node.phase.kind))

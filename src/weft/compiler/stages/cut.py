@@ -9,7 +9,7 @@ an input of its own, under its own key, in every stage whose ranks have it not y
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
@@ -66,12 +66,10 @@ def cut_stages(graph: LogicalGraph, stages: Stages) -> tuple[StageGraph, ...]:
     sent = {name for part in found for name in part.crossing.values()}
     parameters = {node.value.name: "" for node in graph.of_kind(Input) if node.role == "parameter"}
     sent -= gradients(graph, parameters).keys()
-    return tuple(replace(part, leaving=_leaving(part.graph, sent)) for part in found)
-
-
-def _leaving(graph: LogicalGraph, sent: Collection[str]) -> frozenset[str]:
-    made = (value.name for node in graph.of_kind(Call) for value in node.makes)
-    return frozenset(name for name in made if name in sent)
+    made = [{v.name for node in part.graph.of_kind(Call) for v in node.makes} for part in found]
+    return tuple(
+        replace(part, leaving=frozenset(own & sent)) for part, own in zip(found, made, strict=True)
+    )
 
 
 def copy_sources(graph: LogicalGraph) -> LogicalGraph:
@@ -298,7 +296,9 @@ def join_stages(graph: LogicalGraph, parts: Sequence[LaidOut], stages: Stages) -
                 nodes += [node, *(box for name in names for box in arrivals.get(name, ()))]
     nodes += [node for chunks in waiting.values() for chunk in chunks for node in chunk]
     sent, outputs = _outputs(graph, parts, stages)
-    return replace(graph, nodes=(*nodes, *sent, *_updates(graph, parts), *outputs))
+    found = {node.target.name: node for part in parts for node in part.graph.of_kind(Update)}
+    updates = [found[node.target.name] for node in graph.of_kind(Update)]
+    return replace(graph, nodes=(*nodes, *sent, *updates, *outputs))
 
 
 def _arrivals(parts: Sequence[LaidOut]) -> dict[str, list[Box]]:
@@ -312,11 +312,6 @@ def _arrivals(parts: Sequence[LaidOut]) -> dict[str, list[Box]]:
             cause = reader.cause if isinstance(reader, Box) else describe(reader, part.graph)
             found.setdefault(source.name, []).append(Box(source.ref, output, cause))
     return found
-
-
-def _updates(graph: LogicalGraph, parts: Sequence[LaidOut]) -> Iterator[Update]:
-    found = {node.target.name: node for part in parts for node in part.graph.of_kind(Update)}
-    yield from (found[node.target.name] for node in graph.of_kind(Update))
 
 
 def _outputs(

@@ -81,7 +81,9 @@ def lay_out(
         at, placement = part.stage, stages.placements[part.stage]
         hints = _own_hints(part, context.hints[placement.axes], placement, laid)
         given = part.graph, hints, placement
-        solved = _taken(earlier.get(at), *given) or cache.of(_solved, *given, known, at=at)
+        other = earlier.get(at)
+        taken = other.taken(*given) if other else None
+        solved = taken or cache.of(_solved, *given, known, at=at)
         deduced.append(Deduced.of(at, solved))
         chosen = part.graph, solved.assignment, options.own_kernels
         laid.append(LaidOut(at, part.crossing, cache.of(_boxed, *chosen, at=at)))
@@ -109,14 +111,6 @@ def _cut(graph: LogicalGraph, stages: Stages) -> tuple[LogicalGraph, tuple[Stage
     for part in parts:
         verify(part.graph)
     return copied, parts
-
-
-def _taken(
-    before: Solved | None, graph: LogicalGraph, hints: Hints, placement: Placement
-) -> Solved | None:
-    """The layouts of another shape of the batch, where they fit."""
-    found = before.taken(graph, hints, placement) if before else None
-    return None if found is None else Solved(graph, hints, placement, found)
 
 
 def _solved(graph: LogicalGraph, hints: Hints, placement: Placement, known: KnownGrids) -> Solved:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
 
 from weft.errors import StrategyError
-from weft.ir.logical import Call, Input, LogicalGraph, Node
+from weft.ir.logical import Call, Input, LogicalGraph
 from weft.layout import Placement, shard_range
 from weft.patterns import around, check_named, stands_for
 from weft.strategy.parts import Stage
@@ -141,16 +141,12 @@ def check_homes(
         node.key.rpartition(".")[0]
         for node in graph.of_kind(Input)
         if node.role in ("parameter", "buffer") and node.key.rpartition(".")[0] not in known
-        # An update alone is no use: what nothing reads need not be anywhere.
-        if not _placed([n for n in graph.users[node.value.name] if isinstance(n, Call)], fixed)
+        # An update alone is no use: a variable that no call reads need not be anywhere.
+        if (readers := [n for n in graph.users[node.value.name] if isinstance(n, Call)])
+        and not any(value.name in fixed for call in readers for value in call.makes)
     ]
     if lost:
         names = ", ".join(dict.fromkeys(lost))
         raise StrategyError(
             f"in no stage: {names}; add a pattern for it to one of the {len(stages)} stages"
         )
-
-
-def _placed(readers: Sequence[Node], fixed: Mapping[str, int]) -> bool:
-    names = [v.name for node in readers if isinstance(node, Call) for v in node.outputs if v]
-    return not readers or any(name in fixed for name in names)
