@@ -11,7 +11,14 @@ from weft.compiler.context import Options
 from weft.compiler.hints import Hints
 from weft.compiler.layouts.box import box, deduce
 from weft.compiler.local.localize import communicators, localize
-from weft.compiler.local.overlap import BatchCut, batch_leaves, best_cut, in_parts, may_cut
+from weft.compiler.local.overlap import (
+    BatchCut,
+    batch_leaves,
+    best_cut,
+    exchanged_in_parts,
+    in_parts,
+    may_cut,
+)
 from weft.hardware import DefaultDevice, default_device
 from weft.hardware.planning_costs import bucket_bytes
 from weft.ir import LogicalGraph, parse_graph
@@ -120,3 +127,16 @@ def test_uneven_shards_forbid_it() -> None:
     assert may_cut(boxed(TENSORS), Options())
     assert not may_cut(boxed(TENSORS, wide=7), Options())
     assert not may_cut(boxed(TENSORS), Options(offload=("up",)))
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_the_exchanges_of_parts_are_those_that_the_cut_program_has(parts: int) -> None:
+    """Told without cutting anything."""
+    program = local(boxed(TENSORS), 0)
+    found = [node.output.name for node in exchanged_in_parts(program, parts)]
+    made = {
+        node.output.name for node in in_parts(program, parts).nodes if isinstance(node, Collective)
+    }
+    assert found
+    assert made >= {f"{name}.part{turn}" for name in found for turn in range(parts)}
+    assert len([name for name in made if ".part" in name]) == parts * len(found)

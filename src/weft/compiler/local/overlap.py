@@ -65,6 +65,19 @@ def in_parts(program: LocalProgram, parts: int) -> LocalProgram:
     return replace(program, nodes=nodes, origins={**kept, **made})
 
 
+def exchanged_in_parts(program: LocalProgram, parts: int) -> Iterator[Collective]:
+    """The exchanges of which each part of the batch would have its own."""
+    cutter = _PartsCutter(program.values, parts, Turns(parts))
+    cut = cutter.cut
+    cut.update((leaf.value.name, 0) for leaf in batch_leaves(program, parts))
+    for node in program.nodes:
+        if isinstance(node, Collective) and cutter.exchanges_parts(node):
+            cut[node.output.name] = cut[node.input.name]
+            yield node
+        elif isinstance(node, LocalCall) and not cut.keys().isdisjoint(node.operands):
+            cut.update(cutter.dims(node))
+
+
 def batch_leaves(program: LocalProgram, parts: int) -> Sequence[LocalInput]:
     """The leaves of the batch that can be cut: those with as many samples as most of them have."""
     leaves = [each for each in program.inputs if each.role == "batch" and each.value.shape]
@@ -97,7 +110,7 @@ class _PartsCutter:
     )
 
     def add(self, node: LocalNode) -> None:
-        if isinstance(node, Collective) and self._exchanges_parts(node):
+        if isinstance(node, Collective) and self.exchanges_parts(node):
             self.cut[node.output.name] = self.cut[node.input.name]
             pairs = zip(
                 self._parts_of(node.input.name), self._parts_of(node.output.name), strict=True
@@ -138,7 +151,8 @@ class _PartsCutter:
             self.origins[part.name] = name
             yield part
 
-    def _exchanges_parts(self, node: Collective) -> bool:
+    def exchanges_parts(self, node: Collective) -> bool:
+        """True where the parts of a value are exchanged one by one."""
         changed = {
             "all_reduce": (),
             "all_to_all": (node.dim, node.split_dim),
@@ -164,6 +178,21 @@ class _PartsCutter:
                 self.cut_whole(name, sbp.dim)
         self._run(node, names, call, signature)
         return True
+
+    def dims(self, node: LocalCall) -> dict[str, int]:
+        """The dimensions along which a call of parts cuts its operands and results; {} where it runs whole."""
+        if node.op in _BOXING:
+            (name,), (made,), place = node.operands, node.makes, _BOXING[node.op]
+            keeps = place is None or node.args[place] != self.cut[name]
+            return {made.name: self.cut[name]} if keeps else {}
+        signature = self._signature(
+            node.first, tuple([self.cut.get(name) for name in node.operands])
+        )
+        if signature is None:
+            return {}
+        names = (*node.operands, *(value.name if value else "" for value in node.outputs))
+        sbps = zip(names, (*signature.operands, *signature.results), strict=True)
+        return {name: sbp.dim for name, sbp in sbps if name and isinstance(sbp, Split)}
 
     def _signature(self, call: OpCall, cut: tuple[int | None, ...]) -> Signature | None:
         key = call, cut
@@ -370,12 +399,9 @@ def best_cut(
 ) -> BatchCut:
     """Into how many parts the batch is best cut: one or two."""
     durations = Durations(costs, communicators, families)
-    read = {x for node in program.nodes if isinstance(node, LocalCall) for x in node.reads}
-    # Exchanges that calls wait for: gradients that only updates read are reduced beside the backward.
+    # Parts hide only exchanges of parts: parameters are gathered, and gradients reduced, as wholes.
     exchanged = sum(
-        durations.exchange([node], program.rank)
-        for node in program.nodes
-        if isinstance(node, Collective) and node.output.name in read
+        durations.exchange([node], program.rank) for node in exchanged_in_parts(program, PARTS)
     )
     whole = _seconds(program, durations, context) if exchanged else NONE
     if exchanged <= (1 - WORTH) * whole or not batch_leaves(program, PARTS):
