@@ -1,13 +1,16 @@
-"""Strategies that people write by hand, simulated one by one: what a search must not be worse than."""
+"""Strategies that people write by hand, or that others published: what a search must not be worse than."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from time import monotonic
 from typing import final
 
 import weft
+from benchmarks.models import stored
+from benchmarks.search.trial import Finding, searched, seconds_text
 from weft.errors import InternalError, UserError
 from weft.planning.stored_step import StoredStep
 
@@ -56,6 +59,7 @@ class Shape:
 
 
 GPT_SHAPE = Shape(("blocks.*.qkv", "blocks.*.up"), ("blocks.*.proj", "blocks.*.down"))
+MLP_SHAPE = Shape(columns=("0", "4"), rows=("2", "6"))
 _LLAMA = "model.layers.*"
 LLAMA_SHAPE = Shape(
     (
@@ -134,21 +138,84 @@ def simulated(step: StoredStep, topology: str, name: str, strategy: weft.Strateg
     return Hand(name, found.step_seconds, memory.total, fits, found.exposed, found.hidden)
 
 
-def best_by_hand(
-    step: StoredStep, topology: str, devices: int, shape: Shape, seconds: float
-) -> tuple[list[Hand], list[str]]:
-    """All that could be simulated in some seconds and have room, the quickest first; and what was not."""
-    found, said = list[Hand](), list[str]()
-    ends = monotonic() + seconds
-    for name, strategy in by_hand(devices, shape):
-        if monotonic() > ends:
-            said.append(f"{name}: no time")
-            continue
-        one = simulated(step, topology, name, strategy)
-        if isinstance(one, str):
-            said.append(one)
-        elif one.fits:
-            found.append(one)
-        else:
-            said.append(f"{name}: takes {one.memory / 1e9:.1f} GB")
-    return sorted(found, key=lambda each: each.seconds), said
+@final
+@dataclass(frozen=True)
+class Beside:
+    """A search beside plans of others for the same step: none of theirs that fits may be quicker.
+
+    Attributes:
+        what: the case, in words.
+        job: makes the step.
+        topology: of the machine.
+        plans: by name, drawn one by one.
+        base: precision and micro-batches that all have in common.
+        limit: bytes of a device, where they are fewer than it has.
+        least: how many times as fast as the best of the plans the search must be, `target` in words.
+        patience: seconds that the plans may take, all together.
+    """
+
+    what: str
+    job: Callable[[], weft.Job]
+    topology: str
+    plans: Callable[[], Iterable[tuple[str, weft.Strategy]]]
+    base: weft.Strategy | None = None
+    limit: int | None = None
+    least: float = 1 - 1e-3
+    target: str = "found, or beaten"
+    patience: float = inf
+
+    def tried(self, seconds: float) -> Sequence[Finding]:
+        """What a search of so many seconds finds, beside them."""
+        step = stored(self.job(), self.base)
+        fits, others = self._simulated(step)
+        options = {"fixed": self.base} if self.base else {}
+        made = searched(step, self.topology, seconds=seconds, memory_limit=self.limit, **options)
+        if isinstance(made, str):
+            told = f"no strategy: {made}"
+            return [Finding(self.what, self.target, told, False, "; ".join(others[:3]))]
+        found = made.result
+        why = [*others[:3], f"{len(others)} do not fit, or cannot be planned"] if others else []
+        why += [f"bound {found.gap:.0%} below", made.left]
+        if not fits:
+            told = f"{made}; none of the others fits"
+            return [Finding(self.what, self.target, told, None, "; ".join(why))]
+        ratio, unhidden = fits[0].seconds / found.seconds, None
+        word = "found" if abs(ratio - 1) < 1e-3 else "beaten" if ratio > 1 else "missed"
+        for plain in (each for each in fits if each.name == "data parallel"):
+            # The gain over data parallel as it would be with all its exchanges after one another.
+            unhidden = (plain.seconds + plain.hidden) / found.seconds
+            hidden, exposed = seconds_text(plain.hidden), seconds_text(plain.exposed)
+            why.append(
+                f"data parallel hides {hidden} of exchanges, {exposed} not: {unhidden:.2f}x one that hides nothing"
+            )
+        best = "; ".join(f"{each.name} {seconds_text(each.seconds)}" for each in fits[:4])
+        figures = {
+            "ratio": ratio,
+            "found": found.seconds,
+            "bound": found.bound,
+            "search_seconds": made.took,
+            "planned": len(found.tried),
+            "nodes": len(step.graph.nodes),
+            "unhidden": unhidden,
+            "others": {each.name: each.seconds for each in fits},
+        }
+        told = f"{word}, {ratio:.3f}x: {made} (of {len(fits)}: {best})"
+        held = ratio >= self.least
+        return [Finding(self.what, self.target, told, held, "; ".join(why), figures)]
+
+    def _simulated(self, step: StoredStep) -> tuple[list[Hand], list[str]]:
+        """The plans that have room, the quickest first; and why others have not, or were not simulated."""
+        found, said = list[Hand](), list[str]()
+        ends = monotonic() + self.patience
+        for name, strategy in self.plans():
+            if monotonic() > ends:
+                said.append(f"{name}: no time")
+                continue
+            one = simulated(step, self.topology, name, strategy)
+            if isinstance(one, str):
+                said.append(one)
+            elif one.fits and (self.limit is None or one.memory <= self.limit):
+                found.append(one)
+            else:
+                said.append(f"{name}: takes {one.memory / 1e9:.1f} GB")
+        return sorted(found, key=lambda each: each.seconds), said

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import final
 
 import weft
-from benchmarks.models import HALF, LLAMA_8B, Decoder, gpt, llama, mlp, stored, wide_resnet
-from benchmarks.search.hands import GPT_SHAPE, LLAMA_SHAPE, Hand, simulated
-from benchmarks.search.trial import Finding, Trial, searched, seconds_text
+from benchmarks.models import HALF, LLAMA_8B, Decoder, gpt, llama, mlp, wide_resnet
+from benchmarks.search.hands import GPT_SHAPE, LLAMA_SHAPE, Beside
+from benchmarks.search.trial import Trial
 
 S, B = weft.split(0), weft.broadcast
 FP16 = weft.Strategy(precision="fp16")
@@ -20,26 +19,15 @@ GPT_6_7B = Decoder(32, 4096, 32, 1024, 51200)
 HUGE_32 = Decoder(32, 1280, 16, 512, 30522)
 
 
-@final
-@dataclass(frozen=True)
-class Published:
-    """A step with the plans that others found for it.
-
-    Attributes:
-        what: the case, in words.
-        job: makes the step.
-        topology: of the machine.
-        plans: by name.
-        base: precision and micro-batches that all have in common.
-        limit: bytes of a device, where they are fewer than it has.
-    """
-
-    what: str
-    job: Callable[[], weft.Job]
-    topology: str
-    plans: Mapping[str, weft.Strategy]
-    base: weft.Strategy = HALF
-    limit: int | None = None
+def _published(
+    what: str,
+    job: Callable[[], weft.Job],
+    topology: str,
+    plans: Mapping[str, weft.Strategy],
+    base: weft.Strategy = HALF,
+    limit: int | None = None,
+) -> Beside:
+    return Beside(what, job, topology, plans.items, base, limit)
 
 
 def _data(devices: int, level: int = 0, **more: object) -> weft.Strategy:
@@ -72,20 +60,20 @@ def _llama(data: int, tensor: int, level: int) -> weft.Strategy:
     return replace(made, grid=(data, tensor), zero=weft.Zero(level))  # type: ignore[arg-type]
 
 
-CASES: dict[str, Published] = {
-    "alpa mlp, many samples": Published(
+CASES: dict[str, Beside] = {
+    "alpa mlp, many samples": _published(
         "Alpa, MLP of 4 layers of 1,024, 65,536 samples, 8 V100",
         *(partial(mlp, 1024, 4, 65536), "p3.16xlargex8"),
         {f"data {8 // t} x columns {t}": _mlp(8 // t, t) for t in (1, 2, 8)},
         base=weft.Strategy(),
     ),
-    "alpa mlp, wide": Published(
+    "alpa mlp, wide": _published(
         "Alpa, MLP of 4 layers of 8,192, 1,024 samples, 8 V100",
         *(partial(mlp, 8192, 4, 1024), "p3.16xlargex8"),
         {f"data {8 // t} x columns {t}": _mlp(8 // t, t) for t in (1, 2, 8)},
         base=weft.Strategy(),
     ),
-    "alpa gpt-1.3b": Published(
+    "alpa gpt-1.3b": _published(
         "Alpa, GPT-1.3B on 4 V100, 256 sequences",
         *(partial(gpt, GPT_1_3B, 256), "p3.16xlargex4"),
         {
@@ -96,7 +84,7 @@ CASES: dict[str, Published] = {
         },
         base=FP16,
     ),
-    "alpa gpt-6.7b": Published(
+    "alpa gpt-6.7b": _published(
         "Alpa, GPT-6.7B on 16 V100, 256 sequences",
         *(partial(gpt, GPT_6_7B, 256), "p3.16xlargex16"),
         {
@@ -113,7 +101,7 @@ CASES: dict[str, Published] = {
         },
         base=FP16,
     ),
-    "alpa wide-resnet": Published(
+    "alpa wide-resnet": _published(
         "Alpa, Wide-ResNet 1B on 4 V100, 48 images",
         *(partial(wide_resnet, 320, 2, 48), "p3.16xlargex4"),
         {
@@ -126,7 +114,7 @@ CASES: dict[str, Published] = {
         },
         base=weft.Strategy(),
     ),
-    "galvatron": Published(
+    "galvatron": _published(
         "Galvatron, 32 equal layers of 1,280 on 8 devices, 128 sequences",
         *(partial(gpt, HUGE_32, 128), "a100-40gbx8"),
         {
@@ -135,7 +123,7 @@ CASES: dict[str, Published] = {
         },
         limit=12 * 10**9,
     ),
-    "autoparallel llama-8b": Published(
+    "autoparallel llama-8b": _published(
         "autoparallel, Llama 3 8B on 64 H100, 128 sequences",
         *(partial(llama, LLAMA_8B, 128), "h100x64"),
         {
@@ -148,48 +136,4 @@ CASES: dict[str, Published] = {
 
 def trials() -> list[Trial]:
     """A trial for each case."""
-    return [Trial(f"published/{name}", partial(_tried, each)) for name, each in CASES.items()]
-
-
-def _tried(case: Published, seconds: float) -> Sequence[Finding]:
-    step = stored(case.job(), case.base)
-    tried = [simulated(step, case.topology, name, each) for name, each in case.plans.items()]
-    fits = [each for each in tried if isinstance(each, Hand) and _has_room(each, case)]
-    others = [
-        f"{each.name}: {each.memory / 1e9:.1f} GB" if isinstance(each, Hand) else each
-        for each in tried
-        if each not in fits
-    ]
-    made = searched(step, case.topology, seconds=seconds, fixed=case.base, memory_limit=case.limit)
-    if isinstance(made, str):
-        told = f"no strategy: {made}"
-        return [Finding(case.what, "found, or beaten", told, False, "; ".join(others))]
-    found, told = made.result, str(made)
-    fits.sort(key=lambda each: each.seconds)
-    if not fits:
-        told += "; none of the published plans fits"
-        return [Finding(case.what, "found, or beaten", told, None, "; ".join(others))]
-    ratio = fits[0].seconds / found.seconds
-    word = "found" if abs(ratio - 1) < 1e-3 else "beaten" if ratio > 1 else "missed"
-    beside = "; ".join(f"{each.name} {seconds_text(each.seconds)}" for each in fits[:4])
-    figures = {
-        "ratio": ratio,
-        "found": found.seconds,
-        "search_seconds": made.took,
-        "published": {each.name: each.seconds for each in fits},
-    }
-    return [
-        Finding(
-            case.what,
-            "found, or beaten",
-            f"{word}, {ratio:.3f}x: {told} ({beside})",
-            ratio >= 1 - 1e-3,
-            "; ".join([*others[:3], f"{len(found.tried)} planned"]),
-            figures,
-        )
-    ]
-
-
-def _has_room(hand: Hand, case: Published) -> bool:
-    """True where a plan fits the device and the limit."""
-    return hand.fits and (case.limit is None or hand.memory <= case.limit)
+    return [Trial(f"published/{name}", each.tried) for name, each in CASES.items()]
