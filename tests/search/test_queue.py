@@ -75,7 +75,7 @@ def test_what_is_refused_without_stages_comes_last_in_stages_too() -> None:
 
 
 def test_those_with_room_come_in_their_order() -> None:
-    search = arranged(decoder(8), "h100x2", reserve() + 350_000)
+    search = arranged(decoder(8), "h100x2", reserve() + 330_000)
     found, ones = search.queue, np.ones(len(search.queue.points), np.bool_)
     assert not list(found.with_room(ones, looked=True))
     roomy = list(found.with_room(ones, looked=False))

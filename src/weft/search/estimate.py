@@ -172,7 +172,7 @@ class _Corrected:
         self.rough, self._stages = roofline(points, floors), points.stages
         self._far = np.full(len(points), inf)
         self._times = np.ones((3, len(points)))
-        self._planned: Mask = np.zeros(len(points), np.bool_)
+        self._planned: Mask = np.ones(len(points), np.bool_)
         self._seen = 0
 
     def now(self, measured: Sequence[_Measured]) -> tuple[Floats, Floats]:
@@ -191,7 +191,7 @@ class _Corrected:
 
     @property
     def margin(self) -> Floats:
-        """Times as many bytes that points may take, until the nearest that was measured is a whole plan."""
+        """Factor on the bytes of points: more by small steps alone, and of pipelines until one near is planned."""
         apart = (self._stages > 1) & (self._far >= _TRAITS["staged"])
         return np.where(apart, STAGED, np.where(self._planned, 1.0, LIKELY))
 
@@ -215,6 +215,11 @@ class Outlook:
     def memory(self) -> Floats:
         """Bytes on a rank."""
         return self._own.now(self._estimates.measured)[1]
+
+    @property
+    def margin(self) -> Floats:
+        """Factor on the bytes of points, which estimates err by."""
+        return self._own.margin
 
     def over(self) -> Floats:
         """Bytes over the room that there is: at most 1 where a point should fit."""

@@ -108,10 +108,14 @@ class CandidateQueue:
         return [(self.points.point(one), float(now[one])) for one in every]
 
     def with_room(self, among: Mask, looked: bool) -> Iterator[tuple[Candidate, float]]:
-        """Points that are left and should have room, the quickest first; with `looked` only such as were looked at."""
-        now = self._now()
-        counts = self.left & among & (self._outlook.over() <= 1) & ~self._refused
-        numbers = np.flatnonzero(counts & self._looked if looked else counts)
+        """Points that are left and should have room, the quickest first; with `looked` only such as were looked at.
+
+        Where none has as much as estimates err by, those that just should.
+        """
+        now, over = self._now(), self._outlook.over()
+        counts = self.left & among & ~self._refused & (self._looked | (not looked))
+        roomy: Mask = counts & (over <= 1)
+        numbers = np.flatnonzero(roomy if roomy.any() else counts & (over <= self._outlook.margin))
         for number in numbers[np.argsort(now[numbers], kind="stable")]:
             yield self.points.point(int(number)), float(now[number])
 
