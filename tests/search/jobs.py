@@ -129,9 +129,9 @@ def planned(found: SearchState, point: Candidate) -> Measures:
 
 def least_of(floors: LowerBounds, point: Candidate) -> float:
     """Seconds that a step of a point takes at least."""
-    return float(floors.least(CandidateTable.one(point))[0])
+    return float(floors.least(CandidateTable.of([point]))[0])
 
 
 def least_memory_of(floors: LowerBounds, point: Candidate) -> float:
     """Bytes that a rank of a point takes at least."""
-    return float(floors.memory(CandidateTable.one(point))[0])
+    return float(floors.memory(CandidateTable.of([point]))[0])

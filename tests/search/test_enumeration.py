@@ -190,7 +190,7 @@ def test_others_are_better_that_were_looked_at_and_should_be_quicker() -> None:
     points = Enumeration(search)
     assert not points.others_are_better()
     other = Candidate(2, recompute=8)
-    assert not CandidateTable.one(other).by_hand[0]
+    assert not CandidateTable.of([other]).by_hand[0]
     search.estimates.look(other)
     quicker = search.estimates.about(other)[0] < search.log.quickest
     assert points.others_are_better() == quicker

@@ -45,7 +45,7 @@ def test_a_roofline_is_above_its_floor_and_counts_for_many_points_as_for_one() -
     assert (every.seconds[plain] >= 0.99 * search.floors.least(points)[plain]).all()
     assert (every.beside >= 0).all()
     for number in range(0, len(points), len(points) // 20):
-        one = roofline(CandidateTable.one(points.point(number)), search.floors)
+        one = roofline(CandidateTable.of([points.point(number)]), search.floors)
         assert one.seconds[0] == every.seconds[number]
         assert one.beside[0] == pytest.approx(every.beside[number])
 
@@ -176,7 +176,7 @@ def test_what_lacks_little_stands_behind_by_what_it_lacks_and_other_points_behin
     for part, times in ((1.1, 1.0), (0.9, 1 / 0.9), (0.7, 1000 / 0.7)):
         found = estimates(int(part * (held - RESERVE)))
         found.learn(SHARDED, measured(took, held))
-        order = float(found.of(CandidateTable.one(SHARDED)).seconds()[0])
+        order = float(found.of(CandidateTable.of([SHARDED])).seconds()[0])
         assert order == pytest.approx(times * took, rel=1e-3)
         assert found.has_room(SHARDED) == (part > 1)
 

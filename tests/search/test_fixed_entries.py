@@ -141,7 +141,7 @@ def test_samples_that_ranks_do_not_divide_are_shared_unevenly() -> None:
         answer = found.evaluator.of(found.strategy(point))
         assert isinstance(answer, Measures), f"{point}: {answer}"
         assert least_of(found.floors, point) <= answer.seconds
-    one = CandidateTable.one(Candidate(4))
+    one = CandidateTable.of([Candidate(4)])
     assert one.unevenness(5).tolist() == [1.6]
     assert one.unevenness(8).tolist() == one.unevenness(0).tolist() == [1.0]
 

@@ -223,7 +223,7 @@ def test_blocks_that_run_again_take_what_all_their_calls_take() -> None:
     kept, again = (Candidate(2, recompute=count) for count in (0, 8))
     floors, work = found.floors, found.floors.work
     least, about = (
-        [float(work.busy(CandidateTable.one(point), least=each)[0]) for point in (kept, again)]
+        [float(work.busy(CandidateTable.of([point]), least=each)[0]) for point in (kept, again)]
         for each in (True, False)
     )
     assert 0 < least[1] - least[0] < about[1] - about[0]

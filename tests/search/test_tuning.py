@@ -41,7 +41,7 @@ def test_they_are_few() -> None:
 def test_gradients_hide_behind_the_backward() -> None:
     """HIDING: without it the estimate of data parallel on a slow link is farther from what its plan takes."""
     search = begun(layers(), "flexflow-k80x4")
-    found, floors = CandidateTable.one(Candidate(4)), search.floors
+    found, floors = CandidateTable.of([Candidate(4)]), search.floors
     busy, reduced = floors.work.busy(found)[0], floors.exchanges.reduction(found)[0]
     update = floors.work.updates_again(found)[0]
     exposed = seconds(search.estimates, Candidate(4))[0] - busy - update

@@ -63,6 +63,6 @@ def test_stages_are_cut_about_so(stages: int) -> None:
         first = next(value for value in call.makes if value is not None)
         taken[stage_of[first.name]] += state.facts.machine.costs.of_call(0, call.first).seconds
     expected = taken.max() / taken.mean()
-    assert work.unevenness(CandidateTable.one(Candidate(1, stages=stages)))[0] == pytest.approx(
+    assert work.unevenness(CandidateTable.of([Candidate(1, stages=stages)]))[0] == pytest.approx(
         expected, rel=0.2
     )

@@ -105,11 +105,6 @@ class CandidateTable:
             rows[:, COLUMNS[name]] = numbers
         return CandidateTable(rows)
 
-    @staticmethod
-    def one(point: Candidate) -> CandidateTable:
-        """A single one."""
-        return CandidateTable(np.array([row_of(point)], np.int64))
-
     def __len__(self) -> int:
         return len(self.rows)
 
@@ -147,10 +142,6 @@ class CandidateTable:
             rows[:, COLUMNS[name]] = numbers
         return CandidateTable(rows)
 
-    def has(self, point: Candidate) -> bool:
-        """True where a point is one of them."""
-        return bool(self._is(point).any())
-
     def number(self, point: Candidate) -> int | None:
         """The row of a point; None where it is none of them."""
         found = np.flatnonzero(self._is(point))
@@ -172,11 +163,6 @@ class CandidateTable:
         same = self.rows == np.array(row_of(point))
         same[:, [COLUMNS[name] for name in ("stages", "schedule", "turns")]] = True
         found: Mask = same.all(axis=1)
-        return found
-
-    def fully_sharded(self, ranks: int) -> Mask:
-        """The candidates that are data parallel on so many ranks with ZeRO 3."""
-        found: Mask = (self.data == ranks) & (self.zero == 3) & (self.tensor * self.stages == 1)
         return found
 
     @property

@@ -84,7 +84,8 @@ class Enumeration:
         those are planned of which all blocks run again.
         """
         state, points = self._state, self._queue.points
-        among = points.fully_sharded(len(self._facts.ranks))
+        among: Mask = (points.data == len(self._facts.ranks)) & (points.zero == 3)
+        among &= points.tensor * points.stages == 1
         whole = self._facts.small is None or state.budget.moves < inf
         if whole:
             among &= points.recompute == self._estimates.blocks
@@ -267,7 +268,7 @@ class Enumeration:
         """True where so many plans of its layouts end in this part of the time, as far as is known."""
         state = self._state
         if self._facts.small is not None:
-            if not state.floors.may_fit(CandidateTable.one(point))[0] or not state.may_probe():
+            if not state.floors.may_fit(CandidateTable.of([point]))[0] or not state.may_probe():
                 return False
             self._estimates.look(point)
             if self._estimates.measures(point) is None:

@@ -306,7 +306,7 @@ class Estimates:
         """
         if found is None:
             return
-        own = _Corrected(CandidateTable.one(point), self.floors)
+        own = _Corrected(CandidateTable.of([point]), self.floors)
         rough = own.rough
         seconds, memory = own.now(self.measured)
         if isinstance(found, Refused):
@@ -360,7 +360,7 @@ class Estimates:
             pairs = zip(self.about(none), self.about(every), strict=True)
             seconds, memory = (one + part * (two - one) for one, two in pairs)
         else:
-            found = _Corrected(CandidateTable.one(point), self.floors).now(self.measured)
+            found = _Corrected(CandidateTable.of([point]), self.floors).now(self.measured)
             seconds, memory = (float(each[0]) for each in found)
         return Seconds(seconds), Bytes(int(memory))
 
@@ -370,7 +370,7 @@ class Estimates:
         return bool(self.over(memory, self._margin(point))[0] <= 1)
 
     def _margin(self, point: Candidate) -> Floats:
-        own = _Corrected(CandidateTable.one(point), self.floors)
+        own = _Corrected(CandidateTable.of([point]), self.floors)
         own.now(self.measured)
         return own.margin
 

@@ -272,7 +272,7 @@ class LowerBounds:
         if self.limit is None:
             return False
         ranks = len(self.facts.ranks)
-        states = float(self.states(CandidateTable.one(Candidate(ranks)))[0])
+        states = float(self.states(CandidateTable.of([Candidate(ranks)]))[0])
         return states + self.facts.kept / ranks > self.limit
 
     def memory(self, points: CandidateTable) -> Floats:

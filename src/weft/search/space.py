@@ -166,7 +166,7 @@ def fits(point: Candidate, base: Strategy) -> bool:
     Raises:
         StrategyError: when something is fixed that no point can have.
     """
-    return bool(fitting(CandidateTable.one(point), base)[0])
+    return bool(fitting(CandidateTable.of([point]), base)[0])
 
 
 def fitting(found: CandidateTable, base: Strategy) -> Mask:

@@ -94,7 +94,7 @@ class SearchState:
     def plan_point(self, point: Candidate) -> Answer:
         """Plan a point, which is left no more then."""
         self.queue.take(point)
-        by_hand = bool(CandidateTable.one(point).by_hand[0])
+        by_hand = bool(CandidateTable.of([point]).by_hand[0])
         found = self.log.plan(str(point), self.strategy(point), by_hand)
         if isinstance(found, Measures) and point not in self.points:
             self.estimates.learn(point, found)

@@ -82,7 +82,7 @@ def why_not(points: CandidateTable, best: Measures, sources: Sources) -> tuple[W
 
 
 def _of_kind(kind: str, points: CandidateTable, best: Measures, sources: Sources) -> WhyNot:
-    known = [point for point in sources.simulated if points.has(point)]
+    known = [point for point in sources.simulated if points.number(point) is not None]
     flat = [points.where(points.flat_as(each)) for each in sources.probed]
     known += [point for each in flat for point in each]
     rows = {point: _known(kind, point, best, sources) for point in dict.fromkeys(known)}
