@@ -220,14 +220,15 @@ def to_json(measured: Measurements) -> str:
         "updates": measured.updates,
         "calls": dict(sorted(measured.calls.items())),
     }
-    lines = (f"{json.dumps(name)}: {_lines(part)}" for name, part in parts.items())
+    lines = []
+    for name, part in parts.items():
+        if isinstance(part, Mapping):
+            rows = (f" {json.dumps(key)}: {json.dumps(each)}" for key, each in part.items())
+            text = "{\n" + ",\n".join(rows) + "\n}"
+        else:
+            text = json.dumps(part)
+        lines.append(f"{json.dumps(name)}: {text}")
     return "{\n" + ",\n".join(lines) + "\n}\n"
-
-
-def _lines(part: object) -> str:
-    if not isinstance(part, Mapping):
-        return json.dumps(part)
-    return "{\n" + ",\n".join(f" {json.dumps(k)}: {json.dumps(v)}" for k, v in part.items()) + "\n}"
 
 
 def from_json(text: str, where: str) -> Measurements:

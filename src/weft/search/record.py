@@ -59,7 +59,12 @@ class SearchRecord:
         """
         if not self.is_of(step, machine):
             return Learned()
-        if _of_all(self.fixed) != _of_all(fixed) or not _holds(self.fixed, fixed):
+        same = all(
+            getattr(fixed, entry).get(pattern) == said
+            for entry in (*LAYOUTS, "signatures")
+            for pattern, said in getattr(self.fixed, entry).items()
+        )
+        if _of_all(self.fixed) != _of_all(fixed) or not same:
             return Learned(self.learned.answers, self.learned.longer)
         return self.learned
 
@@ -123,15 +128,6 @@ def _of_all(fixed: Strategy) -> tuple[object, ...]:
     by_patterns = isinstance(fixed.zero, Mapping) or zero_axis(fixed.zero)
     zero = zero_rules(fixed.zero) if by_patterns else None
     return *(getattr(fixed, name) for name in _OF_ALL), zero
-
-
-def _holds(before: Strategy, now: Strategy) -> bool:
-    """True where each layout and signature that was fixed is fixed as it was."""
-    return all(
-        getattr(now, entry).get(pattern) == said
-        for entry in (*LAYOUTS, "signatures")
-        for pattern, said in getattr(before, entry).items()
-    )
 
 
 def _text(found: object) -> str:

@@ -188,7 +188,11 @@ class SharedWork:
         forward = _SURELY * self._of_ranks(points, lambda each: each.forward)
         waited = np.where(both, _WAITED * calls, np.minimum(forward, _WAITED * calls))
         late = np.where(both, (calls - waited) / points.micro_batches, 0.0)
-        found = _through(waited, calls - late, points)
+        # A stage does its part of all micro-batches, and waits before it for one of them in each stage before it. The
+        # balance of stages that ends first has all of them end at the same time.
+        part = np.minimum(waited / (np.maximum(calls - late, 1e-30) * points.micro_batches), 1.0)
+        share = 1 - (1 - part) ** points.stages
+        found = waited * points.stages / points.micro_batches / np.maximum(share, 1e-30)
         in_line = self.facts.sequential and len(self.of_kind) == 1
         none = (points.stages == 1) | (points.turns > 1) | (not in_line)
         return np.where(none, 0.0, found)
@@ -231,18 +235,6 @@ class SharedWork:
             losses=calls - shared(lambda work: work.calls - work.losses),
             forward=shared(lambda work: work.forward),
         )
-
-
-def _through(waited: Floats, own: Floats, points: CandidateTable) -> Floats:
-    """Seconds in which the last of some stages is done, at least.
-
-    A stage does its part of `own` for all micro-batches, and waits before it for the part of `waited`, of one
-    micro-batch, of each stage before it; both are of all ranks together, of a whole step. The balance of stages that
-    ends first has all of them end at the same time.
-    """
-    part = np.minimum(waited / (np.maximum(own, 1e-30) * points.micro_batches), 1.0)
-    share = 1 - (1 - part) ** points.stages
-    return waited * points.stages / points.micro_batches / np.maximum(share, 1e-30)
 
 
 # The busiest stage of a pipeline against the mean of all, where stages are cut evenly.

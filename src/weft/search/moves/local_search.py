@@ -118,26 +118,20 @@ class LocalSearch:
             return strategy, True
 
     def chains(self) -> None:
-        """A chain from each start, and descents from what they find; once more where something was found."""
+        """A chain from each start, and descents from what they find near the best; again where one is faster."""
         before = Seconds(inf)
         while self.best.measures.seconds < before and self._state.affords():
             before = self.best.measures.seconds
             for name, strategy in self._starts():
-                self._chain(name, strategy)
+                self._name = name
+                with self._state.log.in_chain("chain"):
+                    own = self._drawn(strategy)
+                # Five times the temperature, so that a few moves that were kept do not rule it out.
+                near = (1 + 5 * TEMPERATURE) * self.best.measures.seconds
+                if own is not None and own[1].seconds <= near:
+                    self.descend(name, *own)
                 if not self._state.affords():
                     return
-
-    def _chain(self, name: str, strategy: Strategy) -> None:
-        """Metropolis from a strategy; then a descent from the best of the chain, where that is near the best of all.
-
-        Near is five times the temperature, so that a few moves that were kept do not rule it out.
-        """
-        self._name = name
-        with self._state.log.in_chain("chain"):
-            own = self._drawn(strategy)
-        near = (1 + 5 * TEMPERATURE) * self.best.measures.seconds
-        if own is not None and own[1].seconds <= near:
-            self.descend(name, *own)
 
     def _drawn(self, strategy: Strategy) -> tuple[Strategy, Measures] | None:
         """The best of a chain; None where its start has no room."""

@@ -210,7 +210,11 @@ class _Walk:
                 self._parts[value.name] = frozenset((value.name,))
                 self._rows[value.name] = Sum(value.nbytes, weight.value.nbytes, once)
         elif weight is not None:
-            self._read(call, weight)
+            # What a layer cut by columns reads: each rank has a part of its gradient.
+            for name in call.uses:
+                if self._ways.lead_to(name) and name not in self._weights:
+                    whole = self._seen_as.get(name, name)
+                    self._read_by[whole] = Bytes(self._read_by.get(whole, 0) + weight.value.nbytes)
 
     @property
     def backward(self) -> Iterator[Sum]:
@@ -250,13 +254,6 @@ class _Walk:
             return False
         bound = call.first
         return bool(rule_of(bound).linear_groups(bound))
-
-    def _read(self, call: Call, weight: Input) -> None:
-        """Note the tensor that a layer cut by columns reads: each rank has a part of its gradient."""
-        for name in call.uses:
-            if self._ways.lead_to(name) and name not in self._weights:
-                whole = self._seen_as.get(name, name)
-                self._read_by[whole] = Bytes(self._read_by.get(whole, 0) + weight.value.nbytes)
 
     def _cut(self, call: Call) -> tuple[Input | None, str]:
         """The weight of the layer that is cut whose product a call is, and how."""

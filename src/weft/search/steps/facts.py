@@ -155,17 +155,17 @@ class StepFacts:
     @cached_property
     def calls(self) -> tuple[Mapping[CountedCall, int], ...]:
         """The calls of these plans, and how often each occurs."""
-        return tuple(self._calls(each) for each in self._alone)
-
-    def _calls(self, compiled: Compiled) -> Mapping[CountedCall, int]:
-        graph, found = compiled.graph, Counter[CountedCall]()
-        again = made_again(graph, self.blocks) if self.blocks is not None else frozenset[str]()
-        for node in graph.of_kind(Call):
-            if node.hint is None:
-                forward = node.phase.kind == "forward"
-                runs_again = forward and any(value.name in again for value in node.makes)
-                found[CountedCall(node.first, runs_again, forward)] += 1
-        return found
+        found = list[Mapping[CountedCall, int]]()
+        for graph in (each.graph for each in self._alone):
+            again = made_again(graph, self.blocks) if self.blocks is not None else frozenset[str]()
+            counts = Counter[CountedCall]()
+            for node in graph.of_kind(Call):
+                if node.hint is None:
+                    forward = node.phase.kind == "forward"
+                    runs_again = forward and any(value.name in again for value in node.makes)
+                    counts[CountedCall(node.first, runs_again, forward)] += 1
+            found.append(counts)
+        return tuple(found)
 
     @cached_property
     def parts(self) -> int:

@@ -229,7 +229,9 @@ def is_sequential(graph: LogicalGraph, blocks: Blocks | None) -> bool:
         if parameters.issuperset(call.uses):
             continue
         before = max(latest.get(name, -1) for name in call.uses)
-        part = _place_of(blocks, call, heavy)
+        block = unit_of(blocks, call.location.module if call.location is not None else "")
+        is_product = id(call) in heavy and flops(call.first) > 0
+        part: object | None = block or (id(call) if is_product else None)
         if part is not None:
             last = number_of.setdefault(part, len(number_of))
             if before == last - 1:
@@ -238,9 +240,3 @@ def is_sequential(graph: LogicalGraph, blocks: Blocks | None) -> bool:
         for value in call.makes:
             latest[value.name] = before
     return len(linked) == len(number_of)
-
-
-def _place_of(blocks: Blocks | None, call: Call, heavy: Collection[int]) -> object | None:
-    block = unit_of(blocks, call.location.module if call.location is not None else "")
-    is_product = id(call) in heavy and flops(call.first) > 0
-    return block or (id(call) if is_product else None)
