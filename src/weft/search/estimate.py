@@ -172,7 +172,7 @@ class _Corrected:
         self.rough, self._stages = roofline(points, floors), points.stages
         self._far = np.full(len(points), inf)
         self._times = np.ones((3, len(points)))
-        self._planned: Mask = np.ones(len(points), np.bool_)
+        self._planned: Mask = np.zeros(len(points), np.bool_)
         self._seen = 0
 
     def now(self, measured: Sequence[_Measured]) -> tuple[Floats, Floats]:
@@ -191,9 +191,14 @@ class _Corrected:
 
     @property
     def margin(self) -> Floats:
-        """Factor on the bytes of points: more by small steps alone, and of pipelines until one near is planned."""
+        """Factor on the bytes of points: more for pipelines until one near is planned."""
         apart = (self._stages > 1) & (self._far >= _TRAITS["staged"])
-        return np.where(apart, STAGED, np.where(self._planned, 1.0, LIKELY))
+        return np.where(apart, STAGED, 1.0)
+
+    @property
+    def spare(self) -> Floats:
+        """Factor on the room that points surely need: more until the nearest that was measured is a whole plan."""
+        return np.where(self._planned, 1.0, LIKELY)
 
 
 @final
@@ -217,9 +222,10 @@ class Outlook:
         return self._own.now(self._estimates.measured)[1]
 
     @property
-    def margin(self) -> Floats:
-        """Factor on the bytes of points, which estimates err by."""
-        return self._own.margin
+    def spare(self) -> Floats:
+        """Factor on the room that points surely need."""
+        self._own.now(self._estimates.measured)
+        return self._own.spare
 
     def over(self) -> Floats:
         """Bytes over the room that there is: at most 1 where a point should fit."""
@@ -367,12 +373,9 @@ class Estimates:
     def has_room(self, point: Candidate) -> bool:
         """True for a point that should fit, as far as is known."""
         memory = np.array([float(self.about(point)[1])])
-        return bool(self.over(memory, self._margin(point))[0] <= 1)
-
-    def _margin(self, point: Candidate) -> Floats:
         own = _Corrected(CandidateTable.of([point]), self.floors)
         own.now(self.measured)
-        return own.margin
+        return bool(self.over(memory, own.margin)[0] <= 1)
 
     def measures(self, point: Candidate) -> Measures | None:
         """The measures of a point that was looked at, about; None of others, and where it cannot be planned."""
@@ -396,8 +399,12 @@ class Estimates:
         """The point with as few blocks that run again, or wait, as have room; itself where all must, or none must."""
         if self.floors.limit is None or _again(point) != self.blocks or not self.blocks:
             return point
-        room = float(self.room(self._margin(point))[0])
+        own = _Corrected(CandidateTable.of([point]), self.floors)
+        own.now(self.measured)
         none, every = (self.about(_with_blocks(point, count))[1] for count in (0, self.blocks))
+        # With room to spare, where all blocks leave some.
+        sure, room = (float(self.room(own.margin * each)[0]) for each in (own.spare, 1.0))
+        room = sure if every <= sure else room
         if not every <= room < none:
             return point
         parts = point.stages * point.turns

@@ -110,12 +110,12 @@ class CandidateQueue:
     def with_room(self, among: Mask, looked: bool) -> Iterator[tuple[Candidate, float]]:
         """Points that are left and should have room, the quickest first; with `looked` only such as were looked at.
 
-        Where none has as much as estimates err by, those that just should.
+        Where none has as much to spare as estimates err by, those that just should.
         """
         now, over = self._now(), self._outlook.over()
         counts = self.left & among & ~self._refused & (self._looked | (not looked))
-        roomy: Mask = counts & (over <= 1)
-        numbers = np.flatnonzero(roomy if roomy.any() else counts & (over <= self._outlook.margin))
+        roomy: Mask = counts & (over * self._outlook.spare <= 1)
+        numbers = np.flatnonzero(roomy if roomy.any() else counts & (over <= 1))
         for number in numbers[np.argsort(now[numbers], kind="stable")]:
             yield self.points.point(int(number)), float(now[number])
 

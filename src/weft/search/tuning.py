@@ -25,7 +25,7 @@ ABOUT = 1.25
 # Of the order (`weft.search.enumeration`).
 #
 # What small steps err by, and estimates without any: points that should take so many times as long as the best come
-# before moves; by small steps alone, a point must have room for so many times its bytes (the first).
+# before moves; until a plan like it was made, a first one must have room for so many times its bytes (the first).
 LIKELY, LIKELY_UNSEEN = 1.05, 2.0
 # So many plans lack room; then the point comes that takes the least memory.
 FAILED = 3
