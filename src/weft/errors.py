@@ -61,8 +61,8 @@ class InternalError(WeftError):
     """An invariant of weft does not hold: a bug in weft, not in the user's program."""
 
 
-# What comes up while a text or file is read that is damaged, or of another kind: who reads one catches these, and says
-# so by a `UserError` that names it.
+# Errors of reading a damaged file, or one of another kind: readers catch these, and say so by a `UserError` that
+# names it.
 UNREADABLE: tuple[type[Exception], ...] = (
     OSError,
     EOFError,

@@ -48,7 +48,7 @@ def users_module(name: str) -> bool:
     own = sys.modules.get(name)
     file = getattr(own, "__file__", None)
     if file is None:
-        # What has no file is built in, or was made by the user (a notebook, `types.ModuleType`).
+        # A module without a file is built in, or was made by the user (a notebook, `types.ModuleType`).
         return name.partition(".")[0] not in sys.stdlib_module_names
     return users_file(file)
 

@@ -123,7 +123,7 @@ class _BeyondBoundsError(Exception):
 def _check_bounds(text: str) -> None:
     """Count entries and levels before anything is made of them; an alias counts as what it repeats."""
     anchored: dict[str, int] = {}
-    # Of each list and mapping that is open: its anchor, and the entries before it.
+    # For each list and mapping that is open: its anchor, and the entries before it.
     opened: list[tuple[str | None, int]] = []
     count = 0
     for event in yaml.parse(text, _Loader):

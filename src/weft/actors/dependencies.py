@@ -7,7 +7,7 @@ from typing import NamedTuple, TypeAlias, final
 
 from weft.ir.plan import Actor, Hold, RankPlan
 
-# What an act waits for: an actor's act for a micro-batch, so many steps before.
+# A dependency: an actor's act for a micro-batch, so many steps before.
 Wait: TypeAlias = "tuple[int, int, int]"
 
 

@@ -55,7 +55,7 @@ class QueueState:
         return actor.acted - (self.running is not None and self.running.actor == actor.id)
 
 
-# What a state breaks, in words.
+# The broken invariants of a state, as text.
 Rule = Callable[[QueueState], Iterator[str]]
 
 

@@ -67,7 +67,7 @@ class QueueMachine:
         self._turns = issue_slots(plan, queue, self._actors) if in_order else ()
         # Steps begun so far; no actor has acted for step >= begun.
         self._begun = 0
-        # What runs now; at most one act at a time, and nothing acts while it is set.
+        # The running act; at most one at a time, and nothing acts while it is set.
         self._running: Act | None = None
         # (step, priority, micro-batch, id) of every actor that may act, each actor at most once;
         # unused when `in_order`.

@@ -29,7 +29,7 @@ from weft.errors import InternalError, LayoutError
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.units import Bytes
 
-# What one more exchange weighs, in bytes: a small stand-in for its latency, so that small
+# The weight of one more exchange, in bytes: a small stand-in for its latency, so that small
 # tensors, and chains that move the same bytes, take fewer exchanges.
 EXCHANGE_BYTES = Bytes(1024)
 

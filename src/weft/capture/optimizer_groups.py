@@ -46,7 +46,7 @@ class Optimizers:
         return name if len(self.each) == 1 else f"optimizer {optimizer} ({name})"
 
 
-# What users give.
+# The optimizers that users pass.
 Optimizing: TypeAlias = Optimizers | torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
 
 

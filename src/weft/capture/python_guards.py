@@ -115,7 +115,7 @@ class Guard:
             return True
         if isinstance(self.space, QueriedValue) and self.space.equal:
             return bool(value == self.value)
-        # What an eager call of a live model has made is what the step makes for itself.
+        # A value that an eager call of a live model made is made again by the step.
         return self.made and hasattr(type(value), "sbp")
 
     @property
@@ -172,7 +172,7 @@ class PythonGuards:
         self._owners = [each.space.owner for each in attributes]
         self._names = [each.name for each in attributes]
         self._exact = [each.space.ask for each in exact]
-        # What all of them were, in this order, as objects.
+        # The objects read, in this order.
         self._then = [e.value for each in groups for e in (*each, each[0])]
         self._then += [each.value for each in (*attributes, *exact)]
         # Most of those with equal results are lengths.

@@ -31,7 +31,7 @@ NOTES = "WEFT_FAILURE_NOTES"
 # A process ends with these only by another's will or its own crash, never because a peer is gone.
 CRASHES = frozenset({"SIGKILL", "SIGSEGV", "SIGBUS", "SIGILL", "SIGFPE"})
 
-# What a rank's failure is to the job: its own, another one's that it waited for, or one that it was told of.
+# The kind of a rank's failure: its own, another one's that it waited for, or one that it was told of.
 OWN, WAITED, TOLD = "own", "waited", "told"
 # Words of errors that torch raises where a peer has gone: Gloo's, those of stores, then NCCL's, in whatever case.
 _GONE = (

@@ -257,7 +257,7 @@ class _Reports:
     def __init__(self, node: Joined, folder: Path) -> None:
         self._node, self._folder = node, folder
         self._exits: list[Exit] = []
-        # Whether the others know of a failure here, and what one of them had told before.
+        # True where the others know of a failure here, and what one of them had told before.
         self._said = False
         self._before: Elsewhere | None = None
 

@@ -212,7 +212,7 @@ def _found(
             if not state or state[0].best is None:
                 typer.echo("interrupted before a strategy that fits was planned", err=True)
                 raise
-    # What is known first: a second Ctrl-C, in the time that the result takes, must not lose it.
+    # Print first: a second Ctrl-C, in the time that the result takes, must not lose it.
     found = state[0]
     files.write_all(_strategy_of(found), found.record)
     found.end()

@@ -20,7 +20,7 @@ from weft.runtime.world.launch import LAUNCHER
 from weft.runtime.world.rendezvous import private_rendezvous
 
 PR_SET_PDEATHSIG = 1
-# What Python itself ends with where its output cannot be written.
+# Python's own exit code if its output cannot be written.
 _LOST_OUTPUT = 120
 
 
@@ -28,7 +28,7 @@ def main() -> None:
     """Run `sys.argv[1]` with the arguments behind it as the program of this process."""
     code = [1]  # of a rank that ends before its script has ended well
     # The first one to be registered is the last one to run: threads were waited for, and all others
-    # have said good-bye. What waits inside torch when the interpreter is taken down would abort.
+    # have said good-bye. A thread that waits inside torch at interpreter shutdown would abort.
     atexit.register(lambda: _leave(code[0]))
     faulthandler.enable()
     _end_with_launcher()

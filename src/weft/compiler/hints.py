@@ -41,7 +41,7 @@ class Hints:
     whole: frozenset[str] = frozenset()
 
 
-# What the user fixed, by the number of axes of a placement.
+# The user's hints, by the number of axes of a placement.
 GridHints: TypeAlias = Mapping[int, Hints]
 
 

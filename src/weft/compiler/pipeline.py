@@ -103,7 +103,7 @@ class Compiled:
         )
 
 
-# What needs no layouts: where calls run, how often, in which dtypes.
+# Passes that need no layouts: where calls run, how often, in which dtypes.
 TRANSFORM: tuple[GraphPass | Decision, ...] = (
     # Reads views and batched products in the forms that capture gives them, so before all that rewrites them.
     keep_unmerged,
@@ -126,10 +126,10 @@ TRANSFORM: tuple[GraphPass | Decision, ...] = (
     recompute,
     # Conversions of gradients say where the split in time adds up, so they stand before it.
     lay_sums,
-    # Last: patterns, masks and sums above are those of the whole batch. What stands behind it sees a loop.
+    # Last: patterns, masks and sums above are those of the whole batch. Later passes see a loop.
     split_time,
 )
-# What hints ask of the graph.
+# Rewrites that hints ask for.
 LAY: tuple[GraphPass | Decision, ...] = (
     # First: hints for the batch count its dimensions as the user does, inputs that split_time cut have one more.
     Decision(on_cut_leaves),
@@ -147,9 +147,9 @@ LAY: tuple[GraphPass | Decision, ...] = (
     # Last: the norm is that of what optimizers read, in shards and without the scale.
     clip_norm,
 )
-# What needs layouts: dtypes on the way.
+# Passes that need layouts: dtypes of exchanges.
 LAID: tuple[GraphPass, ...] = (lay_exchanges,)
-# What is rewritten on each rank by itself.
+# Rewrites of each rank's program.
 ON_RANKS: tuple[ProgramPass, ...] = (
     # First: it cuts by the rules of ops; the op of join_losses has none, those of offload are never cut.
     overlap,

@@ -13,7 +13,7 @@ from weft.ir.plan_nodes import COLLECTIVE_KINDS
 from weft.schema import OneOf, read
 from weft.units import Seconds
 
-# What the seconds of a stage or module are for; "weight" is the part of the backward that makes the
+# The phase that seconds of a stage or module are for; "weight" is the part of the backward that makes the
 # gradients of parameters.
 WORK_KINDS = ("forward", "backward", "weight", "update")
 EXCHANGE_KINDS = (*COLLECTIVE_KINDS, "transfer")

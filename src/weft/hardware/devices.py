@@ -101,7 +101,7 @@ OP_CLASSES = (
     "update",
 )
 _OpClass = Annotated[str, OneOf(OP_CLASSES)]
-# Those that run on the matrix units; all others compute on the vector units, whose peak is that of float32.
+# The ones that run on the matrix units; all others compute on the vector units, whose peak is that of float32.
 ON_MATRIX_UNITS = frozenset(("product", "attention", "convolution"))
 
 

@@ -127,7 +127,7 @@ class Durations:
         self._ranks = {one.id: one.ranks for one in communicators}
         self.families = families or {}
         self._known: dict[tuple[int, OpCall, tuple[str, ...]], Cost] = {}
-        # Of each call that was met, with it: the same ones stand in several plans of a rank.
+        # For each call that was met, with it: the same ones stand in several plans of a rank.
         self._met: dict[tuple[int, int], tuple[LocalCall, Cost]] = {}
         self._exchanged: dict[tuple[object, ...], Cost] = {}
 

@@ -298,7 +298,7 @@ def parse_link_kind(name: str, content: Any, where: str, calibrated: bool = True
     return read(LinkKind, given, where)
 
 
-# Of a kind of link, what is fitted to measurements.
+# For a kind of link, what is fitted to measurements.
 _Fitted = Mapping[Annotated[str, OneOf(("protocols", "own_gb_per_second", "source"))], Any]
 
 

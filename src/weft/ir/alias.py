@@ -94,7 +94,7 @@ def own_memory(maker: Actor) -> frozenset[str]:
         return frozenset(maker.produces)
     if not isinstance(maker, Compute):
         return frozenset()
-    # Of a single micro-batch, ops over a step hand on what they get.
+    # For a single micro-batch, ops over a step hand on what they get.
     bases = view_bases(maker.nodes, sharing_ops() | OVER_STEP if maker.acts == 1 else None)
     made = {value.name for node in maker.nodes for value in node.makes}
     sources = (node.source for node in maker.nodes if isinstance(node, LocalUpdate))
@@ -175,7 +175,7 @@ class Memory:
 
 
 SOFTMAX, BACKWARD = "aten._log_softmax.default", "weft.cross_entropy_backward"
-# Of the ops that may write over an operand, which one it is.
+# For the ops that may write over an operand, which one it is.
 _OVER = {SOFTMAX: 0, BACKWARD: 1}
 # Ops whose results are dense, in the order of their dimensions.
 _DENSE = frozenset(

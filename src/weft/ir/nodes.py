@@ -36,7 +36,7 @@ OVER_STEP: frozenset[str] = ops_that("over_step")
 # parameter becomes what it is when rounded.
 MASTER = "weft_master"
 
-# What a call is part of, for schedules; "weight" is the part of backward that makes the gradients
+# The phase that a call is part of, for schedules; "weight" is the part of backward that makes the gradients
 # of parameters, which nothing waits for.
 PhaseKind: TypeAlias = Literal["forward", "backward", "weight"]
 

@@ -89,7 +89,7 @@ REDUCTIONS: tuple[Reduction, ...] = get_args(Reduction)
 
 # Reducing equal values gives the value: what is Broadcast is Partial of these as it stands.
 IDEMPOTENT: frozenset[Reduction] = frozenset(("max", "min", "and", "or"))
-# Of integers bit by bit, of booleans logically.
+# For integers bit by bit, of booleans logically.
 BITWISE: frozenset[Reduction] = frozenset(("and", "or", "xor"))
 # Need an order of the values.
 _ORDERED: frozenset[Reduction] = frozenset(("max", "min"))

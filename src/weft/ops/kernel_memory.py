@@ -185,7 +185,7 @@ def _attention_rows_backward(call: OpCall) -> int:
     first, end = _own_keys(call, argument(call, 6))
     if first == end or (first, end) == (0, key.shape[2]):
         return FEW
-    # Those of the part before the queries, and where both stand together.
+    # The ones of the part before the queries, and where both stand together.
     return max(2 * tensor_bytes(key), tensor_bytes(result(call))) + FEW
 
 
@@ -459,7 +459,7 @@ LAYING = frozenset(
         *("_embedding_bag.default", "_embedding_bag_backward.default"),
         *("_embedding_bag_dense_backward.default", "_embedding_bag_forward_only.default"),
         "_embedding_bag_per_sample_weights_backward.default",
-        # Of a contiguous matrix they factorize the transpose, which their backward knows; see
+        # For a contiguous matrix they factorize the transpose, which their backward knows; see
         # `weft.capture.ops.decompositions`.
         *("_linalg_det.default", "_linalg_slogdet.default"),
         *("_pdist_backward.default", "_pdist_forward.default"),

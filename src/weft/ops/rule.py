@@ -86,7 +86,7 @@ class Rule:
         return _bound(self, call)
 
     def __hash__(self) -> int:
-        # Of what tells most rules apart: what is known of calls is looked up by rule and call all the time.
+        # For what tells most rules apart: what is known of calls is looked up by rule and call all the time.
         return hash((self.factors, self.view, self.flops))
 
     def linear_groups(self, call: OpCall) -> Groups:
@@ -115,7 +115,7 @@ def _bound(rule: Rule, call: OpCall) -> Factors:
 
 
 _RULES: dict[str, Rule] = {}
-# Those of them that weft comes with.
+# The ones of them that weft comes with.
 _SHIPPED: dict[str, Rule] = {}
 # The ops whose results may share memory with their first operand.
 _SHARING: set[str] = set(ops_that("shares"))

@@ -56,11 +56,11 @@ _KERNEL = WeftOp()
 _LAST_PLACE = WeftOp(places=(-1,))
 
 WEFT_OPS: dict[str, WeftOp] = {
-    # What boxing does on one rank.
+    # Boxing on one rank.
     "weft.slice": replace(_PLAIN_VIEW, places=(2,)),
     "weft.pad": WeftOp(plain=True, places=(2,)),
     "weft.keep": replace(_PLAIN_VIEW, held=(1,)),
-    # What passes put into a graph.
+    # Ops that passes put into a graph.
     "weft.hint": _PLAIN_VIEW,
     "weft.take": _KERNEL,  # gone before anything runs: a hint or a `weft.use` takes its place
     "weft.use": _PLAIN_VIEW,
@@ -78,7 +78,7 @@ WEFT_OPS: dict[str, WeftOp] = {
     "weft.next_scale": _KERNEL,
     "weft.offload": WeftOp(host="it copies to host memory"),
     "weft.load": WeftOp(host="it copies from host memory"),
-    # What capture makes of a user's op.
+    # Ops that capture makes of a user's op.
     "weft.uniform": WeftOp(launches=12, places=(1,)),
     "weft.checked": WeftOp(shares=True, launches=0, host="the host reads its error codes"),
     "weft.required": WeftOp(shares=True, launches=0, host="the host reads whether the check holds"),
@@ -93,7 +93,7 @@ WEFT_OPS: dict[str, WeftOp] = {
     "weft.routes": _KERNEL,
     "weft.dispatch": _COUNTS_ROWS,
     "weft.combine": _COUNTS_ROWS,
-    # What becomes of an op that is split.
+    # Ops in place of an op that is split.
     "weft.embedding_shard": WeftOp(places=(2,)),
     "weft.embedding_dense_backward_shard": WeftOp(places=(3,)),
     "weft.nll_loss_shard": _LAST_PLACE,
@@ -114,7 +114,7 @@ WEFT_OPS: dict[str, WeftOp] = {
     "weft.batch_statistics": _KERNEL,
     "weft.batch_norm_sums": WeftOp(urgent=True),
     "weft.batch_norm_gradient": _KERNEL,
-    # What a rank runs in place of ops that have faster ways on its device.
+    # Ops that a rank runs in place of slower ones on its device.
     "weft.cross_entropy_backward": _KERNEL,
     "weft.batch_norm": WeftOp(plain=True, like="aten._native_batch_norm_legit_functional.default"),
     "weft.batch_norm_backward": WeftOp(plain=True, like="aten.native_batch_norm_backward.default"),

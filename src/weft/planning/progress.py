@@ -79,7 +79,7 @@ class _PhaseLine:
     def __init__(self, delay: Seconds) -> None:
         self._delay = delay
         self._started = time.perf_counter()
-        # What is going on, and since when.
+        # The current phase, and its start.
         self._phase = "compiling", self._started
         # rich takes long to import, and most have no use for it.
         self._spinner: Spinner = import_module("rich.spinner").Spinner("dots")

@@ -34,7 +34,7 @@ from weft.strategy.strategy import Strategy
 from weft.version import __version__
 
 FORMAT = 1
-# Of the text of a file; a step of a thousand layers takes some tens of megabytes.
+# For the text of a file; a step of a thousand layers takes some tens of megabytes.
 MAX_BYTES = 1 << 29
 _MAGIC = f"weft graph {FORMAT} sha256:"
 # Elements of a tensor, far above any.

@@ -131,7 +131,7 @@ def _sample(shape: tuple[int, ...], size: int, step: int) -> tuple[slice, ...]:
     """The elements of so many bytes that count in a step; none named, all of them."""
     if is_often(step) and size <= _BYTES:
         return ()
-    # Of each dimension as many as there is room for.
+    # For each dimension as many as there is room for.
     return tuple(slice(step * _STRIDE % each, None, each) for each in _strides(shape))
 
 

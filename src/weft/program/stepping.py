@@ -43,9 +43,9 @@ class ProgramSteps(ProgramPart):
     def __init__(self, core: ProgramCore) -> None:
         super().__init__(core)
         self._options = OptionsChecksum(core.variants.optimizers)
-        # Of the calls of all ranks so far.
+        # For the calls of all ranks so far.
         self._chain = 0
-        # Those that ran the last step.
+        # The ones that ran the last step.
         self._ran: Collection[RankExecutor] = ()
 
     @one_at_a_time
@@ -290,7 +290,7 @@ def batches_of(core: ProgramCore, batches: Iterable[Any], ahead: int) -> Iterato
     else:
         given: Iterator[Any] = map(_copied, batches)
         if isinstance(batches, DataLoader) and type(batches).__iter__ is DataLoader.__iter__:
-            # What comes from another process nobody writes into any more.
+            # Nobody writes any more into data from another process.
             given = iter(batches) if batches.num_workers else given
         items = loaded_ahead(given, way.plan(None), way.cut, way.note)
     return with_waits(items, core.note_wait)

@@ -24,7 +24,7 @@ from weft.simulator.simulation import Simulation
 from weft.strategy.strategy import Strategy
 from weft.traces.rows import RankTrace
 
-# Of the data of a page: pages of other formats are not read back.
+# For the data of a page: pages of other formats are not read back.
 FORMAT = 1
 # Data as JSON has it.
 Data: TypeAlias = "dict[str, Any]"
@@ -124,7 +124,7 @@ def _searched(search: SearchResult) -> Data:
         "seconds": search.seconds,
         "best": search.best.to_text(),
         "chains": chains,
-        # Of many, some are shown, and all that became the best.
+        # For many, some are shown, and all that became the best.
         "course": [
             [each.after, places[each.chain], each.seconds, each.best, finite(each.bound)]
             for place, each in enumerate(course)
@@ -168,7 +168,7 @@ def page_of_data(reports: Sequence[Data]) -> str:
         folder.joinpath(name).read_text(encoding="utf-8")
         for name in ("template.html", "report.css", *(f"scripts/{name}" for name in _SCRIPTS))
     )
-    # "<" would end the script. What is not ASCII is escaped already.
+    # "<" would end the script. Non-ASCII characters are escaped already.
     data = _json(list(reports)).replace("<", "\\u003c")
     title = html.escape(" | ".join(each["title"] for each in reports))
     parts = {"title": title, "style": style, "data": data, "script": "".join(scripts)}

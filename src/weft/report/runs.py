@@ -52,7 +52,7 @@ def _run(folder: Path, but: Path | None) -> list[Data]:
         )
     found = [*pages, *traced]
     if figures:
-        # Of one run there are figures and, mostly, one page.
+        # For one run there are figures and, mostly, one page.
         own = Report("figures", figures=figures).data()
         found = [{**found[0], "figures": own["figures"]}, *found[1:]] if found else [own]
     return [{**each, "title": f"{folder.absolute().name}: {each['title']}"} for each in found]

@@ -50,7 +50,7 @@ PYTHON, TORCH = (3, 10), (2, 11)
 SHARED, FILES = 1 << 28, 1024
 # A file system of Linux that lies in memory.
 MEMORY = Path("/dev/shm")
-# What weft reads of the environment, and what `weft run` tells its ranks.
+# Environment variables that weft reads, and ones that `weft run` sets for its ranks.
 _VARIABLES = frozenset(
     {
         *(FOLDER, CUDA_GRAPHS, DEBUG, MALLOC, PLAN_COSTS, SECRET, TIMEOUT, TRANSPORT),

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from weft.actors import Act
 from weft.ir.alias import Kind
 
-# What a queue appends after each act: the act, and when it began and ended, in nanoseconds of
+# The record that a queue appends after each act: the act, and when it began and ended, in nanoseconds of
 # `perf_counter_ns`: on Linux the same clock in all processes of a host.
 Span: TypeAlias = "tuple[Act, int, int]"
 

@@ -235,7 +235,7 @@ class Enumeration:
         """
         state, point = self._state, Candidate(len(self._facts.ranks))
         splits = self._facts.samples >= point.data > 1 and fits(point, self._facts.base)
-        # What an earlier search has planned led it on from there, with something else fixed, too.
+        # Strategies of an earlier search count as starts, also when something else was fixed.
         if not splits or not (len(self._queue) or state.planned) or point in state.learned.points:
             return
         if self._facts.small is not None and self.is_crowded and state.budget.moves < inf:

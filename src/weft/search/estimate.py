@@ -124,7 +124,7 @@ def _beside(points: CandidateTable, floors: LowerBounds) -> Floats:
     given = facts.base.in_flight
     flying = flying if given is None else np.minimum(max(given), m)
     again = (points.recompute + points.offload) / count * ~(_puts_off(points) & (points.turns == 1))
-    # What stays where blocks run again takes two plans to know: where all have room it is no matter.
+    # The memory that stays under recompute takes two plans to know: where all have room it does not matter.
     away = facts.kept - facts.kept_again if again.any() and floors.is_tight else 0.0
     kept = facts.kept - away * again
     cut = s * np.where(points.laid("data"), 1, points.tensor)
@@ -238,7 +238,7 @@ class Outlook:
             as_few: false for points that stand for themselves, with all blocks that run again; by default all do not.
         """
         seconds, memory = self._own.now(self._estimates.measured)
-        # What lacks little stands as much farther behind, all else behind everything.
+        # Candidates that lack little memory stand a little farther behind, all others at the end.
         over = self._estimates.over(memory, self._own.margin)
         order = seconds * np.where(over > ABOUT, 1e3 * over, np.maximum(over, 1.0))
         again = self._again if as_few is None else self._again & as_few
@@ -324,8 +324,8 @@ class Estimates:
         times = float(seconds[0]) / max(float(rough.seconds[0]), 1e-30)
         held = max(float(memory[0] - rough.states[0]), 1.0)
         beside = max(float(rough.beside[0]), 1.0)
-        # Where only the batch is cut, activations are those of one device. What comes to them, such as gathered
-        # weights and whole gradients, is the same for more samples.
+        # Where only the batch is cut, activations are those of one device. Other memory, such as gathered weights and
+        # whole gradients, is the same for more samples.
         as_alone = point.layouts == "data" and point.stages == 1
         most = max(held - beside, 0.0) if as_alone else inf
         traits, samples = rough.traits[0], float(rough.samples[0])

@@ -260,7 +260,7 @@ class Probes:
         one, two = found
         times = self.facts.along
         line = along(one, two, times)
-        # Of a step with more of all neither seconds nor bytes are below those of the first. The peak while several
+        # For a step with more of all neither seconds nor bytes are below those of the first. The peak while several
         # micro-batches run grows otherwise than the memory before and after (of few blocks an update of the embedding
         # may take more than their activations): each on its own line.
         pairs = zip(one.parts, two.parts, strict=True)

@@ -22,7 +22,7 @@ from weft.units import Bytes, Seconds
 from weft.version import __version__
 
 FORMAT = 2
-# Of a file; ten thousand strategies take a megabyte or two.
+# For a file; ten thousand strategies take a megabyte or two.
 MAX_BYTES = 1 << 28
 # Entries that change what every strategy takes.
 _OF_ALL = ("precision", "clip_norm", "recompute", "offload", "expert_capacity", "in_flight")

@@ -274,7 +274,7 @@ def worth_running(
     fit = _unlike(
         [each for each in tried if each.outcome in ("best", "slower")],
         (),
-        # Of an outline those that take the same time and memory to the last digit have equal plans.
+        # For an outline those that take the same time and memory to the last digit have equal plans.
         lambda each: (each.seconds, each.memory, _outline(each.strategy)[:3]),
     )
     bare = _bare(fit, fixed or Strategy()) if count > 2 else None

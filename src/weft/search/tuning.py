@@ -22,7 +22,7 @@ STAGED = 1.1
 # Estimates that differ by less than so many times are about the same: what lacks as little room may have it after all.
 ABOUT = 1.25
 
-# Of the order (`weft.search.enumeration`).
+# For the order (`weft.search.enumeration`).
 #
 # What small steps err by, and estimates without any: points that should take so many times as long as the best come
 # before moves; until a plan like it was made, a first one must have room for so many times its bytes (the first).

@@ -208,7 +208,7 @@ class _Speeds:
         self._lasts, self._ends, self._coming = tasks.seconds, clock.ends, clock.coming
         self._slowdown, self._sharing = slowdown, sharing
         self._finished = bytearray(size)
-        # Of what runs at a speed that may change: speed, seconds that are left of it alone, and since when.
+        # For what runs at a speed that may change: speed, seconds that are left of it alone, and since when.
         self._speed = [1.0] * size
         self._left = list(tasks.seconds)
         self._since = [Seconds(0.0)] * size

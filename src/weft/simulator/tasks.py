@@ -19,9 +19,9 @@ from weft.errors import InternalError
 from weft.ir.plan import COMPUTE, HOST, Actor, Hold, RankPlan
 from weft.units import NO_TIME, Seconds
 
-# Of an act: its rank, actor, step and micro-batch.
+# For an act: its rank, actor, step and micro-batch.
 Member: TypeAlias = "tuple[int, int, int, int]"
-# Of an act of any step: its rank, actor and micro-batch.
+# For an act of any step: its rank, actor and micro-batch.
 OfStep: TypeAlias = "tuple[int, int, int]"
 # What a task of any step needs: a place in a step, and how many steps before.
 Need: TypeAlias = "tuple[int, int]"

@@ -40,7 +40,7 @@ class _Ops:
         self.last = "none"
 
 
-# Of each channel, and of the channels of each mesh.
+# For each channel, and of the channels of each mesh.
 _ops: WeakKeyDictionary[Channel, _Ops] = WeakKeyDictionary()
 _ops_of: WeakKeyDictionary[Mesh, tuple[_Ops, ...]] = WeakKeyDictionary()
 

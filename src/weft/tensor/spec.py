@@ -148,7 +148,7 @@ _channels: WeakKeyDictionary[World, dict[tuple[int, ...], Channel | None]] = Wea
 # the world they were made in.
 _meshes: dict[tuple[World | None, Placement, frozenset[Placement]], Mesh] = {}
 
-# Whether there are meshes with a family: few programs have them, and every op asks.
+# True where there are meshes with a family: few programs have them, and every op asks.
 families = False
 
 

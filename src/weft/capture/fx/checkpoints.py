@@ -40,7 +40,7 @@ def checkpoints_noted() -> Iterator[None]:
     class Reentrant:
         @staticmethod
         def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
-            # As torch does: nothing inside is trained when no argument asks for a gradient.
+            # Like torch does: nothing inside is trained when no argument asks for a gradient.
             asks = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
             with region(), torch.set_grad_enabled(asks and torch.is_grad_enabled()):
                 return function(*args)

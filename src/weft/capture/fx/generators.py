@@ -81,7 +81,7 @@ class StepGenerator(torch.Generator):
         return self.was_set and not self._reseeded
 
 
-# Of the CPU, and of the device of this thread where there is one.
+# For the CPU, and of the device of this thread where there is one.
 _followed: ContextVar[Sequence[StepGenerator]] = ContextVar("weft_generators", default=())
 
 

@@ -153,9 +153,8 @@ def _backward_location(
     sequence = backward_sequence_of(node)
     origin = None if sequence is None else forward.get(sequence)
     if origin is None:
-        # Sums of gradients run between autograd nodes: they belong where their operands do. What
-        # reads nothing is the seed of the backward: it belongs to the loss, the last line of the
-        # forward.
+        # Sums of gradients run between autograd nodes: they belong where their operands do. A node without operands
+        # is the seed of the backward: it belongs to the loss, the last line of the forward.
         operands = [found.get(operand) for operand in node.all_input_nodes]
         places = operands or list(forward.values())[-1:]
         origin = next((place for place in places if place is not None), None)

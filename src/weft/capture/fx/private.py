@@ -275,7 +275,7 @@ class Refusal(Exception):
     """The step does what a graph cannot hold; the message is the reason, without the place."""
 
 
-# What torch says of a write through a view of an `as_strided` view.
+# Torch's message on a write through a view of an `as_strided` view.
 _BANNED_VIEW = "encountered a mutation on a view chain"
 
 
@@ -325,7 +325,7 @@ def _made_of(tensor: torch.Tensor) -> list[torch.Tensor]:
             lifted = any(
                 user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users
             )
-            # Of numbers, if it is no memory of elsewhere, such as an array's.
+            # For numbers, if it is no memory of elsewhere, such as an array's.
             found += [] if lifted and held.untyped_storage().resizable() else [held]
     return found
 

@@ -27,7 +27,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 # Under which `meta` of a graph's module there is what tells the node that made a tensor.
 MAKER = "weft.maker"
-# Of each node in order: its kind, its op, and the numbers of the nodes that it reads.
+# For each node in order: its kind, its op, and the numbers of the nodes that it reads.
 Skeleton: TypeAlias = tuple[tuple[str, Any, tuple[int, ...]], ...]
 _aten = torch.ops.aten
 _DEVICE = torch.ops.prim.device.default
@@ -200,7 +200,7 @@ class _Light(TorchDispatchMode):
             if node.all_input_nodes:
                 self._nodes[id(result)] = node, result
             else:
-                # What makes a tensor of nothing hands it on as it is only while nobody else holds it.
+                # A factory op returns its tensor as is only while nobody else holds it.
                 node.meta["val"] = result.detach()
                 self._fresh[result] = node
         elif isinstance(result, list | tuple):

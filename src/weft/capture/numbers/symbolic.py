@@ -270,7 +270,7 @@ def _tensor(value: Any, dtype: torch.dtype) -> Any:
 
 def _counts(name: str, turned: bool) -> Callable[[SymbolicNumber, Any], Any]:
     apply, sign = getattr(operator, name), _SIGNS[name]
-    # Of a tensor: what torch does with a number on its left.
+    # For a tensor: what torch does with a number on its left.
     reflected: Any = getattr(Tensor, f"__r{name}__")
 
     def count(self: SymbolicNumber, other: Any) -> Any:

@@ -20,7 +20,7 @@ from weft.capture.fx.private import is_fake, is_known
 from weft.capture.fx.refusals import refuse_reading
 from weft.errors import CaptureError
 
-# What objects need to be handed on, and the truth test, which is the tensor's.
+# Methods that objects need to be passed on, and the truth test, which is the tensor's.
 _KEPT = {"__new__", "__init__", "__init_subclass__", "__subclasshook__", "__class__", "__doc__"}
 _KEPT |= {"__getattribute__", "__setattr__", "__delattr__", "__bool__"}
 
@@ -53,7 +53,7 @@ class UnbackedNumber:
         _refuse(self)
 
 
-# What was refused since a capture began; code around it, such as that of `logging`, may have caught it.
+# Errors refused since a capture began; code around it, such as that of `logging`, may have caught it.
 _refused: list[CaptureError] = []
 
 

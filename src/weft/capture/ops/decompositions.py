@@ -27,7 +27,7 @@ def _fill(self: torch.Tensor, value: Any) -> torch.Tensor:
     return torch.full_like(self, value)
 
 
-# What functionalization leaves of writes that overwrite a whole tensor: the old contents do not
+# The ops that functionalization leaves of writes to a whole tensor: the old contents do not
 # matter.
 _OVERWRITES: dict[str, Callable[..., Any]] = {
     "copy.default": _copy,
@@ -57,7 +57,7 @@ _SEED: dict[str, Callable[..., Any]] = {"ones_like.default": _ones_like}
 
 def _factors_itself(op: Any) -> Callable[..., Any]:
     """A determinant whose factors are those of the matrix, as backward expects them of one that is not contiguous."""
-    # Of a contiguous real matrix the kernel factorizes the transpose. A matrix may lie otherwise on a rank than it did
+    # For a contiguous real matrix the kernel factorizes the transpose. A matrix may lie otherwise on a rank than it did
     # here, so the op is given one that lies so.
 
     def decomposed(A: torch.Tensor) -> Any:

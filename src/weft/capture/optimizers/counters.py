@@ -33,7 +33,7 @@ class StepCounter:
         return f"group[{self.name!r}]" if self.of_group else f"self.{self.name}"
 
 
-# Those of each optimizer of which a step was captured.
+# The ones of each optimizer of which a step was captured.
 _COUNTED: WeakKeyDictionary[torch.optim.Optimizer, frozenset[StepCounter]] = WeakKeyDictionary()
 
 

@@ -186,7 +186,7 @@ def _vector_norm(
         return NotImplemented
     x = self if dtype is None else self.to(dtype)
     size = x if ord == 2 and not x.is_complex() else x.abs()
-    # As torch's kernel does: sums of half precision in float32.
+    # Like torch's kernel does: sums of half precision in float32.
     exact = size if size.dtype == torch.float64 else size.float()
     return _POWERS[ord](exact, list(range(self.dim())), keepdim).to(size.dtype)
 

@@ -118,7 +118,7 @@ def update_rules(
     tried: dict[Any, UpdateRule] = {}
     cut: dict[Any, bool] = {}
     rules = {}
-    # What an optimizer's step makes lies where values are looked at, whatever device is the user's default.
+    # States that an optimizer's step creates lie where values are looked at, whatever device is the user's default.
     with torch.device("cpu"):
         for name, group in groups.items():
             parameter = parameters[name]
@@ -178,7 +178,7 @@ def _try(copies: TrialCopies, parameter: torch.Tensor, name: str, dtype: torch.d
     try:
         states, mixing = _trial(copies, shape, dtype)
         if parameter.numel() == 1 and parameter.dim():
-            # Of one element ops do not show whether they mix elements.
+            # For one element ops do not show whether they mix elements.
             _, mixing = _trial(copies, [2] * parameter.dim(), dtype)
     except CaptureError:
         raise

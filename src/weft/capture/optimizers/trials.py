@@ -98,7 +98,7 @@ class HeldBytes:
 
     def __init__(self) -> None:
         self.now = self.most = 0
-        # What tells of the end of each storage, by the id of its Python object, which lives as long.
+        # The callback at the end of each storage, by the id of its Python object, which lives as long.
         self._alive: dict[int, weakref.ref[Any]] = {}
 
     def note(self, made: Iterable[Any], given: Iterable[Any]) -> None:

@@ -29,7 +29,7 @@ from weft.files import PACKAGE
 
 aten = torch.ops.aten
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__))
-# What stands between a truth test and the op that reads the value.
+# Ops between a truth test and the op that reads the value.
 _BETWEEN = (
     PACKAGE + os.sep,
     *(os.path.join(_TORCH, name) for name in ("_ops.py", "_compile.py", "_subclasses", "_dynamo")),

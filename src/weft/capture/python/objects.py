@@ -36,7 +36,7 @@ from weft.files import users_module
 
 # How many modules deep the names of a function are looked up: torch.nn.functional.relu.
 _DEEP = 3
-# What torch calls of a class of the user's by itself.
+# Methods of a user class that torch calls by itself.
 _CALLED = ("forward", "backward", "setup_context", "jvp", "vjp", "vmap")
 # Objects of these, and of classes derived from them, count for themselves, and other threads use them too.
 _SHARED = ("queue", "threading", "multiprocessing", "concurrent", "asyncio", "logging")
@@ -44,7 +44,7 @@ _HEAP, _IMMUTABLE = 1 << 9, 1 << 8  # flags of types in CPython
 # Attributes that every module has for itself; of them, `training` alone is the user's.
 _INTERNAL = frozenset(vars(nn.Module())) - {"training"}
 _PARTS = ("modules", "parameters", "buffers")
-# What the user may put on a module of a library.
+# Attributes that the user may put on a module of a library.
 _GIVEN = (*CONTAINERS, *HOLDERS, nn.Module, np.ndarray, *FUNCTIONS, torch.optim.Optimizer)
 
 
@@ -95,7 +95,7 @@ class Objects(Containers):
         # The user's classes that functions reach, and the names that were looked up in them.
         self._named_in: dict[type, frozenset[str]] = {}
         self._reading = False
-        # What classes have for attributes that the step may set in their instances.
+        # Class values of attributes that the step may set in instances.
         self.defaults: dict[tuple[int, Any], Any] = {}
 
     @abstractmethod
@@ -288,7 +288,7 @@ class Objects(Containers):
         for kind, part in zip(_PARTS, _parts_of(known.owner), strict=True):
             self.add(size_guard(part, f"{kind} of {where}"))
             for name, value in part.items():
-                # Of the model's own, others are refused (`weft.program.live.places`).
+                # For the model's own, others are refused (`weft.program.live.places`).
                 if value is None or not known.inner:
                     self.add(Guard(part, name, value, known.of(name)))
             if not known.inner:

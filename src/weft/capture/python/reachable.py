@@ -150,7 +150,7 @@ def user_attributes(tensor: Any) -> dict[str, Any]:
     }
 
 
-# What stands between the instructions that matter.
+# Instructions to skip between the ones that matter.
 _NOISE = frozenset(
     ["CACHE", "PRECALL", "PUSH_NULL", "NOP", "EXTENDED_ARG", "COPY", "DUP_TOP", "DUP_TOP_TWO"]
 )

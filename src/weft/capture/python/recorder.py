@@ -53,7 +53,7 @@ from weft.capture.python_guards import (
     size_guard,
 )
 
-# What optimizers and schedulers keep in groups beside hyperparameters.
+# Keys that optimizers and schedulers keep in groups beside hyperparameters.
 _OF_GROUPS = ("params", "param_names", "initial_lr")
 # Of whose classes nothing is watched.
 _LIBRARIES = frozenset(["torch", "builtins", "weft", "types", "collections", "numpy"])
@@ -82,7 +82,7 @@ class PythonRecorder(Objects):
         self.counted = False
         self._positions: dict[int, Guard] = {}
         self._visited: set[int] = set()
-        # Those of which attributes are watched, with the user's names of them; and those whose values Python reads.
+        # The ones of which attributes are watched, with the user's names of them; and those whose values Python reads.
         self._tensors: dict[int, tuple[torch.Tensor, str]] = {}
         self._valued: dict[int, torch.Tensor] = {}
         functions = user_functions(function, model)
@@ -126,7 +126,7 @@ class PythonRecorder(Objects):
                 self.counted = True
                 raise depends_on([replace(entry, value=before)])
         held = [entry for entry in self.entries if entry.holds()]
-        # What the step makes where there was nothing is put back to nothing.
+        # Attributes that the step creates are deleted again.
         made = [replace(x, made=True) for x in self.entries if _empty(x) and not x.holds()]
         return PythonGuards((*held, *self.looked_up(), *made))
 

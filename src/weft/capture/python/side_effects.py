@@ -26,7 +26,7 @@ from weft.errors import CaptureError
 from weft.files import in_library, standard, users_file
 
 Places: TypeAlias = "tuple[tuple[Any, str], ...]"
-# What sets the generators that all share, and what draws by chance where no seed is given.
+# Functions that seed the shared generators, and functions that draw at random without a seed.
 _SEEDS: Places = (
     (random, "seed"),
     (random, "setstate"),
@@ -43,7 +43,7 @@ _SET = (
     "or pass it in the batch"
 )
 _KEEP = "Keep it in a tensor (register_buffer, and write it in place), or outside of the step and pass it in the batch"
-# Of objects that give something else each time, where they are.
+# For objects that give something else each time, where they are.
 _POSITIONS: Mapping[type, Callable[[Any], Any]] = {
     random.Random: lambda value: repr(value.getstate()),
     np.random.Generator: lambda value: repr(value.bit_generator.state),

@@ -37,7 +37,7 @@ _MEMORY = (
     *("__reduce_ex__", "__deepcopy__"),
 )
 _ADDRESSES = ("data_ptr", "untyped_storage", "storage", "_typed_storage")
-# Those that cannot give anything of a tensor without data; and of one that has some, while modes are on.
+# The ones that cannot give anything of a tensor without data; and of one that has some, while modes are on.
 _NOT_YET = ("numpy", "__array__", "__dlpack__", "__reduce_ex__", "storage", "_typed_storage")
 _NOT_HERE = ("__reduce_ex__", "untyped_storage", "storage", "_typed_storage")
 # Methods that read a number by an op (as `item` does), which a trace sees unless torch has switched that off, as in

@@ -306,7 +306,7 @@ def _value(name: str, tensor: torch.Tensor) -> Value:
     return Value(name, tuple(map(int, tensor.shape)), dtype_name(tensor.dtype))
 
 
-# Views whose elements are computed when they are read. What lies on a rank is read by its memory, by
+# Views whose elements are computed when they are read. The data on a rank is read by its memory, by
 # communication and by views of other dtypes.
 _COMPUTED = {
     "aten._conj.default": "aten._conj_physical.default",

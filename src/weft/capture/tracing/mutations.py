@@ -111,7 +111,7 @@ class MutableState:
         """
         own = {id(container) for container, _ in self._own}
         outside = [each for each, _ in self._others if id(each) not in own]
-        # Of the model's own, values are lent by `weft.capture.tracing.replaced_tensors`, and keys here.
+        # For the model's own, values are lent by `weft.capture.tracing.replaced_tensors`, and keys here.
         outside += [
             x for x, _ in self._own if isinstance(x, dict) and any(id(k) in stand_ins for k in x)
         ]

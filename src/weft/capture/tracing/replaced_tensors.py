@@ -263,7 +263,7 @@ class _Replacing(TorchFunctionMode):
         return found
 
 
-# What lies in one memory.
+# Tensors that share one memory.
 _OUTSIDE = "a tensor from outside that the step reads"
 
 

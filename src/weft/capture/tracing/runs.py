@@ -38,7 +38,7 @@ Maker: TypeAlias = Callable[[torch.Tensor], "torch.fx.Node | None"]
 Begin: TypeAlias = "Callable[[], tuple[StepCall, Any]]"
 # Traces a step, given its inputs and whether it is run once more; None where it cannot.
 Run: TypeAlias = "Callable[[StepCall, Any, bool], torch.fx.GraphModule | None]"
-# What it gives, with the step and its inputs.
+# The result, with the step and its inputs.
 Found: TypeAlias = "tuple[torch.fx.GraphModule, StepCall, Any]"
 
 

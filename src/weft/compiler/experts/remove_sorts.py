@@ -90,7 +90,7 @@ def _without(graph: LogicalGraph, sort: Call) -> LogicalGraph | None:
         if not (isinstance(node, Call) and writer.replaces(node)):
             writer.nodes.append(node)
     found = needed(renamed(replace(graph, nodes=tuple(writer.nodes)), writer.renamed))
-    # What is left of the permutation would be a range over the rows of all ranks.
+    # The rest of the permutation would be a range over the rows of all ranks.
     left = any(name in writer.ranges for node in found.nodes for name in node.uses)
     return None if left else found
 

@@ -30,7 +30,7 @@ from weft.compiler.graph.constant_folding.folded_values import (
 from weft.compiler.graph.rewriting import needed
 from weft.ir.logical import Call, LogicalGraph, Node, Ref
 
-# What is added to a score drops its key from here on: -inf, and the least numbers of float32 and
+# A mask value at or below these drops its key: -inf, and the least numbers of float32 and
 # bfloat16, which no score outweighs.
 _DROPPED = -3.3e38
 

@@ -18,7 +18,7 @@ from weft.ir.logical import Arg, Call, LogicalGraph, Node, Ref, Value
 
 ADD, TRANSPOSE = "aten.add.Tensor", "aten.t.default"
 
-# What joined values stand for, in the order of the graph: names of the `x`, or of the `y`.
+# The values that a joined value replaces, in the order of the graph: names of the `x`, or of the `y`.
 Names: TypeAlias = tuple[str, ...]
 
 

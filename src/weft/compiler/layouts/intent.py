@@ -31,7 +31,7 @@ from weft.ir.logical import Call, Input, LogicalGraph, Node, Update
 from weft.ir.nodes import TAKE
 from weft.layout import SBP, Broadcast, Partial, Split
 
-# What an edge is about along one axis, beside its boxing:
+# The intent of an edge along one axis, beside its boxing:
 #   "whole"   a parameter that the user wants whole on every rank: never cut for use
 #   "split"   a parameter that the user split: never used in another layout
 #   "kept"    what only the backward of its maker understands: never boxed

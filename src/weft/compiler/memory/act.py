@@ -117,7 +117,7 @@ def _compute(
     taken = Bytes(max((most[run] + together[run] for run in most), default=0))
     walk = _Segment(calls, bases, shared, lasting, kept, kind, sizes, besides, taken)
     fresh = {base: (kind(base), sizes[base]) for base in produced.values() if base in made}
-    # What may be a view or a copy takes memory of its own, and leaves what it may look at.
+    # A result that may be a view or a copy takes its own memory, and keeps its operand alive.
     under = {base: shared[base] for base in fresh if base in shared}
     fresh |= {root: (kind(root), sizes[root]) for root in under.values() if root in made}
     return ActMemory(walk.most, walk.live, fresh, produced, kept, under)
@@ -245,7 +245,7 @@ class _Segment:
         """The memory that is taken when it is most, and the place of the call that runs then."""
         ending: dict[int, list[tuple[Kind, Bytes]]] = {}
         for each in taken:
-            # What lies on the host does not count, so its end gives nothing back.
+            # Host memory does not count, so its end frees nothing.
             if each.kind != "host" and self.lasting.isdisjoint(each.names):
                 place = max((self.last.get(name, 0) for name in each.names), default=0)
                 ending.setdefault(place, []).append((each.kind, each.bytes))

@@ -145,7 +145,7 @@ def _turns(windows: Sequence[_Window], before: Sequence[Sequence[int]]) -> tuple
     ends = sorted(range(len(windows)), key=lambda each: (windows[each].last, each))
     places = {each: place for place, each in enumerate(ends)}
     lasts = [windows[each].last for each in ends]
-    # Of each act those that come before it in any case, a bit at the place of each end.
+    # For each act those that come before it in any case, a bit at the place of each end.
     known: list[int] = []
     found = []
     for number, one in enumerate(windows):

@@ -85,7 +85,7 @@ def _views(call: LocalCall, base: Sequence[int] | None, turned: bool) -> dict[st
     """
     if base is not None and _is_front(call, base):
         return {}
-    # Of one dimension, a part along another one, or a number that stands there again.
+    # For one dimension, a part along another one, or a number that stands there again.
     cuts = call.op in _PARTS or call.op == "aten.expand.default"
     return {x.name: turned or not cuts for x in call.makes if prod(x.shape) > 1}
 

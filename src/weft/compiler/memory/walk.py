@@ -209,7 +209,7 @@ class MemoryWalk:
         acts = touched.acts
         for name, rate in touched.reads:
             number = micro * rate // acts
-            # Of a version that several acts read, the last gives it back.
+            # For a version that several acts read, the last gives it back.
             if (micro + 1) * rate // acts != number or micro + 1 == acts:
                 version = versions.get((name, number))
                 if version is not None:

@@ -126,7 +126,7 @@ def _module(graph: LogicalGraph, name: str) -> str:
     return producer.key.rpartition(".")[0] if isinstance(producer, Input) else ""
 
 
-# What stands between a statistic and the new version of a buffer that follows it.
+# Ops between a statistic and the new version of the buffer that follows it.
 _MIXING = ("aten.add", "aten.sub", "aten.mul", "aten.lerp", "aten._to_copy", "aten.where")
 
 

@@ -116,7 +116,7 @@ def _call(values: Values, node: Call, chosen: _Chosen) -> None:
         return  # made where it is read, in the form that is wanted there
     sources = tuple(values.source(name, node.phase) for name in node.operands)
     form, statistics = sources[0].form if sources else None, sample_statistics(node)
-    # Of what is split along samples, each micro-batch has statistics of its own.
+    # For what is split along samples, each micro-batch has statistics of its own.
     if statistics and isinstance(form, Split | Strided) and statistics.over(form.dim):
         _of_samples(values, node, form, statistics)
         return

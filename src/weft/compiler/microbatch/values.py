@@ -19,7 +19,7 @@ from weft.ops.rule import rule_of
 # Where a value comes from that is not read in the form of a result: a leaf of the batch in parts; what needs no
 # micro-batch; a view that is taken of the whole.
 _Origin: TypeAlias = Literal["leaf", "nothing", "view"]
-# What makes of a leaf that is cut the part of one micro-batch.
+# The op that takes one micro-batch's part of a cut batch entry.
 SELECT = "aten.select.int"
 
 
@@ -87,7 +87,7 @@ class Values:
             summed = self._summed(name, phase) if form == Broadcast() else None
             return summed or self._again(name, form, phase)
         if made == "view":
-            # What it views may be wanted whole as well, and is packed once for both.
+            # The viewed value may be wanted whole as well, and is packed once for both.
             return self._again(name, Broadcast())
         if isinstance(made, Strided) and form == Broadcast():
             return self._packed(name, made)

@@ -167,7 +167,7 @@ class _RunCutter:
             self.cut()
         made, outside, waited = self.made, self.outside, self.waited
         late = [n for n in item.reads if n not in outside and n not in made and n not in waited]
-        # What comes once a step is there for all micro-batches but the first: no reason to cut.
+        # Values made once a step are there for all micro-batches but the first: no reason to cut.
         if self.run and any(self.step_parts.comes_again(name, item) for name in late):
             self.cut()
         self.waited.update(*(self.together.get(name, (name,)) for name in late))

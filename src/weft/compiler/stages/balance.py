@@ -34,7 +34,8 @@ SLACK = 1.05
 WIDER = 1.5
 # How dear the dearest stage may be for its cuts to say what usually crosses.
 USABLE = 1.5
-# What part of an even share of all but the dearest call each stage costs at least, where there are such cuts.
+# The share of an even part (without the most expensive call) that each stage costs at least, where there are such
+# cuts.
 LEAST = 0.25
 
 

@@ -126,7 +126,7 @@ def _forward(
         known = [stage for stage in operands if stage is not None]
         stage = fixed.get(name, max(known, default=None))
         made.update((value.name, stage) for value in call.makes)
-    # What reads nothing of any stage, such as positions and masks, is made where it is read first.
+    # Values that read nothing of any stage, such as positions and masks, are made where they are read first.
     for call in reversed(calls.values()):
         names = [value.name for value in call.makes]
         if made[names[0]] is None:

@@ -170,7 +170,7 @@ class Scalars:
 # of any stage, updates nothing and halves the scale.
 
 
-# What keys of outputs begin with that the loss function did not return.
+# Prefix of the keys of outputs that the loss function did not return.
 METRIC = "metric:"
 
 

@@ -76,7 +76,7 @@ def calls_know_their_tensors(graph: LogicalGraph) -> Iterator[Finding]:
 
 def dtypes_known(graph: LogicalGraph) -> Iterator[Finding]:
     """Every dtype stands in `weft.units.ITEM_SIZE`; no size is negative."""
-    # Of equal ones, such as those of repeated layers, one.
+    # For equal ones, such as those of repeated layers, one.
     kinds = {(value.dtype, value.shape) for value in graph.values.values()}
     if all(dtype in ITEM_SIZE and min(shape, default=0) >= 0 for dtype, shape in kinds):
         return

@@ -348,5 +348,5 @@ PLAN_RULES: tuple[PlanRule, ...] = (
     copies_complete,
     parts_inside,
 )
-# What is asked of copies and orders.
+# Rules of slots and orders.
 COPY_RULES: tuple[PlanRule, ...] = (credits_given, orders_complete)

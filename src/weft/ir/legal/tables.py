@@ -68,7 +68,7 @@ GRAPH_RULES: tuple[GraphRule, ...] = (
 )
 # A logical graph whose layouts are chosen, besides.
 LAYOUT_RULES: tuple[GraphRule, ...] = (layouts_given, updates_in_place)
-# What one rank runs, before it is cut into actors.
+# The rules of one rank's program, before it is cut into actors.
 LOCAL_RULES: tuple[LocalRule, ...] = (
     local_values_assigned_once,
     local_values_made_before_use,

@@ -45,7 +45,7 @@ _TOKEN = re.compile(
 )
 
 
-# Of a value that no line before makes, which verification refuses.
+# For a value that no line before makes, which verification refuses.
 _UNKNOWN = tensor_spec((), "unknown")
 
 # Characters of a line that errors show.

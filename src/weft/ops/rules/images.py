@@ -191,7 +191,7 @@ _pool(
 )
 
 
-# What follows is split by batch and channels only. Space stays whole.
+# The ops below are split by batch and channels only. Space stays whole.
 
 
 def _columns(call: OpCall) -> Factors:

@@ -236,7 +236,7 @@ class Checkpoints:
         program.wait_for_saved()
         if program.is_first:
             self._put_back()
-            # What runs that were ended while they wrote have left.
+            # Leftovers of runs that ended while they wrote.
             for suffix in (PARTIAL, REPLACED):
                 for each in self.folder.glob(f".{_PREFIX}*{suffix}"):
                     shutil.rmtree(each, ignore_errors=True)

@@ -51,7 +51,7 @@ from weft.units import ITEM_SIZE, Bytes, counted
 
 # The file of torch.distributed.checkpoint's metadata.
 METADATA: Final = ".metadata"
-# Of a file, as `transformers` has it.
+# For a file, as `transformers` has it.
 MOST: Final = Bytes(5 * 10**9)
 INDEX = f"model{SUFFIX}.index.json"
 # Dtypes that numbers can be rounded to.

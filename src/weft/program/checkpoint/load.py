@@ -294,7 +294,7 @@ def _source(
         key = entry.name.removeprefix(MASTERS)
         return entry.name if entry.name in stored else there.get(key)
     if entry.name.startswith(MODEL) and entry.key in there:
-        # What is wider here than it was saved goes on from its master.
+        # A parameter wider here than saved continues from its FP32 main parameter.
         master = MASTERS + entry.key
         own = there[entry.key]
         wide = _size(entry.dtype) > _size(stored[own].dtype)
@@ -319,7 +319,7 @@ def _kept(state: ProgramState, manifest: Manifest) -> dict[str, list[str]]:
     foreign = {x.key for each in every if is_foreign(each.optimizer) for x in each.members}
     for key, states, _ in state.stated():
         saved = found.get(key, [])
-        # What others than torch's own keep may come with a later step.
+        # States of third-party optimizers may appear in a later step.
         lacking = set() if key in foreign else set(states) - set(saved)
         if saved and (lacking or set(saved) - set(states)):
             raise UserError(

@@ -112,7 +112,7 @@ def read_manifest(folder: Path) -> Manifest:
         lacking = sorted(set(map(str, about.get("names", ()))) - tensors.keys())
         if lacking:
             raise ValueError(f"it lacks {lacking[0]}")
-        # Of a model in parts of which was torch.compile.
+        # For a model in parts of which was torch.compile.
         for name in ("optimizers", "numbers", "tied"):
             if name in about:
                 about[name] = json.loads(without_wrappers(json.dumps(about[name])))

@@ -32,7 +32,7 @@ _KIND = "__weft__"
 _MOST_DEEP = 64
 # Bits of whole numbers: Python reads no longer ones from a text.
 _MOST_BITS = 14_000
-# Of a number of numpy that Python's hold as it is.
+# For a number of numpy that Python's hold as it is.
 _MOST_BYTES = 8
 # How the names of the options of parameter groups begin.
 _GROUP = "group"

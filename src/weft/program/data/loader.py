@@ -111,7 +111,7 @@ class Loader:
         self.batch_size = batch_size
         self.epoch = 0
         self._step = self._loops = 0
-        # Of the epoch of `_step`; None where no loop over it has begun.
+        # For the epoch of `_step`; None where no loop over it has begun.
         self._samples: int | None = None
         self._program = program
         self._iterable = iterable

@@ -193,7 +193,7 @@ class _Loading:
     def __init__(self, items: Iterator[Any], plan: RankPlan, cut: Callable[[Any], Any]) -> None:
         self._items: Iterator[Any] | None = items
         self._cut = cut
-        # What the step was handed last, until it is given on.
+        # The batch last handed to the step, until it is passed on.
         self._handed: list[Any] = []
         # True once the last item is loaded, or the items have raised: the actors begin no further step.
         self._over = False

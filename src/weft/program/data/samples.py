@@ -256,7 +256,7 @@ def _said(error: Exception) -> str:
 HINT = "it needs room in /dev/shm that it may write to, and a TMPDIR of less than 70 characters"
 _NO_ROOM = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOSYS)
 _BLOCKED = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
-# Of all loops, and the process that they load for.
+# For all loops, and the process that they load for.
 _workers: WeakKeyDictionary[BaseProcess, int] = WeakKeyDictionary()
 
 

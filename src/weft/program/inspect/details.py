@@ -136,7 +136,7 @@ def deduction_notes(deduced: Sequence[Deduced]) -> Iterator[str]:
             )
 
 
-# Whether a node is wanted in a table.
+# True where a node is wanted in a table.
 _Chosen: TypeAlias = Callable[[Node], bool]
 
 
@@ -247,7 +247,7 @@ def _layouts(graph: LogicalGraph, chosen: _Chosen = lambda _: True) -> Table:
 
 def _boxings(graph: LogicalGraph, times: BoxTimes, chosen: _Chosen = lambda _: True) -> Table:
     found = list(_boxing_rows(graph, chosen))
-    # Those of equal rows stand in one, with what they take together.
+    # The ones of equal rows stand in one, with what they take together.
     alike: dict[tuple[str, ...], set[str]] = {}
     for name, _, row in found:
         alike.setdefault(row, set()).add(name)

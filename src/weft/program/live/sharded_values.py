@@ -78,7 +78,7 @@ def laid_as(
         tensor = tensor.detach().to(dtype)  # type: ignore[assignment]
     if tensor.spec.layout == layout and tensor.spec.mesh is mesh and tensor.shares == shares:
         return tensor
-    # What lies in one process alone may be of a local world before, or of one stage of this job.
+    # A tensor in one process alone may be of an earlier local world, or of one stage of this job.
     if tensor.spec.mesh.in_process and not tensor.spec.mesh.same_job(mesh):
         return cut_value(whole_of(tensor), layout, mesh, shares)
     spec, parts = relaid(tensor.spec, tensor.locals, layout, mesh, tensor.shares, shares)

@@ -308,7 +308,8 @@ class _Loop:
             return
         self.seen |= figures.keys()
         score = figures.get(kept.score or "")
-        # What was saved before it was evaluated is saved with its figure; before its epoch was over, with that.
+        # A checkpoint saved before its evaluation is saved again with the score; before its epoch was over, with
+        # that.
         new = (score is not None and self.scored != step) or self.counted != self.made
         due = step != self.saved and (ends or _passed(self.saved, step, kept.every))
         if not due and not (new and step == self.saved):

@@ -241,7 +241,7 @@ class Trials:
             )
         apart = min(apart, _NEAR - 1)
         near = _within(found, 1 + max(_WORTH, apart))
-        # What is split by itself, as the simulation has it, should show in trials.
+        # A strategy that the simulation prefers should be faster in trials too.
         lines = {number: len(candidates[number][0].to_text().splitlines()) for number in near}
         least = min(lines.values())
         simple = {number: found[number] for number in near if lines[number] == least}
@@ -291,7 +291,7 @@ class Trials:
             seconds = self.seconds(*candidate)
         except (UserError, TrialFailure) as error:
             _log.info("candidate %d is left out: %s", number + 1, error)
-            # What its frames hold is the candidate's memory.
+            # The frames of the error hold the candidate's memory.
             errors.append(error.with_traceback(None))
             found.pop(number, None)
             return
@@ -312,7 +312,7 @@ class Trials:
             return self._timed(setting, variant)
         finally:
             close_all(variant.executors)
-            # What a candidate holds goes round in circles, and the next one needs its memory.
+            # The objects of a candidate form reference cycles, and the next one needs their memory.
             del setting, planned, variant
             gc.collect()
             give_back()

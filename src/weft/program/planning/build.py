@@ -128,7 +128,7 @@ def _executor(
         kernels=setting.kernels,
         replayer=replayer,
     )
-    # What is compiled and measured on the way runs on the current device.
+    # Kernels compiled and measured on the way run on the current device.
     with backend_of(device).current(device):
         if streams is None:
             return ThreadExecutor(rank, timeout=world.timeout, turns=waits)
@@ -252,7 +252,7 @@ def with_lying(
     found = {}
     for axes, own in hints.items():
         lying = {k: x.sbp for k, x in held.layouts.items() if x.placement.axes == axes}
-        # What lies whole may be read in parts.
+        # A tensor that lies whole may be read in parts.
         whole = {
             key
             for key, sbps in own.inputs.items()
@@ -297,7 +297,7 @@ def as_they_lie(
 
 _BATCH = "the batch "
 _SAME_ROWS = 'give batches of the same shapes and dtypes, with batch="local" as many rows'
-# What is compared, and where it is in the user's code.
+# The value compared, and its place in the user's code.
 _Line: TypeAlias = tuple[str, str]
 
 

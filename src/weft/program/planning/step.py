@@ -26,7 +26,7 @@ from weft.program.planning.guards import Guards
 from weft.strategy.precision import Precision, precision_of
 from weft.strategy.strategy import Strategy
 
-# What the graph of a step depends on, in words.
+# The inputs of a step's graph, as text.
 _Facts: TypeAlias = tuple[str, ...]
 
 
@@ -85,7 +85,7 @@ class Step:
         # Where numbers of Python stand that have changed since a capture; for other shapes too.
         self._changing: dict[tuple[int, Any], Guard] = {}
         self._facts: _Facts | None = None
-        # What is no tensor in the batch, as it is now; for other shapes too.
+        # The batch's entries other than tensors, as they are now; for other shapes too.
         self._constants: dict[str, Any] = {}
 
     @property

@@ -356,7 +356,7 @@ def overheads(program: Program, batch: Tensor, measured_costs: Measurements) -> 
     costs = MeasuredCosts(measured_costs, default_device(program.placement.device_type))
     rank, executor = next(iter(program._core.executors.items()))
     stands = variant.compiled.schedule.classes.get(rank, step.plans[0].rank)
-    # What acts take by their calls and exchanges.
+    # Seconds of acts by their calls and exchanges.
     calls = dict(enumerate(act_costs(step, costs).seconds(stands)))
     computes = {actor.id for actor in executor.plan.actors if isinstance(actor, Compute)}
     steps = _steps(program, batch)

@@ -118,7 +118,7 @@ def _adamw(model: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.AdamW(model.parameters())
 
 
-# Of the general calls, each is measured for so long.
+# For the general calls, each is measured for so long.
 _PATIENCE = Patience(call=0.01, update=0.02)
 # Operations and bytes from which on a call shows how fast a device is, and up to which it shows what any call takes.
 _LARGE, _SMALL = 2**22, 2**12

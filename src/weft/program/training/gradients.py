@@ -80,9 +80,9 @@ class Gradients:
         self._used: dict[str, tuple[Tensor, int]] | None = None
         # Parameters that get no gradient here, though `backward()` might give one; None until it is said.
         self._left_out: list[str] | None = None
-        # Whether steps have left gradients that no update has used.
+        # True where steps have left gradients that no update has used.
         self.open = self._said = False
-        # Whether the updates of a step may be skipped, as an overflow wants it.
+        # True where the updates of a step may be skipped, as an overflow wants it.
         self.skips = False
         for optimizer in optimizers.each:
             _trained.setdefault(optimizer, WeakSet()).add(self)
@@ -219,7 +219,7 @@ class Gradients:
             gradient = member.parameter.grad
             if gradient is None:
                 continue
-            # What is stored in shares is fed in the usual order.
+            # Interleaved parameters are fed in the usual order.
             shared = member.inputs[0].shares is not None
             ordered: Any = member.gradient_laid(gradient, None) if shared else None
             for rank, variables in self._setting.variables.items():

@@ -46,14 +46,14 @@ class States:
         self._variables = variables
         self._members: dict[str, Updated] = {}
         self._of = view_of(optimizer)
-        # What was there when it was last compared: the user's dicts, the changes in them, and the
+        # The state at the last comparison: the user's dicts, the changes in them, and the
         # ranks' versions.
         self._state: Any = None
         self._dicts: list[Any] = []
         self._change = self._version = -1
         # Entries that are no tensors, for which there is no common memory.
         self._numbers: list[tuple[dict[str, Any], str, list[dict[str, Any]]]] = []
-        # Those that no rank of this process updates.
+        # The ones that no rank of this process updates.
         self._elsewhere: list[Updated] = []
 
     def add_plan(self, members: Iterable[Updated]) -> None:

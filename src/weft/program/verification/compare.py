@@ -22,7 +22,7 @@ from weft.ir.logical import Call, Input, Location, Output, Update
 # How many roundings of the largest element are allowed, and how often what a rounding of all parameters
 # moves. With 16 bits both steps round at the same places, and sums inside of ops are float32.
 _FULL, _HALF = (8, 8), (4, 2)
-# Of values that a step hands back as they are.
+# For values that a step hands back as they are.
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -103,7 +103,7 @@ def _plainly(found: Any, expected: Any) -> str:
         if expected is None and not largest(found):
             return ""
         return f"is a tensor in the plan, and {expected!r} in the plain step"
-    # What is neither tensor nor plain value is handed back as None (`capture/outputs.py`).
+    # A value other than a tensor or plain value is returned as None (`capture/outputs.py`).
     handed = expected if is_constant(expected) else None
     alike = found == handed or (found != found and handed != handed)  # NaN is not itself
     if type(found) is type(handed) and alike:

@@ -103,7 +103,7 @@ def states_lent(
             group.update(before)
 
 
-# Of a draw: the size and the dtype.
+# For a draw: the size and the dtype.
 _Draw = tuple[tuple[int, ...], torch.dtype]
 
 
@@ -296,7 +296,7 @@ def _statistics_apart(parts: int) -> Iterator[None]:
 # right. An update need not grow with its gradient, as Adam's second one does not.
 
 
-# Of the bounds, where updates are tried.
+# For the bounds, where updates are tried.
 _PARTS = (*(1.0, 0.25, 0.05, 0.01), *(-1.0, -0.25, -0.05, -0.01))
 
 

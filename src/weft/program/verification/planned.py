@@ -46,7 +46,7 @@ class Snapshot:
             for own in variables.values()
             for key in own
         ]
-        # What ranks keep, and what users see of it: the dicts, and what is in them.
+        # The states that ranks keep, and the users' view: the dicts and their contents.
         self._kept = [(own, _contents(own.kept.entries)) for own in variables.values()]
         self._states = [(each, _contents(each.state)) for each in training.optimizers.each]
         self._counted = [(each, counted_now(each)) for each in training.optimizers.each]

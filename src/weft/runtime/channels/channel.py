@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.errors import RankFailure
 
-# What runs when no larger operation says so.
+# The operation named when no larger one is.
 EXCHANGE = "exchange"
 # Bytes up to which a message costs its latency rather than its bytes.
 SMALL = 2**16
@@ -270,7 +270,7 @@ COMBINE: dict[str, Callable[..., Tensor]] = {
     "xor": torch.bitwise_xor,
 }
 
-# What torch has no sums and extrema for, and the dtype of as many bits that has them.
+# Dtypes without sums and extrema in torch, with a dtype of equal size that has them.
 SIGNED: dict[torch.dtype, torch.dtype] = {
     torch.uint16: torch.int16,
     torch.uint32: torch.int32,

@@ -31,7 +31,7 @@ class LocalGroup:
     def __init__(self, ranks: Sequence[int], timeout: float) -> None:
         self.ranks = tuple(ranks)
         self.timeout = timeout
-        # What each rank put down for the collective that goes on; None between collectives.
+        # The tensors that each rank put down for the current collective; None between collectives.
         self.places: list[tuple[str, Any] | None] = [None] * len(self.ranks)
         # The first failure of a member: (rank, error). Set at most once, before the barrier breaks.
         self.failure: tuple[int, BaseException] | None = None

@@ -57,7 +57,7 @@ class ProcessChannel(Channel):
         super().__init__(ranks, index, device)
         self._board = board
         self._watchers: list[Callable[[BaseException], object]] = []
-        # What the ranks were doing, in words, for errors.
+        # The ranks' current operation, as text for errors.
         self.account: Callable[[], str] = str
 
     def watch(self, fail: Callable[[BaseException], object]) -> None:
@@ -400,7 +400,7 @@ class OverlappedReduction:
 
     def __init__(self, channel: Posting, device: torch.device) -> None:
         self._channel = channel
-        # Of each turn: for what is joined, and for what arrives.
+        # For each turn: for what is joined, and for what arrives.
         self._buffers = [(Scratch(device), Scratch(device)) for _ in range(2)]
 
     def reduce(self, slices: Sequence[list[Tensor]], reduction: str) -> None:

@@ -118,7 +118,7 @@ class SharedChannel(ProcessChannel):
         with self._explained("a reduction"):
             for number, (peer, take) in enumerate(zip(sorted(self._links), takes, strict=True)):
                 links[number].stamp = self.stamp
-                # Of more than two ranks, nobody sends from the places.
+                # For more than two ranks, nobody sends from the places.
                 mine = own if self.size == 2 else list(own)
                 links[number].begin(pieces[peer], places, take, mine, _turn(links, number))
             self._run(in_turn=True)

@@ -350,7 +350,7 @@ def _in_time(
 
 
 def _mapped(connection: socket.socket, descriptor: int, lower: bool) -> SharedLink:
-    # Of what is sent, the peer leaves but a few bytes unread, so no call waits that should not.
+    # For what is sent, the peer leaves but a few bytes unread, so no call waits that should not.
     connection.settimeout(None)
     try:
         memory = mmap.mmap(descriptor, 0)

@@ -88,7 +88,7 @@ def compare(
     device = inputs[0].device
     with torch.no_grad():
         once = [_seconds(side, 1, device) for _ in range(2) for side in sides]
-        # What the first call of a side costs by itself does not count.
+        # The cost of the first call of a side does not count.
         calls = max(1, int(PATIENCE / ROUNDS / max(1e-6, *once[2:])))
         rounds = [[_seconds(one, calls, device) for one in sides] for _ in range(ROUNDS)]
     seconds = statistics.median(first for first, _ in rounds)
@@ -149,10 +149,10 @@ def _seconds(function: Callable[[], object], calls: int, device: torch.device) -
 
 Kernels: TypeAlias = Literal["aten", "torch", "inductor", "auto"]
 KERNELS: tuple[Kernels, ...] = ("aten", "torch", "inductor", "auto")
-# Those that compile nothing.
+# The ones that compile nothing.
 UNCOMPILED: tuple[Kernels, ...] = ("aten", "torch")
 
-# What cuts a tensor, up to where.
+# Ops that cut a tensor, and the end of the cut.
 _PLACES = re.compile(r"(\bweft_(?:slice|pad|keep)\(\w+).*")
 
 

@@ -77,7 +77,7 @@ def compile_boxed(
         outputs.meta["user_visible_output_idxs"] = list(range(len(outputs.args[0])))
         compiler = _module("torch._inductor.compile_fx").compile_fx_inner
         compiled = compiler(graph, list(examples), is_inference=True)
-    # Of nothing but views it makes a plain function; elsewhere than on a CPU, inputs may have to be
+    # For nothing but views it makes a plain function; elsewhere than on a CPU, inputs may have to be
     # aligned before.
     whole = getattr(compiled, "source_code", None) and not compiled.constants
     if not whole or compiled.inputs_to_check or examples[0].device.type != "cpu":
@@ -205,7 +205,7 @@ def cache_folder(name: str) -> Path:
     return folder
 
 
-# What is closed stays so: nobody else can reach what lies there.
+# A private folder stays private: nobody else can reach its files.
 @cache
 def _close_once(folder: Path) -> None:
     close_private(folder, _INSTEAD)

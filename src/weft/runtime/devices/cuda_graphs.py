@@ -61,7 +61,7 @@ class GraphCapture(ABC):
         """Collects what makes the host wait for the device meanwhile."""
 
 
-# What says of an op of torch that it must not be captured, and why. None draws from torch's
+# Tags of torch ops that must not be captured, and why. None draws from torch's
 # generators: capture leaves that to `weft.uniform`.
 _TAGS = {
     "data_dependent_output": "its result depends on values that the host reads",
@@ -173,7 +173,7 @@ class GraphedSegment:
         places = [operand.clone() for operand, stays in pairs if not stays]
         given = iter(places)
         taken = [operand if stays else next(given) for operand, stays in pairs]
-        # What nobody else holds may be freed, and its memory used again, within the graph.
+        # A tensor that nobody else holds may be freed, and its memory reused, within the graph.
         operands.clear()
         del pairs
         keys = DrawKeys(self._replayer.seed, self._draws, self._replayer.device)
@@ -217,7 +217,7 @@ def draws_of(segment: Compute) -> int:
 
 # "auto" (the default), "always" or "never".
 VARIABLE = "WEFT_CUDA_GRAPHS"
-# What torch says in the debug mode "warn".
+# Torch's warning in the debug mode "warn".
 _WAITS = "synchronizing CUDA operation"
 
 

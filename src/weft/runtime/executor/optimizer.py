@@ -209,7 +209,7 @@ class OptimizerUpdates:
             self._optimizer.param_groups.append(_local_group(user.param_groups[index], shards))
         lists = any(group.get("foreach") for group in self._optimizer.param_groups)
         self._clones = clones_gradients(user, lists)
-        # Of what the optimizer keeps, the version that is taken over.
+        # For what the optimizer keeps, the version that is taken over.
         self._version = -1
         self._complete = False
         # For each group, the places of its shards; and, after the first step, what updates it.
@@ -227,7 +227,7 @@ class OptimizerUpdates:
             self._step(gradients)
             self._round()
             if self._foreign or not self._complete:
-                # What the optimizer has made anew, or put in the place of another tensor.
+                # States that the optimizer has created, or put in the place of another tensor.
                 for key, shard in zip(self._keys, self._shards, strict=True):
                     if not self._variables.keeps(key, self._optimizer.state[shard]):
                         self._variables.keep(key, self._optimizer.state[shard])
@@ -372,7 +372,7 @@ def _joined(
         skip is not None
     ):  # left out where the last source is 1; a step that may be skipped is never held
         return [*sources, skip], lambda given: updates.run_unless(given[-1], given[:-1])
-    # Of the gradients of steps that are held, by parameter; of all plans together.
+    # For the gradients of steps that are held, by parameter; of all plans together.
     sums = variables.gradients
 
     def run_or_hold(given: Sequence[Tensor]) -> None:

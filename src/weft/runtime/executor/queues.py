@@ -227,7 +227,7 @@ class Queue:
             if self.told:
                 self.call()
             self._run(act)
-            # What arrived meanwhile counts when the next actor is chosen.
+            # Messages that arrived meanwhile count when the next actor is chosen.
             while not mailbox.empty():
                 self._handle(mailbox.get())
             act = self._next()

@@ -113,7 +113,7 @@ class RankExecutor(ABC):
         # The first failure of this rank; set once, under the lock, before anyone is woken.
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
-        # Whether `step` has raised it; another rank may fail between two steps of this one.
+        # True where `step` has raised it; another rank may fail between two steps of this one.
         self._raised = False
         acting = (actor for actor in rank.plan.actors if not isinstance(actor, Hold))
         self._works = {actor.id: bind_work(actor, rank) for actor in acting}

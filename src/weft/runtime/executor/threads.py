@@ -74,7 +74,7 @@ class ThreadExecutor(RankExecutor):
             Queue(machine, self._works, self._queues, end, control, self._gate)
         self._compute = self._queues[COMPUTE]
         self._others = [queue for name, queue in self._queues.items() if name != COMPUTE]
-        # Of each communicator's queue; others, such as those of copies to the host, have none.
+        # For each communicator's queue; others, such as those of copies to the host, have none.
         acts = (actor for actor in plan.actors if isinstance(actor, Communicate))
         self._by_queue = {a.queue: channels[a.collectives[0].communicator] for a in acts}
         self.recorder = Recorder(queue.work.spans for queue in self._queues.values())

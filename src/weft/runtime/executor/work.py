@@ -119,7 +119,7 @@ def bind_work(actor: Actor, rank: Rank) -> Work:
             act = _bind_compute(actor, rank, reads, writes)
         case _:
             raise InternalError(f"actor {actor.id} never acts")
-    # Of several acts a step, registers that have one version a step.
+    # For several acts a step, registers that have one version a step.
     registers = rank.plan.register_of
     every = reads + writes if actor.acts > 1 else ()
     once = frozenset(name for name in every if registers[name].rate == 1)
@@ -129,7 +129,7 @@ def bind_work(actor: Actor, rank: Rank) -> Work:
 
 def _bind_fetch(actor: Fetch, rank: Rank, reads: Sequence[str]) -> ActFunction:
     gather = _bind_operands(actor.consumes, reads, rank)
-    # What graphs make lies in the same memory in every step, and anything may be a view of it.
+    # Results of CUDA graphs lie in the same memory in every step, and any value may be a view of it.
     replays = bool(rank.plan.replayed)
     copied = [replays or name in rank.plan.lasting for name in actor.consumes]
 

@@ -103,7 +103,7 @@ class CallLog:
         self.begun: Counter[tuple[int, ...]] = Counter()
         self.waits: EagerWait | None = None
         self._recent = deque([PostedCall(0, 0, "the beginning", "", 0)], maxlen=_KEPT)
-        # That makes the calls.
+        # The program that makes the calls.
         self._thread = threading.get_ident()
         self._programs = 0
 

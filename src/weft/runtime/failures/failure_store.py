@@ -41,7 +41,7 @@ def root_failure(errors: list[BaseException]) -> BaseException:
 # The watching thread waits this long for its entry, which is as good as for ever.
 _FOREVER = timedelta(days=365)
 
-# What a rank writes into its own entry to end its watching thread.
+# The text that a rank writes into its own entry to end its watching thread.
 _CLOSED = "closed"
 
 
@@ -63,7 +63,8 @@ class FailureStore:
         self._store = store.clone()
         self._rank = rank
         self._size = size
-        # What another rank announced. `_known` is set once it is there, or this rank has announced a failure.
+        # The failure that another rank announced. `_known` is set once it is there, or this rank has announced a
+        # failure.
         self._cause = ""
         self._known = threading.Event()
         # Who wants to know; under the lock.

@@ -68,7 +68,7 @@ def batch_moments(x: Tensor) -> Tensor:
         positions = x.numel() // max(1, x.shape[0] * x.shape[1])
         if positions >= MANY_POSITIONS:
             return _moments_of_images(x, positions)
-    # Of half precision, the kernel makes float32 results only where it has running statistics.
+    # For half precision, the kernel makes float32 results only where it has running statistics.
     like = x.new_zeros((2, x.shape[1]), dtype=torch.float32).unbind() if x.dtype in _HALF else None
     mean, var = aten.batch_norm_update_stats.default(x, *(like or (None, None)), 0.0)
     moments = x.new_empty((2, x.shape[1]), dtype=torch.float64)

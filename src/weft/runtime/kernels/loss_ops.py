@@ -210,7 +210,7 @@ def ctc_loss_backward(
     return found
 
 
-# What writes its result over an operand (`weft.ir.alias`), by the op whose place it takes.
+# Ops that write their result over an operand (`weft.ir.alias`), by the op whose place it takes.
 OVER_OPS: dict[str, Callable[..., Tensor]] = {
     SOFTMAX: log_softmax_over,
     BACKWARD: partial(cross_entropy_backward, over=True),

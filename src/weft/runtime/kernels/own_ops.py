@@ -135,7 +135,7 @@ def routes(ids: Tensor, experts: int, groups: int, blocks: int, capacity: int) -
     counts = block.new_zeros(groups, blocks + 1)
     counts.scatter_add_(1, block, torch.ones_like(block))
     _check(counts[:, :blocks], capacity, block.shape[1])
-    # Of the rows in order, the first of each block is the `start`th.
+    # For the rows in order, the first of each block is the `start`th.
     start = counts.cumsum(1) - counts
     sorted_blocks = block.gather(1, order)
     place = torch.arange(block.shape[1], device=ids.device) - start.gather(1, sorted_blocks)
@@ -200,7 +200,7 @@ def _targets(
     local = places - first * capacity
     ours = ((places >= 0) & (local >= 0) & (local < blocks * capacity)).nonzero().squeeze(1)
     target = local[ours]
-    # What lies in blocks of one group lies in blocks of all groups.
+    # Rows in blocks of one group lie in blocks of all groups.
     target += target.div(max(capacity, 1), rounding_mode="floor").mul_(capacity * (groups - 1))
     target += ours.div(max(places.shape[0] // groups, 1), rounding_mode="floor").mul_(capacity)
     return ours, target
@@ -344,7 +344,7 @@ class Pack:
 
     def __init__(self, micro_batches: int, owned: bool = False) -> None:
         self._micro_batches = micro_batches
-        # What is packed so far; None between steps.
+        # The values packed so far; None between steps.
         self._whole: Tensor | None = None
 
     def __call__(self, micro: int, x: Tensor, /, dim: int) -> Tensor:

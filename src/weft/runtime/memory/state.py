@@ -152,7 +152,7 @@ class Copies:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = _new_stream(device)
-        # What is being copied out, with the event behind it; the oldest first.
+        # Tensors being copied out, each with its event; the oldest first.
         self._out: deque[tuple[Tensor, Any]] = deque()
 
     def out(self, x: Tensor) -> Tensor:

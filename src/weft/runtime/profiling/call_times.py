@@ -261,7 +261,7 @@ def _in_turns(
 # Elements of a variable, and how many there are of each size.
 _ELEMENTS = (2**6, 2**10, 2**14, 2**18, 2**20, 2**22)
 _TOGETHER, _MOST = 16, 2**23
-# Of a variable, its gradient and two states, for each element.
+# For a variable, its gradient and two states, for each element.
 _BYTES = 16
 
 

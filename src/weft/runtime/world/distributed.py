@@ -78,7 +78,7 @@ class DistributedWorld(World):
         self._board = FailureStore(store, self.rank, self.size)
         # Communicators so far, of all ranks: they connect in the same order everywhere.
         self._connected = 0
-        # What `links` found.
+        # The result of `links`.
         self._links: DefaultDevice | None = None
         # So that the others know where a rank was that ended early.
         atexit.register(self._part)
@@ -96,7 +96,7 @@ class DistributedWorld(World):
         every = Communicator(0, tuple(range(self.size)))
         if self._backend.process_channel.has_room:
             return self.connect((every,))[self.rank][0]
-        # What connects devices does not take tensors of the host, and nobody looks around while it waits.
+        # Device communicators take no host tensors, and no watchdog looks around while they wait.
         return self._beside(every.ranks, self._group(list(every.ranks), "gloo"))
 
     @property

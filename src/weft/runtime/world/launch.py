@@ -90,7 +90,7 @@ class Interrupted:
     """A signal has told this process to end."""
 
 
-# Of the processes of a node, and of its job.
+# For the processes of a node, and of its job.
 Happening: TypeAlias = Exit | Elsewhere | Interrupted
 
 

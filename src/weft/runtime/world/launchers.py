@@ -30,9 +30,9 @@ _HEAR_SECONDS = 10.0
 _START = "weft/launcher/start"
 # Says that no start follows.
 _OVER = "weft/launcher/over"
-# Of one start: the nodes that take part.
+# For one start: the nodes that take part.
 _TAKING_PART = "nodes"
-# Of one start: the first failure.
+# For one start: the first failure.
 FAILED = "failed"
 
 

@@ -183,7 +183,7 @@ def _text(value: str | bytes) -> str:
 # itself is never sent.
 
 
-# What a weft store says first; the number tells versions apart.
+# The first bytes of a weft store; the number tells versions apart.
 _HELLO = b"weft-store-1"
 _NONCE = 32
 _PROOF = 32
@@ -298,7 +298,7 @@ def keep_alive(connection: socket.socket) -> None:
         "TCP_KEEPIDLE": pause,
         "TCP_KEEPINTVL": pause,
         "TCP_KEEPCNT": probes,
-        # Of what was sent and not acknowledged, in milliseconds.
+        # For what was sent and not acknowledged, in milliseconds.
         "TCP_USER_TIMEOUT": int(SILENCE_SECONDS * 1000),
     }
     for name, value in options.items():

@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 # Seconds after which a rank that waits for its peers gives up.
 TIMEOUT = 300.0
-# What a clock of the system takes for seconds that a thread waits: some years.
+# The longest wait that the system's clock accepts: some years.
 LONGEST_TIMEOUT = 1e8
 # Ranks of one process, which are threads.
 MOST_RANKS = 4096
@@ -235,7 +235,7 @@ class _RankThread:
         self._calls: SimpleQueue[tuple[Callable[[int], None], threading.Event] | None] = (
             SimpleQueue()
         )
-        # Of the last call.
+        # For the last call.
         self._ended = threading.Event()
         self._rank = rank
         self._thread = threading.Thread(target=self._loop, name=f"weft rank {rank}", daemon=True)

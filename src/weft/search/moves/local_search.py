@@ -52,7 +52,7 @@ class LocalSearch:
 
     def __init__(self, state: SearchState, random: Random, neighbours: Moves) -> None:
         self._state, self._random, self._neighbours = state, random, neighbours
-        # Of what moves go on from.
+        # For what moves go on from.
         self._name = ""
 
     @property

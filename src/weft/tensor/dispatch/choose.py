@@ -75,7 +75,7 @@ class _SignatureSearch:
         self.placement = placement
         self.fixed = fixed
         self.keep = keep
-        # Whether operands leave ranks empty, so that others may too.
+        # True where operands leave ranks empty, so that others may too.
         self.empty = not _all_hold_some(call, layouts, placement)
 
     def candidates(

@@ -18,7 +18,7 @@ from weft.tensor.dispatch.views import note_aliases, note_copies
 from weft.tensor.divergence import check_every, checking, note_op, note_write
 from weft.tensor.spec import Spec
 
-# Of one op. Steps whose shapes come again need a few; those whose shapes never do must not fill the memory.
+# For one op. Steps whose shapes come again need a few; those whose shapes never do must not fill the memory.
 MOST_RECIPES = 256
 
 

@@ -24,7 +24,7 @@ from weft.tensor.spec import Mesh, Spec
 
 aten = torch.ops.aten
 
-# Whether any tensor is stored in shares: few programs have such, and every op asks.
+# True where any tensor is stored in shares: few programs have such, and every op asks.
 in_use = False
 
 # Which leave the order as it is, and share memory.

@@ -159,7 +159,7 @@ class Reader:
         self._slots = slots
         self.tensors: list[Any] = []
         self.floats: list[float] = []
-        # Whether plain tensors are among them, and such as are not strided.
+        # True where plain tensors are among them, and such as are not strided.
         self.plain = self.sparse = False
 
     def key(self, args: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -157,7 +157,7 @@ def _row_major(x: Tensor, order: list[int]) -> Tensor:
     return x.permute(order).clone(memory_format=torch.contiguous_format)
 
 
-# Of what has a hold, the tensors that share its memory; and the way back. No attributes, which are the user's.
+# For what has a hold, the tensors that share its memory; and the way back. No attributes, which are the user's.
 _aliases = WeakTensorKeyDictionary()
 _lenders = WeakTensorKeyDictionary()
 

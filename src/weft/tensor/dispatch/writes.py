@@ -124,7 +124,7 @@ def write(target: Any, made: Any) -> None:
         for part in target.locals
         for size, stride in zip(part.shape, part.stride(), strict=True)
     ):
-        # As torch says it, which would find it out in the midst of the write.
+        # Like torch says it, which would find it out in the midst of the write.
         raise RuntimeError(
             "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
             "Please clone() the tensor before performing the operation."

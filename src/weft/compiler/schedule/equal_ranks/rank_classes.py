@@ -104,7 +104,7 @@ class ExchangePartners:
         places = np.concatenate([place for place, _ in used]) if used else _none()
         ids = np.concatenate([id for _, id in used]) if used else _none()
         numbers = np.repeat(np.arange(len(used)), [len(place) for place, _ in used])
-        # Of equal rows the first; all is sorted by communicator, then rank.
+        # For equal rows the first; all is sorted by communicator, then rank.
         keys = ids * len(colours.ranks) + places
         _, first, row = np.unique(keys, return_index=True, return_inverse=True)
         self._ids, self._places, self._steps = ids[first], places[first], numbers[first]
