@@ -175,8 +175,13 @@ class _PathSearch:
                 if least.get(step.target, (math.inf, 0)) <= (heavier, further):
                     continue
                 least[step.target] = heavier, further
-                sbps = (order[sbp] for sbp in step.target.sbp)
-                key = (_unevenness(step.target, self.shape), *sbps)
+                # Elements that all shards would hold beyond the tensor, were all as large as the first, the largest.
+                there = step.target
+                largest = there.local_shape(self.shape, there.placement.ranks[0])
+                pairs = zip(there.sbp, there.placement.shape, strict=True)
+                pieces = math.prod(parts for sbp, parts in pairs if isinstance(sbp, Split))
+                unevenness = math.prod(largest) * pieces - math.prod(self.shape)
+                key = (unevenness, *(order[sbp] for sbp in there.sbp))
                 heapq.heappush(queue, (heavier, further, key, count, step))
                 count += 1
         raise InternalError(f"no chain of steps leads from {self.source} to {self.target}")
@@ -211,14 +216,6 @@ class _PathSearch:
             moved, there = Bytes(elements * self.itemsize), Layout(self.target.placement, state)
             if move_weight("transfer", moved) <= room and there != here:
                 yield BoxingStep("transfer", -1, here, there, moved)
-
-
-def _unevenness(layout: Layout, shape: tuple[int, ...]) -> int:
-    """Elements that all shards would hold beyond the tensor, were all as large as the first, which is the largest."""
-    largest = layout.local_shape(shape, layout.placement.ranks[0])
-    pairs = zip(layout.sbp, layout.placement.shape, strict=True)
-    pieces = math.prod(parts for sbp, parts in pairs if isinstance(sbp, Split))
-    return math.prod(largest) * pieces - math.prod(shape)
 
 
 def _innermost(state: State, axis: int, sbp: SBP, grid: tuple[int, ...]) -> bool:
@@ -385,8 +382,12 @@ def grid_moves(grid: tuple[int, ...], options: State) -> GridMoves:
         for state in states
         for kind, axis, after in changes(state, grid, options)
     ]
-    swaps = [place for place, (kind, *_) in enumerate(every) if kind == "all_to_all"]
-    dims = [_dims(state[axis], after[axis]) for _, axis, state, after in (every[s] for s in swaps)]
+    swaps, dims = list[int](), list[tuple[int, int]]()
+    for place, (_, axis, state, after) in enumerate(every):
+        one, other = state[axis], after[axis]
+        if isinstance(one, Split) and isinstance(other, Split):  # an all-to-all
+            swaps.append(place)
+            dims.append((one.dim, other.dim))
     # An all-to-all moves a part of the tensor; the others a multiple.
     parts = [grid[axis] if kind == "all_to_all" else 1 for kind, axis, *_ in every]
     return GridMoves(
@@ -404,12 +405,6 @@ def grid_moves(grid: tuple[int, ...], options: State) -> GridMoves:
         _array(parts),
         (_array(swaps), _array(dims).reshape(-1, 2)),
     )
-
-
-def _dims(one: object, other: object) -> tuple[int, int]:
-    assert isinstance(one, Split)
-    assert isinstance(other, Split)
-    return one.dim, other.dim
 
 
 def _array(numbers: Sequence[object]) -> Indices:

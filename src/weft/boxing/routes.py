@@ -146,15 +146,14 @@ class Routes:
         if number not in self._places:
             return ()
         if number not in self._received:
-            self._received[number] = tuple(self._receives(self._places[number]))
+            place = self._places[number]
+            shards, starts, lengths = _common(self.shards, self.needed[place])
+            senders = np.array(
+                [self._sender(shard, place) for shard in shards.tolist()], dtype=np.int64
+            )
+            found = _pieces(senders, starts - self.needed[place, :, 0], lengths)
+            self._received[number] = tuple(found)
         return self._received[number]
-
-    def _receives(self, place: int) -> Iterator[Piece]:
-        shards, starts, lengths = _common(self.shards, self.needed[place])
-        senders = np.array(
-            [self._sender(shard, place) for shard in shards.tolist()], dtype=np.int64
-        )
-        yield from _pieces(senders, starts - self.needed[place, :, 0], lengths)
 
     def _sender(self, shard: int, place: int) -> int:
         """The rank that sends its piece of a shard to the rank at a place of the target."""

@@ -57,16 +57,14 @@ def remove_sorts(graph: LogicalGraph, _: Context) -> LogicalGraph:
         return graph
     graph = needed(renamed(graph, _known_segments(graph)))
     done: set[str] = set()
-    while (sort := _next_sort(graph, done)) is not None:
-        done.update(value.name for value in sort.makes)
-        graph = _without(graph, sort) or graph
+    while sorts := [
+        each
+        for each in graph.of_kind(Call)
+        if _is_plain_sort(graph, each) and len(each.makes) == 2 and each.makes[0].name not in done
+    ]:
+        done.update(value.name for value in sorts[0].makes)
+        graph = _without(graph, sorts[0]) or graph
     return bias_gradients(graph)
-
-
-def _next_sort(graph: LogicalGraph, done: set[str]) -> Call | None:
-    calls: list[Call] = graph.of_kind(Call)
-    sorts = (each for each in calls if _is_plain_sort(graph, each) and len(each.makes) == 2)
-    return next((sort for sort in sorts if sort.makes[0].name not in done), None)
 
 
 def _is_plain_sort(graph: LogicalGraph, node: Node) -> bool:

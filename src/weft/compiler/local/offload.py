@@ -64,7 +64,12 @@ def offload(program: LocalProgram, context: Context) -> LocalProgram:
         for value, place in _kept(program)
         if value.name in named
         and value.nbytes >= SMALLEST
-        and not _is_read_again(program, value, place)
+        # What is made once a step stays where the first that reads it in the backward does so for each micro-batch:
+        # it would be loaded before all of them, as soon as it was sent away.
+        and (
+            value.name in program.loop
+            or program.loop.isdisjoint(each.name for each in program.nodes[place].makes)
+        )
     }
     looped = first.keys() & program.loop
     new = {f"{name}.{end}" for name in looped for end in ("host", "back")}
@@ -93,15 +98,6 @@ def _kept(program: LocalProgram) -> Iterator[tuple[LocalValue, int]]:
                     yield value, first[value.name]
 
 
-def _is_read_again(program: LocalProgram, value: LocalValue, place: int) -> bool:
-    """True for what is made once a step, where the first that reads it in the backward does so for each micro-batch.
-
-    It would be loaded before all of them, as soon as it was sent away.
-    """
-    made = {each.name for each in program.nodes[place].makes}
-    return value.name not in program.loop and not made.isdisjoint(program.loop)
-
-
 def _nodes(program: LocalProgram, first: Mapping[str, int], device: Token) -> Iterator[LocalNode]:
     due: dict[int, list[str]] = {}
     for name, place in first.items():
@@ -114,7 +110,11 @@ def _nodes(program: LocalProgram, first: Mapping[str, int], device: Token) -> It
             args = (replace(value, name=f"{name}.host").ref, device, *gradient)
             yield LocalCall.of(LOAD, args, (replace(value, name=f"{name}.back"),), node.phase)
         back = {name: f"{name}.back" for name in node.reads if first.get(name, place + 1) <= place}
-        yield _reading(node, back)
+        if isinstance(node, LocalCall) and back:
+            node = with_names(node, back)
+        elif isinstance(node, Exchange) and node.input is not None and back:
+            node = replace(node, input=replace(node.input, name=back[node.input.name]))
+        yield node
         for value in node.makes:
             if value.name in first:
                 host = replace(value, name=f"{value.name}.host")
@@ -138,15 +138,6 @@ def _awaited(program: LocalProgram, place: int, looped: bool) -> str | None:
         if known and node.phase == program.nodes[place].phase:
             return max(known, key=made.__getitem__)
     return None
-
-
-def _reading(node: LocalNode, names: Mapping[str, str]) -> LocalNode:
-    if not names or isinstance(node, LocalUpdate):
-        return node
-    if isinstance(node, LocalCall):
-        return with_names(node, names)
-    assert node.input is not None  # it reads one of `names`
-    return replace(node, input=replace(node.input, name=names[node.input.name]))
 
 
 # Views of variables: they share the memory that an update overwrites.

@@ -68,26 +68,16 @@ def _made(
         return {value.name: turned for value in _in_two_dims(call)} if strided else {}
     if shares:
         in_order = bool(call.operands) and not strided
-        return _views(call, values[call.operands[0]].shape if in_order else None, turned)
+        if in_order and _is_front(call, values[call.operands[0]].shape):
+            return {}
+        # For one dimension, a part along another one, or a number that stands there again.
+        cuts = call.op in _PARTS or call.op == "aten.expand.default"
+        return {x.name: turned or not cuts for x in call.makes if prod(x.shape) > 1}
     if call.op in _PRODUCTS or dict(call.kwargs).get("memory_format") == _CONTIGUOUS:
         return {}
     # A kernel may turn its results as operands of their shape are turned.
     shapes = {values[name].shape for name in strided if found[name]}
     return {x.name: True for x in _in_two_dims(call) if x.shape in shapes or _turns(call.op)}
-
-
-def _views(call: LocalCall, base: Sequence[int] | None, turned: bool) -> dict[str, bool]:
-    """The results of a view that may lie out of order.
-
-    Args:
-        base: the shape of its base; None where that lies out of order itself, or there is none.
-        turned: True where an operand is turned around.
-    """
-    if base is not None and _is_front(call, base):
-        return {}
-    # For one dimension, a part along another one, or a number that stands there again.
-    cuts = call.op in _PARTS or call.op == "aten.expand.default"
-    return {x.name: turned or not cuts for x in call.makes if prod(x.shape) > 1}
 
 
 def _in_two_dims(call: LocalCall) -> list[LocalValue]:

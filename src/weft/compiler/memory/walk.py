@@ -255,19 +255,17 @@ class MemoryWalk:
             number = micro * rate // acts
             if (name, number) not in versions:
                 below = under and storage_of(under)
-                self._hold(name, number, _Version(storage_of(on), readers or 1, below))
+                version = _Version(storage_of(on), readers or 1, below)
+                versions[name, number] = version
+                for storage in (version.storage, version.under):
+                    if storage is not None:
+                        if not storage.users:
+                            self.storages.add(storage)
+                            self.since.append(storage)
+                            self._add(storage.kind, storage.bytes)
+                        storage.users += 1
                 if not readers:
-                    self._release(name, number, versions[name, number])
-
-    def _hold(self, name: str, number: int, version: _Version) -> None:
-        self.versions[name, number] = version
-        for storage in (version.storage, version.under):
-            if storage is not None:
-                if not storage.users:
-                    self.storages.add(storage)
-                    self.since.append(storage)
-                    self._add(storage.kind, storage.bytes)
-                storage.users += 1
+                    self._release(name, number, version)
 
     def _release(self, name: str, number: int, version: _Version) -> None:
         version.readers -= 1

@@ -56,7 +56,11 @@ def facts(graph: LogicalGraph, micro_batches: int) -> Facts:
     """
     batch, leaves = _leaves(graph, micro_batches)
     nothing: set[str] = set()
-    of_batch, of_model = set(leaves), _variables(graph)
+    # Parameters, and whatever a step writes.
+    updates: list[Update] = graph.of_kind(Update)
+    of_model = {ref.name for node in updates for ref in (node.target, *node.states)}
+    of_model |= {node.value.name for node in graph.of_kind(Input) if node.role == "parameter"}
+    of_batch = set(leaves)
     for node in graph.of_kind(Call):
         uses, made = node.uses, {value.name for value in node.makes}
         if all(name in nothing for name in uses):
@@ -103,27 +107,16 @@ def _saved(graph: LogicalGraph) -> frozenset[str]:
     return frozenset(found)
 
 
-def _variables(graph: LogicalGraph) -> set[str]:
-    """Parameters, and whatever a step writes."""
-    inputs: list[Input] = graph.of_kind(Input)
-    written = {ref.name for node in graph.of_kind(Update) for ref in (node.target, *node.states)}
-    return {node.value.name for node in inputs if node.role == "parameter"} | written
-
-
 def own_buffers(graph: LogicalGraph, statistics: Collection[str]) -> frozenset[str]:
     """The buffers of modules of which one follows a statistic that each micro-batch has of its own."""
-    copied = {
-        node.target.name: (_module(graph, node.target.name), node.source.name)
-        for node in graph.of_kind(Update)
-        if node.rule == "copy"
-    }
+    copied: dict[str, tuple[str, str]] = {}
+    for node in graph.of_kind(Update):
+        if node.rule == "copy":
+            buffer = graph.producers[node.target.name]
+            module = buffer.key.rpartition(".")[0] if isinstance(buffer, Input) else ""
+            copied[node.target.name] = module, node.source.name
     modules = {module for module, new in copied.values() if _follows(graph, new, statistics)}
     return frozenset(name for name, (module, _) in copied.items() if module in modules)
-
-
-def _module(graph: LogicalGraph, name: str) -> str:
-    producer = graph.producers[name]
-    return producer.key.rpartition(".")[0] if isinstance(producer, Input) else ""
 
 
 # Ops between a statistic and the new version of the buffer that follows it.
@@ -143,17 +136,15 @@ def on_cut_leaves(graph: LogicalGraph, context: Context) -> Context:
     """Decide what hints for the batch as the user has it ask of the inputs of a graph in micro-batches."""
     cut = cut_leaves(graph)
     keys = {node.key for node in graph.of_kind(Input) if node.value.name in cut}
-    return replace(context, hints={axes: _cut(one, keys) for axes, one in context.hints.items()})
-
-
-def _cut(hints: Hints, keys: Collection[str]) -> Hints:
-    inputs = {
-        key: tuple([Split(s.dim + 1) if isinstance(s, Split) else s for s in sbps])
-        if key in keys
-        else sbps
-        for key, sbps in hints.inputs.items()
-    }
-    return replace(hints, inputs=inputs)
+    hints: dict[int, Hints] = {}
+    for axes, one in context.hints.items():
+        moved = {
+            key: tuple([Split(sbp.dim + 1) if isinstance(sbp, Split) else sbp for sbp in sbps])
+            for key, sbps in one.inputs.items()
+            if key in keys
+        }
+        hints[axes] = replace(one, inputs={**one.inputs, **moved})
+    return replace(context, hints=hints)
 
 
 # Before a batch is cut in time: what need not wait for micro-batches stands alone.
@@ -225,22 +216,16 @@ def sum_of_leaf(
     (current,) = node.operands
     while current not in leaves:
         maker = graph.producers[current]
-        if not isinstance(maker, Call) or not _keeps_elements(graph, maker):
+        if not isinstance(maker, Call) or len(maker.operands) != 1 or len(maker.outputs) != 1:
             return None
-        if factors_of(maker.op) is pointwise:
+        (before,), made, factors = maker.operands, maker.outputs[0], factors_of(maker.op)
+        shapes = graph.values[before].shape, made.shape if made else ()
+        if factors is pointwise and made and shapes[0] == shapes[1]:
             calls.append(maker)
-        (current,) = maker.operands
+        elif factors is not reshape_factors or not made or prod(shapes[0]) != prod(shapes[1]):
+            return None
+        current = before
     return current, tuple(reversed(calls))
-
-
-def _keeps_elements(graph: LogicalGraph, node: Call) -> bool:
-    operands = node.operands
-    if len(operands) != 1 or len(node.outputs) != 1 or node.outputs[0] is None:
-        return False
-    before, after = graph.values[operands[0]].shape, node.outputs[0].shape
-    if factors_of(node.op) is reshape_factors:
-        return prod(before) == prod(after)
-    return factors_of(node.op) is pointwise and before == after
 
 
 def joined(parts: tuple[Any, ...]) -> Any:

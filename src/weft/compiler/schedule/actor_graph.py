@@ -5,7 +5,7 @@ A communication is one node of the graph, on all its ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
@@ -86,17 +86,18 @@ class ActorGraph:
     @cached_property
     def links(self) -> tuple[Link, ...]:
         """Every register between acting nodes, once for each reader."""
-        return tuple(self._links())
-
-    def _links(self) -> Iterator[Link]:
-        for plan in self.plans:
-            for register in plan.registers:
-                if isinstance(plan.actors[register.producer], Hold):
-                    continue
-                source = self.node_of[plan.rank, register.producer]
-                for reader in register.consumers:
-                    target = self.node_of[plan.rank, reader]
-                    yield Link((plan.rank, register.value.name), register, source, target)
+        return tuple(
+            Link(
+                (plan.rank, register.value.name),
+                register,
+                self.node_of[plan.rank, register.producer],
+                self.node_of[plan.rank, reader],
+            )
+            for plan in self.plans
+            for register in plan.registers
+            if not isinstance(plan.actors[register.producer], Hold)
+            for reader in register.consumers
+        )
 
     @cached_property
     def into(self) -> dict[Node, list[Link]]:
@@ -127,28 +128,16 @@ class ActorGraph:
 
         A register of rate 1 that is made over all micro-batches is a barrier for those that
         depend on it.
+
+        Raises:
+            InternalError: naming the cycle, when nodes wait for each other.
         """
         waits = {
             node: [x for x in links if not x.register.full] for node, links in self.into.items()
         }
-        found: dict[Node, int] = {}
-        for node in self._in_order(waits):
-            levels = (
-                found[x.source] + (x.register.rate == 1 and x.source in self.loop)
-                for x in waits[node]
-            )
-            found[node] = max(levels, default=0)
-        return found
-
-    def _in_order(self, waits: Mapping[Node, Sequence[Link]]) -> Iterator[Node]:
-        """The nodes, each after those that it waits for.
-
-        Raises:
-            InternalError: naming the circle, when nodes wait for each other.
-        """
         before = {node: {link.source for link in links} for node, links in waits.items()}
         try:
-            yield from TopologicalSorter(before).static_order()
+            order = tuple(TopologicalSorter(before).static_order())
         except CycleError as error:
             lines = (
                 f"  {self._text(b)} waits for {self._text(a)}" for a, b in pairwise(error.args[1])
@@ -157,6 +146,14 @@ class ActorGraph:
             raise InternalError(
                 f"the plan would hang: these wait for each other:\n{text}"
             ) from None
+        found: dict[Node, int] = {}
+        for node in order:
+            levels = (
+                found[x.source] + (x.register.rate == 1 and x.source in self.loop)
+                for x in waits[node]
+            )
+            found[node] = max(levels, default=0)
+        return found
 
     def _text(self, node: Node) -> str:
         rank, id = next(iter(self.nodes[node].items()))
@@ -193,22 +190,13 @@ class ActorGraph:
         return Seconds(max(loads.values(), default=0.0))
 
     @cached_property
-    def _turning(self) -> tuple[Link, ...]:
-        """The registers of the loop that hold one node back for another."""
-        return tuple(
-            link
-            for link in self.links
-            if link.register.rate > 1
-            and link.source in self.loop
-            and link.target in self.loop
-            and not self.crosses_barrier(link)
-        )
-
-    @cached_property
     def _between(self) -> list[tuple[Edge[Node], list[tuple[Slot, Register]]]]:
+        """The data edges of the loop, each with the registers that hold its one node back for the other."""
         found: dict[tuple[Node, Node], list[tuple[Slot, Register]]] = {}
-        for link in self._turning:
-            found.setdefault((link.source, link.target), []).append((link.slot, link.register))
+        for link in self.links:
+            looped = link.register.rate > 1 and {link.source, link.target} <= self.loop
+            if looped and not self.crosses_barrier(link):
+                found.setdefault((link.source, link.target), []).append((link.slot, link.register))
         edges = []
         for (source, target), between in found.items():
             tokens = min(int(register.full) for _, register in between)
@@ -254,20 +242,6 @@ def prove_live(plan: RankPlan) -> RankPlan:
     back (marked with its free copies). A communicator's actors run in order. A marked graph is live
     iff no cycle runs over unmarked edges only (Commoner, Holt, Even and Pnueli, 1971).
     """
-    waits = _waits(plan)
-    try:
-        TopologicalSorter(waits).prepare()
-    except CycleError as error:
-        lines = (
-            f"  {actor_text(plan.actors[b])} waits for actor {a} over {waits[b][a]}"
-            for a, b in pairwise(error.args[1])
-        )
-        text = "\n".join(lines)
-        raise InternalError(f"rank {plan.rank} would wait for itself:\n{text}") from None
-    return plan
-
-
-def _waits(plan: RankPlan) -> dict[int, dict[int, str]]:
     waits: dict[int, dict[int, str]] = {actor.id: {} for actor in plan.actors}
     for register in plan.registers:
         for consumer in register.consumers:
@@ -279,4 +253,13 @@ def _waits(plan: RankPlan) -> dict[int, dict[int, str]]:
         order = [actor.id for actor in plan.actors if actor.queue == queue]
         for first, second in pairwise(order):
             waits[second].setdefault(first, f"order of {queue}")
-    return waits
+    try:
+        TopologicalSorter(waits).prepare()
+    except CycleError as error:
+        lines = (
+            f"  {actor_text(plan.actors[b])} waits for actor {a} over {waits[b][a]}"
+            for a, b in pairwise(error.args[1])
+        )
+        text = "\n".join(lines)
+        raise InternalError(f"rank {plan.rank} would wait for itself:\n{text}") from None
+    return plan

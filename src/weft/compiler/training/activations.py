@@ -8,7 +8,7 @@ Before: calls outside of a module read what it made. After: they read it through
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -60,12 +60,14 @@ def _on_sums(graph: LogicalGraph) -> LogicalGraph:
     nodes: dict[str | int, Node] = {}
     for number, old in enumerate(graph.nodes):
         node = renamed(old, names)
-        terms = _hinted_terms(node, hints, alone)
         nodes[node.makes[0].name if node.makes else number] = node
-        if not terms or not isinstance(node, Call):
+        if not isinstance(node, Call) or node.op != ADD or node.kwargs or len(node.operands) != 2:
+            continue
+        made, terms = node.makes[0], node.operands
+        asked = {(hints[x].hint, hints[x].makes[0].shape) for x in terms if x in alone}
+        if not alone.issuperset(terms) or asked != {(hints[terms[0]].hint, made.shape)}:
             continue
         raw = {name: hints[name].uses[0] for name in terms}
-        made = node.makes[0]
         hint = _hint(node, made, hints[terms[0]].hint)
         for name in terms:
             del nodes[name]
@@ -74,15 +76,6 @@ def _on_sums(graph: LogicalGraph) -> LogicalGraph:
         nodes[laid] = hints[laid] = hint
         alone |= {laid} if len(graph.users[made.name]) == 1 else set()
     return replace(graph, nodes=tuple(nodes.values())) if names else graph
-
-
-def _hinted_terms(node: Node, hints: Mapping[str, Call], alone: Collection[str]) -> tuple[str, ...]:
-    if not isinstance(node, Call) or node.op != ADD or node.kwargs or len(node.operands) != 2:
-        return ()
-    known = [hints[name] for name in node.operands if name in alone]
-    asked = {(hint.hint, hint.makes[0].shape) for hint in known}
-    same = len(known) == 2 and asked == {(known[0].hint, node.makes[0].shape)}
-    return node.operands if same else ()
 
 
 def _hint(maker: Call, value: Value, hint: Hint | None) -> Call:

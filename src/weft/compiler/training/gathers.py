@@ -62,14 +62,6 @@ class Gather:
         return reader.phase, block_of(reader.module)
 
 
-def _is_backward_of(group: Hashable, other: Hashable) -> bool:
-    """True where two groups are of one block and stage, the backward and the forward."""
-    match group, other:
-        case (Phase(stage, "backward"), str(block)), (Phase(there, "forward"), str(same)):
-            return (stage, block) == (there, same)
-    return False
-
-
 def block_of(module: str) -> str:
     """The repeated block around a module ("blocks.0" for "blocks.0.fc"), or its outermost module."""
     parts = module.split(".")
@@ -92,7 +84,15 @@ def gather_parameters(
         rewriter.note(node)
     for node in graph.nodes:
         rewriter.add(node)
-    return replace(graph, nodes=_without_dead(rewriter.nodes(), rewriter.chain))
+    read: set[str] = set()
+    kept: list[Node] = []
+    for node in reversed(rewriter.nodes()):
+        # A call of a chain that nobody reads goes.
+        name = node.output_names[0] if isinstance(node, Call) and node.outputs else ""
+        if name not in rewriter.chain or name in read:
+            read.update(node.uses)
+            kept.append(node)
+    return graph.with_nodes(reversed(kept))
 
 
 @final
@@ -163,8 +163,11 @@ class _GatherRewriter:
         now = group, runs_in_loop(reader, self.loop)
         last, looped = self.last.get(reader.phase.stage, now)
         if group not in self.joined:
-            turns = reader.phase.stage == self.turning and looped == now[1]
-            self.joined[group] = last if turns and _is_backward_of(group, last) else group
+            self.joined[group] = group
+            match group, last:
+                case (Phase(stage, "backward"), str(block)), (Phase(there, "forward"), str(same)):
+                    turns = stage == there == self.turning and looped == now[1]
+                    self.joined[group] = last if turns and block == same else group
         self.last[reader.phase.stage] = now
 
     def _group(self, name: str, reader: Call) -> Hashable:
@@ -261,16 +264,3 @@ class _GatherRewriter:
     def _name(self, name: str, kind: str) -> str:
         self.count += 1
         return f"{name}.{kind}{self.count}"
-
-
-def _without_dead(nodes: list[Node], chain: Mapping[str, Call]) -> tuple[Node, ...]:
-    read: set[str] = set()
-    kept = []
-    for node in reversed(nodes):
-        if isinstance(node, Call) and len(node.outputs) == 1:
-            (name,) = node.output_names
-            if name in chain and name not in read:
-                continue
-        read.update(node.uses)
-        kept.append(node)
-    return tuple(reversed(kept))

@@ -82,22 +82,19 @@ class _RecomputeWalk:
     def add(self, number: int, node: Node) -> None:
         if isinstance(node, Call) and node.phase.kind != "forward":
             missing = self._missing(node)
-            if missing:
-                self._make_again(missing, node, self._awaited(number, node))
+            awaited = self._awaited(number, node) if missing else None
+            for place in sorted(missing):
+                call = self.graph.nodes[place]
+                assert isinstance(call, Call)  # only calls are made again
+                phase = Phase(call.phase.stage, node.phase.kind)
+                names = {name: self._read(name, call, awaited, phase) for name in call.uses}
+                outputs = tuple(v and replace(v, name=f"{v.name}.again") for v in call.outputs)
+                copy = call.changed(outputs=outputs, phase=phase)
+                self.nodes.append(renamed(copy, names))
+                self.copies.update((v.name, f"{v.name}.again") for v in call.makes)
             node = renamed(node, self.copies)
             self.backward.update((value.name, number) for value in node.makes)
         self.nodes.append(node)
-
-    def _make_again(self, missing: set[int], reader: Call, awaited: str | None) -> None:
-        for place in sorted(missing):
-            call = self.graph.nodes[place]
-            assert isinstance(call, Call)  # only calls are made again
-            phase = Phase(call.phase.stage, reader.phase.kind)
-            names = {name: self._read(name, call, awaited, phase) for name in call.uses}
-            outputs = tuple(v and replace(v, name=f"{v.name}.again") for v in call.outputs)
-            copy = call.changed(outputs=outputs, phase=phase)
-            self.nodes.append(renamed(copy, names))
-            self.copies.update((v.name, f"{v.name}.again") for v in call.makes)
 
     def _missing(self, reader: Call) -> set[int]:
         found: set[int] = set()
