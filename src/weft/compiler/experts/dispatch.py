@@ -51,7 +51,7 @@ def _sent(graph: LogicalGraph, mixture: Mixture) -> LogicalGraph:
 
 
 @final
-@dataclass
+@dataclass(slots=True)
 class _DispatchWriter:
     """Writes the nodes of the new graph.
 

@@ -264,7 +264,7 @@ def node_phases(graph: LogicalGraph, homes: Mapping[str, int]) -> list[Phase]:
 
 
 @final
-@dataclass
+@dataclass(slots=True)
 class Shared:
     """The data that the walks of all ranks have in common.
 

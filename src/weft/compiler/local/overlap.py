@@ -87,7 +87,7 @@ def batch_leaves(program: LocalProgram, parts: int) -> Sequence[LocalInput]:
 
 
 @final
-@dataclass
+@dataclass(slots=True)
 class _PartsCutter:
     """Cuts one node after another.
 
@@ -242,7 +242,7 @@ class _PartsCutter:
 
 
 @final
-@dataclass
+@dataclass(slots=True)
 class Turns:
     """Nodes in an order in which they may run.
 

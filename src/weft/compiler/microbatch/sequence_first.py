@@ -43,7 +43,7 @@ def sequence_first(graph: LogicalGraph, context: Context) -> LogicalGraph:
 
 
 @final
-@dataclass
+@dataclass(slots=True)
 class _SequenceFirstWriter:
     """Writes the nodes of the new graph.
 

@@ -68,7 +68,7 @@ _Kind: TypeAlias = tuple[int, str, str, str, bool, Phase]
 
 
 @final
-@dataclass(eq=False)
+@dataclass(slots=True, eq=False)
 class _Joiner:
     """Puts the nodes of a program in order, and collectives into buckets.
 

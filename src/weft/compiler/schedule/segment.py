@@ -100,7 +100,7 @@ UNDER_WAY = 3
 
 
 @final
-@dataclass
+@dataclass(slots=True)
 class _RunCutter:
     """Collects nodes into runs.
 
@@ -290,7 +290,7 @@ def gather(program: LocalProgram, schedule: Schedule, parts: StepParts) -> Sched
 
 
 @final
-@dataclass
+@dataclass(slots=True)
 class _Line:
     """Items by number, and which of them may come next.
 

@@ -96,7 +96,7 @@ def gather_parameters(
 
 
 @final
-@dataclass
+@dataclass(slots=True)
 class _GatherRewriter:
     """The state of the walk.
 
@@ -126,6 +126,7 @@ class _GatherRewriter:
     wanted: dict[Hashable, list[tuple[str, Call]]] = field(default_factory=dict)
     whole: frozenset[str] = frozenset()
     count: int = 0
+    loop: set[str] = field(init=False)
 
     def __post_init__(self) -> None:
         self.root.update((name, name) for name in self.gathers)

@@ -117,7 +117,7 @@ def _phase(graph: LogicalGraph, update: Update, homes: Mapping[str, int] | None)
 
 
 @final
-@dataclass
+@dataclass(slots=True)
 class Scalars:
     """Calls on numbers of the step, such as norms, and on gradients, at the end of the backward."""
 

@@ -115,7 +115,7 @@ def _wanted(graph: LogicalGraph, precision: Precision) -> dict[str, str]:
 
 
 @final
-@dataclass
+@dataclass(slots=True)
 class _DtypeRewriter:
     """The state of the walk.
 
