@@ -43,7 +43,7 @@ _BOXING: Mapping[str, int | None] = {"weft.keep": None, "weft.pad": 1}
 
 
 def overlap(program: LocalProgram, context: Context) -> LocalProgram:
-    """The program with its batch in as many parts as was decided (`schedule/overlap_worth.py`)."""
+    """The program with its batch in as many parts as was decided by `best_cut`."""
     return in_parts(program, context.parts)
 
 

@@ -182,7 +182,7 @@ def _loop_links(web: ActorGraph) -> list[Link]:
 
 # Give every tensor that passes between actors a register, and every register its credits.
 #
-# Before: the actors of one rank. After: its `RankPlan`, legal. Registers of a loop get more copies by `copies.py`.
+# Before: actors of one rank. After: its `RankPlan`, legal. Registers of a loop get more copies by the functions above.
 
 
 # Two versions of a batch may exist: one that is read, one that the host fills meanwhile.

@@ -240,7 +240,7 @@ def unscale(graph: LogicalGraph, _: Context) -> LogicalGraph:
 # Dynamic loss scaling for float16, as `torch.amp.GradScaler` does it.
 #
 # The gradient of the loss starts from the scale, a state of the program, so that small gradients do not vanish;
-# `unscale.py` divides by it before the optimizers run. Before: as captured, it starts from a seed. After: from the
+# `unscale` divides by it before the optimizers run. Before: as captured, it starts from a seed. After: from the
 # scale.
 
 

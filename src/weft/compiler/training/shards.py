@@ -1,4 +1,4 @@
-"""Choose the variables that lie in shards, and their layouts: as ZeRO asks (`zero.py`), where one can be cut."""
+"""Choose the variables that lie in shards, and their layouts: as ZeRO asks, where one can be cut."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ Equal ranks may differ in where a shard begins, in the partner of a piece, and i
 how long an act takes, what it holds or what it waits for.
 
 A class is found as colours are refined (the coarsest equitable partition): ranks have one colour
-when they run alike (`features.py`); communicators when as many ranks of each colour use them in
+when they run alike (`rank_features.py`); communicators when as many ranks of each colour use them in
 the same places; ranks lose a common colour when their communicators in some place have not one.
 Then, with the first rank of each class in its place (`docs/decisions/schedules.md` has the proof):
 
