@@ -18,7 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import weft
-from weft.capture.numbers.unbacked import is_unbacked
+from weft.capture.python.unbacked import is_unbacked
 from weft.errors import CaptureError
 from weft.files import in_library
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import weft
 from single_device import adamw, compiled
-from weft.capture import outputs
+from weft.capture import batch as outputs
 from weft.capture.fx import retrace
 from weft.errors import RankFailure, VerificationError
 

@@ -14,12 +14,16 @@ from tools.opinfo.reference import Backward, values_and_gradients
 from tools.opinfo.samples import Case
 from tools.oracles.rules import close
 from weft.capture.fx.private import Decompositions, DispatchMode
-from weft.capture.ops import losses, random
-from weft.capture.ops.decompositions import EXPERTS, LEAST_SQUARES, decompositions
-from weft.capture.ops.fallback import fallback
+from weft.capture.ops import random
+from weft.capture.ops.decompositions import decompositions, fallback
 
 # Kernels that do not check their indices, and may end the process.
 _TRUSTING = ("nll_loss",)
+# Those of which capture makes ops of weft.
+_BECOME_WEFTS = (
+    *("aten._grouped_mm.default", "aten.linalg_lstsq.default"),
+    *("aten._ctc_loss.Tensor", "aten._ctc_loss_backward.Tensor"),
+)
 _SEEN: set[Any] = set()
 
 
@@ -65,10 +69,9 @@ def _compared(op: Any, edge: str, arguments: Any) -> Iterator[str]:
 @cache
 def table() -> Decompositions:
     """What capture takes apart, but for random ops, whose numbers are weft's own, and what becomes ops of weft."""
-    own = (*EXPERTS, *losses.CTC, *LEAST_SQUARES)
-    drawn = {f"aten.{name}" for name in (*random.TABLE, *random.SAMPLES, *own)}
     every: dict[Any, Callable[..., Any]] = {**fallback(), **decompositions()}
-    return {op: one for op, one in every.items() if str(op) not in drawn}
+    left_out = {*random.TABLE, *(op for op in every if str(op) in _BECOME_WEFTS)}
+    return {op: one for op, one in every.items() if op not in left_out}
 
 
 class _Calls(DispatchMode):

@@ -9,21 +9,19 @@ from typing import Any, final
 
 import torch
 
-from weft.capture.batch import BatchSpec, describe_batch
-from weft.capture.numbers.symbolic import SymbolicNumber, number_text
-from weft.capture.numbers.unbacked import all_refused
-from weft.capture.optimizer_groups import Optimizers, Optimizing, optimizers_of
-from weft.capture.optimizers.checks import check_hyperparameters, check_optimizer
+from weft.capture.batch import BatchSpec, OutputSpec, describe_batch
+from weft.capture.optimizer_groups import Optimizing, optimizers_of
+from weft.capture.optimizers.attributes import check_hyperparameters, check_optimizer
 from weft.capture.optimizers.optimizer import UpdateRule, groups_of, update_rules, with_states_of
-from weft.capture.outputs import OutputSpec
-from weft.capture.precision import Casts
+from weft.capture.python.symbolic import SymbolicNumber, number_text
 from weft.capture.python.tensor_reads import check_constants
+from weft.capture.python.unbacked import all_refused
 from weft.capture.python_guards import Guard, PythonGuards
 from weft.capture.tracing.convert import Boundary, to_logical
 from weft.capture.tracing.leaks import no_leaks
 from weft.capture.tracing.replaced_tensors import check_memory
-from weft.capture.tracing.step_call import LossFunction, ModelTensors, read_variables
-from weft.capture.tracing.trace import Skeletons, Traced, trace_step
+from weft.capture.tracing.step_call import Casts, LossFunction, read_variables
+from weft.capture.tracing.trace import Skeletons, trace_step
 from weft.errors import CaptureError
 from weft.ir import verify
 from weft.ir.logical import Input, LogicalGraph, Role
@@ -118,7 +116,10 @@ def capture(
             "torch.autograd.detect_anomaly is on, which reads the values of gradients, and the step is captured once, "
             "before there are any; leave it out around weft, and look for a nan by a plain step of the model"
         )
-    batch, optimizers = describe_batch(example_batch, constants), _checked(optimizer)
+    batch, optimizers = describe_batch(example_batch, constants), optimizers_of(optimizer)
+    check_hyperparameters(optimizers)
+    for each in optimizers.each:
+        check_optimizer(each)
     with _lock, no_leaks() as left:
         variables = read_variables(model)
         groups = groups_of(optimizers, variables.parameters) if training else {}
@@ -142,56 +143,28 @@ def capture(
         given = (variables.parameters, used, masters, device_type)
         made = update_rules(optimizers, *given) if optimizers else {}
         rules = with_states_of(made, like.rules if like else {})
-        graph = _logical(type(model).__name__, variables, batch, traced, rules)
+        inputs: list[tuple[Role, str]] = [
+            *(("parameter", name) for name in variables.parameters),
+            *(("buffer", name) for name in variables.buffers),
+            *(("batch", leaf.key) for leaf in batch.tensors),
+            *(("constant", f"constant{i}") for i in range(len(traced.constants))),
+        ]
+        boundary = Boundary(tuple(inputs), traced.output_keys, traced.gradients, rules)
+        graph = verify(to_logical(traced.graph, type(model).__name__, boundary))
         check_memory({**variables.buffers, **variables.parameters}, traced.constants, graph)
         left.check(traced.graph)
-    return _captured(graph, batch, traced, rules)
-
-
-def _checked(optimizer: Optimizing) -> Optimizers:
-    optimizers = optimizers_of(optimizer)
-    check_hyperparameters(optimizers)
-    for each in optimizers.each:
-        check_optimizer(each)
-    return optimizers
-
-
-def _captured(
-    graph: LogicalGraph, batch: BatchSpec, traced: Traced, rules: Mapping[str, UpdateRule]
-) -> Captured:
-    """The captured step, with the constants that its graph reads."""
-    constants = {f"constant{i}": tensor for i, tensor in enumerate(traced.constants)}
-    used = {node.key for node in graph.of_kind(Input) if node.role == "constant"}
-    constants = {key: tensor for key, tensor in constants.items() if key in used}
+    read = {node.key for node in graph.of_kind(Input) if node.role == "constant"}
     return Captured(
         graph,
         batch,
         traced.outputs,
-        constants,
+        {f"constant{i}": x for i, x in enumerate(traced.constants) if f"constant{i}" in read},
         traced.recurrent,
         traced.watch,
         traced.skeletons,
         rules,
-        {f"constant{i}": each for i, each in traced.numbers.items() if f"constant{i}" in constants},
+        {f"constant{i}": each for i, each in traced.numbers.items() if f"constant{i}" in read},
     )
-
-
-def _logical(
-    name: str,
-    variables: ModelTensors,
-    batch: BatchSpec,
-    traced: Traced,
-    rules: Mapping[str, UpdateRule],
-) -> LogicalGraph:
-    """The logical graph of a trace, which computes what the rules of the optimizers say."""
-    inputs: list[tuple[Role, str]] = [
-        *(("parameter", name) for name in variables.parameters),
-        *(("buffer", name) for name in variables.buffers),
-        *(("batch", leaf.key) for leaf in batch.tensors),
-        *(("constant", f"constant{i}") for i in range(len(traced.constants))),
-    ]
-    boundary = Boundary(tuple(inputs), traced.output_keys, traced.gradients, rules)
-    return verify(to_logical(traced.graph, name, boundary))
 
 
 def _check_device(device_type: str) -> None:

@@ -10,7 +10,7 @@ import array
 import enum
 import math
 import types
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -92,6 +92,17 @@ class Guard:
         return id(self.space if owner is None else owner), self.name
 
     @property
+    def kind(self) -> str:
+        """The loop of a `PythonGuards` that reads the value again."""
+        missing = self.value is MISSING
+        if isinstance(self.space, QueriedValue):
+            compared = self.space.equal and not missing
+            return "other" if not compared else "size" if self.name is len else "result"
+        if isinstance(self.space, AttributeRead):
+            return "other" if missing else "attribute"
+        return "absent" if missing else "item"
+
+    @property
     def replaceable(self) -> bool:
         """True where `put` can put another object in its place."""
         if isinstance(self.space, list | deque):
@@ -115,7 +126,7 @@ class Guard:
             return True
         if isinstance(self.space, QueriedValue) and self.space.equal:
             return bool(value == self.value)
-        # A value that an eager call of a live model made is made again by the step.
+        # What an eager call of a live model has made is what the step makes for itself.
         return self.made and hasattr(type(value), "sbp")
 
     @property
@@ -153,39 +164,28 @@ class PythonGuards:
 
     def __init__(self, entries: Sequence[Guard] = ()) -> None:
         self.entries = tuple(entries)
-        here = [each for each in entries if each.value is not MISSING]
-        gone = [each for each in entries if each.value is MISSING]
-        items: dict[int, list[Guard]] = {}
-        for each in here:
-            if not isinstance(each.space, AttributeRead | QueriedValue):
-                items.setdefault(id(each.space), []).append(each)
-        groups = list(items.values())
-        attributes = [each for each in here if isinstance(each.space, AttributeRead)]
-        calls = [each for each in here if isinstance(each.space, QueriedValue)]
-        exact = [each for each in calls if not each.space.equal]
-        sizes = [each for each in calls if each.name is len]
-        equal = [each for each in calls if each.space.equal and each.name is not len]
+        kinds: defaultdict[str, list[Guard]] = defaultdict(list)
+        items: defaultdict[int, list[Guard]] = defaultdict(list)
+        for each in entries:
+            kinds[each.kind].append(each)
+        for each in kinds["item"]:
+            items[id(each.space)].append(each)
+        groups, attributes = list(items.values()), kinds["attribute"]
         # All items of a container are read at once; a lone one twice, as a lone name gives no tuple.
         self._readers = [
             (itemgetter(*(e.name for e in each), each[0].name), each[0].space) for each in groups
         ]
         self._owners = [each.space.owner for each in attributes]
         self._names = [each.name for each in attributes]
-        self._exact = [each.space.ask for each in exact]
-        # The objects read, in this order.
+        # The objects at capture, in the order in which they are read.
         self._then = [e.value for each in groups for e in (*each, each[0])]
-        self._then += [each.value for each in (*attributes, *exact)]
-        # Most of those with equal results are lengths.
-        self._sized, self._sizes = [e.space.owner for e in sizes], [e.value for e in sizes]
-        self._equal = [each.space.ask for each in equal]
-        self._results = [each.value for each in equal]
-        # Places where nothing is to be.
-        self._vacant = [
-            each for each in gone if isinstance(each.space, AttributeRead | QueriedValue)
-        ]
-        absent = [each for each in gone if not isinstance(each.space, AttributeRead | QueriedValue)]
-        self._spaces = [each.space for each in absent]
-        self._absent = [each.name for each in absent]
+        self._then += [each.value for each in attributes]
+        self._sized = [each.space.owner for each in kinds["size"]]
+        self._asked = [each.space.ask for each in kinds["result"]]
+        self._results = [each.value for each in (*kinds["size"], *kinds["result"])]
+        self._spaces = [each.space for each in kinds["absent"]]
+        self._absent = [each.name for each in kinds["absent"]]
+        self._others = kinds["other"]
 
     def settled(self, constants: Iterable[torch.Tensor] = ()) -> PythonGuards:
         """Without what is another value already: what the step has left behind says nothing of the next one.
@@ -210,14 +210,12 @@ class PythonGuards:
         now = chain(
             chain.from_iterable([read(space) for read, space in self._readers]),
             map(_attribute, self._owners, self._names),
-            [ask() for ask in self._exact],
         )
         return (
             all(map(is_, now, self._then))
-            and list(map(len, self._sized)) == self._sizes
-            and [ask() for ask in self._equal] == self._results
+            and [*map(len, self._sized), *[ask() for ask in self._asked]] == self._results
             and not any(map(contains, self._spaces, self._absent))
-            and all(each.holds() for each in self._vacant)
+            and all(each.holds() for each in self._others)
         )
 
 

@@ -75,7 +75,10 @@ def opened(tree: Any, shut: Callable[[Any], bool] | None = None) -> Any:
     if issubclass(type(tree), Shut):
         return tree
     if isinstance(tree, _DICTS) and type(tree) in SUPPORTED_NODES:
-        return _with(tree, {name: part(value) for name, value in tree.items()})
+        values = {name: part(value) for name, value in tree.items()}
+        if isinstance(tree, defaultdict):
+            return defaultdict(tree.default_factory, values)
+        return type(tree)(values)
     if type(tree) in (list, tuple):
         return type(tree)(map(part, tree))
     if type(tree) in SUPPORTED_NODES:
@@ -89,17 +92,6 @@ def opened(tree: Any, shut: Callable[[Any], bool] | None = None) -> Any:
     return tree
 
 
-def _with(tree: Any, values: dict[Any, Any]) -> Any:
-    """A dict of the same class."""
-    if isinstance(tree, defaultdict):
-        return defaultdict(tree.default_factory, values)
-    return type(tree)(values)
-
-
-def _flattened(container: Any) -> tuple[list[Any], Kind]:
-    return container.values, container.kind
-
-
 def _flattened_by_name(container: Any) -> tuple[list[tuple[Any, Any]], Kind]:
     pairs = zip(container.kind.names, container.values, strict=True)
     return [(MappingKey(name), value) for name, value in pairs], container.kind
@@ -107,7 +99,7 @@ def _flattened_by_name(container: Any) -> tuple[list[tuple[Any, Any]], Kind]:
 
 register_pytree_node(
     Opened,
-    _flattened,
+    lambda container: (container.values, container.kind),
     lambda values, kind: kind.build(values),
     flatten_with_keys_fn=_flattened_by_name,
 )
@@ -136,17 +128,13 @@ def flatten(
     A part of it for which `shut` is true is one leaf.
     """
     paths, spec = tree_flatten_with_path(opened(tree, shut))
-    leaves = ((_key(path) or root, leaf) for path, leaf in paths)
+    leaves = (("".join(map(_part, path)).removeprefix(".") or root, leaf) for path, leaf in paths)
     return [(key, leaf.value if type(leaf) is Shut else leaf) for key, leaf in leaves], spec
 
 
 def unflatten(leaves: list[Any], spec: Tree) -> Any:
     """Put leaves back in the containers that `flatten` took them from."""
     return tree_unflatten(leaves, spec)
-
-
-def _key(path: tuple[Any, ...]) -> str:
-    return "".join(map(_part, path)).removeprefix(".")
 
 
 def _part(entry: Any) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from weft.capture.optimizer_groups import Optimizing, optimizers_of
-from weft.capture.optimizers.checks import check_hyperparameters
+from weft.capture.optimizers.attributes import check_hyperparameters
 from weft.capture.optimizers.trials import KeptStates
 from weft.errors import wrong
 from weft.layout import Broadcast, Layout

@@ -12,8 +12,8 @@ from weft.tensor.create import tensor as tensor
 from weft.tensor.create import zeros as zeros
 from weft.tensor.dispatch.special_ops import manual_seed as manual_seed
 from weft.tensor.divergence import check_every_op as check_every_op
-from weft.tensor.dtensor import from_dtensor as from_dtensor
-from weft.tensor.dtensor import to_dtensor as to_dtensor
 from weft.tensor.global_tensor import GlobalTensor as GlobalTensor
 from weft.tensor.module import distribute as distribute
+from weft.tensor.module import from_dtensor as from_dtensor
+from weft.tensor.module import to_dtensor as to_dtensor
 from weft.tensor.module import whole as whole

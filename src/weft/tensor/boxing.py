@@ -200,13 +200,13 @@ def _among_own(
     if isinstance(nodes[0], Transfer):
         return transfer_among_own(lambda _: transfer_ranks(step), nodes, locals_, mesh)
     if not isinstance(nodes[0], Collective):
-        return tuple(map(_without_peers, nodes, locals_))
+        return tuple(map(_local, nodes, locals_))
     at = dict(zip(mesh.ranks, range(len(mesh.ranks)), strict=True))
     made: dict[int, Tensor] = {}
     for group in step_groups(step):
         node = nodes[at[group[0]]]
         assert isinstance(node, Collective)
-        results = _IN_PROCESS[node.kind](node, [locals_[at[rank]] for rank in group])
+        results = _collective(node, [locals_[at[rank]] for rank in group])
         for rank, result in zip(group, results, strict=True):
             made[rank] = result.to(mesh.device_of(rank))
     return tuple(made[rank] for rank in mesh.ranks)
@@ -236,7 +236,7 @@ def transfer_among_own(
     return tuple(made)
 
 
-def _without_peers(node: LocalNode | None, tensor: Tensor) -> Tensor:
+def _local(node: LocalNode | None, tensor: Tensor) -> Tensor:
     if not isinstance(node, LocalCall):
         return tensor
     arguments: Any = node.args[1:]
@@ -244,38 +244,18 @@ def _without_peers(node: LocalNode | None, tensor: Tensor) -> Tensor:
     return made
 
 
-def _copies(tensor: Tensor, count: int) -> list[Tensor]:
-    return [tensor, *(tensor.clone() for _ in range(count - 1))]
-
-
-def _together(tensors: Sequence[Tensor]) -> list[Tensor]:
-    return [tensor.to(tensors[0].device) for tensor in tensors]
-
-
-def _all_reduce(step: Collective, tensors: Sequence[Tensor]) -> list[Tensor]:
-    return _copies(reduce_in_order(_together(tensors), step.reduction), len(tensors))
-
-
-def _all_gather(step: Collective, tensors: Sequence[Tensor]) -> list[Tensor]:
-    return _copies(torch.cat(_together(tensors), step.dim), len(tensors))
-
-
-def _reduce_scatter(step: Collective, tensors: Sequence[Tensor]) -> list[Tensor]:
-    pieces = [tensor.split_with_sizes(step.sizes, step.dim) for tensor in _together(tensors)]
-    return [reduce_in_order(part, step.reduction) for part in zip(*pieces, strict=True)]
-
-
-def _all_to_all(step: Collective, tensors: Sequence[Tensor]) -> list[Tensor]:
-    pieces = [t.split_with_sizes(step.split_sizes, step.split_dim) for t in _together(tensors)]
-    return [torch.cat(part, step.dim) for part in zip(*pieces, strict=True)]
-
-
-_IN_PROCESS: dict[str, Callable[[Collective, Sequence[Tensor]], list[Tensor]]] = {
-    "all_reduce": _all_reduce,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
-    "all_to_all": _all_to_all,
-}
+def _collective(node: Collective, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The results of a collective among tensors of this process, in the order of its ranks."""
+    tensors = [tensor.to(tensors[0].device) for tensor in tensors]
+    if node.kind == "reduce_scatter":
+        pieces = [tensor.split_with_sizes(node.sizes, node.dim) for tensor in tensors]
+        return [reduce_in_order(part, node.reduction) for part in zip(*pieces, strict=True)]
+    if node.kind == "all_to_all":
+        pieces = [tensor.split_with_sizes(node.split_sizes, node.split_dim) for tensor in tensors]
+        return [torch.cat(part, node.dim) for part in zip(*pieces, strict=True)]
+    reduces = node.kind == "all_reduce"
+    made = reduce_in_order(tensors, node.reduction) if reduces else torch.cat(tensors, node.dim)
+    return [made, *(made.clone() for _ in tensors[1:])]
 
 
 # From the ranks of a group, in its order, to this rank's end of a channel between exactly these.
@@ -343,8 +323,6 @@ def _run(node: LocalNode, tensor: Tensor | None, channel: Channel | None) -> Ten
             return run_transfer(channel, node, tensor)
         case Collective() if channel is not None and tensor is not None:
             return run_collectives(channel, (node,), [tensor])[0]
-        case LocalCall(op=op, args=(_, *rest)) if tensor is not None:
-            arguments: Any = rest
-            made: Tensor = LOCAL_OPS[op](tensor, *arguments)
-            return made
+        case LocalCall() if tensor is not None:
+            return _local(node, tensor)
     raise InternalError(f"this rank holds nothing to run {node} on")

@@ -12,20 +12,25 @@ from weft.capture.ops.random import normal, unit
 from weft.errors import LayoutError, UserError, wrong
 from weft.layout import SBP, Broadcast, Layout, Placement, Split
 from weft.runtime.world.distributed import current_world
-from weft.tensor.arguments import (
+from weft.tensor.boxing import box, cut, from_first, laid
+from weft.tensor.dispatch.special_ops import Drawing
+from weft.tensor.divergence import note_made, note_plain
+from weft.tensor.global_tensor import GlobalTensor
+from weft.tensor.spec import (
+    Mesh,
+    Spec,
     check_gradient,
     checked_dtype,
     checked_number,
     checked_placement,
     checked_size,
+    contiguous,
+    layout_for,
+    mesh_of,
     refused,
     sizes_of,
+    without_partials,
 )
-from weft.tensor.boxing import box, cut, from_first, laid
-from weft.tensor.dispatch.special_ops import Drawing
-from weft.tensor.divergence import note_made, note_plain
-from weft.tensor.global_tensor import GlobalTensor
-from weft.tensor.spec import Mesh, Spec, contiguous, layout_for, mesh_of, without_partials
 
 SBPs = SBP | Sequence[SBP]
 
@@ -281,18 +286,13 @@ def _whole_shape(parts: Sequence[Tensor], layout: Layout, mesh: Mesh) -> tuple[i
             "from_local: a process outside of the placement must give shape=, the shape of the whole tensor"
         )
     whole = list(parts[0].shape)
-    for axis, (sbp, size) in enumerate(zip(layout.sbp, layout.placement.shape, strict=True)):
-        if isinstance(sbp, Split):
-            whole[sbp.dim] = _along(parts, layout, mesh, axis, sbp.dim, whole[sbp.dim] * size)
-    return tuple(whole)
-
-
-def _along(
-    parts: Sequence[Tensor], layout: Layout, mesh: Mesh, axis: int, dim: int, even: int
-) -> int:
-    """The whole size of a dimension that only one axis splits, where this process holds all parts."""
-    if not mesh.in_process or layout.sbp.count(Split(dim)) > 1:
-        return even
     at = dict(zip(mesh.ranks, parts, strict=True))
-    group = layout.placement.group(layout.placement.ranks[0], axis)
-    return sum(at[rank].shape[dim] for rank in group)
+    for axis, (sbp, size) in enumerate(zip(layout.sbp, layout.placement.shape, strict=True)):
+        if not isinstance(sbp, Split):
+            continue
+        if mesh.in_process and layout.sbp.count(sbp) == 1:
+            group = layout.placement.group(layout.placement.ranks[0], axis)
+            whole[sbp.dim] = sum(at[rank].shape[sbp.dim] for rank in group)
+        else:
+            whole[sbp.dim] *= size
+    return tuple(whole)

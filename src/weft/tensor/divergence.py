@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, final
@@ -71,44 +71,30 @@ def meet(world: World, group: tuple[int, ...], what: str) -> Channel:
     plain, _ = _plain.get(channel, (0, ""))
     mine = torch.tensor([count, zlib.crc32(what.encode()), made, plain], device=channel.device)
     found = [torch.empty_like(mine) for _ in channel.ranks]
-    with _told_of_others(channel, world.calls, what):
+    with _Looking(channel, world.calls, what):
         channel.exchange([[mine]] * channel.size, [[buffer] for buffer in found])
     found[channel.index] = mine
     if all(torch.equal(other, mine) for other in found):
         return channel
     if ops is not None:
         ops.checksum = 0  # whoever goes on after the error begins anew
-    called = all(torch.equal(other[:2], mine[:2]) for other in found)
-    if not called:
-        raise _other_calls(channel, what)
+    if not all(torch.equal(other[:2], mine[:2]) for other in found):
+        raise RankFailure(
+            "the ranks run different ops; every rank must make the same calls on global tensors in the same order. "
+            + _of_each(channel, f"{what} ({user_line()})")
+        )
     if not all(other[2] == mine[2] for other in found):
-        raise _other_ops_before(channel)
-    raise _other_plain_tensors(channel)
-
-
-def _other_calls(channel: Channel, what: str) -> RankFailure:
-    return RankFailure(
-        "the ranks run different ops; every rank must make the same calls on global tensors in the same order. "
-        + _of_each(channel, f"{what} ({user_line()})")
-    )
-
-
-def _other_ops_before(channel: Channel) -> RankFailure:
-    ops = _ops.get(channel)
-    return RankFailure(
-        "the ranks have run different ops since they last compared them; every rank must make the same calls on "
-        "global tensors in the same order, with the same numbers. Within weft.check_every_op() the first that "
-        "differs is told. The last were " + _of_each(channel, "none" if ops is None else ops.last)
-    )
-
-
-def _other_plain_tensors(channel: Channel) -> RankFailure:
-    _, last = _plain.pop(channel, (0, ""))
-    return RankFailure(
+        raise RankFailure(
+            "the ranks have run different ops since they last compared them; every rank must make the same calls on "
+            "global tensors in the same order, with the same numbers. Within weft.check_every_op() the first that "
+            "differs is told. The last were "
+            + _of_each(channel, "none" if ops is None else ops.last)
+        )
+    raise RankFailure(
         "plain tensors that met global ones differ between the ranks, but a plain tensor counts as the same on all "
         "of them, as a part that is given to weft.from_local does along an axis where it is Broadcast. Make it "
         "global: weft.from_local(x, …) when each process has its own part, weft.tensor(x, …) when the first rank's "
-        "counts. The last were " + _of_each(channel, last)
+        "counts. The last were " + _of_each(channel, _plain.pop(channel, (0, ""))[1])
     )
 
 
@@ -121,7 +107,7 @@ def note_op(mesh: Mesh, op: str, token: int, floats: Sequence[float]) -> None:
     """Remember an op on tensors of `mesh`, for the next time that its ranks `meet`."""
     found = _ops_of.get(mesh)
     if found is None:
-        found = _ops_of[mesh] = tuple(_ops_on(mesh))
+        found = _ops_of[mesh] = tuple(_ops.setdefault(each, _Ops()) for each in _channels_of(mesh))
     number = zlib.crc32(repr(floats).encode(), token) if floats else token
     for ops in found:
         ops.checksum = zlib.crc32(number.to_bytes(4, "big"), ops.checksum)
@@ -138,11 +124,12 @@ def note_made(mesh: Mesh, what: str, *facts: object) -> None:
         note_op(mesh, what, zlib.crc32(f"{what} {facts}".encode()), ())
 
 
-def _ops_on(mesh: Mesh) -> Iterator[_Ops]:
-    for axis, parts in enumerate(mesh.placement.shape):
-        if parts > 1:
-            group = mesh.placement.group(mesh.ranks[0], axis)
-            yield _ops.setdefault(channel_between(mesh.world, group), _Ops())
+def _channels_of(mesh: Mesh, axes: Collection[int] | None = None) -> list[Channel]:
+    """This process's channels along axes of a mesh, by default all, that have several ranks."""
+    shape = mesh.placement.shape
+    along = [x for x in (range(len(shape)) if axes is None else axes) if shape[x] > 1]
+    groups = [mesh.placement.group(mesh.ranks[0], axis) for axis in along]
+    return [channel_between(mesh.world, group) for group in groups]
 
 
 def note_plain(
@@ -157,16 +144,13 @@ def note_plain(
     """
     if mesh.in_process or not mesh.ranks or (not tensor.dim() and tensor.device.type != "cpu"):
         return
-    shape = mesh.placement.shape
-    along = [x for x in (range(len(shape)) if axes is None else axes) if shape[x] > 1]
-    if not along:
+    channels = _channels_of(mesh, axes)
+    if not channels:
         return
     text = f"{what}{tensor.dtype} {list(tensor.shape)} ({user_line()})"
-    checksum = _checksum(tensor)
-    for axis in along:
-        channel = channel_between(mesh.world, mesh.placement.group(mesh.ranks[0], axis))
-        before = _plain.get(channel, (0, ""))[0]
-        _plain[channel] = zlib.crc32(checksum.to_bytes(4, "big"), before), text
+    checksum = _checksum(tensor).to_bytes(4, "big")
+    for channel in channels:
+        _plain[channel] = zlib.crc32(checksum, _plain.get(channel, (0, ""))[0]), text
 
 
 def note_write(placement: Placement, what: str, plain: Iterable[torch.Tensor] = ()) -> None:
@@ -214,76 +198,66 @@ def _checksum(tensor: torch.Tensor) -> int:
     return found
 
 
-@contextmanager
-def _told_of_others(channel: Channel, calls: CallLog, what: str) -> Iterator[None]:
-    """While this lasts, a long wait is made known to the other ranks, and compared with theirs."""
-    if not isinstance(channel, ProcessChannel):
-        yield
-        return
-    looking = _Looking(channel, calls, what)
-    channel.while_waiting = looking.look
-    try:
-        yield
-    finally:
-        channel.while_waiting = looking.at_calls
-        looking.end()
-
-
 @final
 class _Looking:
-    def __init__(self, channel: ProcessChannel, calls: CallLog, what: str) -> None:
-        self.at_calls = channel.while_waiting
+    """While this lasts, a long wait is made known to the other ranks, and compared with theirs."""
+
+    def __init__(self, channel: Channel, calls: CallLog, what: str) -> None:
         self._channel = channel
         self._calls = calls
         self._what = what
-        # What was posted of it, once it was long.
+        # Posted once the wait is long.
         self._wait: Wait | None = None
         self._found = False
 
-    def look(self) -> None:
-        """Post the wait, and compare it with what others have posted."""
-        channel = self._channel
-        if self._wait is None:
-            self._wait = self._long()
-            channel.board.post(str(self._wait))
-        found = wait_cycle(channel.rank, self._wait, self._posted)
-        try:
-            if found:
-                error = RankFailure(_circle_text(found))
-                channel.abort(error)
-                raise error
-            self.at_calls()
-        except RankFailure:
-            self._found = True
-            raise
+    def __enter__(self) -> None:
+        if isinstance(self._channel, ProcessChannel):
+            self._at_calls = self._channel.while_waiting
+            self._channel.while_waiting = self._look
 
-    def _long(self) -> Wait:
-        ranks, begun = self._channel.ranks, self._calls.begun
-        self._calls.wait_for(ranks, self._what)
-        return Wait(ranks, begun[ranks], tuple(begun.items()), f"{self._what} ({user_line()})")
-
-    def end(self) -> None:
-        """Take back what was posted; what was found out by it stays, so that the others find it too."""
+    def __exit__(self, *_: object) -> None:
+        if not isinstance(self._channel, ProcessChannel):
+            return
+        self._channel.while_waiting = self._at_calls
+        # The findings of a wait stay, so that the others find them too.
         self._calls.waits = None
         if self._wait is not None and not self._found:
             self._channel.board.post("")
             self._channel.board.post(str(self._calls.posted()), CALLS)
 
-    def _posted(self, rank: int) -> Wait | None:
-        text = self._channel.board.posted(rank)
-        return Wait.parse(text) if text else None
+    def _look(self) -> None:
+        """Post the wait, and compare it with those that others have posted."""
+        channel: Any = self._channel
+        if self._wait is None:
+            ranks, begun = channel.ranks, self._calls.begun
+            self._calls.wait_for(ranks, self._what)
+            self._wait = Wait(
+                ranks, begun[ranks], tuple(begun.items()), f"{self._what} ({user_line()})"
+            )
+            channel.board.post(str(self._wait))
 
+        def posted(rank: int) -> Wait | None:
+            text = channel.board.posted(rank)
+            return Wait.parse(text) if text else None
 
-def _circle_text(waits: Mapping[int, Wait]) -> str:
-    nexts = [*list(waits)[1:], next(iter(waits))]
-    each = (
-        f"rank {rank} waits for rank {peer} among {list(wait.ranks)}: {wait.what}"
-        for (rank, wait), peer in zip(waits.items(), nexts, strict=True)
-    )
-    return (
-        "the ranks wait for one another; every rank must make the same calls on global tensors in the same order. "
-        + "; ".join(each)
-    )
+        found = wait_cycle(channel.rank, self._wait, posted)
+        try:
+            if found:
+                nexts = [*list(found)[1:], next(iter(found))]
+                error = RankFailure(
+                    "the ranks wait for one another; every rank must make the same calls on global tensors in the same "
+                    "order. "
+                    + "; ".join(
+                        f"rank {rank} waits for rank {peer} among {list(wait.ranks)}: {wait.what}"
+                        for (rank, wait), peer in zip(found.items(), nexts, strict=True)
+                    )
+                )
+                channel.abort(error)
+                raise error
+            self._at_calls()
+        except RankFailure:
+            self._found = True
+            raise
 
 
 @contextmanager
@@ -312,9 +286,8 @@ def check_every(mesh: Mesh, what: str) -> None:
     """
     if mesh.in_process or not mesh.ranks:
         return
-    for axis, parts in enumerate(mesh.placement.shape):
-        if parts > 1:
-            meet(mesh.world, mesh.placement.group(mesh.ranks[0], axis), what)
+    for channel in _channels_of(mesh):
+        meet(mesh.world, channel.ranks, what)
 
 
 def user_line() -> str:

@@ -13,9 +13,14 @@ from weft.errors import LayoutError, UserError
 from weft.layout import SBP, Broadcast, Layout, Placement, Shares, Split, broadcast_layout
 from weft.tensor.boxing import Locals, assemble
 from weft.tensor.dispatch.dispatch import dispatch
-from weft.tensor.dispatch.interleaved import check_order, in_order, relaid, stored_in
+from weft.tensor.dispatch.interleaved import (
+    check_order,
+    in_order,
+    parted_aliases,
+    relaid,
+    stored_in,
+)
 from weft.tensor.dispatch.operands import of_all
-from weft.tensor.dispatch.views import parted_aliases
 from weft.tensor.divergence import user_line
 from weft.tensor.spec import Spec, contiguous, layout_for
 
@@ -166,17 +171,14 @@ class GlobalTensor(Tensor):
             )
         if isinstance(value, GlobalTensor) and _places(value) == _places(self):
             return
-        self._let_go()
-        with torch.no_grad():
-            self.detach().copy_(value)
-
-    def _let_go(self) -> None:
-        """Give those that share this variable's memory memory of their own: `.data = …` leaves them what they had."""
+        # `.data = …` leaves tensors that share this variable's memory what they had, in memory of their own.
         living = parted_aliases(self)
         parts = self.locals if living else ()
         own = {part.untyped_storage().data_ptr(): (part, part.clone()) for part in parts}
         for each in living:
             each.locals = tuple([_moved_along(part, own) for part in each.locals])
+        with torch.no_grad():
+            self.detach().copy_(value)
 
     def become(self, value: GlobalTensor) -> None:
         """Take over shape, layout and memory of another global tensor.
@@ -319,19 +321,15 @@ class _ToGlobal(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return _boxed_back(gradients[0], ctx.layout), None
-
-
-def _boxed_back(gradient: GlobalTensor, source: Layout) -> GlobalTensor:
-    """A gradient brought to the placement and the splits of `source`; what need not be split stays as it is."""
-    same = gradient.placement == source.placement
-    arrived = gradient.sbp if same else broadcast_layout(source.placement).sbp
-    sbp = (
-        there if isinstance(there, Split) or isinstance(here, Split) else here
-        for here, there in zip(arrived, source.sbp, strict=True)
-    )
-    target = Layout(source.placement, tuple(sbp))
-    return GlobalTensor(*_moved(gradient, target))
+        gradient, source = gradients[0], ctx.layout
+        same = gradient.placement == source.placement
+        arrived = gradient.sbp if same else broadcast_layout(source.placement).sbp
+        sbp = (
+            there if isinstance(there, Split) or isinstance(here, Split) else here
+            for here, there in zip(arrived, source.sbp, strict=True)
+        )
+        target = Layout(source.placement, tuple(sbp))
+        return GlobalTensor(*_moved(gradient, target)), None
 
 
 def _moved(x: GlobalTensor, layout: Layout) -> tuple[Spec, Locals]:

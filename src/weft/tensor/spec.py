@@ -1,15 +1,17 @@
-"""Spec: everything about a global tensor but its data, equal specs are one object; and the mesh where it lies."""
+"""Spec: everything about a global tensor but its data, equal specs are one object; the mesh; checks of arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import final
+from math import prod
+from typing import Any, final
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 
-from weft.errors import InternalError, LayoutError, wrong
+from weft.errors import InternalError, LayoutError, UserError, WeftError, is_whole, shown, wrong
 from weft.ir.plan import Communicator
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.ops import TensorSpec
@@ -17,7 +19,6 @@ from weft.ops.cost import dtype_name
 from weft.runtime.channels.channel import Channel
 from weft.runtime.world.distributed import current_world
 from weft.runtime.world.world import LocalWorld, World
-from weft.tensor.arguments import checked_placement
 
 
 @final
@@ -86,13 +87,13 @@ def layout_for(
             f"{placement.axes} axes of {placement}"
         )
         raise wrong(f"{what}: sbp=", expected, sbp, LayoutError)
-    layout = Layout(placement, tuple(_from_front(part, len(shape)) for part in every))
+    rank = len(shape)
+    every = tuple(
+        Split(x.dim + rank) if isinstance(x, Split) and -rank <= x.dim < 0 else x for x in every
+    )
+    layout = Layout(placement, every)
     layout.check(tuple(shape))
     return layout
-
-
-def _from_front(sbp: SBP, rank: int) -> SBP:
-    return Split(sbp.dim + rank) if isinstance(sbp, Split) and -rank <= sbp.dim < 0 else sbp
 
 
 def without_partials(layout: Layout) -> Layout:
@@ -204,3 +205,74 @@ def channel_between(world: World, group: tuple[int, ...]) -> Channel:
     if channel is None:
         raise InternalError(f"this process is not in the group {group}")
     return channel
+
+
+# Elements that torch can count.
+_MOST = 2**63 - 1
+
+
+def checked_placement(placement: object, what: str) -> Placement:
+    """The placement itself; raises LayoutError for anything else."""
+    if not isinstance(placement, Placement):
+        expected = 'weft.placement("cpu", [0, 1]) or the like'
+        raise wrong(f"{what}: placement=", expected, placement, LayoutError)
+    return placement
+
+
+def checked_size(size: object, what: str) -> tuple[int, ...]:
+    """The shape of a whole tensor as a tuple; raises UserError for anything else."""
+    sizes = tuple(size) if isinstance(size, list | tuple | range) else None
+    if sizes is None or not all(is_whole(each, 0) for each in sizes):
+        raise wrong(what, "whole numbers from 0 as the shape", size)
+    if prod(sizes) > _MOST or any(each > _MOST for each in sizes):
+        raise UserError(
+            f"{what}: no tensor has the shape {shown(size)}; give one of at most {_MOST} elements"
+        )
+    return sizes
+
+
+def checked_dtype(dtype: object, what: str) -> torch.dtype | None:
+    """The dtype, or None; raises UserError for anything else."""
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise wrong(f"{what}: dtype=", "a torch.dtype or None", dtype)
+    return dtype
+
+
+def checked_number(value: object, what: str) -> Any:
+    """A number that a tensor can hold; raises UserError for anything else."""
+    if not isinstance(value, bool | int | float | complex) or (
+        isinstance(value, int) and not -_MOST - 1 <= value <= _MOST
+    ):
+        raise wrong(what, "a number", value)
+    return value
+
+
+def check_gradient(requires_grad: object, dtype: torch.dtype | None, what: str) -> None:
+    """Check that `requires_grad` is True or False, and that a tensor of this dtype may have a gradient.
+
+    Raises:
+        UserError: when it is not.
+    """
+    if not isinstance(requires_grad, bool):
+        raise wrong(f"{what}: requires_grad=", "True or False", requires_grad)
+    if requires_grad and dtype is not None and not (dtype.is_floating_point or dtype.is_complex):
+        raise UserError(
+            f"{what}: only floating-point tensors have gradients, got dtype {dtype}; give another dtype="
+        )
+
+
+@contextmanager
+def refused(what: str, found: object) -> Iterator[None]:
+    """Say of torch's error which call it refuses, and what it was given."""
+    try:
+        yield
+    except WeftError:
+        raise
+    except (TypeError, ValueError, RuntimeError, OverflowError, NotImplementedError) as error:
+        text = str(error).partition("\n")[0]
+        raise UserError(f"{what}: {shown(found)}: {text}") from error
+
+
+def sizes_of(size: Sequence[Any]) -> Any:
+    """`f(2, 3)` and `f((2, 3))` mean the same."""
+    return size[0] if len(size) == 1 and not isinstance(size[0], int) else size

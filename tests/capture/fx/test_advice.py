@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 import models
 from weft.capture import capture
-from weft.capture.fx.advice import REMEDIES
+from weft.capture.fx.refusals import REMEDIES
 from weft.errors import CaptureError
 
 Batch = dict[str, Tensor]

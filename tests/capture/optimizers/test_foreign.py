@@ -11,8 +11,12 @@ import torch
 from torch import nn
 
 from weft.capture.optimizer_groups import Optimizers
-from weft.capture.optimizers.attributes import attributes_of, give_attributes, owned
-from weft.capture.optimizers.checks import check_optimizer
+from weft.capture.optimizers.attributes import (
+    attributes_of,
+    check_optimizer,
+    give_attributes,
+    owned,
+)
 from weft.capture.optimizers.optimizer import UpdateRule, groups_of, update_rules
 from weft.errors import CaptureError
 

@@ -1,13 +1,14 @@
-"""torch's generators while a step is captured: it may read and restore their state, and draw from none that it has set.
+"""Functions and generators of torch that are replaced while a step is captured, in the thread that captures it.
 
-The draws of a plan depend on its seed, the number of the step and positions in tensors. A draw by a seed or state of
-the step's own (`torch.manual_seed`, `set_rng_state`, `fork_rng` around draws) would be another one there.
+The step may read and restore the state of a generator, and draw from none that it has set. The draws of a plan depend
+on its seed, the number of the step and positions in tensors. A draw by a seed or state of the step's own
+(`torch.manual_seed`, `set_rng_state`, `fork_rng` around draws) would be another one there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from threading import get_ident
 from typing import Any, final
@@ -136,3 +137,40 @@ def state_of(generator: torch.Generator) -> bytes:
 
 def _place(generator: StepGenerator) -> str:
     return f" ({generator.set_at.strip()})" if generator.set_at else ""
+
+
+@contextmanager
+def replaced(
+    *functions: tuple[Any, str, Callable[[Callable[..., Any]], Any]],
+) -> Iterator[set[int]]:
+    """While this lasts, calls in this thread go to others; other threads call the functions themselves.
+
+    Args:
+        functions: owner and name of each, and what makes the other of it.
+
+    Yields:
+        The other threads that have called one.
+    """
+    own, others = get_ident(), set[int]()
+    # None once this is over: torch's tables may hold methods longer.
+    made: list[Callable[..., Any]] = []
+
+    def standing(place: int, name: str, plain: Callable[..., Any]) -> Any:
+        def call(*args: Any, **named: Any) -> Any:
+            if made and get_ident() == own:
+                return made[place](*args, **named)
+            if made:
+                others.add(get_ident())
+            return plain(*args, **named)
+
+        call.__name__ = name  # torch looks methods up by name, and hands this one to modes
+        return call
+
+    with ExitStack() as stack:
+        for place, (owner, name, make) in enumerate(functions):
+            plain = getattr(owner, name)
+            made.append(make(plain))
+            stack.enter_context(patch.object(owner, name, standing(place, name, plain)))
+        stack.callback(made.clear)
+        del functions, make
+        yield others

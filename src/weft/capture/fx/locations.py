@@ -1,34 +1,46 @@
-"""From a node of the trace to the user's line: called lines, module paths, and forward lines for backward ops."""
+"""The user's line of each node of the trace, its module path and its checkpoint.
+
+A backward op has the line of the forward op that it belongs to.
+"""
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 from bisect import bisect_right
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import replace
+from itertools import count, islice
+from types import FrameType
 from typing import Any, final
+from unittest.mock import patch
 
 import torch
+import torch.utils.checkpoint as checkpoints
 from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from weft.capture.fx.advice import hands_on
-from weft.capture.fx.checkpoints import checkpoint_of
 from weft.capture.fx.private import (
     backward_sequence_of,
     nodes_so_far,
     note,
+    notes_now,
     notes_of,
+    running_sequence,
     sequence_of,
     set_notes,
 )
+from weft.errors import LayoutError, StrategyError, wrong
 from weft.files import PACKAGE, in_library
 from weft.ir.logical import Location
+from weft.layout import SBP, Broadcast, Partial, Split
 
 # The frame that calls the user's function: frames around it are not the model's.
 TRACE_FILE = os.path.join(PACKAGE, "capture", "tracing", "trace.py")
@@ -113,15 +125,20 @@ def locate(graph: torch.fx.Graph) -> None:
         if in_backward(node):
             found[node] = _backward_location(node, forward, found)
             continue
-        found[node] = location = _forward_location(node)
+        notes, location = notes_of(node), None
+        if _FRAME in notes:
+            file, line = notes[_FRAME]
+            stage, region = notes.get(_STAGE), checkpoint_of(notes)
+            location = Location(file, line, notes.get(_MODULE, ""), stage=stage, checkpoint=region)
+        found[node] = location
         sequence = sequence_of(node)
         if sequence is not None and location is not None:
             forward.setdefault(sequence, location)
     for node in graph.nodes:
         backward = in_backward(node)
         autograd = backward_sequence_of(node) if backward else sequence_of(node)
-        notes = {_LOCATION: found.get(node), _BACKWARD: backward, _AUTOGRAD: autograd}
-        set_notes(node, notes)
+        made = {_LOCATION: found.get(node), _BACKWARD: backward, _AUTOGRAD: autograd}
+        set_notes(node, made)
 
 
 def location_of(node: torch.fx.Node) -> Location | None:
@@ -132,17 +149,6 @@ def location_of(node: torch.fx.Node) -> Location | None:
 def autograd_of(node: torch.fx.Node) -> int | None:
     """The number that autograd gave the node that a forward op made, and in whose backward a backward op ran."""
     return notes_of(node).get(_AUTOGRAD)
-
-
-def _forward_location(node: torch.fx.Node) -> Location | None:
-    frame = notes_of(node).get(_FRAME)
-    if frame is None:
-        return None
-    file, line = frame
-    notes = notes_of(node)
-    module, stage = notes.get(_MODULE, ""), notes.get(_STAGE)
-    region = checkpoint_of(notes)
-    return Location(file, line, module, stage=stage, checkpoint=region)
 
 
 def _backward_location(
@@ -169,3 +175,130 @@ def _user_frame() -> tuple[str, int] | None:
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back  # type: ignore[assignment]
     return None
+
+
+# `torch.utils.checkpoint` in a step: what it wraps runs once, and is marked for the backward to make again.
+#
+# The plan makes it again as `Strategy(recompute=)` does, with the same random numbers; so both forms of
+# checkpoints may hold dropout. Policies of selective checkpoints decide nothing: all is made again.
+#
+# Private API: `CheckpointFunction` and `_checkpoint_without_reentrant_generator` of
+# `torch.utils.checkpoint`, which its `checkpoint` looks up by name.
+
+
+_CHECKPOINT = "weft.checkpoint"
+
+
+@contextmanager
+def checkpoints_noted() -> Iterator[None]:
+    """While this lasts, nodes are recorded with the number of the outermost checkpoint around them."""
+    numbers = count()
+
+    @contextmanager
+    def region() -> Iterator[None]:
+        # In a backward, as of a checkpoint written by hand, everything is made again already.
+        inside = _CHECKPOINT in notes_now() or running_sequence() is not None
+        with note(**({} if inside else {_CHECKPOINT: next(numbers)})):
+            yield
+
+    @final
+    class Reentrant:
+        @staticmethod
+        def apply(function: Callable[..., Any], _preserve: bool, *args: Any) -> Any:
+            # As torch does: nothing inside is trained when no argument asks for a gradient.
+            asks = any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args)
+            with region(), torch.set_grad_enabled(asks and torch.is_grad_enabled()):
+                return function(*args)
+
+    def around(
+        _: Any, _preserve: bool, contexts: Any, *_args: Any, **_kwargs: Any
+    ) -> Iterator[None]:
+        forward, _again = contexts()
+        with region(), nullcontext() if isinstance(forward, TorchDispatchMode) else forward:
+            yield
+
+    with (
+        patch.object(checkpoints, "CheckpointFunction", Reentrant),
+        patch.object(checkpoints, "_checkpoint_without_reentrant_generator", around),
+    ):
+        yield
+
+
+def checkpoint_of(notes: Mapping[str, Any]) -> int | None:
+    """The number of the checkpoint in the notes on a node."""
+    number: int | None = notes.get(_CHECKPOINT)
+    return number
+
+
+def hands_on(frame: FrameType) -> bool:
+    """True where a `TorchFunctionMode` of the user's is at the call of the function that it was given."""
+    code = frame.f_code
+    if code.co_name != "__torch_function__" or sys.version_info < (3, 11):
+        return False
+    line, _, column, _ = next(islice(code.co_positions(), frame.f_lasti // 2, None))
+    source = linecache.getline(code.co_filename, line or 0).encode()
+    return source[column or 0 :].startswith(f"{code.co_varnames[1]}(".encode())
+
+
+_capturing: ContextVar[bool] = ContextVar("weft_capturing", default=False)
+
+
+def hint(x: torch.Tensor, sbp: SBP | tuple[SBP, ...]) -> torch.Tensor:
+    """Fix how `x` lies on the placement: one SBP for each axis of the grid.
+
+    Outside of `weft.compile` this returns `x` itself. The gradient of `x` is not fixed by it.
+
+    Raises:
+        LayoutError: when `sbp` is not an SBP, or a tuple of them.
+    """
+    parts = sbp if isinstance(sbp, tuple) else (sbp,)
+    if not parts or not all(isinstance(part, Split | Broadcast | Partial) for part in parts):
+        raise LayoutError(
+            f"hint: expected an SBP such as weft.split(0), or one for each axis of the grid, got {sbp!r}"
+        )
+    if not capturing():
+        return x
+    marked: torch.Tensor = torch.ops.weft.hint(x, ",".join(map(str, parts)))
+    return marked
+
+
+def capturing() -> bool:
+    """True while this thread captures a step."""
+    return _capturing.get()
+
+
+@contextmanager
+def hints_recorded() -> Iterator[None]:
+    """While this lasts, `hint` leaves a mark in the graph."""
+    token = _capturing.set(True)
+    try:
+        yield
+    finally:
+        _capturing.reset(token)
+
+
+@torch.library.custom_op("weft::hint", mutates_args=(), schema="(Tensor x, str sbp) -> Tensor")
+def _hint(x: torch.Tensor, sbp: str) -> torch.Tensor:
+    return x.clone()
+
+
+@_hint.register_fake
+def _(x: torch.Tensor, sbp: str) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+_hint.register_autograd(lambda context, gradient: (gradient, None))
+
+
+def stage(index: int) -> AbstractContextManager[None]:
+    """While this lasts, what the model computes belongs to stage `index`, counted from 0; its backward too.
+
+    It takes effect in `weft.compile` with a strategy that has stages, where no pattern of a stage
+    says otherwise. The innermost one counts.
+
+    Raises:
+        StrategyError: when `index` is no whole number from 0.
+    """
+    if not isinstance(index, int) or isinstance(index, bool) or index < 0:
+        raise wrong("weft.stage: index", "the number of a stage, from 0", index, StrategyError)
+    return stage_noted(index) if capturing() else nullcontext()

@@ -21,7 +21,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, TypeAlias, final
+from typing import Any, TypeAlias, TypeVar, final
 
 import torch
 import torch.fx.traceback
@@ -34,6 +34,33 @@ from weft.capture.fx.retrace import MAKER, Skeleton, retrace
 FakeMode: TypeAlias = FakeTensorMode
 # Ops that are taken apart while a step is traced, and the functions that do it.
 Decompositions: TypeAlias = Mapping[torch._ops.OpOverload, Callable[..., Any]]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def shapes_of(op: str) -> Callable[[Function], Function]:
+    """Let the decorated function give the results of an op of weft's ("weft::lstm") on tensors without data."""
+    register: Callable[[Function], Function] = torch.library.register_fake(op)
+    return register
+
+
+def stands_for(table: dict[Any, Callable[..., Any]], *ops: Any) -> Callable[[Function], Function]:
+    """Put the decorated function into `table` in place of others.
+
+    Args:
+        ops: functions of torch, and names of ATen ops ("mean.default"), of which this torch may lack some.
+    """
+
+    def note(function: Function) -> Function:
+        for op in ops:
+            if isinstance(op, str):
+                packet, overload = op.split(".")
+                op = getattr(getattr(torch.ops.aten, packet, None), overload, None)
+            if op is not None:
+                table[op] = function
+        return function
+
+    return note
 
 
 class DispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -170,7 +197,11 @@ def functional(
     nor holds ops of the `table` comes back as it is. Pass the result found for other shapes if there is one, as in
     `trace_like`.
     """
-    if not any(_changes(node.target, table) for node in module.graph.nodes):
+    # Views do not look different in a functional trace, where nothing is written.
+    targets = [node.target for node in module.graph.nodes]
+    ops = [target for target in targets if isinstance(target, torch._ops.OpOverload)]
+    higher = any(isinstance(target, torch._ops.HigherOrderOperator) for target in targets)
+    if not higher and not any(op in table or op._schema.is_mutable for op in ops):
         return module
 
     def run(*values: torch.Tensor) -> Any:
@@ -207,17 +238,13 @@ class _Functional(torch.fx.Interpreter):
         try:
             return super().call_function(target, args, kwargs)
         except (RuntimeError, ValueError):
-            at = self._node_at(target, args)
+            # The node that runs, where it is a view by shape.
+            views: Any = self.graph.nodes if target is torch.ops.aten.view.default else ()
+            made = [node for node in views if node.target is target]
+            at = next((node for node in made if self.env.get(node.args[0]) is args[0]), None)
             if at is None or _written_after(self.graph, at):
                 raise
             return torch.ops.aten.reshape.default(*args)
-
-    def _node_at(self, target: Any, args: Any) -> torch.fx.Node | None:
-        """The node that runs, where it is a view by shape."""
-        if target is not torch.ops.aten.view.default:
-            return None
-        made = [node for node in self.graph.nodes if node.target is target]
-        return next((node for node in made if self.env.get(node.args[0]) is args[0]), None)
 
 
 def copy_noted() -> AbstractContextManager[None]:
@@ -261,13 +288,6 @@ def root_of(node: torch.fx.Node) -> torch.fx.Node:
             break
         node = node.args[0]
     return node
-
-
-def _changes(target: Any, table: Decompositions) -> bool:
-    """True where an op may look different in a functional trace; views do not, where nothing is written."""
-    if not isinstance(target, torch._ops.OpOverload):
-        return isinstance(target, torch._ops.HigherOrderOperator)
-    return target in table or target._schema.is_mutable
 
 
 @final

@@ -1,49 +1,219 @@
-"""Errors of tracing, said in the user's words: the line, why a graph cannot hold it, and what would do.
+"""Errors of tracing in the user's words: the line, the reason against it, and a remedy.
 
-Writes are refused where PyTorch refuses them or leaves open what comes of them: to one place for several elements,
-and to what is read otherwise by the same op. Some ops write arguments that they do not return; their shapes on fake
-tensors cannot be trusted: torch's observers of quantization give their buffers the shape that they need in their
-first call.
+Code that reads values, of which there are none while a step is captured, gets its remedy from one table, by the
+function of torch that was called, by the op that found no value, and by the form of the line in Python.
 """
 
 from __future__ import annotations
 
+import ast
 import inspect
 import linecache
-import operator
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import FrameType
+from typing import Any, TypeAlias
 
 import torch
+from torch.utils._pytree import tree_leaves
 
-from weft.capture.fx.advice import REMEDIES, Frames, advice, hands_on, reads_number
-from weft.capture.fx.locations import TRACE_FILE, location_of
-from weft.capture.fx.private import Refusal, UnwritableView, values_made, written_by, written_copy
-from weft.capture.fx.views import views_of
+from weft.capture.fx.locations import TRACE_FILE, hands_on, location_of
+from weft.capture.fx.private import Refusal, UnwritableView
 from weft.errors import CaptureError
-from weft.files import in_library, installed, standard
+from weft.files import PACKAGE, in_library, installed, standard
 from weft.ir.logical import Location
 
-_EXPANDED = (
-    "writes to a tensor of which several elements lie at one place in memory, as expand, broadcast_to, unfold and "
-    "as_strided make them: PyTorch refuses that, or leaves open what comes of it; clone() the tensor before"
+# The frames of code that was refused, outermost first, each with the line that it was at.
+Frames: TypeAlias = Sequence[tuple[FrameType, int]]
+
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+
+REMEDIES = {
+    "check": "a check stays one, in every step, where it asks for the truth of a tensor: assert (x <= n).all(), or if "
+    "(x > n).any(): raise …, with no .item(), int(), float() or .tolist() in it",
+    "check without source": "a check (assert, or if …: raise) stays one where Python has the source of its line, and "
+    "there is none of this code: write it in a file",
+    "check of a distribution": "give the distribution validate_args=False; MultivariateNormal takes scale_tril=, too",
+    "branch": "a branch: compute both sides and choose, x = torch.where(condition, f(x), x); for and, or, not, max() "
+    "and min() of Python write &, |, ~, torch.maximum and torch.minimum; to print or to warn, return the condition and "
+    "look at it after the step",
+    "loop": "a loop: make a fixed number of turns, and let torch.where keep what is done",
+    "mask": "a mask takes as many elements as it is true for: keep all of them, x = torch.where(mask, f(x), x); for a "
+    'mean, reduction="none" and (loss * mask).sum() / mask.sum(); for labels, ignore_index=-100 of cross_entropy; for '
+    "ctc_loss, padded targets of shape [batch, length] and target_lengths",
+    "bincount": "bincount(x, minlength=n) of numbers below n is F.one_hot(x, n).sum(0)",
+    "unique": "unique finds as many elements as there are: of whole numbers below n, F.one_hot(x, n).sum(0) counts "
+    "each; (x.sort().values.diff() != 0).sum() + 1 says how many differ",
+    "classes": "F.one_hot takes num_classes=",
+    "repeats": "repeat_interleave by a tensor takes output_size=, the number of rows that it makes in all",
+    "number": "leave the number a tensor: without .item(), int() and float() it counts as a number does, as in "
+    "loss / mask.sum(); to show it, return it and print it after the step",
+    "size": "a size: take the largest that there is, and a mask, torch.arange(n) < length, in place of x[:length]; or "
+    "pass the size in the batch, as a number of Python",
+    "index": "an index of one place: x.index_select(dim, i.reshape(1)).squeeze(dim), or torch.take_along_dim for one "
+    "of each row; to write, index_copy or scatter; a list of tensors is stacked first, torch.stack(tensors)",
+    "stack": "torch.tensor reads what it is given: take the tensor as it is, and torch.stack(tensors) of several",
+    "list": "tolist() gives no numbers while the step is captured: for torch.arange(…).tolist() write range(…), go on "
+    "with the tensor, or pass a list of numbers in the batch",
+    "numpy": "numpy and scipy read memory: write it with ops of torch; or compute it before the step, as the matching "
+    "of linear_sum_assignment from what program.evaluation gives, and pass the result in the batch",
+    "": "keep values in tensors (torch.where, masks of fixed shape); .item() may only be returned",
+}
+# The kinds, by the name of the function that was called; by that of its op where torch calls that "fn".
+_KINDS = {
+    **dict.fromkeys(("__bool__", "__contains__", "is_nonzero", "equal", "allclose"), "branch"),
+    **dict.fromkeys(("nonzero", "masked_select", "argwhere", "where", "__getitem__"), "mask"),
+    **dict.fromkeys(("unique", "_unique2", "unique_dim", "unique_consecutive"), "unique"),
+    **dict.fromkeys(("numpy", "__array__"), "numpy"),
+    **dict.fromkeys(("__int__", "__float__", "__complex__", "__format__", "item"), "number"),
+    "bincount": "bincount",
+    "repeat_interleave": "repeats",
+    "one_hot": "classes",
+    **dict.fromkeys(("tensor", "as_tensor", "asarray"), "stack"),
+    "tolist": "list",
+}
+# Functions whose numbers are sizes.
+_SIZED = {
+    *("arange", "empty", "expand", "full", "interpolate", "linspace", "narrow", "ones", "pad"),
+    *("rand", "randint", "randn", "randperm", "repeat", "reshape", "tile", "topk", "unflatten"),
+    *("unfold", "view", "zeros"),
+}
+# Folders of torch whose code is like a user's.
+_DISTRIBUTIONS = os.path.join(_TORCH, "distributions")
+_PLAIN = (_DISTRIBUTIONS, os.path.join(_TORCH, "nn", ""))
+_TRUTHS = ("check", "branch", "loop", "check without source")
+# Options of `transformers` that do without, by words in its line or the name of its function.
+_OPTIONS = {
+    "layerdrop": "set layerdrop=0 in the model's config",
+    "layer_drop": "set layer_drop=0 in the model's config",
+    "_check_tensor_all": "set TRANSFORMERS_DISABLE_TORCH_CHECK=1 in the environment",
+    "_mask_hidden_states": "set apply_spec_augment=False in the model's config",
+    "masked_select(labels_mask)": "call the model without labels, and F.ctc_loss with padded targets on its logits",
+}
+_EXPERTS = (
+    'load or configure the model with experts_implementation="grouped_mm", the default of transformers, whose '
+    "shapes do not depend on where tokens are routed"
 )
-_READ = (
-    "writes to memory that it reads through another view: PyTorch refuses that, or leaves open what comes of it; "
-    "clone() what it reads"
+_OWN_EXPERTS = (
+    "transformers has no experts_implementation for this model: put experts in their place that compute all tokens, "
+    "weighed by the router, or take a model whose experts can be grouped"
 )
-_ALIASING = (
-    "writes to an argument, or gives a view of one, which in a graph ops of PyTorch alone may do; expected one that "
-    "makes new tensors, such as a torch.library.custom_op with mutates_args=()"
-)
-_RESIZES = (
-    "gives a tensor that it writes another shape when it first runs, from {} to {}; call the model once before "
-    "compiling"
-)
-# Up to how many elements an op is tried.
-_TRIED = 1 << 25
+
+
+def advice(frames: Frames, op: str = "", error: str = "") -> str:
+    """The remedy for the code that was refused.
+
+    Args:
+        frames: of the code.
+        op: that found no value.
+        error: text of an error of torch, which may begin with the function that was called.
+    """
+    for each, at in reversed(frames):
+        if "transformers" in each.f_code.co_filename and (found := _option(each, at)):
+            return found
+    call, given, (frame, line) = _called(frames)
+    call = call or error.removeprefix("TypeError: ").partition("()")[0]
+    name, form = op.removeprefix("aten.").partition(".")[0], _form(frame, line)
+    kind = _KINDS.get(name if call == "fn" else call, "")
+    if call in ("__getitem__", "__setitem__", "__index__") and name != "nonzero":
+        kind = "size" if form == "range" or _cuts(given[1:2]) else "index"
+    elif kind in ("", "number") and form == "list":
+        kind = "list"
+    elif kind == "branch" and frame and _DISTRIBUTIONS in frame.f_code.co_filename:
+        kind = "check of a distribution"
+    elif kind == "branch" or (not kind and form in _TRUTHS[:3]):
+        kind = form if form in _TRUTHS else "branch"
+    elif kind in ("", "number") and name in ("", "_local_scalar_dense"):
+        kind = "size" if form == "range" or call in _SIZED else "number"
+    return REMEDIES[kind]
+
+
+def reads_number(frames: Frames) -> bool:
+    """True where torch, or Python's own library, such as `json`, was given a number that is not there yet."""
+    _, given, (frame, line) = _called(frames)
+    own = list(frames[-1][0].f_locals.values()) if frames else []
+    held = [*given, *own] if not given or standard(frames[-1][0].f_code.co_filename) else given
+    later = any(type(x).__name__ == "UnbackedNumber" for x in tree_leaves(held))
+    return later or (not given and _form(frame, line) == "list")
+
+
+def _option(frame: FrameType, line: int) -> str:
+    """The option of `transformers` by which this code of it needs no values; "" where none is known."""
+    file, code = frame.f_code.co_filename, frame.f_code.co_name
+    if "Experts" in type(frame.f_locals.get("self")).__name__:
+        groups = any("use_experts_implementation" in each for each in linecache.getlines(file))
+        return _EXPERTS if groups else _OWN_EXPERTS
+    code += linecache.getline(file, line)
+    return next((option for word, option in _OPTIONS.items() if word in code), "")
+
+
+def _called(frames: Frames) -> tuple[str, Sequence[Any], tuple[FrameType | None, int]]:
+    """The function of torch that code has called, by name, what it was given, and the place of the call."""
+    call, given = "", list[Any]()
+    for frame, line in reversed(frames):
+        file = frame.f_code.co_filename
+        own, torchs = file.startswith(PACKAGE), file.startswith(_TORCH)
+        if frame.f_code.co_name == "__torch_function__" and (own or hands_on(frame)):
+            values = frame.f_locals
+            call = getattr(values.get("func"), "__name__", call)
+            given = [*(values.get("args") or ()), *(values.get("kwargs") or {}).values()]
+        elif not own and (not torchs or (call and file.startswith(_PLAIN))):
+            return call, given, (frame, line)
+    return call, given, (None, 0)
+
+
+def _cuts(keys: Sequence[Any]) -> bool:
+    """True where an index has a slice that ends at a tensor."""
+    parts = [part for key in keys for part in (key if isinstance(key, tuple) else (key,))]
+    slices = [(x.start, x.stop, x.step) for x in parts if isinstance(x, slice)]
+    return any(isinstance(end, torch.Tensor) for each in slices for end in each)
+
+
+def _form(frame: FrameType | None, line: int) -> str:
+    """The form of the line that a frame is at: "check", "loop", "branch", "range", "list"; "" for others."""
+    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals) if frame else []
+    if frame and not lines:
+        return "check without source"
+    try:
+        tree = ast.parse("".join(lines))
+    except SyntaxError:
+        return ""
+    found = {_form_of(node) for node in ast.walk(tree) if _is_at(node, line)}
+    return next(
+        (kind for kind in ("check", "loop", "branch", "range", "list") if kind in found), ""
+    )
+
+
+def _is_at(node: Any, line: int) -> bool:
+    """True where a line belongs to a node, of statements with a test to this."""
+    head = node.test if isinstance(node, ast.If | ast.While) else node
+    return bool(getattr(head, "lineno", line + 1) <= line <= getattr(head, "end_lineno", 0))
+
+
+def _form_of(node: ast.AST) -> str:
+    match node:
+        case ast.Assert() | ast.If(body=[*_, ast.Raise()]):
+            return "check"
+        case ast.If() | ast.IfExp():
+            return "branch"
+        case ast.While():
+            return "loop"
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            if name in _SIZED and not any(map(_is_number, ast.walk(node))):
+                return ""
+            kinds = {**dict.fromkeys(_SIZED, "range"), "range": "range", "tolist": "list"}
+            return "check" if name.startswith(("_check", "_assert")) else kinds.get(name, "")
+    return ""
+
+
+def _is_number(node: ast.AST) -> bool:
+    """True for `int(x)` and `x.item()`."""
+    match node:
+        case ast.Call(func=ast.Name(id="int") | ast.Attribute(attr="item")):
+            return True
+    return False
 
 
 _VALUE_WORDS = (
@@ -57,23 +227,11 @@ _VALUE_WORDS = (
 # For a function that reads memory which no tensor of a trace has, and of one without a kernel.
 _NO_MEMORY = ("its data is not allocated yet", ".numpy() is not supported for tensor subclasses")
 _BACKENDS = " This could be because the operator doesn't exist for this backend"
-_RANDOM = (
-    "draws random numbers in a way that would differ from layout to layout; use torch.rand, randn, randint, "
-    "multinomial, dropout and the like without a generator, or draw the numbers outside and pass them in the batch"
-)
-_RANDOM_BACKWARD = (
-    "runs in the backward pass, of an autograd.Function or a hook, where random numbers have no number of their own; "
-    "draw them in the forward and save them for the backward"
-)
 _NUMBER = "a number of .item() or .tolist()"
 _ONCE = "but the graph is captured once, before any values exist; "
 _VALUE = "the step would depend on the values in a tensor ({what}), " + _ONCE
 READS = f"reads the values in a tensor, {_ONCE}{REMEDIES['']}"
 
-_WRITTEN = (
-    "makes a view at a place that depends on a value, and the view or what it shows is written later; write with "
-    "torch.where, index_copy or scatter"
-)
 
 _STRIDED = (
     "writes through a view of what as_strided() shows, which cannot become a value; write to a view that indexing, "
@@ -140,50 +298,6 @@ def refuse_op(op: Any, location: Location | None, reason: str) -> CaptureError:
     return CaptureError(f"{where}the op {op} {reason}")
 
 
-def check_ops(graph: torch.fx.Graph, copies: Sequence[torch.fx.Node] = ()) -> None:
-    """Refuse ops of a located trace that no logical graph may hold.
-
-    Args:
-        graph: the trace.
-        copies: nodes that stand for views, which nobody may write.
-
-    Raises:
-        CaptureError: naming the user's line.
-    """
-    for node in graph.nodes:
-        if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
-            _check_random(node.target, node, location_of(node))
-            reason = reason_against_write(node)
-            if reason is not None:
-                raise refuse_op(node.target, location_of(node), reason)
-        elif node.op == "call_function" and node.target is not operator.getitem:
-            raise refuse_op(
-                node.target, location_of(node), "is no ATen op; expected plain tensor code"
-            )
-    for node in copies:
-        if written_copy(graph, node):
-            raise refuse_op("narrow", location_of(node), _WRITTEN)
-
-
-def _check_random(
-    op: torch._ops.OpOverload, node: torch.fx.Node, location: Location | None
-) -> None:
-    if torch.Tag.nondeterministic_seeded in op.tags and _draws(op, node):
-        raise refuse_op(op, location, _RANDOM)
-    if op is torch.ops.weft.uniform.default and location and location.backward:
-        raise refuse_op("for random numbers", location, _RANDOM_BACKWARD)
-
-
-def _draws(op: torch._ops.OpOverload, node: torch.fx.Node) -> bool:
-    """True where a random op draws: fused attention is tagged as random, but draws nothing without dropout."""
-    names = [argument.name for argument in op._schema.arguments]
-    if "dropout_p" not in names:
-        return True
-    position = names.index("dropout_p")
-    given = node.args[position] if position < len(node.args) else node.kwargs.get("dropout_p", 0.0)
-    return bool(given != 0)
-
-
 def in_function(function: Callable[..., Any], error: CaptureError) -> CaptureError:
     """The same error, with the place where `function` is defined."""
     code = getattr(inspect.unwrap(function), "__code__", None)
@@ -210,40 +324,3 @@ def _where(frames: Frames) -> str:
     shown = [place for place in own if linecache.getline(*place)] or own
     places = dict.fromkeys([*shown[-1:], *[place for place in found[-1:] if place not in own]])
     return "".join(source_line(*place) for place in places)
-
-
-def reason_against_write(node: torch.fx.Node) -> str | None:
-    """The reason why no graph may hold what a node of a trace writes; None where it may, or writes nothing."""
-    op = node.target
-    if not isinstance(op, torch._ops.OpOverload) or torch.Tag.inplace_view in op.tags:
-        return None
-    every = (*op._schema.arguments, *op._schema.returns)
-    if op.namespace not in ("aten", "prims", "weft") and any(each.alias_info for each in every):
-        return _ALIASING
-    written = [x for x in written_by(op, node.args, node.kwargs) if isinstance(x, torch.fx.Node)]
-    others = [x for x in node.all_input_nodes if x not in written] if written else []
-    views, read = (views_of(each.meta.get("val") for each in nodes) for nodes in (written, others))
-    if any(view.overlaps_itself() for view in views):
-        return _EXPANDED
-    if any(one.meets(other) for one in views for other in read):
-        return _READ
-    returned = any(result.alias_info for result in op._schema.returns)
-    return None if returned or not op._schema.returns else _tried(op, node, written)
-
-
-def _tried(op: Any, node: torch.fx.Node, written: list[torch.fx.Node]) -> str | None:
-    """The reason against an op that, run on tensors full of ones, gives what it writes another shape."""
-    given = {x: x.meta.get("val") for x in node.all_input_nodes}
-    tensors = [x for x in given.values() if isinstance(x, torch.Tensor)]
-    if len(tensors) < len(given) or sum(x.numel() for x in tensors) > _TRIED:
-        return None
-    with values_made():
-        ones = {x: torch.ones(y.shape, dtype=y.dtype) for x, y in zip(given, tensors, strict=True)}
-        try:
-            op(*torch.fx.map_arg(node.args, ones.get), **torch.fx.map_arg(node.kwargs, ones.get))
-        except Exception:  # such values are not for it
-            return None
-    for each, before in zip(given, tensors, strict=True):
-        if each in written and ones[each].shape != before.shape:
-            return _RESIZES.format(list(before.shape), list(ones[each].shape))
-    return None

@@ -1,42 +1,46 @@
 """The ops that capture takes apart, because their results depend on counts or statistics of the whole batch.
 
-Everything else stays as fused as autograd leaves it.
+Ops without a sharding rule become torch's own decomposition. Everything else stays as fused as autograd leaves it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import core_aten_decompositions
 
-from weft.capture.fx.private import Decompositions
-from weft.capture.ops import losses, random, statistics
+from weft.capture.fx.private import Decompositions, shapes_of, stands_for
+from weft.capture.ops import random, statistics
 from weft.capture.optimizers import fused
 from weft.capture.python import assertions
+from weft.ops import has_rule
+
+aten = torch.ops.aten
+TABLE: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
+# What functionalization leaves of writes that overwrite a whole tensor: the old contents do not matter.
+_OVERWRITES: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
 
 
+@stands_for(_OVERWRITES, "copy.default")
 def _copy(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     return src.to(self.device, self.dtype).expand(self.shape)
 
 
+@stands_for(_OVERWRITES, "fill.Scalar", "fill.Tensor")
 def _fill(self: torch.Tensor, value: Any) -> torch.Tensor:
     if isinstance(value, torch.Tensor):
         return value.to(self.device, self.dtype).expand(self.shape)
     return torch.full_like(self, value)
 
 
-# The ops that functionalization leaves of writes to a whole tensor: the old contents do not
-# matter.
-_OVERWRITES: dict[str, Callable[..., Any]] = {
-    "copy.default": _copy,
-    "fill.Scalar": _fill,
-    "fill.Tensor": _fill,
-    "zero.default": torch.zeros_like,
-}
+stands_for(_OVERWRITES, "zero.default")(torch.zeros_like)
 
 
+@stands_for(TABLE, "ones_like.default")
 def _ones_like(
     self: torch.Tensor,
     *,
@@ -52,28 +56,18 @@ def _ones_like(
     return torch.full((), 1, dtype=dtype or self.dtype, device=device or self.device)
 
 
-_SEED: dict[str, Callable[..., Any]] = {"ones_like.default": _ones_like}
-
-
-def _factors_itself(op: Any) -> Callable[..., Any]:
+def _factors_itself(op: Any, A: torch.Tensor) -> Any:
     """A determinant whose factors are those of the matrix, as backward expects them of one that is not contiguous."""
-    # For a contiguous real matrix the kernel factorizes the transpose. A matrix may lie otherwise on a rank than it did
+    # Of a contiguous real matrix the kernel factorizes the transpose. A matrix may lie otherwise on a rank than it did
     # here, so the op is given one that lies so.
-
-    def decomposed(A: torch.Tensor) -> Any:
-        if A.is_contiguous() or A.is_complex():
-            return NotImplemented
-        return op(A.mT.contiguous())
-
-    return decomposed
+    return NotImplemented if A.is_contiguous() or A.is_complex() else op(A.mT.contiguous())
 
 
-_FACTORED: dict[str, Callable[..., Any]] = {
-    f"{name}.default": _factors_itself(getattr(torch.ops.aten, name).default)
-    for name in ("_linalg_det", "_linalg_slogdet")
-}
+for _op in (aten._linalg_det.default, aten._linalg_slogdet.default):
+    TABLE[_op] = partial(_factors_itself, _op)
 
 
+@stands_for(TABLE, "repeat_interleave.Tensor")
 def _repeats(repeats: torch.Tensor, *, output_size: int | None = None) -> Any:
     """The number of its source for each of `output_size` repeated elements."""
     if output_size is None:
@@ -87,6 +81,7 @@ def _repeats(repeats: torch.Tensor, *, output_size: int | None = None) -> Any:
     return found.to(repeats.dtype)
 
 
+@stands_for(TABLE, "resize_as_.default")
 def _resize_as(
     self: torch.Tensor,
     the_template: torch.Tensor,
@@ -98,35 +93,23 @@ def _resize_as(
     return self.resize_(the_template.shape)
 
 
-# Ops that find a shape in an argument.
-_SHAPED: dict[str, Callable[..., Any]] = {
-    "repeat_interleave.Tensor": _repeats,
-    "resize_as_.default": _resize_as,
-}
-
-
 def decompositions() -> Decompositions:
     """For the first trace: statistics, losses, random ops, and ops on lists of tensors."""
-    named = {**_SEED, **_FACTORED, **statistics.TABLE, **statistics.BATCH_NORM, **losses.TABLE}
-    named = {**named, **losses.CTC, **LEAST_SQUARES, **_SHAPED}
-    named = {**named, **random.TABLE, **random.SAMPLES, **assertions.TABLE}
-    found = _resolve({**named, **fused.NORMS, **fused.TABLE, **EXPERTS})
-    return {**fused.foreach(), **found, **of_libraries()}
+    return {
+        **fused.foreach(),
+        **TABLE,
+        **statistics.TABLE,
+        **random.TABLE,
+        **assertions.TABLE,
+        **fused.NORMS,
+        **fused.TABLE,
+        **of_libraries(),
+    }
 
 
 def overwrites() -> Decompositions:
     """For the functional trace: copies, fills and zeros in place."""
-    return _resolve(_OVERWRITES)
-
-
-def _resolve(table: Mapping[str, Callable[..., Any]]) -> Decompositions:
-    found = {}
-    for name, function in table.items():
-        packet, overload = name.split(".")
-        op = getattr(getattr(torch.ops.aten, packet, None), overload, None)
-        if op is not None:
-            found[op] = function
-    return found
+    return _OVERWRITES
 
 
 # Least squares: `weft.lstsq` where the shapes of its results do not depend on ranks of matrices.
@@ -142,6 +125,7 @@ torch.library.define(
 _BY_SINGULAR_VALUES = ("gelss", "gelsd")
 
 
+@shapes_of("weft::lstsq")
 def _made(
     a: Tensor, b: Tensor, rcond: float | None, driver: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -158,9 +142,7 @@ def _made(
     )
 
 
-torch.library.register_fake("weft::lstsq", _made)
-
-
+@stands_for(TABLE, "linalg_lstsq.default")
 def _lstsq(
     self: Tensor, b: Tensor, rcond: float | None = None, *, driver: str | None = None
 ) -> Any:
@@ -170,9 +152,6 @@ def _lstsq(
     if not same or (m > n and driver in _BY_SINGULAR_VALUES) or not b.numel():
         return NotImplemented
     return torch.ops.weft.lstsq(self, b, rcond, driver)
-
-
-LEAST_SQUARES: dict[str, Callable[..., Any]] = {"linalg_lstsq.default": _lstsq}
 
 
 # Grouped products of mixtures of experts: `weft.expert_mm` in place of them.
@@ -191,21 +170,19 @@ torch.library.define(
 )
 
 
+@shapes_of("weft::segments")
 def _segments(offs: Tensor, rows: int, first: int) -> Tensor:
     return offs.new_empty(rows, dtype=torch.int64)
 
 
+@shapes_of("weft::expert_mm")
 def _expert_mm(x: Tensor, w: Tensor, ids: Tensor, offset: int) -> Tensor:
     return x.new_empty(*x.shape[:-1], w.shape[-1])
 
 
+@shapes_of("weft::expert_gradient")
 def _expert_gradient(x: Tensor, g: Tensor, ids: Tensor, experts: int, offset: int) -> Tensor:
     return x.new_empty(experts, x.shape[-1], g.shape[-1])
-
-
-torch.library.register_fake("weft::segments", _segments)
-torch.library.register_fake("weft::expert_mm", _expert_mm)
-torch.library.register_fake("weft::expert_gradient", _expert_gradient)
 
 
 def _product(x: Tensor, w: Tensor, offs: Tensor) -> Tensor:
@@ -221,6 +198,7 @@ def _sums(x: Tensor, g: Tensor, offs: Tensor) -> Tensor:
     return found
 
 
+@stands_for(TABLE, "_grouped_mm.default")
 def _grouped_mm(
     self: Tensor,
     mat2: Tensor,
@@ -240,15 +218,12 @@ def _grouped_mm(
     return _product(mat2.t(), self.transpose(1, 2), offs).t()
 
 
-def _gradients(x: Tensor, w: Tensor, offs: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    return _product(grad, w.transpose(1, 2), offs), _sums(x, grad, offs)
-
-
-EXPERTS: dict[str, Callable[..., Any]] = {"_grouped_mm.default": _grouped_mm}
-
 _OF_TRANSFORMERS: dict[str, Callable[..., Any]] = {
     "grouped_mm_fallback": _product,
-    "grouped_mm_fallback_backward": _gradients,
+    "grouped_mm_fallback_backward": lambda x, w, offs, grad: (
+        _product(grad, w.transpose(1, 2), offs),
+        _sums(x, grad, offs),
+    ),
 }
 
 
@@ -258,3 +233,111 @@ def of_libraries() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
         (getattr(torch.ops.transformers, name, None), f) for name, f in _OF_TRANSFORMERS.items()
     )
     return {packet.default: function for packet, function in named if packet is not None}
+
+
+# Ops without a sharding rule: torch's own decomposition into ops that have one, where there is any. An op without a
+# rule and without a decomposition stays; it runs whole when it is a plain function (`weft.ops.rule`).
+
+
+# Their decompositions write memory by strides, draw random numbers, are longer than what they stand
+# for, or differ from the kernel (`python -m tools.opinfo` compares them).
+_KEPT = ("as_strided", "empty", "resize", "_fft", "_unsafe_masked_index", "linspace")
+_OWN: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
+_STRIDED: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
+
+
+def fallback() -> Decompositions:
+    """Decompositions of the ops that no rule knows; rules that users declare are looked up anew each time."""
+    found = {op: function for op, function in _core().items() if not _has_rule(str(op))}
+    return {**found, **_OWN}
+
+
+def _has_rule(op: str) -> bool:
+    """True where the op has a rule, or the one that returns the written tensor has: writes become functions."""
+    name, _, overload = op.rpartition(".")
+    return has_rule(op) or (name.endswith("_") and has_rule(f"{name[:-1]}.{overload}"))
+
+
+@cache
+def _core() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
+    table: dict[Any, Callable[..., Any]] = dict(core_aten_decompositions())
+    return {
+        op: function
+        for op, function in table.items()
+        if isinstance(op, torch._ops.OpOverload)
+        and torch.Tag.nondeterministic_seeded not in op.tags
+        and not any(word in str(op) for word in _KEPT)
+    }
+
+
+def strided() -> Decompositions:
+    """For the functional trace: views by strides as reads and writes at positions, where the strides are the usual."""
+    return _STRIDED
+
+
+def _positions(
+    size: Sequence[int], stride: Sequence[int], offset: int, device: torch.device
+) -> torch.Tensor:
+    """Positions of the elements of a strided view in the memory of a contiguous tensor."""
+    position = torch.full((), offset, dtype=torch.int64, device=device)
+    for dim, (length, step) in enumerate(zip(size, stride, strict=True)):
+        along = torch.arange(length, device=device) * step
+        position = position + along.view([-1] + [1] * (len(size) - dim - 1))
+    return position
+
+
+def _usual(x: torch.Tensor) -> bool:
+    return x.is_contiguous() and x.storage_offset() == 0
+
+
+@stands_for(_STRIDED, "as_strided.default", "as_strided_copy.default")
+def _as_strided(
+    self: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Any:
+    if not _usual(self):
+        return NotImplemented
+    positions = _positions(size, stride, storage_offset or 0, self.device)
+    return aten.index.Tensor(self.reshape(-1), [positions])
+
+
+@stands_for(_STRIDED, "as_strided_scatter.default")
+def _strided_write(
+    self: torch.Tensor,
+    src: torch.Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Any:
+    if not _usual(self):
+        return NotImplemented
+    positions = _positions(size, stride, storage_offset or 0, self.device)
+    return aten.index_put.default(self.reshape(-1), [positions], src).view(self.shape)
+
+
+# Questions about shapes, which forward-mode derivatives ask; the answers are known.
+@stands_for(_OWN, "is_same_size.default")
+def _is_same_size(self: torch.Tensor, other: torch.Tensor) -> bool:
+    return self.shape == other.shape
+
+
+@stands_for(_OWN, "_has_same_storage_numel.default")
+def _has_same_storage_numel(self: torch.Tensor, other: torch.Tensor) -> bool:
+    one, two = (x.untyped_storage().nbytes() // x.itemsize for x in (self, other))
+    return one == two
+
+
+@stands_for(_OWN, "_efficientzerotensor.default")
+def _zeros(size: Sequence[int], **options: Any) -> torch.Tensor:
+    named = {key: value for key, value in options.items() if key in ("dtype", "device")}
+    return torch.zeros(list(size), **named)
+
+
+@stands_for(_OWN, "index_fill.int_Tensor")
+def _index_fill(self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor) -> Any:
+    """As torch's own, which takes no negative indices."""
+    size = self.shape[dim] if self.dim() else 1
+    index = torch.where(index < 0, index + size, index)
+    return _core()[aten.index_fill.int_Tensor](self, dim, index, value)

@@ -10,7 +10,7 @@ is left as it is, and refused later: its numbers are not ours.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from weft.capture.fx.generators import note_draw
+from weft.capture.fx.private import Function, stands_for
 
 aten = torch.ops.aten
 
@@ -25,6 +26,32 @@ Draw = Callable[[Sequence[int], torch.dtype, torch.device], Tensor]
 
 # Significant bits: a uniform number with more of them would round up to 1.
 _BITS = {torch.float16: 11, torch.bfloat16: 8}
+
+
+TABLE: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
+
+
+def _stands_for(*names: str) -> Callable[[Function], Function]:
+    """As `stands_for`, for calls without a generator; those with one get NotImplemented, which leaves the op."""
+
+    def note(function: Function) -> Function:
+        stands_for(TABLE, *names)(without_generator(function))
+        return function
+
+    return note
+
+
+def without_generator(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` for calls without a generator; with one, NotImplemented."""
+
+    @wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        given = [*args, named.pop("generator", None)]
+        if any(isinstance(value, torch.Generator) for value in given):
+            return NotImplemented
+        return function(*(given[:-1]), **named)
+
+    return call
 
 
 @torch.library.custom_op(
@@ -116,18 +143,22 @@ def _hit(like: Tensor, p: Tensor | float) -> Tensor:
     return uniform(like.shape, wide.dtype, like.device) < wide
 
 
+@_stands_for("bernoulli.default")
 def _bernoulli(self: Tensor) -> Tensor:
     return _hit(self, self).to(self.dtype)
 
 
+@_stands_for("bernoulli.p", "bernoulli.Tensor")
 def _bernoulli_p(self: Tensor, p: Tensor | float) -> Tensor:
     return _hit(self, p).to(self.dtype)
 
 
+@_stands_for("bernoulli_.float", "bernoulli_.Tensor")
 def _bernoulli_(self: Tensor, p: Tensor | float = 0.5) -> Tensor:
     return self.copy_(_hit(self, p))
 
 
+@_stands_for("native_dropout.default")
 def _native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor, Tensor]:
     if train is False or p == 0:
         return input, torch.ones_like(input, dtype=torch.bool)
@@ -137,10 +168,12 @@ def _native_dropout(input: Tensor, p: float, train: bool | None) -> tuple[Tensor
     return input * kept * (1 / (1 - p)), kept
 
 
+@_stands_for("native_dropout_backward.default")
 def _native_dropout_backward(grad_output: Tensor, mask: Tensor, scale: float) -> Tensor:
     return grad_output * mask * scale
 
 
+@_stands_for("rrelu_with_noise.default")
 def _rrelu(
     self: Tensor,
     noise: Tensor,
@@ -157,10 +190,12 @@ def _rrelu(
     return self * noise
 
 
+@_stands_for("rrelu_with_noise_.default")
 def _rrelu_(self: Tensor, noise: Tensor, *args: Any) -> Tensor:
     return self.copy_(_rrelu(self, noise, *args))
 
 
+@_stands_for("rrelu_with_noise_backward.default")
 def _rrelu_backward(
     grad_output: Tensor,
     self: Tensor,
@@ -201,71 +236,67 @@ def _made_like(draw: Draw) -> Callable[..., Tensor]:
     return make
 
 
-def _randint(high: int, size: Sequence[int], **named: Any) -> Any:
-    return _randint_low(0, high, size, **named)
+for _name, _draw in (("rand", unit), ("randn", normal)):
+    _stands_for(f"{_name}.default", f"{_name}.generator")(_made(_draw))
+    _stands_for(f"{_name}_like.default")(_made_like(_draw))
 
 
-def _randint_low(
-    low: int,
-    high: int,
-    size: Sequence[int],
-    *,
-    dtype: torch.dtype | None = None,
-    device: torch.device | None = None,
-    **_: Any,
+@_stands_for("randint.default", "randint.generator", "randint.low", "randint.low_generator")
+def _randint(
+    *args: Any, dtype: torch.dtype | None = None, device: torch.device | None = None, **_: Any
 ) -> Any:
-    drawn = _integers(low, high, size, torch.device(device or "cpu"))
+    """The bounds, of which the low one may be left out, and the size."""
+    *low, high, size = args
+    drawn = _integers(low[0] if low else 0, high, size, torch.device(device or "cpu"))
     return drawn if drawn is NotImplemented else drawn.to(dtype or torch.int64)
 
 
-def _randint_like(self: Tensor, high: int, **named: Any) -> Any:
-    return _randint_like_low(self, 0, high, **named)
-
-
-def _randint_like_low(
-    self: Tensor, low: int, high: int, *, dtype: torch.dtype | None = None, **_: Any
-) -> Any:
-    drawn = _integers(low, high, self.shape, self.device)
+@_stands_for("randint_like.default", "randint_like.low_dtype")
+def _randint_like(self: Tensor, *bounds: int, dtype: torch.dtype | None = None, **_: Any) -> Any:
+    *low, high = bounds
+    drawn = _integers(low[0] if low else 0, high, self.shape, self.device)
     return drawn if drawn is NotImplemented else drawn.to(dtype or self.dtype)
 
 
-def _random_(self: Tensor, to: int | None = None) -> Any:
-    return _random_from_(self, 0, to)
-
-
-def _random_from_(self: Tensor, low: int, to: int | None = None) -> Any:
+@_stands_for("random_.default", "random_.to", "random_.from")
+def _random_(self: Tensor, *bounds: int | None) -> Any:
     """Whole numbers in [low, to); without `to`, up to the last that the dtype holds exactly."""
-    drawn = _integers(low, _above(self.dtype) if to is None else to, self.shape, self.device)
+    *low, to = bounds or (None,)
+    if to is None and self.dtype.is_floating_point:
+        to = int(2 / torch.finfo(self.dtype).eps) + 1
+    elif to is None:
+        to = 2 if self.dtype == torch.bool else int(torch.iinfo(self.dtype).max) + 1
+    drawn = _integers(low[0] or 0 if low else 0, to, self.shape, self.device)
     return drawn if drawn is NotImplemented else self.copy_(drawn)
 
 
-def _above(dtype: torch.dtype) -> int:
-    if dtype.is_floating_point:
-        return int(2 / torch.finfo(dtype).eps) + 1
-    return 2 if dtype == torch.bool else int(torch.iinfo(dtype).max) + 1
-
-
+@_stands_for("uniform_.default")
 def _uniform_(self: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
     return self.copy_(unit(self.shape, self.dtype, self.device) * (high - low) + low)
 
 
+@_stands_for("normal_.default")
 def _normal_(self: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
     return self.copy_(normal(self.shape, self.dtype, self.device) * std + mean)
 
 
+@_stands_for("log_normal_.default")
 def _log_normal_(self: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
     return self.copy_(torch.exp(normal(self.shape, self.dtype, self.device) * std + mean))
 
 
+@_stands_for("exponential_.default")
 def _exponential_(self: Tensor, lambd: float = 1.0) -> Tensor:
     return self.copy_(exponential(self.shape, self.dtype, self.device, lambd))
 
 
+@_stands_for("cauchy_.default")
 def _cauchy_(self: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
     drawn = uniform(self.shape, self.dtype, self.device)
     return self.copy_(median + sigma * torch.tan(math.pi * (drawn - 0.5)))
 
 
+@_stands_for("geometric_.default")
 def _geometric_(self: Tensor, p: float) -> Tensor:
     """The number of throws of a coin until the first heads: at least one."""
     if p == 1:
@@ -274,10 +305,12 @@ def _geometric_(self: Tensor, p: float) -> Tensor:
     return self.copy_(torch.ceil(torch.log1p(-drawn) / math.log1p(-p)).clamp_min(1))
 
 
+@_stands_for("normal.float_float")
 def _normal_numbers(mean: float, std: float, size: Sequence[int], **named: Any) -> Tensor:
     return _made(normal)(size, **named) * std + mean
 
 
+@_stands_for("normal.Tensor_float", "normal.Tensor_Tensor")
 def _normal_tensors(mean: Tensor, std: Tensor | float = 1.0) -> Tensor:
     size = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
         mean.shape, std.shape if isinstance(std, Tensor) else ()
@@ -285,66 +318,9 @@ def _normal_tensors(mean: Tensor, std: Tensor | float = 1.0) -> Tensor:
     return normal(size, mean.dtype, mean.device) * std + mean
 
 
+@_stands_for("normal.float_Tensor")
 def _normal_scale(mean: float, std: Tensor) -> Tensor:
     return normal(std.shape, std.dtype, std.device) * std + mean
-
-
-def without_generator(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` for calls without a generator; with one, NotImplemented, which leaves the op in the graph."""
-
-    @wraps(function)
-    def call(*args: Any, **named: Any) -> Any:
-        given = [*args, named.pop("generator", None)]
-        if any(isinstance(value, torch.Generator) for value in given):
-            return NotImplemented
-        return function(*(given[:-1]), **named)
-
-    return call
-
-
-def _table(named: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-    return {name: without_generator(function) for name, function in named.items()}
-
-
-TABLE: dict[str, Callable[..., Any]] = _table(
-    {
-        "bernoulli.default": _bernoulli,
-        "bernoulli.p": _bernoulli_p,
-        "bernoulli.Tensor": _bernoulli_p,
-        "bernoulli_.float": _bernoulli_,
-        "bernoulli_.Tensor": _bernoulli_,
-        "native_dropout.default": _native_dropout,
-        "native_dropout_backward.default": _native_dropout_backward,
-        "rrelu_with_noise.default": _rrelu,
-        "rrelu_with_noise_.default": _rrelu_,
-        "rrelu_with_noise_backward.default": _rrelu_backward,
-        "rand.default": _made(unit),
-        "rand.generator": _made(unit),
-        "randn.default": _made(normal),
-        "randn.generator": _made(normal),
-        "rand_like.default": _made_like(unit),
-        "randn_like.default": _made_like(normal),
-        "randint.default": _randint,
-        "randint.generator": _randint,
-        "randint.low": _randint_low,
-        "randint.low_generator": _randint_low,
-        "randint_like.default": _randint_like,
-        "randint_like.low_dtype": _randint_like_low,
-        "random_.default": _random_,
-        "random_.to": _random_,
-        "random_.from": _random_from_,
-        "uniform_.default": _uniform_,
-        "normal_.default": _normal_,
-        "log_normal_.default": _log_normal_,
-        "exponential_.default": _exponential_,
-        "cauchy_.default": _cauchy_,
-        "geometric_.default": _geometric_,
-        "normal.float_float": _normal_numbers,
-        "normal.Tensor_float": _normal_tensors,
-        "normal.Tensor_Tensor": _normal_tensors,
-        "normal.float_Tensor": _normal_scale,
-    }
-)
 
 
 # Samples and permutations, whose numbers depend on others of their row: sorts and sums of `weft.uniform` keys.
@@ -353,6 +329,7 @@ TABLE: dict[str, Callable[..., Any]] = _table(
 # running sum needs all of it; rows are drawn by their global position like everything else.
 
 
+@_stands_for("randperm.default", "randperm.generator")
 def _randperm(
     n: int, *, dtype: torch.dtype | None = None, device: torch.device | None = None, **_: Any
 ) -> Tensor:
@@ -360,28 +337,21 @@ def _randperm(
     return torch.sort(keys).indices.to(dtype or torch.int64)
 
 
+@_stands_for("multinomial.default")
 def _multinomial(self: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
     weights = self.to(torch.float64)
-    draw = _independent if replacement else _race
-    return draw(weights, num_samples)
-
-
-def _independent(weights: Tensor, count: int) -> Tensor:
-    """The first class whose running sum of weights exceeds a uniform number."""
+    if not replacement:
+        # The first to arrive when class `i` takes an exponential time of rate `weights[i]`. Efraimidis and Spirakis:
+        # Weighted random sampling with a reservoir (2006).
+        times = exponential(weights.shape, torch.float64, weights.device)
+        return torch.topk(weights / times, num_samples).indices
+    # The first class whose running sum of weights exceeds a uniform number.
     sums = torch.cumsum(weights, -1)
-    drawn = uniform([*weights.shape[:-1], count], torch.float64, weights.device)
+    drawn = uniform([*weights.shape[:-1], num_samples], torch.float64, weights.device)
     return torch.searchsorted(sums, drawn * sums[..., -1:], right=True)
 
 
-def _race(weights: Tensor, count: int) -> Tensor:
-    """The first `count` to arrive when class `i` takes an exponential time of rate `weights[i]`.
-
-    Efraimidis and Spirakis: Weighted random sampling with a reservoir (2006).
-    """
-    times = exponential(weights.shape, torch.float64, weights.device)
-    return torch.topk(weights / times, count).indices
-
-
+@_stands_for("poisson.default")
 def _poisson(self: Tensor, _: None = None) -> Tensor:
     """One less than the least k for which fewer than k events have a probability above a uniform number."""
     rate = self.to(torch.float64)
@@ -397,13 +367,3 @@ def _poisson(self: Tensor, _: None = None) -> Tensor:
 
 
 _HALVINGS = 32  # enough for rates up to 4e9
-
-
-SAMPLES = _table(
-    {
-        "randperm.default": _randperm,
-        "randperm.generator": _randperm,
-        "multinomial.default": _multinomial,
-        "poisson.default": _poisson,
-    }
-)

@@ -1,4 +1,4 @@
-"""The things that a copy of the user's optimizer is given: options, attributes of it and of parameters, its kernels.
+"""The user's optimizer: the options, attributes and kernels that its copies get, and the checks that it can be copied.
 
 A rank updates its parts by copies of the user's optimizer, each with some of the parameters, for each plan. Each copy
 has containers of its own: a step may write to them.
@@ -12,14 +12,23 @@ the user asks for lists: the numbers are the same.
 from __future__ import annotations
 
 import copy
+import traceback
 from collections import deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from inspect import Parameter, signature
+from numbers import Real
+from types import MethodType
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
+from weft.capture.fx.refusals import source_line
+from weft.capture.optimizer_groups import Optimizers
+from weft.capture.python.hooks import named_hook
 from weft.capture.python.reachable import OF_GLOBAL
+from weft.errors import CaptureError, UserError
+from weft.files import in_library
 
 # Attributes that copies have for themselves, or that torch writes.
 _OWN = (
@@ -112,3 +121,138 @@ def kernels_of(
 def clones_gradients(optimizer: torch.optim.Optimizer, lists: bool) -> bool:
     """True where an optimizer needs gradients of its own, since it may overwrite them: ops on lists, foreign ones."""
     return lists or is_foreign(optimizer)
+
+
+# Check that an optimizer can run in a compiled step: it looks at one parameter, calls no hooks and wraps no other.
+#
+# And what its hyperparameters must be.
+
+
+# By words of an error of an optimizer's step on a parameter without data: what it does, and what would do.
+_WHY = {
+    "branches on the value": "branches on the value of a tensor, of which there is none while the step is captured: "
+    "choose by torch.where, torch.maximum or clamp, or set the option of the optimizer that does without, as "
+    "scale_parameter=False of transformers.Adafactor",
+    "Cannot copy out of meta": "writes values of the parameter into a tensor that it has made elsewhere: make that on "
+    "the parameter's device, torch.ones((), device=param.device)",
+    "on device meta is not on": "makes a tensor on another device than the parameter: make it on that, "
+    "torch.zeros(n, device=p.device)",
+    "does not support dense gradients": "takes sparse gradients, and the gradients of a plan are dense: take one for "
+    "dense gradients, such as Adam, and nn.Embedding without sparse=True",
+}
+
+
+def check_hyperparameters(optimizers: Optimizers) -> None:
+    """Check that what torch's optimizers take as numbers are numbers, or tensors of one element.
+
+    Raises:
+        UserError: naming the group and the entry.
+    """
+    for label, number, group in optimizers.groups():
+        optimizer, _ = optimizers.place(number)
+        usual = {} if is_foreign(optimizer) else optimizer.defaults
+        for key, value in usual.items():
+            if key in group and not _is_like(group[key], value):
+                takes = "a number" if isinstance(value, Real) else f"numbers, like {value}"
+                raise UserError(f"{label}: {key!r} is {group[key]!r}, and takes {takes}")
+
+
+def _is_like(value: Any, usual: Any) -> bool:
+    """True where an option may stand where `usual` does; an option that is no number may be anything."""
+    if isinstance(usual, tuple | list):
+        return (
+            isinstance(value, tuple | list)
+            and len(value) == len(usual)
+            and all(map(_is_like, value, usual))
+        )
+    if isinstance(usual, bool) or not isinstance(usual, Real):
+        return True
+    one = isinstance(value, torch.Tensor) and value.numel() == 1
+    return one or isinstance(value, Real)
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer) -> None:
+    """Check that a step of the optimizer is nothing but the updates of its parameters, one at a time.
+
+    Raises:
+        CaptureError: naming the hook, the optimizer inside, or that parameters depend on each other.
+    """
+    closure = signature(type(optimizer).step).parameters.get("closure")
+    if closure is not None and closure.default is Parameter.empty:
+        raise CaptureError(
+            f"the optimizer {type(optimizer).__name__} cannot be captured: its step calls a closure. Compile the step "
+            "with another optimizer of the same parameters, such as torch.optim.SGD, which need never update; make "
+            f"{type(optimizer).__name__} behind weft.compile, and call optimizer.step(closure) with a closure that "
+            "calls optimizer.zero_grad() and returns program.step(batch, update=False)"
+        )
+    # Private API: where `register_step_pre_hook` keeps hooks.
+    hooks = getattr(optimizer, "_optimizer_step_pre_hooks", None)
+    if hooks:
+        raise CaptureError(
+            f"{type(optimizer).__name__} has {named_hook(hooks)} by register_step_pre_hook, which a compiled "
+            "step cannot call, as the update is part of its plan; take it away. Gradients are clipped by "
+            "clip_norm= of the strategy, and changed by parameter.register_hook; a hook by register_step_post_hook is "
+            "called"
+        )
+    for key in optimizer.state:
+        if not isinstance(key, torch.Tensor):
+            raise of_no_parameter(optimizer, key)
+    ids = {id(each) for group in optimizer.param_groups for each in group["params"]}
+    held = {
+        key: x
+        for key, x in vars(optimizer).items()
+        if key not in ("param_groups", "state", "defaults")
+    }
+    for name, part in ((name, part) for name, value in held.items() for part in _parts(value)):
+        kind = _held(optimizer, part, ids)
+        if kind:
+            raise CaptureError(
+                f"the optimizer {type(optimizer).__name__} cannot be captured: it holds {kind} in its attribute "
+                f"{name!r}, and its step would not be that of one parameter at a time; expected an optimizer "
+                "that updates what is in its param_groups, from param.grad, self.state[param], the options of a "
+                "group and attributes of the parameter"
+            )
+
+
+def of_no_parameter(optimizer: object, key: object) -> CaptureError:
+    """The error for a state under a key that is no parameter."""
+    return CaptureError(
+        f"the optimizer {type(optimizer).__name__} cannot be captured: it keeps self.state[{key!r}], which "
+        "belongs to no parameter; ranks have copies of it, which would keep their own. Keep it for each parameter, "
+        "in self.state[param]"
+    )
+
+
+def _held(optimizer: object, part: Any, ids: Collection[int]) -> str:
+    """The name of what an optimizer holds that copies of it with other parameters cannot use; "" where they can."""
+    owner = part.__self__ if isinstance(part, MethodType) else part
+    if owner is optimizer:  # schedulers put a step of their own on it
+        return ""
+    if isinstance(owner, torch.nn.Module) and any(True for _ in owner.parameters()):
+        return "a model"
+    if isinstance(part, torch.nn.Parameter) or id(part) in ids:
+        return "parameters"
+    if isinstance(part, int) and part in ids:
+        return "the id of a parameter"
+    return "another optimizer" if isinstance(owner, torch.optim.Optimizer) else ""
+
+
+def _parts(value: Any, depth: int = 3) -> Iterator[Any]:
+    yield value
+    if isinstance(value, dict):
+        value = [*value, *value.values()]
+    if depth and isinstance(value, list | tuple | set | frozenset | deque):
+        for each in value:
+            yield from _parts(each, depth - 1)
+
+
+def refuse_step(optimizer: object, name: str, error: Exception) -> CaptureError:
+    """The error to raise where the step of an optimizer on a parameter without data has failed, with its line."""
+    text = f"{type(error).__name__}: {error}"
+    failed = f"failed with {text}; expected an update of plain tensor code"
+    why = next((why for words, why in _WHY.items() if words in text), failed)
+    frames = [each for each in traceback.extract_tb(error.__traceback__) if not in_library(each[0])]
+    where = source_line(frames[-1].filename, frames[-1].lineno or 0) if frames else ""
+    return CaptureError(
+        f"{where}the optimizer {type(optimizer).__name__} cannot be captured: its step on {name!r} {why}"
+    )

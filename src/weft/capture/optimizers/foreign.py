@@ -54,7 +54,7 @@ def check_repeats(copies: TrialCopies, name: str, dims: int) -> None:
         CaptureError: when it is another one, as where it draws random numbers.
     """
     try:
-        same = _alike(_alone(copies, dims), _alone(copies, dims))
+        same = _alike(_trained(copies, dims), _trained(copies, dims))
     except Exception:
         return  # it does not take such small tensors; the trial on the true shape says what is wrong
     if not same:
@@ -76,17 +76,17 @@ def check_foreign(copies: TrialCopies, name: str, dims: int, counters: Collectio
         CaptureError: when it goes by its place, or by what earlier steps have left in the optimizer.
     """
     count = len(copies.optimizer.param_groups)
+    # Before and behind another parameter, and in its group among as many as the user has.
+    places = [(0, [[0, 1]]), (0, [[1, 0]])]
+    if count > 1:
+        groups: list[list[int]] = [[] for _ in range(count)]
+        groups[copies.group].append(0)
+        groups[(copies.group + 1) % count].append(1)
+        places.append((copies.group, groups))
     try:
         kept = _kept(copies, dims, counters)
-        alone = _alone(copies, dims)
-        # Before and behind another parameter, and in its group among as many as the user has.
-        places = [(0, [[0, 1]]), (0, [[1, 0]])]
-        if count > 1:
-            groups: list[list[int]] = [[] for _ in range(count)]
-            groups[copies.group].append(0)
-            groups[(copies.group + 1) % count].append(1)
-            places.append((copies.group, groups))
-        apart = all(_alike(alone, _beside(copies, dims, *place)) for place in places)
+        alone = _trained(copies, dims)
+        apart = all(_alike(alone, _trained(copies, dims, *place)) for place in places)
     except Exception:
         return  # as in `check_repeats`
     if kept:
@@ -113,21 +113,28 @@ def _refused(optimizer: object, name: str, why: str) -> CaptureError:
     )
 
 
-def _alone(copies: TrialCopies, dims: int) -> torch.Tensor:
-    own = small_parameter(dims, 0.0)
-    return _after(copies([own]), [own])
-
-
-def _beside(
-    copies: TrialCopies, dims: int, index: int, groups: Sequence[list[int]]
+def _trained(
+    copies: TrialCopies,
+    dims: int,
+    index: int = 0,
+    groups: Sequence[Sequence[int]] = ((0,),),
+    scale: float = 1.0,
 ) -> torch.Tensor:
-    """The same, with another parameter: in groups of both by number, of which the one at `index` has its options."""
-    both = [small_parameter(dims, 0.0), small_parameter(dims, 1.0)]
+    """Parameter 0 after some steps of a copy.
+
+    Args:
+        copies: of the user's optimizer.
+        dims: of the parameters.
+        index: of the group that has the options of the parameter's; others get other ones.
+        groups: of one or both of two parameters, by number.
+        scale: of the gradient of parameter 1.
+    """
+    both = [small_parameter(dims, phase) for phase in (0.0, 1.0)]
     optimizer = copies(*([both[number] for number in group] for group in groups))
     for number, group in enumerate(optimizer.param_groups):
-        if number != index:  # by other options than its own nothing may go
+        if number != index:
             group.update({key: x / 2 for key, x in group.items() if isinstance(x, float)})
-    return _after(optimizer, both)
+    return _after(optimizer, both[: sum(map(len, groups))], scale=scale)
 
 
 def _kept(copies: TrialCopies, dims: int, counters: Collection[str]) -> str:
@@ -144,20 +151,17 @@ def _kept(copies: TrialCopies, dims: int, counters: Collection[str]) -> str:
     ]
     if not changed:
         return ""
-    written = [key for key in changed if _counts(first.get(key), now[key])]
+    # A number was counted, or a tensor or an object written: its effect may be seen only later.
+    written = []
+    for key in changed:
+        match first.get(key), now[key]:
+            case (_Same(), _Same()) if first[key].id == now[key].id:
+                written.append(key)
+            case (int() | None, int()) if not isinstance(now[key], bool):
+                written.append(key)
     own = small_parameter(dims, 0.0)
     again = _after(copies([own]), [own], anew=counters)
     return "" if not written and _alike(going_on, again) else (written or changed)[0]
-
-
-def _counts(before: Any, now: Any) -> bool:
-    """True where a number was counted, or a tensor or an object written: what comes of it may be seen only later."""
-    match before, now:
-        case (_Same(), _Same()):
-            return before.id == now.id
-        case (int() | None, int()):
-            return not isinstance(now, bool)
-    return False
 
 
 def _left(optimizer: Any) -> dict[str, Any]:
@@ -197,13 +201,14 @@ def _after(
     optimizer: Any,
     parameters: Sequence[torch.nn.Parameter],
     anew: Collection[str] | None = None,
+    scale: float = 1.0,
 ) -> torch.Tensor:
     """The first parameter after some steps; with `anew`, each but for states and these on what was at first."""
     first = attributes_for_copy(optimizer), [options_of(group) for group in optimizer.param_groups]
     for number in range(TRIAL_STEPS):
         if anew is not None:
             _put_back(optimizer, *first, anew)
-        step(optimizer, parameters, number + 2.0)
+        step(optimizer, parameters, number + 2.0, scale)
     return parameters[0].detach()
 
 
@@ -233,7 +238,7 @@ def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 def check_apart(copies: TrialCopies, name: str, dims: int) -> None:
     """Check, on small tensors with values, that the gradient of one parameter changes no other one."""
     try:
-        small, large = (_after_scaled(copies, dims, scale) for scale in (1.0, 30.0))
+        small, large = (_trained(copies, dims, 0, [[0, 1]], scale) for scale in (1.0, 30.0))
     except Exception:
         return  # it does not take such small tensors; the trial on the true shape says what is wrong
     # Options that are no numbers make such updates.
@@ -245,17 +250,6 @@ def check_apart(copies: TrialCopies, name: str, dims: int) -> None:
         )
 
 
-def _after_scaled(copies: TrialCopies, dims: int, scale: float) -> torch.Tensor:
-    own, other = (small_parameter(dims, phase) for phase in (0.0, 1.0))
-    optimizer = copies([own, other])
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        for phase in (2.0, 3.0):
-            own.grad, other.grad = small_values(dims, phase), scale * small_values(dims, -phase)
-            optimizer.step()
-    return own.detach()
-
-
 def updates_parts_alike(copies: TrialCopies, dims: int) -> bool:
     """True where parts of a small parameter with values are updated as within the whole one, cut along any dimension.
 
@@ -263,10 +257,10 @@ def updates_parts_alike(copies: TrialCopies, dims: int) -> bool:
     """
     values = [small_values(dims, phase) for phase in (0.0, 2.0, 3.0)]
     try:
-        whole = _trained(copies, values)
+        whole = _trained_by(copies, values)
         for dim in range(dims):
             cuts = [torch.split(each, [1, 2], dim) for each in values]
-            parts = [_trained(copies, [cut[place] for cut in cuts]) for place in (0, 1)]
+            parts = [_trained_by(copies, [cut[place] for cut in cuts]) for place in (0, 1)]
             if not torch.allclose(torch.cat(parts, dim), whole, equal_nan=True):
                 return False
     except Exception:
@@ -274,7 +268,7 @@ def updates_parts_alike(copies: TrialCopies, dims: int) -> bool:
     return True
 
 
-def _trained(copies: TrialCopies, values: Sequence[torch.Tensor]) -> torch.Tensor:
+def _trained_by(copies: TrialCopies, values: Sequence[torch.Tensor]) -> torch.Tensor:
     parameter = torch.nn.Parameter(values[0].clone())
     optimizer = copies([parameter])
     with torch.random.fork_rng(devices=[]):

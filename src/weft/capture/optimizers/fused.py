@@ -13,11 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeAlias, final
 
 import torch
 from torch import Tensor
+
+from weft.capture.fx.private import stands_for
 
 aten = torch.ops.aten
 
@@ -25,6 +27,9 @@ _SLOW = torch._C.DispatchKey.CompositeExplicitAutograd
 
 
 Tensors: TypeAlias = Sequence[Tensor]
+# Of fused optimizers; and of norms.
+TABLE: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
+NORMS: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
 
 
 @final
@@ -84,6 +89,11 @@ def _adam(decoupled: bool) -> Callable[..., None]:
     return run
 
 
+for _name, _decoupled in (("adam", False), ("adamw", True)):
+    stands_for(TABLE, f"_fused_{_name}_.default", f"_fused_{_name}_.tensor_lr")(_adam(_decoupled))
+
+
+@stands_for(TABLE, "_fused_sgd_.default", "_fused_sgd_.tensor_lr")
 def _sgd(
     self: Tensors,
     grads: Tensors,
@@ -110,6 +120,7 @@ def _sgd(
         scaling.write(parameter, parameter - lr * gradient)
 
 
+@stands_for(TABLE, "_fused_adagrad_.default", "_fused_adagrad_.tensor_lr")
 def _adagrad(
     self: Tensors,
     grads: Tensors,
@@ -132,46 +143,22 @@ def _adagrad(
         scaling.write(parameter, parameter - rate * gradient / (total.sqrt() + eps))
 
 
-_RUNS: dict[str, Callable[..., Any]] = {
-    "adam": _adam(False),
-    "adamw": _adam(True),
-    "sgd": _sgd,
-    "adagrad": _adagrad,
-}
-TABLE: dict[str, Callable[..., Any]] = {
-    f"_fused_{name}_.{overload}": run
-    for name, run in _RUNS.items()
-    for overload in ("default", "tensor_lr")
-}
-
-
 def updates(op: Any) -> bool:
     """True for the op of a fused optimizer, which takes lists; others are named alike."""
-    return str(op).removeprefix("aten.") in TABLE
+    return op in TABLE
 
 
 @cache
 def foreach() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
-    """For every `_foreach_*` op that has one, torch's own loop over the tensors."""
-    packets = (getattr(aten, name) for name in _names() if hasattr(aten, name))
+    """For every `_foreach_*` that has one: torch's own loop over the tensors."""
+    every = sorted({schema.name for schema in torch._C._jit_get_all_schemas()})
+    names = [name.removeprefix("aten::") for name in every if name.startswith("aten::_foreach_")]
+    packets = (getattr(aten, name) for name in names if hasattr(aten, name))
     ops = (getattr(packet, overload) for packet in packets for overload in packet.overloads())
-    return {op: _looped(op) for op in ops if op.has_kernel_for_dispatch_key(_SLOW)}
+    return {op: partial(op._op_dk, _SLOW) for op in ops if op.has_kernel_for_dispatch_key(_SLOW)}
 
 
-def _names() -> list[str]:
-    every = {schema.name for schema in torch._C._jit_get_all_schemas()}
-    return sorted(
-        name.removeprefix("aten::") for name in every if name.startswith("aten::_foreach_")
-    )
-
-
-def _looped(op: Any) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        return op._op_dk(_SLOW, *args, **kwargs)
-
-    return run
-
-
+@stands_for(NORMS, "linalg_vector_norm.default")
 def _vector_norm(
     self: Tensor,
     ord: float = 2,
@@ -197,5 +184,3 @@ _POWERS: dict[float, Callable[[Tensor, list[int], bool], Tensor]] = {
     math.inf: lambda size, dims, keepdim: size.amax(dims, keepdim),
     -math.inf: lambda size, dims, keepdim: size.amin(dims, keepdim),
 }
-
-NORMS: dict[str, Callable[..., Any]] = {"linalg_vector_norm.default": _vector_norm}

@@ -20,9 +20,9 @@ from weft.capture.optimizers.attributes import (
     clones_gradients,
     is_foreign,
     kernels_of,
+    of_no_parameter,
+    refuse_step,
 )
-from weft.capture.optimizers.checks import of_no_parameter, refuse_step
-from weft.capture.optimizers.counters import find_counters
 from weft.capture.optimizers.foreign import (
     check_apart,
     check_foreign,
@@ -30,7 +30,7 @@ from weft.capture.optimizers.foreign import (
     steps_of_states,
     updates_parts_alike,
 )
-from weft.capture.optimizers.trials import StepObserver, TrialCopies
+from weft.capture.optimizers.trials import StepObserver, TrialCopies, find_counters
 from weft.errors import CaptureError
 from weft.ir.nodes import MASTER, NO_UPDATE_BYTES, UpdateBytes
 from weft.ops.cost import dtype_name

@@ -1,6 +1,7 @@
-"""Trials of an optimizer's step: on copies of it, whose parameters have small values, or none and are watched.
+"""Trials of an optimizer's step, on copies of it whose parameters have small values or none.
 
-Watched is which ops mix elements, draw numbers and hold memory; and which states an update keeps by its options.
+They show which ops mix elements, draw numbers and hold memory; which states an update keeps by its options; and which
+numbers of the optimizer count its steps.
 """
 
 from __future__ import annotations
@@ -12,13 +13,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.utils._pytree import tree_leaves
 
 from weft.capture.fx.private import DispatchMode
 from weft.capture.optimizer_groups import Optimizers
-from weft.capture.optimizers.attributes import attributes_for_copy, give_attributes, options_of
+from weft.capture.optimizers.attributes import (
+    attributes_for_copy,
+    attributes_of,
+    give_attributes,
+    options_of,
+)
 from weft.errors import UserError
 
 # Steps of a trial: enough to see what is done every few steps.
@@ -84,10 +91,12 @@ def small_parameter(dims: int, phase: float) -> torch.nn.Parameter:
     return torch.nn.Parameter(small_values(dims, phase))
 
 
-def step(optimizer: Any, parameters: Sequence[torch.nn.Parameter], phase: float) -> None:
-    """A step of a copy, with gradients by phase that differ from parameter to parameter."""
+def step(
+    optimizer: Any, parameters: Sequence[torch.nn.Parameter], phase: float, scale: float = 1.0
+) -> None:
+    """A step of a copy, with gradients by phase that differ from parameter to parameter; `scale` is of all but one."""
     for place, each in enumerate(parameters):
-        each.grad = small_values(each.dim(), phase - 7.0 * place)
+        each.grad = small_values(each.dim(), phase - 7.0 * place) * (scale if place else 1.0)
     with torch.random.fork_rng(devices=[]):
         optimizer.step()
 
@@ -205,26 +214,150 @@ class KeptStates:
         flags = [{key: _flag(x) for key, x in options.items()} for *_, options in groups]
         if flags == self._seen:
             return
-        for label, number, options in groups:
-            self._compare(label, number, options, self._first.setdefault(number, options))
-        self._seen = flags
-
-    def _compare(
-        self, label: str, number: int, now: Mapping[str, Any], then: Mapping[str, Any]
-    ) -> None:
-        other = [key for key in now if key in then and _flag(now[key]) != _flag(then[key])]
-        place = self._optimizers.place(number)
-        for key in other:
+        for label, number, now in groups:
+            then, place = self._first.setdefault(number, now), self._optimizers.place(number)
+            other = [key for key in now if key in then and _flag(now[key]) != _flag(then[key])]
             plain = {each: then[each] for each in other}
-            more = states_kept(*place, {**plain, key: now[key]}) - states_kept(*place, plain)
-            if more:
-                raise UserError(
-                    f"{label}: {key!r} was {then[key]!r} when the step was compiled, and is {now[key]!r}: the update "
-                    f"keeps {', '.join(sorted(more))} then, for which the program has no place; close the "
-                    "program, weft.release(model, optimizer), and compile again"
-                )
+            for key in other:
+                more = states_kept(*place, {**plain, key: now[key]}) - states_kept(*place, plain)
+                if more:
+                    raise UserError(
+                        f"{label}: {key!r} was {then[key]!r} when the step was compiled, and is {now[key]!r}: the "
+                        f"update keeps {', '.join(sorted(more))} then, for which the program has no place; close the "
+                        "program, weft.release(model, optimizer), and compile again"
+                    )
+        self._seen = flags
 
 
 def _flag(option: Any) -> Any:
     """The part of an option that decides which states there are: whether it is 0, not how large."""
     return type(option).__name__ if isinstance(option, torch.Tensor) else bool(option)
+
+
+# Numbers that the step of a user's optimizer changes in the optimizer or its groups, as it counts its calls.
+#
+# Each rank has a copy of the optimizer for each plan, which would count for itself. So before each step copies get the
+# user's numbers, and after it these advance by a step of one more copy, on a small parameter: alike on every process.
+# This holds for numbers that depend on themselves alone, whatever is updated; trials show which do.
+
+
+_TYPES = (bool, int, float)
+
+
+@final
+@dataclass(frozen=True)
+class StepCounter:
+    """A number in the optimizer, or in each of its groups, by its name."""
+
+    name: str
+    of_group: bool
+
+    def __str__(self) -> str:
+        return f"group[{self.name!r}]" if self.of_group else f"self.{self.name}"
+
+
+# Those of each optimizer of which a step was captured.
+_COUNTED: WeakKeyDictionary[torch.optim.Optimizer, frozenset[StepCounter]] = WeakKeyDictionary()
+
+
+def counters_of(optimizer: torch.optim.Optimizer) -> frozenset[StepCounter]:
+    """The counters of an optimizer of which a step was captured."""
+    return _COUNTED.get(optimizer, frozenset())
+
+
+def find_counters(copies: TrialCopies, dims: int) -> frozenset[StepCounter]:
+    """The numbers that steps change, and that go by themselves alone; they are known as counters from now on.
+
+    Args:
+        dims: how many the parameter has that a trial is made for.
+    """
+    own = small_parameter(dims, 0.0)
+    optimizer = copies([own])
+    first = _numbers(optimizer)
+    alone = []
+    try:
+        for number in range(TRIAL_STEPS):
+            step(optimizer, [own], number + 2.0)
+            alone.append(_numbers(optimizer))
+        beside = _carried(copies, dims)
+    except Exception:
+        return frozenset()  # it does not take such small tensors
+    found = set()
+    for each in {key for numbers in alone for key in numbers}:
+        series = [_typed(numbers.get(each)) for numbers in alone]
+        changes = any(value != _typed(first.get(each)) for value in series)
+        if changes and series == [_typed(numbers.get(each)) for numbers in beside]:
+            found.add(each)
+    _COUNTED[copies.optimizer] = counters_of(copies.optimizer) | found
+    return frozenset(found)
+
+
+def count_steps(optimizer: torch.optim.Optimizer) -> None:
+    """Let the counters of an optimizer of the user's go on, once its parameters are updated on all ranks."""
+    counters = counters_of(optimizer)
+    if not counters:
+        return
+    made = []
+    with torch.device("cpu"):
+        for number, group in enumerate(optimizer.param_groups):
+            own = next(iter(group["params"]), None)
+            probe = small_parameter(1 if own is None else own.dim(), 0.0)
+            put_on = {} if own is None else attributes_of(own)
+            copy = TrialCopies(optimizer, number, put_on)([probe])
+            step(copy, [probe], 2.0)
+            made.append(_numbers(copy))
+    for group, numbers in zip(optimizer.param_groups, made, strict=True):
+        put_counters(optimizer, [group], {key: numbers[key] for key in counters if key in numbers})
+
+
+def counted_now(optimizer: torch.optim.Optimizer) -> list[dict[StepCounter, Any]]:
+    """The counters as they are, for each group."""
+    counters, attributes = counters_of(optimizer), vars(optimizer)
+    return [
+        {
+            each: space[each.name]
+            for each in counters
+            for space in (group if each.of_group else attributes,)
+            if each.name in space
+        }
+        for group in optimizer.param_groups
+    ]
+
+
+def put_counters(
+    optimizer: Any, groups: Sequence[dict[str, Any]], numbers: Mapping[StepCounter, Any]
+) -> None:
+    """Set counters of an optimizer, and of some of its groups."""
+    for counter, value in numbers.items():
+        for space in groups if counter.of_group else [vars(optimizer)]:
+            space[counter.name] = value
+
+
+def _carried(copies: TrialCopies, dims: int) -> list[dict[StepCounter, Any]]:
+    """The same where each step is that of another copy, on other parameters in two groups, which gets numbers only."""
+    found: list[dict[StepCounter, Any]] = []
+    for number in range(TRIAL_STEPS):
+        every = [small_parameter(dims, phase) for phase in (5.0, 6.0, 7.0)]
+        optimizer = copies(every[:2], every[2:])
+        if found:
+            put_counters(optimizer, optimizer.param_groups, found[-1])
+        step(optimizer, every, 30.0 * number + 1.0)
+        of_last, now = _numbers(optimizer, -1), _numbers(optimizer)
+        found.append({key: x for key, x in now.items() if _typed(of_last.get(key)) == _typed(x)})
+    return found
+
+
+def _numbers(optimizer: Any, group: int = 0) -> dict[StepCounter, Any]:
+    options = options_of(optimizer.param_groups[group])
+    places = ((attributes_for_copy(optimizer), False), (options, True))
+    return {
+        StepCounter(name, of_group): value
+        for space, of_group in places
+        for name, value in space.items()
+        if type(value) in _TYPES
+    }
+
+
+def _typed(value: Any) -> tuple[str, str]:
+    """A key that tells numbers apart as Python shows them; nan is nan."""
+    return type(value).__name__, repr(value)

@@ -24,7 +24,8 @@ from typing import Any, TypeAlias, final
 
 import torch
 
-from weft.capture.fx.advice import hands_on
+from weft.capture.fx.locations import hands_on
+from weft.capture.fx.private import stands_for
 from weft.files import PACKAGE
 
 aten = torch.ops.aten
@@ -38,6 +39,8 @@ _BETWEEN = (
 _TESTS = ("POP_JUMP", "JUMP_IF", "TO_BOOL", "UNARY_NOT")  # beginnings of instructions
 
 _READ = str(aten._local_scalar_dense.default)
+
+TABLE: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
 
 # The class of an exception; None: it is not known.
 _Kind: TypeAlias = type[BaseException] | None
@@ -61,6 +64,7 @@ class Check:
     text: str
 
 
+@stands_for(TABLE, "_local_scalar_dense.default")
 def _read_value(self: torch.Tensor) -> Any:
     """`_local_scalar_dense` of a truth test that is a check: its outcome, and a check in the graph."""
     check = _check_at(_reader())
@@ -97,7 +101,8 @@ def _check_at(frame: FrameType | None) -> Check | None:
     outcome, statement = found
     if _is_caught(frame, _kind_raised(frame, statement)):
         return None
-    text = _text(source, statement)
+    text = " ".join((ast.get_source_segment(source, statement) or "").split())
+    text = text if len(text) <= 160 else text[:160].rsplit(" ", 1)[0] + " …"
     if code.co_filename.startswith(_TORCH):
         text += f" ({os.path.basename(code.co_filename)}:{frame.f_lineno})"
     return Check(outcome, text)
@@ -171,12 +176,6 @@ def _parts(test: ast.expr, outcome: bool) -> Iterator[tuple[ast.expr, bool]]:
         every = isinstance(test.op, ast.Or) != outcome
         for part in test.values if every else test.values[-1:]:
             yield from _parts(part, outcome)
-
-
-def _text(source: str, node: ast.stmt) -> str:
-    """A statement in one line, shortened."""
-    found = " ".join((ast.get_source_segment(source, node) or "").split())
-    return found if len(found) <= 160 else found[:160].rsplit(" ", 1)[0] + " …"
 
 
 # A raise that the program catches is a branch. `try` statements, contexts that swallow, and what the interpreter itself
@@ -353,6 +352,3 @@ def _value(frame: FrameType, node: ast.expr) -> Any:
         return None
     scopes = (frame.f_locals, frame.f_globals, frame.f_builtins)
     return next((scope[node.id] for scope in scopes if node.id in scope), None)
-
-
-TABLE: dict[str, Callable[..., Any]] = {"_local_scalar_dense.default": _read_value}

@@ -15,9 +15,9 @@ import torch
 from torch.fx.graph import CodeGen
 
 from weft.capture.fx.private import is_fake, root_of, written_in
-from weft.capture.numbers.symbolic import is_symbolic
-from weft.capture.numbers.unbacked import is_unbacked
 from weft.capture.python.reachable import is_users, plain_function
+from weft.capture.python.symbolic import is_symbolic
+from weft.capture.python.unbacked import is_unbacked
 from weft.capture.python_guards import MISSING, Exactly, Guard, is_plain, question_guard
 from weft.errors import CaptureError
 
@@ -116,11 +116,11 @@ _Arguments: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
 def kept_results(entries: Iterable[Guard]) -> list[Guard]:
     """The plain results that functions with an `lru_cache` among some values keep, by the calls that gave them.
 
-    A step that calls such a function reads what is kept, and whatever the function itself reads only where nothing is,
-    as the user may clear the cache. So the call itself is compared: before a step it gives what it would give there.
+    A step that calls such a function reads the kept result, and the values that the function itself reads only where
+    there is none, as the user may clear the cache. So the call is repeated: it gives the value that the step would get.
 
     Args:
-        entries: what a step reads, functions and methods included.
+        entries: all places that a step reads, functions and methods included.
     """
     memos: dict[int, _Memo] = {}
     for entry in entries:
@@ -131,37 +131,39 @@ def kept_results(entries: Iterable[Guard]) -> list[Guard]:
             value = value.__func__
         if isinstance(value, _lru_cache_wrapper) and is_users(value):
             memos[id(value)] = value
-    return [each for memo in memos.values() for each in _results(memo)]
+    found = []
+    for memo in memos.values():
+        text = f"the result of {getattr(plain_function(memo), '__qualname__', memo)} in its cache"
+        for arguments in islice(_calls_of(memo), _MANY):
+            if not any(stands_in(each) for each in (*arguments[0], *arguments[1].values())):
+                result = question_guard(None, partial(_called, memo, arguments), text)
+                if result.value.number is not MISSING:
+                    found.append(result)
+    return found
 
 
-def _results(memo: _Memo) -> Iterator[Guard]:
-    # The interpreter's own view of what the cache holds: nothing else tells its keys.
+def _calls_of(memo: _Memo) -> Iterator[_Arguments]:
+    """The arguments of the calls whose results a cache keeps.
+
+    The key of a call is a lone `int` or `str` itself, else a tuple: arguments by place, then, where there are any, a
+    mark and names with arguments, and, where calls are told apart by types, the types of all.
+    """
+    # The interpreter's own view of the content of a cache: nothing else tells its keys.
     held = gc.get_referents(memo)
     spaces = [each for each in held if type(each) is dict and each is not vars(memo)]
     mark = next((each for each in held if type(each) is object), MISSING)
-    text = f"the result of {getattr(plain_function(memo), '__qualname__', memo)} in its cache"
-    for key in islice(list(spaces[0]) if spaces else [], _MANY):
-        found = _arguments(key, mark, memo.cache_parameters()["typed"])
-        if not any(stands_in(each) for each in (*found[0], *found[1].values())):
-            result = question_guard(None, partial(_called, memo, found), text)
-            if result.value.number is not MISSING:
-                yield result
-
-
-def _arguments(key: Any, mark: object, typed: bool) -> _Arguments:
-    """The arguments of a call, of the key that `lru_cache` makes of them.
-
-    The key is a lone `int` or `str` itself, else a tuple: arguments by place, then, where there are any, a mark and
-    names with arguments, and, where calls are told apart by types, the types of all.
-    """
-    if not isinstance(key, tuple):
-        return (key,), {}
-    at = next((place for place, each in enumerate(key) if each is mark), None)
-    if at is None:
-        return key[: len(key) // 2 if typed else None], {}
-    named = len(key) - at - 1
-    pairs = key[at + 1 : at + 1 + 2 * ((named - at) // 3 if typed else named // 2)]
-    return key[:at], dict(zip(pairs[::2], pairs[1::2], strict=True))
+    typed = memo.cache_parameters()["typed"]
+    for key in list(spaces[0]) if spaces else []:
+        if not isinstance(key, tuple):
+            yield (key,), {}
+            continue
+        at = next((place for place, each in enumerate(key) if each is mark), None)
+        if at is None:
+            yield key[: len(key) // 2 if typed else None], {}
+            continue
+        named = len(key) - at - 1
+        pairs = key[at + 1 : at + 1 + 2 * ((named - at) // 3 if typed else named // 2)]
+        yield key[:at], dict(zip(pairs[::2], pairs[1::2], strict=True))
 
 
 def _called(function: Callable[..., Any], arguments: _Arguments) -> Exactly:

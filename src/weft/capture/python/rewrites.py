@@ -20,11 +20,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules import batchnorm, transformer
 from torch.overrides import TorchFunctionMode
 
-from weft.capture.fx.patches import replaced
-from weft.capture.fx.private import Refusal, copy_noted, is_fake
-from weft.capture.numbers import unbacked
+from weft.capture.fx.generators import replaced
+from weft.capture.fx.private import Refusal, copy_noted, is_fake, stands_for
+from weft.capture.python import unbacked
 
 F = torch.nn.functional
+_TABLE = dict(unbacked.TABLE)
 
 
 @final
@@ -46,6 +47,7 @@ def require(condition: Tensor, text: str) -> None:
 # -------------------------------------------------------------------------------------- statistics
 
 
+@stands_for(_TABLE, torch.cov, Tensor.cov)
 def _cov(
     input: Tensor,
     *,
@@ -84,6 +86,7 @@ def _weigh(x: Tensor, frequencies: Tensor | None, weights: Tensor | None) -> boo
     return whole and broken and all(one.shape == x.shape[1:] for one in given)
 
 
+@stands_for(_TABLE, torch.corrcoef, Tensor.corrcoef)
 def _corrcoef(input: Tensor) -> Any:
     """`torch.corrcoef`: covariances over deviations, between -1 and 1."""
     products = _cov(input)
@@ -101,6 +104,7 @@ def _corrcoef(input: Tensor) -> Any:
 # ---------------------------------------------------------------------------------------- indexing
 
 
+@stands_for(_TABLE, torch.combinations)
 def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> Any:
     """`torch.combinations`: the rows of `input` that they choose are known."""
     if input.dim() != 1 or r < 1:
@@ -113,6 +117,7 @@ def _combinations(input: Tensor, r: int = 2, with_replacement: bool = False) -> 
     return input[index.reshape(len(rows), r)]
 
 
+@stands_for(_TABLE, torch.narrow, Tensor.narrow)
 def _narrow(input: Tensor, dim: int, start: Any, length: int) -> Any:
     """`narrow` from a start that is a tensor: a copy of the same elements, which nobody may write."""
     if not isinstance(start, Tensor) or start.dim() or start.is_floating_point():
@@ -129,6 +134,7 @@ def _narrow(input: Tensor, dim: int, start: Any, length: int) -> Any:
         return input.index_select(dim, positions)
 
 
+@stands_for(_TABLE, torch.index_put, Tensor.index_put)
 def _index_put(
     input: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
 ) -> Any:
@@ -159,6 +165,7 @@ def _spread(mask: Tensor, values: Tensor) -> Tensor:
     return values[places.view(mask.shape)]
 
 
+@stands_for(_TABLE, torch.index_put_, Tensor.index_put_)
 def _index_put_in_place(
     input: Tensor, indices: Sequence[Any], values: Tensor, accumulate: bool = False
 ) -> Any:
@@ -166,6 +173,7 @@ def _index_put_in_place(
     return made if made is NotImplemented else input.copy_(made)
 
 
+@stands_for(_TABLE, Tensor.__setitem__)
 def _set_item(input: Tensor, key: Any, value: Any) -> Any:
     """`input[mask] = values`."""
     if not isinstance(value, Tensor) or not value.dim():
@@ -179,6 +187,7 @@ def _is_mask(mask: Any, x: Tensor) -> bool:
     return of_bools and mask.shape == x.shape[: mask.dim()]
 
 
+@stands_for(_TABLE, torch.tensor_split, Tensor.tensor_split)
 def _tensor_split(*args: Any, **kwargs: Any) -> Any:
     if sum(isinstance(value, Tensor) for value in (*args, *kwargs.values())) < 2:
         return NotImplemented
@@ -191,6 +200,7 @@ def _tensor_split(*args: Any, **kwargs: Any) -> Any:
 # ------------------------------------------------------------------------------------------ layers
 
 
+@stands_for(_TABLE, F.ctc_loss)
 def _ctc_loss(
     log_probs: Tensor,
     targets: Tensor,
@@ -208,6 +218,7 @@ def _ctc_loss(
     return F.ctc_loss(log_probs, targets, made[0], made[1], *rest, **named)
 
 
+@stands_for(_TABLE, F.batch_norm)
 def _batch_norm(
     input: Tensor,
     running_mean: Tensor | None,
@@ -239,11 +250,13 @@ def _number(value: Any = 0.0) -> Any:
     return float(value)
 
 
+@stands_for(_TABLE, getattr(F, "linear_cross_entropy", None))
 def _linear_cross_entropy(*args: Any, options: Any = None, **named: Any) -> Any:
     """A loss in chunks of rows, of which torch keeps the gradients: as of all rows."""
     return NotImplemented if options is None else F.linear_cross_entropy(*args, **named)
 
 
+@stands_for(_TABLE, F.scaled_dot_product_attention)
 def _attention(*args: Any, **kwargs: Any) -> Any:
     """Attention with dropout goes the plain way, whose mask can be drawn by global position.
 
@@ -255,37 +268,12 @@ def _attention(*args: Any, **kwargs: Any) -> Any:
         return F.scaled_dot_product_attention(*args, **kwargs)
 
 
+@stands_for(_TABLE, F.affine_grid, torch.affine_grid_generator)
 def _affine_grid(theta: Tensor, size: Any, align_corners: bool | None = None) -> Any:
     """A grid with a side of one point: of plain ops, as torch's backward of it writes the number 0 as a constant."""
     if theta.dim() == 3 and len(size) - 1 == theta.shape[2] and 1 in size[2:] and 0 not in size:
         return affine_grid_generator(theta, list(size), bool(align_corners))
     return NotImplemented
-
-
-_TABLE: dict[Any, Callable[..., Any]] = {
-    **unbacked.TABLE,
-    torch.cov: _cov,
-    Tensor.cov: _cov,
-    torch.corrcoef: _corrcoef,
-    Tensor.corrcoef: _corrcoef,
-    torch.combinations: _combinations,
-    torch.narrow: _narrow,
-    Tensor.narrow: _narrow,
-    torch.index_put: _index_put,
-    Tensor.index_put: _index_put,
-    torch.index_put_: _index_put_in_place,
-    Tensor.index_put_: _index_put_in_place,
-    Tensor.__setitem__: _set_item,
-    torch.tensor_split: _tensor_split,
-    Tensor.tensor_split: _tensor_split,
-    F.ctc_loss: _ctc_loss,
-    F.batch_norm: _batch_norm,
-    F.affine_grid: _affine_grid,
-    torch.affine_grid_generator: _affine_grid,
-    F.scaled_dot_product_attention: _attention,
-}
-if hasattr(F, "linear_cross_entropy"):
-    _TABLE[F.linear_cross_entropy] = _linear_cross_entropy
 
 
 @contextmanager

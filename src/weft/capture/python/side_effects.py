@@ -18,8 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from weft.capture.fx.generators import state_of
-from weft.capture.fx.patches import replaced
+from weft.capture.fx.generators import replaced, state_of
 from weft.capture.fx.private import Refusal
 from weft.capture.python_guards import Guard, QueriedValue, question_guard
 from weft.errors import CaptureError
@@ -98,7 +97,11 @@ def randomness_refused() -> Iterator[None]:
     def refused(by: Callable[[str, tuple[Any, ...]], bool]) -> Callable[..., Any]:
         def made(plain: Callable[..., Any]) -> Any:
             def call(*args: Any, **named: Any) -> Any:
-                if by(_caller(), args):
+                # The code, other than Python's library, that has led to the call.
+                frame = sys._getframe(2)
+                while frame.f_back is not None and standard(frame.f_code.co_filename):
+                    frame = frame.f_back
+                if by(frame.f_code.co_filename, args):
                     raise Refusal(_DRAWN)
                 return plain(*args, **named)
 
@@ -107,25 +110,13 @@ def randomness_refused() -> Iterator[None]:
         return made
 
     seeding = refused(lambda file, _: not in_library(file))
-    by_chance = refused(_by_chance)
+    # The user's own code that gives no seed, which is the second argument.
+    by_chance = refused(lambda file, args: users_file(file) and args[1:2] in ((), (None,)))
     places = [(*x, seeding) for x in _SEEDS], [(*x, by_chance) for x in _CHANCE]
     with replaced(*places[0], *places[1]) as others:  # which load batches, by the same generators
         yield
     if _random_states() != states and not others:
         raise CaptureError(f"the step {_DRAWN}")
-
-
-def _by_chance(file: str, args: tuple[Any, ...]) -> bool:
-    """True for a call in the user's own code that gives no seed, which is the second argument."""
-    return users_file(file) and args[1:2] in ((), (None,))
-
-
-def _caller() -> str:
-    """The file of the code, other than Python's library, that has led to the running call."""
-    frame = sys._getframe(3)
-    while frame.f_back is not None and standard(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame.f_code.co_filename
 
 
 def _random_states() -> tuple[str, ...]:
@@ -174,15 +165,12 @@ def _at(value: Any, depth: int = _DEPTH) -> Any:
             warnings.simplefilter("ignore")
             parts = value.__reduce__()
         flat = [part for each in parts for part in (each if isinstance(each, tuple) else (each,))]
-        words = [_word(part, depth) for part in flat]
+        words = [
+            (_at(x, depth - 1) if depth else None)  # of an iterator that it takes from
+            if hasattr(type(x), "__next__")
+            else str(x if isinstance(x, int | float) else id(x))
+            for x in flat
+        ]
     except Exception:  # it cannot be pickled, as a generator or a file
         return None
     return None if None in words else " ".join(map(str, words))
-
-
-def _word(part: Any, depth: int) -> str | None:
-    """A part of what an iterator is pickled as, with the position of one that it takes from."""
-    if hasattr(type(part), "__next__"):
-        found: str | None = _at(part, depth - 1) if depth else None
-        return found
-    return str(part) if isinstance(part, int | float) else str(id(part))

@@ -23,10 +23,10 @@ from torch import Tensor
 from torch._C import TensorBase
 from torch.utils._python_dispatch import _disable_current_modes
 
-from weft.capture.fx.patches import replaced
+from weft.capture.fx.generators import replaced
 from weft.capture.fx.private import Refusal, is_fake
-from weft.capture.numbers.unbacked import refuse_value
 from weft.capture.optimizer_groups import Optimizers
+from weft.capture.python.unbacked import refuse_value
 from weft.capture.python_guards import Exactly
 from weft.errors import CaptureError
 from weft.files import PACKAGE, in_library

@@ -107,7 +107,7 @@ def to_logical(graph: torch.fx.Graph, name: str, boundary: Boundary) -> LogicalG
     used = {use for node in readers for use in node.uses}
     kept = [x for x in inputs if x.role != "constant" or x.value.name in used]
     kept.sort(key=lambda x: ROLES.index(x.role))
-    return LogicalGraph(name, (*kept, *_paired(_salted(calls)), *updates, *outputs))
+    return LogicalGraph(name, (*kept, *_numbered(calls), *updates, *outputs))
 
 
 @final
@@ -165,7 +165,7 @@ class _Reader:
             self._read_linalg_check(node)
         elif node.target in _REQUIRE:
             self._required.append(node)
-        elif not _is_check(node):
+        elif node.target.overloadpacket.__name__ not in _CHECKS:  # type: ignore[union-attr]
             self._read_call(node)
 
     def copies(self) -> list[Update]:
@@ -173,7 +173,9 @@ class _Reader:
         updates = []
         for node, source in self._written.items():
             target = self._inputs_of[node]
-            if target.role == "buffer" or self._is_frozen(target):
+            # Parameters that no optimizer updates in this step, such as those of a teacher, are written as buffers are.
+            trained = target.key in self._gradients and target.key in self._rules
+            if target.role == "buffer" or (target.role == "parameter" and not trained):
                 updates.append(Update("copy", target.value.ref, source))
             elif target.role == "parameter":
                 raise CaptureError(_TRAINED.format(target.key))
@@ -184,17 +186,14 @@ class _Reader:
                 )
         return updates
 
-    def _is_frozen(self, target: Input) -> bool:
-        """True for a parameter that no optimizer updates in this step, such as those of a teacher."""
-        trained = target.key in self._gradients and target.key in self._rules
-        return target.role == "parameter" and not trained
-
     def _read_call(self, node: torch.fx.Node) -> None:
         if node.target._schema.is_mutable:  # type: ignore[union-attr]
             reason = "writes in place; expected ops that make new tensors"
             raise refuse_op(node.target, location_of(node), reason)
+        name = str(node.target)
+        own = node.target.namespace == "weft"  # type: ignore[union-attr]
         call = Call.of(
-            _op_name(node.target),
+            name.removesuffix(".default") if own else _COMPUTED.get(name, name),
             tuple(map(self._arg, node.args)),
             self._outputs(node),
             kwargs=tuple(
@@ -206,7 +205,10 @@ class _Reader:
             phase=Phase(0, "backward" if in_backward(node) else "forward"),
             autograd=autograd_of(node),
         )
-        call = _with_hint(call) if call.op == HINT else call
+        if call.op == HINT:  # of the user's, whose SBPs come as text (`weft.capture.fx.locations`)
+            source, text = call.args
+            hint = Hint(tuple(map(parse_sbp, str(text).split(","))))
+            call = call.changed(args=(source,), hint=hint)
         self.calls.append(call)
         refs = tuple(value and value.ref for value in call.outputs)
         self._refs[node] = refs if isinstance(node.meta["val"], tuple | list) else refs[0]
@@ -262,7 +264,10 @@ class _Reader:
             raise refuse_op(node.target, location_of(node), reason)
         if isinstance(made, torch.Tensor):
             return (_value(self.names.new(node.name), made),)
-        mask = _output_mask(node) or (True,) * len(made)
+        # The gradients that a fused backward makes; BatchNorm's shape function makes all, whatever its mask says.
+        named = zip(node.target._schema.arguments, node.args, strict=False)  # type: ignore[union-attr]
+        mask: Any = next((value for one, value in named if one.name == "output_mask"), ())
+        mask = mask or (True,) * len(made)
         return tuple(
             _value(self.names.new(f"{node.name}.{index}"), part)
             if isinstance(part, torch.Tensor) and wanted
@@ -294,14 +299,6 @@ def _is_dense(result: Any) -> bool:
     return not isinstance(result, torch.Tensor) or result.layout == torch.strided
 
 
-def _output_mask(node: torch.fx.Node) -> Sequence[bool]:
-    """The gradients that a fused backward makes; BatchNorm's shape function makes all, whatever its mask says."""
-    schema = getattr(node.target, "_schema", None)
-    named = zip(schema.arguments, node.args, strict=False) if schema else ()
-    mask: Any = next((value for one, value in named if one.name == "output_mask"), ())
-    return tuple(mask)
-
-
 def _value(name: str, tensor: torch.Tensor) -> Value:
     return Value(name, tuple(map(int, tensor.shape)), dtype_name(tensor.dtype))
 
@@ -314,24 +311,16 @@ _COMPUTED = {
 }
 
 
-def _op_name(op: Any) -> str:
-    name = str(op)
-    return name.removesuffix(".default") if op.namespace == "weft" else _COMPUTED.get(name, name)
-
-
 def _same_as(node: torch.fx.Node) -> Any:
     """The node whose value this one has too, if any."""
-    unchanged = node.target in _SAME_IF_UNCHANGED and _looks(node) == _looks(node.args[0])
+    source: Any = node.args[0] if node.args else None
+    unchanged = node.target in _SAME_IF_UNCHANGED and _looks(node) == _looks(source)
     if unchanged or node.target in _SAME:
-        return node.args[0]
-    return node.args[0].args[0] if _is_double_transpose(node) else None  # type: ignore[union-attr]
-
-
-def _is_double_transpose(node: torch.fx.Node) -> bool:
-    """True where a transpose undoes the one that made its operand."""
-    source = node.args[0] if node.args else None
+        return source
+    # A transpose may undo the one that made its operand.
     dims = _swapped(node)
-    return isinstance(source, torch.fx.Node) and dims is not None and dims == _swapped(source)
+    twice = isinstance(source, torch.fx.Node) and dims is not None and dims == _swapped(source)
+    return source.args[0] if twice else None
 
 
 def _swapped(node: torch.fx.Node) -> set[int] | None:
@@ -347,11 +336,6 @@ def _swapped(node: torch.fx.Node) -> set[int] | None:
 def _looks(node: Any) -> tuple[Any, ...]:
     value = node.meta["val"]
     return value.shape, value.dtype, value.stride(), value.device
-
-
-def _is_check(node: torch.fx.Node) -> bool:
-    packet = getattr(node.target, "overloadpacket", None)
-    return packet is not None and packet.__name__ in _CHECKS
 
 
 def _updates(boundary: Boundary, inputs: Sequence[Input], results: Sequence[Ref]) -> list[Update]:
@@ -403,36 +387,23 @@ def _needed(calls: Sequence[Call], roots: Sequence[Node]) -> list[Call]:
     return kept[::-1]
 
 
-def _salted(calls: Sequence[Call]) -> list[Call]:
-    """The calls, with random ops numbered in order, so that each draws numbers of its own."""
-    count = 0
-    salted = []
-    for call in calls:
-        if call.op == "weft.uniform":
-            call = call.changed(args=(*call.args[:3], count))
-            count += 1
-        salted.append(call)
-    return salted
+def _numbered(calls: Sequence[Call]) -> list[Call]:
+    """The calls with random ops numbered, so that each draws numbers of its own, and pairs of forward and backward.
 
-
-def _with_hint(call: Call) -> Call:
-    """A user's hint, whose SBPs come as text (`weft.capture.hint`)."""
-    source, text = call.args
-    return call.changed(args=(source,), hint=Hint(tuple(map(parse_sbp, str(text).split(",")))))
-
-
-def _paired(calls: Sequence[Call]) -> list[Call]:
-    """The calls, of which forward and backward ones that belong together have a number, counted from 0.
-
-    Autograd's own numbers go on through all that a process does, and differ between ranks.
+    Autograd's own numbers advance through all that a process does, and differ between ranks; these count from 0.
     """
     forward, backward = (
         {call.autograd for call in calls if call.phase.kind == kind}
         for kind in ("forward", "backward")
     )
     both = (forward & backward) - {None}
-    numbers: dict[int | None, int] = {}
+    pairs: dict[int | None, int] = {}
+    found, draws = [], 0
     for call in calls:
         if call.autograd in both:
-            numbers.setdefault(call.autograd, len(numbers))
-    return [call.changed(autograd=numbers.get(call.autograd)) for call in calls]
+            pairs.setdefault(call.autograd, len(pairs))
+        if call.op == "weft.uniform":
+            call = call.changed(args=(*call.args[:3], draws))
+            draws += 1
+        found.append(call.changed(autograd=pairs.get(call.autograd)))
+    return found

@@ -24,9 +24,9 @@ import torch
 from torch import nn
 
 from weft.capture.fx.private import FakeMode, forget_values, is_fake, living_fakes, maker_in
-from weft.capture.numbers.unbacked import UnbackedNumber, living_numbers
 from weft.capture.python.caches import depending
-from weft.capture.python.objects import attributes_of
+from weft.capture.python.recorder import attributes_of
+from weft.capture.python.unbacked import UnbackedNumber, living_numbers
 from weft.errors import CaptureError
 from weft.files import in_library
 

@@ -1,4 +1,4 @@
-"""The places that a step may write to, put back after a run: of the model, and of what the loss function names."""
+"""The places that a step may write to, put back after a run: of the model, and of all that the loss function names."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from weft.capture.python.reachable import (
 )
 from weft.capture.python_guards import MISSING, AttributeRead, Guard
 
-# How far from the model and the loss function it is looked for what they may write, and in how large containers.
+# How far from the model and the loss function places are looked for, and in how large containers.
 _DEPTH, _MANY = 4, 10_000
 _CONTAINERS = (dict, list, set, deque)
 # Attributes of a module in which its parts are.
 _PARTS = ("_modules", "_parameters", "_buffers")
-# Into whose classes no step writes.
+# No step writes into the classes of these.
 _LIBRARIES = frozenset(
     ["torch", "builtins", "weft", "types", "collections", "numpy", "typing", "abc"]
 )
@@ -40,9 +40,9 @@ _Container: TypeAlias = "dict[Any, Any] | list[Any] | set[Any] | deque[Any]"
 def mutations_undone(
     model: nn.Module, function: Callable[..., Any], everything: bool = False
 ) -> Iterator[MutableState]:
-    """Afterwards, errors included, all that `model` and `function` hold is what it was before.
+    """Afterwards, errors included, all that `model` and `function` hold is as it was before.
 
-    Restored are: attributes of modules and containers in them; variables of closures, globals, attributes of classes
+    Put back are attributes of modules and containers in them; variables of closures, globals, attributes of classes
     and functions, and other containers where a tensor without data is now (a cache, a list of losses).
 
     Args:
@@ -59,7 +59,7 @@ def mutations_undone(
 
 @final
 class MutableState:
-    """The Python state that a step may write to, with its contents before the step."""
+    """All places that a step may write to, with their content before it."""
 
     def __init__(self, model: nn.Module, function: Callable[..., Any]) -> None:
         functions = user_functions(function, model)
@@ -68,35 +68,46 @@ class MutableState:
             for f in functions
             for space, name in globals_of(f)
         ]
-        for f in functions:
-            for name, cell in cells_of(f):
-                text = f"{name} in the closure of {f.__qualname__}"
-                self._variables.append(
-                    Guard(AttributeRead(cell), "cell_contents", cell.cell_contents, text)
-                )
+        self._variables += [
+            Guard(
+                AttributeRead(cell),
+                "cell_contents",
+                cell.cell_contents,
+                f"{name} in the closure of {f.__qualname__}",
+            )
+            for f in functions
+            for name, cell in cells_of(f)
+        ]
         self._bound = list(bound_to(function))
-        named = [*self._bound, *(each.value for each in self._variables)]
-        self._owners = [(owner, dict(vars(owner))) for owner in _owners([*named, *functions])]
-        roots = [value for text, value in self._places()]
+        named = [*self._bound, *(each.value for each in self._variables), *functions]
+        self._owners = [(owner, dict(vars(owner))) for owner in _owners(named)]
         self._modules = list(model.named_modules())
-        self._own = _kept([model])
-        self._others = _kept(roots)
+        self._own = _reached([model])
+        self._others = _reached([value for _, value in self._places()])
 
     def kept(self) -> dict[int, str]:
         """Tensors without data that places outside of the model hold now, by id: the names of the places.
 
-        Places in containers of its modules are included; `PythonRecorder.caches` knows attributes of modules.
+        Those in containers of its modules are among them; of their attributes, `PythonRecorder.caches` knows.
         """
         found: dict[int, str] = {}
+        places = list(self._places())
         if not any(holds_fakes(container) for container, _ in self._others):
-            places = [(text, value) for text, value in self._places() if holds_fakes(value)]
-        else:
-            places = list(self._places())
+            places = [(text, value) for text, value in places if holds_fakes(value)]
         spaces = {id(x) for _, each in self._modules for x in (vars(each), each._buffers)}
         if any(holds_fakes(each) for each, _ in self._own if id(each) not in spaces):
-            places += self._contained()
+            for path, module in self._modules:
+                tensors = {**module._parameters, **module._buffers}.items()
+                inner = [("", vars(module))]
+                inner += [(f"{x}.", user_attributes(y)) for x, y in tensors if y is not None]
+                places += [
+                    (f"{path}.{where}{name}".removeprefix("."), value)
+                    for where, space in inner
+                    for name, value in space.items()
+                    if _may_hold(value) and name not in _PARTS
+                ]
         for text, value in places:
-            for each in (value, *_reached([value])):
+            for each in (value, *(container for container, _ in _reached([value]))):
                 found.update({id(x): text for x in _fakes_in(each) if id(x) not in found})
         return found
 
@@ -107,7 +118,7 @@ class MutableState:
         There the user's code may look for them, as with `p is head.weight`, or a dict by parameters.
 
         Args:
-            stand_ins: by the id of what they stand for.
+            stand_ins: by the id of the tensors that they stand for.
         """
         own = {id(container) for container, _ in self._own}
         outside = [each for each, _ in self._others if id(each) not in own]
@@ -115,14 +126,14 @@ class MutableState:
         outside += [
             x for x, _ in self._own if isinstance(x, dict) and any(id(k) in stand_ins for k in x)
         ]
-        places = [each for each in outside if any(id(x) in stand_ins for x in _parts(each))]
-        tensors = [x for each in places for x in _parts(each) if id(x) in stand_ins]
+        tensors = [x for each in outside for x in _parts(each) if id(x) in stand_ins]
         back = {id(stand_ins[id(x)]): x for x in tensors}
         ids = {id(stand_in): key for key, stand_in in stand_ins.items()}
         with ExitStack() as stack:
-            for each in places:
-                stack.callback(_exchange, each, back)
-                _exchange(each, stand_ins)
+            for each in outside:
+                if any(id(x) in stand_ins for x in _parts(each)):
+                    stack.callback(_exchange, each, back)
+                    _exchange(each, stand_ins)
             for variable in self._variables:
                 if id(variable.value) in stand_ins:
                     stack.callback(variable.put, variable.value)
@@ -132,40 +143,46 @@ class MutableState:
                     variable.put(lambda x: ids.get(id(x), id(x)))
             yield
 
-    def _contained(self) -> Iterator[tuple[str, Any]]:
-        """The containers and objects in attributes of the model's modules."""
-        for path, module in self._modules:
-            tensors = {**module._parameters, **module._buffers}
-            spaces = [
-                ("", vars(module)),
-                *((f"{x}.", user_attributes(y)) for x, y in tensors.items() if y is not None),
-            ]
-            for where, space in spaces:
-                for name, value in space.items():
-                    if _may_hold(value) and name not in _PARTS:
-                        yield f"{path}.{where}{name}".removeprefix("."), value
-
     def _places(self) -> Iterator[tuple[str, Any]]:
         """Everything that is named outside of the model, as it is now."""
-        owners = [owner for owner, _ in self._owners]
-        for owner in owners:
+        for owner, _ in self._owners:
             for name, value in list(vars(owner).items()):
                 yield f"{owner.__qualname__}.{name}", value
         for each in self._variables:
             yield each.text, each.value_now
         for each in self._bound:
             yield type(each).__name__, each
-        yield from _defaults(owners)
+        for owner, _ in self._owners:
+            for each in (owner, *vars(owner).values()):
+                plain = getattr(each, "__func__", each)
+                if isinstance(plain, types.FunctionType):
+                    for value in (
+                        *(plain.__defaults__ or ()),
+                        *(plain.__kwdefaults__ or {}).values(),
+                    ):
+                        yield f"a default argument of {plain.__qualname__}", value
 
     def put_back(self, everything: bool) -> None:
-        """Put back what was there: in the model all, elsewhere where fakes are now, or `everything`."""
-        for container, before in self._own:
-            _put_back(container, before)
-        for container, before in self._others:
-            if everything or holds_fakes(container):
-                _put_back(container, before)
-        for owner, space in self._owners:
-            _reset(owner, space, everything)
+        """Put back the content of before: in the model all, elsewhere where fakes are now, or `everything`."""
+        own = {id(container) for container, _ in self._own}
+        for container, content in (*self._own, *self._others):
+            same = len(container) == len(content) and all(
+                map(is_, _parts(container), _parts(content))
+            )
+            if not same and (everything or id(container) in own or holds_fakes(container)):
+                container.clear()
+                add = container.extend if isinstance(container, list | deque) else container.update
+                add(content)
+        for owner, before in self._owners:
+            names = {**before, **vars(owner)} if everything else dict(vars(owner))
+            for name in names:
+                then, now = before.get(name, MISSING), vars(owner).get(name, MISSING)
+                if now is then or not (everything or holds_fakes(now)):
+                    continue
+                if then is MISSING:
+                    delattr(owner, name)
+                else:
+                    setattr(owner, name, then)
         for each in self._variables:
             now = each.value_now
             if each.value is not MISSING:
@@ -182,7 +199,7 @@ def _parts(container: _Container) -> list[Any]:
 
 
 def _exchange(container: Any, others: Mapping[int, Any]) -> None:
-    """Put others in place of what a container holds, by the ids of that; the order stays."""
+    """Put others in place of the values and keys in a container, by the ids of these; the order stays."""
     if not any(id(x) in others for x in _parts(container)):
         return
     if isinstance(container, dict):
@@ -199,18 +216,13 @@ def _exchange(container: Any, others: Mapping[int, Any]) -> None:
             container[place] = others.get(id(value), value)
 
 
-def _kept(roots: Sequence[Any]) -> list[tuple[_Container, Any]]:
-    """Every container that a step may write to below `roots`, and what it holds now."""
-    return [(each, _copy(each)) for each in _reached(roots)]
-
-
 def holds_fakes(value: Any) -> bool:
-    """True where a value is, or a container holds, a tensor without data, or what stands for a number."""
+    """True where a value is, or a container holds, a tensor without data or a stand-in for a number."""
     return next(_fakes_in(value), None) is not None
 
 
 def _fakes_in(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
-    """The tensors without data, and what stands for numbers, that a value is or a container holds."""
+    """The tensors without data, and the stand-ins for numbers, that a value is or a container holds."""
     if stands_in(value):
         yield value
     elif depth and isinstance(value, (*_CONTAINERS, tuple)) and len(value) < _MANY:
@@ -219,7 +231,7 @@ def _fakes_in(value: Any, depth: int = _DEPTH) -> Iterator[Any]:
 
 
 def _owners(named: Sequence[Any]) -> list[Any]:
-    """The user's functions and classes among what a step names, and the classes of its objects."""
+    """The user's functions and classes among the values that a step names, and the classes of its objects."""
     found: dict[int, Any] = {}
     for each in named:
         if isinstance(each, types.FunctionType):
@@ -232,31 +244,8 @@ def _owners(named: Sequence[Any]) -> list[Any]:
     return list(found.values())
 
 
-def _defaults(owners: Sequence[Any]) -> Iterator[tuple[str, Any]]:
-    """The values of the default arguments of functions, those of classes included, with their name."""
-    plain = (getattr(x, "__func__", x) for owner in owners for x in (owner, *vars(owner).values()))
-    for each in plain:
-        if isinstance(each, types.FunctionType):
-            for value in (*(each.__defaults__ or ()), *(each.__kwdefaults__ or {}).values()):
-                yield f"a default argument of {each.__qualname__}", value
-
-
-def _reset(owner: Any, before: Mapping[str, Any], everything: bool) -> None:
-    """Give a class or function its attributes back, where a tensor without data is now, or `everything`."""
-    for name, value in dict(vars(owner)).items():
-        then = before.get(name, MISSING)
-        if value is then or not (everything or holds_fakes(value)):
-            continue
-        if then is MISSING:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, then)
-    for name in before.keys() - vars(owner).keys() if everything else ():
-        setattr(owner, name, before[name])
-
-
-def _reached(roots: Sequence[Any]) -> list[_Container]:
-    """Every container that a step may write to, once: attributes as dicts, and what lies in them."""
+def _reached(roots: Sequence[Any]) -> list[tuple[_Container, Any]]:
+    """Every container below `roots` that a step may write to, attributes as dicts, each once and with a copy of it."""
     found: dict[int, _Container] = {}
     waiting = [(each, _DEPTH) for each in roots if _may_hold(each)]
     seen: set[int] = set()
@@ -276,7 +265,7 @@ def _reached(roots: Sequence[Any]) -> list[_Container]:
             waiting += [(x, depth - 1) for x in parts if len(parts) < _MANY and _may_hold(x)]
         else:
             waiting.append((vars(each), depth))
-    return list(found.values())
+    return [(x, dict(x) if isinstance(x, dict) else list(x)) for x in found.values()]
 
 
 def _may_hold(each: Any) -> bool:
@@ -288,14 +277,3 @@ def _may_hold(each: Any) -> bool:
     if type(each).__module__.startswith(_SHARED):
         return False
     return isinstance(getattr(each, "__dict__", None), dict)
-
-
-def _copy(container: _Container) -> Any:
-    return dict(container) if isinstance(container, dict) else list(container)
-
-
-def _put_back(container: Any, before: Any) -> None:
-    same = len(container) == len(before) and all(map(is_, _parts(container), _parts(before)))
-    if not same:
-        container.clear()
-        (container.extend if isinstance(container, list | deque) else container.update)(before)

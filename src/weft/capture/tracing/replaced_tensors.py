@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from weft.capture.fx.checks import views_of
 from weft.capture.fx.private import Refusal, is_fake
-from weft.capture.fx.views import views_of
 from weft.capture.python.reachable import user_attributes
 from weft.errors import CaptureError
 from weft.ir.logical import Input, LogicalGraph, Update
@@ -128,11 +128,11 @@ def write_replaced(
     """
     names = Counter(id(place.stand_in) for place in places)
     found = [(place, getattr(place.module, place.name, None)) for place in places]
-    replaced = [
-        (place.stand_in, _replacing(place, now, names[id(place.stand_in)]))
-        for place, now in found
-        if now is not place.stand_in
-    ]
+    replaced: list[tuple[torch.Tensor, Any]] = []
+    for place, now in found:
+        if now is not place.stand_in:
+            _check_replacing(place, now, names[id(place.stand_in)])
+            replaced.append((place.stand_in, now))
     with torch.no_grad():
         # Buffers may take each other's place, and results may be what stood there.
         values = _copied_where_written(
@@ -182,18 +182,20 @@ def memory_of(tensor: torch.Tensor) -> object:
     return tensor.untyped_storage()
 
 
-def _replacing(place: ReplacedTensor, now: Any, names: int) -> torch.Tensor:
-    """The tensor `now` in the place of a buffer that has so many names."""
+def _check_replacing(place: ReplacedTensor, now: Any, names: int) -> None:
+    """Check that `now` may be in the place of a buffer that has so many names."""
+    reason = ""
     if place.name in place.module._parameters or isinstance(now, nn.Parameter):
-        raise _not_replaced(
-            place, "it is a parameter; write its new values into it, under torch.no_grad()"
-        )
-    if names > 1:
-        raise _not_replaced(place, "it has several names; write the new values into it with copy_")
-    if not isinstance(now, torch.Tensor) or kind_of(now) != kind_of(place.stand_in):
+        reason = "it is a parameter; write its new values into it, under torch.no_grad()"
+    elif names > 1:
+        reason = "it has several names; write the new values into it with copy_"
+    elif not isinstance(now, torch.Tensor) or kind_of(now) != kind_of(place.stand_in):
         found = kind_of(now) if isinstance(now, torch.Tensor) else repr(now)
-        raise _not_replaced(place, f"it was {kind_of(place.stand_in)} and is {found}; {_KEEP}")
-    return now
+        reason = f"it was {kind_of(place.stand_in)} and is {found}; {_KEEP}"
+    if reason:
+        raise CaptureError(
+            f"the step puts another value in the place of {place.full_name}: {reason}"
+        )
 
 
 def _copied_where_written(
@@ -207,10 +209,6 @@ def _copied_where_written(
 def kind_of(tensor: torch.Tensor) -> str:
     """The dtype and the shape of a tensor, in words."""
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
-def _not_replaced(place: ReplacedTensor, reason: str) -> CaptureError:
-    return CaptureError(f"the step puts another value in the place of {place.full_name}: {reason}")
 
 
 @final

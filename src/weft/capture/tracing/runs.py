@@ -16,14 +16,13 @@ from typing import Any, TypeAlias, final
 import torch
 
 from weft.capture.fx.generators import generators_followed
-from weft.capture.fx.locations import module_paths_noted
+from weft.capture.fx.locations import hints_recorded, module_paths_noted
 from weft.capture.fx.private import is_fake, root_of, written_in
-from weft.capture.hint import hints_recorded
-from weft.capture.numbers.symbolic import SymbolicNumbers, counting_on, plain_number
-from weft.capture.numbers.unbacked import forget_numbers, forget_refused
 from weft.capture.python.caches import depending, draws
 from weft.capture.python.rewrites import functions_replaced
 from weft.capture.python.side_effects import depends_on, may_hold_state, randomness_refused
+from weft.capture.python.symbolic import SymbolicNumbers, counting_on, plain_number
+from weft.capture.python.unbacked import forget_numbers, forget_refused
 from weft.capture.python_guards import MISSING, Guard
 from weft.capture.tracing.mutations import mutations_undone
 from weft.capture.tracing.step_call import StepCall
@@ -32,8 +31,6 @@ _aten = torch.ops.aten
 _SAME = (_aten.detach.default, _aten.alias.default)
 # Gives the node of the first graph that made a tensor which the second one reads.
 Maker: TypeAlias = Callable[[torch.Tensor], "torch.fx.Node | None"]
-
-
 # Gives a new step and its inputs.
 Begin: TypeAlias = "Callable[[], tuple[StepCall, Any]]"
 # Traces a step, given its inputs and whether it is run once more; None where it cannot.
@@ -295,12 +292,9 @@ def _is_same(node: torch.fx.Node) -> bool:
     views = any(result.alias_info for result in node.target._schema.returns)
     if not views or not node.args or not isinstance(node.args[0], torch.fx.Node):
         return False
-    value, of = node.meta.get("val"), node.args[0].meta.get("val")
-    return (
-        isinstance(value, torch.Tensor)
-        and isinstance(of, torch.Tensor)
-        and _form(value) == _form(of)
-    )
+    both = node.meta.get("val"), node.args[0].meta.get("val")
+    one, other = (_form(x) if isinstance(x, torch.Tensor) else None for x in both)
+    return one is not None and one == other
 
 
 def _form(tensor: torch.Tensor) -> Any:

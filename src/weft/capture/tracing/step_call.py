@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, final
 
 import torch
+from torch.utils import _pytree as pytree
 
-from weft.capture.batch import BatchSpec, TensorLeaf, is_dense
-from weft.capture.fx.checkpoints import checkpoints_noted
-from weft.capture.fx.locations import LinesNoted, backward_noted
+from weft.capture.batch import (
+    BatchSpec,
+    OutputSpec,
+    TensorLeaf,
+    describe_outputs,
+    find_loss,
+    is_dense,
+)
+from weft.capture.fx.locations import LinesNoted, backward_noted, checkpoints_noted
 from weft.capture.fx.private import mark_backward, running_sequence
 from weft.capture.fx.refusals import in_function
-from weft.capture.numbers.symbolic import CountedWithTensors, SymbolicNumbers, is_symbolic
-from weft.capture.numbers.unbacked import refuse_value
 from weft.capture.ops.recurrent import LayersKept
-from weft.capture.outputs import OutputSpec, describe_outputs, find_loss
-from weft.capture.precision import Casts, loss_seed
 from weft.capture.python.assertions import is_check
 from weft.capture.python.caches import Cache, kept_results
 from weft.capture.python.hooks import gradient_hooks
 from weft.capture.python.recorder import PythonRecorder
 from weft.capture.python.rewrites import Rewritten
+from weft.capture.python.symbolic import CountedWithTensors, SymbolicNumbers, is_symbolic
 from weft.capture.python.tensor_reads import check_no_backward, gradients_left, reads_noted
+from weft.capture.python.unbacked import refuse_value
 from weft.capture.python_guards import Guard, PythonGuards
 from weft.capture.tracing.leaks import FakeTensorLeaks
 from weft.capture.tracing.mutations import MutableState
@@ -147,13 +152,15 @@ class StepCall:
             for name, x, plain in zip(own, cast, parameters, strict=False)
             if x is not plain
         }
+        pairs = zip(self.variables.parameters.items(), cast, strict=True)
+        names = {id(each): name for (name, own_one), x in pairs for each in (own_one, x)}
         # A backward may read the model too, as that of a checkpoint does.
         with tensors_replaced(self.model, stand_ins) as places:
             with (
                 attributes_carried(own, stand_ins),
-                self._around(stand_ins),
+                nullcontext() if self.around is None else self.around.lent(stand_ins),
                 checkpoints_noted(),
-                reads_noted(self.values_read, stand_ins, self._names(cast)),
+                reads_noted(self.values_read, stand_ins, names),
             ):
                 result = self._forward(batch, cast)
                 self._described(check_no_backward, parameters)
@@ -176,8 +183,13 @@ class StepCall:
         layers = LayersKept([by_name[name] for name in self.apart])
         casts = self.casts.around(self.model)
         counting = CountedWithTensors() if self.numbers else nullcontext()
+        waiting = iter(batch)
+        leaves = [
+            next(waiting) if isinstance(leaf, TensorLeaf) else self.batch.constants[leaf.key]
+            for leaf in self.batch.leaves
+        ]
         with Rewritten(), counting, layers, self.lines, casts:
-            result = self.loss_fn(self.model, self._batch(batch))
+            result = self.loss_fn(self.model, unflatten(leaves, self.batch.tree))
         self.recurrent = frozenset(name for name, one in by_name.items() if id(one) in layers.seen)
         return result
 
@@ -189,32 +201,16 @@ class StepCall:
         if not is_check(by):
             self.recorder.values(tensor)
 
-    def _around(self, stand_ins: Mapping[int, torch.Tensor]) -> AbstractContextManager[None]:
-        return nullcontext() if self.around is None else self.around.lent(stand_ins)
-
     @property
     def outcomes(self) -> Sequence[Guard]:
         """Results of what was done with numbers that change."""
         return self.numbers.outcomes if self.numbers else ()
-
-    def _names(self, parameters: list[torch.Tensor]) -> dict[int, str]:
-        """The names of the parameters, by the ids of these and of what stands for them."""
-        pairs = zip(self.variables.parameters.items(), parameters, strict=True)
-        return {id(each): name for (name, own), x in pairs for each in (own, x)}
 
     def _described(self, describe: Callable[..., Any], *args: Any) -> Any:
         try:
             return describe(*args)
         except CaptureError as error:
             raise in_function(self.loss_fn, error) from None
-
-    def _batch(self, tensors: list[torch.Tensor]) -> Any:
-        waiting = iter(tensors)
-        leaves = [
-            next(waiting) if isinstance(leaf, TensorLeaf) else self.batch.constants[leaf.key]
-            for leaf in self.batch.leaves
-        ]
-        return unflatten(leaves, self.batch.tree)
 
     def constants(self) -> Iterator[Guard]:
         """The leaves of the batch that are no tensors, but for numbers that are inputs already."""
@@ -242,13 +238,93 @@ class StepCall:
                 sequence = running_sequence()
                 self.failed_at = None if sequence is None else self.lines.line_of(sequence)
                 raise
-            totals = list(map(_total, found, gradients_left(wanted.values())))
+        # Those that the backward gives, and those that others inside it have left, as of an `autograd.Function`.
+        left = gradients_left(wanted.values())
+        totals = [
+            own if more is None else more if own is None else own + more
+            for own, more in zip(found[: len(left)], left, strict=True)
+        ]
         self.gradients = tuple(
             n for n, each in zip(wanted, totals, strict=True) if each is not None
         )
         return [each for each in totals if each is not None]
 
 
-def _total(given: torch.Tensor | None, left: torch.Tensor | None) -> torch.Tensor | None:
-    """The gradient that a backward gives, and what others inside of it have left, as of an `autograd.Function`."""
-    return left if given is None else given if left is None else given + left
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@final
+@dataclass(frozen=True)
+class Casts:
+    """The dtype of the forward: "bf16", "fp16", or None for the model's own.
+
+    Attributes:
+        compute: of matrix products and convolutions, by autocast.
+        parameters: of every floating-point parameter, and of what the model is called with.
+    """
+
+    compute: str | None = None
+    parameters: str | None = None
+    device: str = "cpu"
+
+    @property
+    def scaled(self) -> bool:
+        """True where gradients are so small in the dtype that the loss has to be scaled."""
+        return "fp16" in (self.compute, self.parameters)
+
+    def parameter(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor that stands for a parameter in the forward."""
+        cast: torch.Tensor = _cast(tensor, self.parameters)
+        return cast
+
+    @contextmanager
+    def around(self, model: torch.nn.Module) -> Iterator[None]:
+        """The forward of `model` while this lasts: under autocast, of arguments that are cast."""
+
+        def cast(_: Any, args: Any, kwargs: Any) -> Any:
+            return pytree.tree_map(lambda leaf: _cast(leaf, self.parameters), (args, kwargs))
+
+        hook = None
+        if self.parameters is not None:
+            hook = model.register_forward_pre_hook(cast, with_kwargs=True)
+        try:
+            with autocast(self.compute, self.device):
+                yield
+        finally:
+            if hook is not None:
+                hook.remove()
+
+
+def _cast(leaf: Any, to: str | None) -> Any:
+    if to is None or not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point():
+        return leaf
+    return leaf.to(_DTYPES[to])
+
+
+def autocast(precision: str | None, device_type: str) -> AbstractContextManager[Any]:
+    """While this lasts, torch casts the operands of matrix products and convolutions down.
+
+    Raises:
+        CaptureError: when the precision is unknown.
+    """
+    if precision is None:
+        return nullcontext()
+    if precision not in _DTYPES:
+        raise CaptureError(f"precision={precision!r} is unknown; expected 'bf16', 'fp16' or None")
+    return torch.autocast(device_type, dtype=_DTYPES[precision])
+
+
+def loss_seed(loss: torch.Tensor) -> torch.Tensor:
+    """The gradient of the loss by itself: ones, marked for the pass that puts a loss scale there."""
+    seed: torch.Tensor = torch.ops.weft.loss_seed(loss)
+    return seed
+
+
+@torch.library.custom_op("weft::loss_seed", mutates_args=(), schema="(Tensor loss) -> Tensor")
+def _loss_seed(loss: torch.Tensor) -> torch.Tensor:
+    return torch.ones_like(loss)
+
+
+@_loss_seed.register_fake
+def _(loss: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(loss)

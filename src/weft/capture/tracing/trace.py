@@ -8,11 +8,10 @@ from typing import Any, final
 
 import torch
 
-from weft.capture.batch import BatchSpec
-from weft.capture.fx.dtypes import check_dtypes
+from weft.capture.batch import BatchSpec, OutputSpec
+from weft.capture.fx.checks import check_dtypes, check_ops
 from weft.capture.fx.locations import locate, location_of
 from weft.capture.fx.private import (
-    Decompositions,
     FakeMode,
     UnwritableView,
     fake_mode,
@@ -23,18 +22,15 @@ from weft.capture.fx.private import (
     trace,
     trace_like,
 )
-from weft.capture.fx.refusals import check_ops, refuse, refuse_op, refuse_write
+from weft.capture.fx.refusals import refuse, refuse_op, refuse_write
 from weft.capture.fx.retrace import Skeleton, skeleton
-from weft.capture.numbers.symbolic import SymbolicNumber, SymbolicNumbers
-from weft.capture.ops.decompositions import decompositions, overwrites
-from weft.capture.ops.fallback import fallback, strided
-from weft.capture.outputs import OutputSpec
-from weft.capture.precision import Casts
+from weft.capture.ops.decompositions import decompositions, fallback, overwrites, strided
 from weft.capture.python.caches import take_caches
+from weft.capture.python.symbolic import SymbolicNumber, SymbolicNumbers
 from weft.capture.python_guards import Guard, PythonGuards
 from weft.capture.tracing.leaks import FakeTensorLeaks
 from weft.capture.tracing.runs import Found, traced, with_numbers
-from weft.capture.tracing.step_call import LossFunction, ModelTensors, StepCall
+from weft.capture.tracing.step_call import Casts, LossFunction, ModelTensors, StepCall
 from weft.errors import WeftError
 
 _GIVEN = (
@@ -130,7 +126,12 @@ def trace_step(
         return trace_like(None if again or not like else like.step, step, inputs, mode, table)
 
     def wholly(step: StepCall, inputs: Any, again: bool) -> torch.fx.GraphModule | None:
-        return _trace(step, inputs, mode, table)
+        try:
+            return trace(step, inputs, mode, table, step.values_read)
+        except WeftError:
+            raise
+        except Exception as error:
+            raise refuse(error, step.failed_at) from error
 
     found = (traced(alike, begin) if like else None) or traced(wholly, begin)
     assert found is not None  # `_trace` raises
@@ -178,17 +179,6 @@ def _described(
         Skeletons(whole, None if plain is module else skeleton(plain.graph)),
         numbers.positions(constants),
     )
-
-
-def _trace(
-    step: StepCall, inputs: Any, mode: FakeMode, table: Decompositions
-) -> torch.fx.GraphModule:
-    try:
-        return trace(step, inputs, mode, table, step.values_read)
-    except WeftError:
-        raise
-    except Exception as error:
-        raise refuse(error, step.failed_at) from error
 
 
 def _lift_constants(module: torch.fx.GraphModule, mode: FakeMode) -> tuple[torch.Tensor, ...]:

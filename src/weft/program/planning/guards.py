@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from weft.capture.capture import Captured
-from weft.capture.numbers.symbolic import can_follow
 from weft.capture.optimizer_groups import Optimizers
 from weft.capture.python.hooks import Hooks
+from weft.capture.python.symbolic import can_follow
 from weft.capture.python_guards import Guard
 from weft.errors import UserError
 from weft.program.checksums import checksums, is_often

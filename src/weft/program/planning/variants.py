@@ -15,8 +15,8 @@ from torch import Tensor
 
 from weft.capture import Captured
 from weft.capture.batch import BatchSpec, describe_batch
-from weft.capture.numbers.symbolic import number_now
 from weft.capture.optimizer_groups import Optimizers
+from weft.capture.python.symbolic import number_now
 from weft.compiler.context import Metric, Options, options_of
 from weft.compiler.pipeline import Compiled, compile_graph
 from weft.compiler.stages.stages import stage_placements

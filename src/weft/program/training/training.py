@@ -13,7 +13,7 @@ from torch import Tensor
 
 from weft.capture.optimizer_groups import Optimizers
 from weft.capture.optimizers.attributes import is_foreign
-from weft.capture.optimizers.counters import count_steps, counters_of
+from weft.capture.optimizers.trials import count_steps, counters_of
 from weft.compiler.pipeline import Compiled
 from weft.errors import UserError
 from weft.ir import LogicalGraph

@@ -9,8 +9,8 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from weft.capture.outputs import Number
-from weft.capture.precision import Casts
+from weft.capture.batch import Number
+from weft.capture.tracing.step_call import Casts
 from weft.capture.tree import flatten, unflatten
 from weft.errors import VerificationError
 from weft.ir.logical import Input, Update

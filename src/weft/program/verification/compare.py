@@ -103,7 +103,7 @@ def _plainly(found: Any, expected: Any) -> str:
         if expected is None and not largest(found):
             return ""
         return f"is a tensor in the plan, and {expected!r} in the plain step"
-    # A value other than a tensor or plain value is returned as None (`capture/outputs.py`).
+    # A value other than a tensor or plain value is returned as None (`capture/batch.py`).
     handed = expected if is_constant(expected) else None
     alike = found == handed or (found != found and handed != handed)  # NaN is not itself
     if type(found) is type(handed) and alike:

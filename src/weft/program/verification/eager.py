@@ -16,16 +16,16 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from weft.capture.fx.checkpoints import checkpoints_noted
+from weft.capture.batch import find_loss
 from weft.capture.fx.generators import generators_followed
+from weft.capture.fx.locations import checkpoints_noted
 from weft.capture.fx.private import Decompositions, DispatchMode, Refusal
 from weft.capture.ops import random
 from weft.capture.ops.decompositions import decompositions
 from weft.capture.optimizers.attributes import attributes_of
-from weft.capture.outputs import find_loss
-from weft.capture.precision import Casts
 from weft.capture.tracing.mutations import mutations_undone
 from weft.capture.tracing.replaced_tensors import tensors_replaced, write_replaced
+from weft.capture.tracing.step_call import Casts
 from weft.capture.tree import flatten, unflatten
 from weft.errors import VerificationError
 from weft.ir import LogicalGraph
@@ -171,7 +171,7 @@ class Drawn(DispatchMode):  # type: ignore[no-untyped-call]
 @cache
 def _random_ops() -> Decompositions:
     """Ops that draw, and their backwards, as capture takes them apart."""
-    functions = {id(each) for each in (*random.TABLE.values(), *random.SAMPLES.values())}
+    functions = {id(each) for each in random.TABLE.values()}
     return {op: each for op, each in decompositions().items() if id(each) in functions}
 
 

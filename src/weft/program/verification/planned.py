@@ -9,7 +9,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from weft.capture.optimizers.counters import counted_now, put_counters
+from weft.capture.optimizers.trials import counted_now, put_counters
 from weft.capture.tree import flatten, unflatten
 from weft.compiler.training.gradients import FIRST_VALUES, SCALE
 from weft.errors import BatchError

@@ -11,10 +11,10 @@ from torch.utils import _pytree as pytree
 
 from weft.tensor import spec as specs
 from weft.tensor.dispatch import interleaved
+from weft.tensor.dispatch.interleaved import note_aliases, note_copies
 from weft.tensor.dispatch.operands import Reader, common_mesh, gathered, lifted, met, takes_slots
 from weft.tensor.dispatch.recipe import Recipe, make_recipe
 from weft.tensor.dispatch.special_ops import honour_lazy_bits, note_views, special_handling
-from weft.tensor.dispatch.views import note_aliases, note_copies
 from weft.tensor.divergence import check_every, checking, note_op, note_write
 from weft.tensor.spec import Spec
 
@@ -102,6 +102,14 @@ def dispatch(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return made
 
 
+def _note(recipe: Recipe, reader: Reader) -> None:
+    """Remember what runs, which must be the same on all ranks."""
+    if not recipe.mesh.in_process and recipe.mesh.ranks:
+        note_op(recipe.mesh, recipe.op, recipe.token, reader.floats)
+    if checking():
+        check_every(recipe.mesh, f"{recipe.op} where {recipe.advice}")
+
+
 def _note_views(
     kind: Any, op: Any, source: Any, recipe: Recipe, made: Any, again: Callable[[Any], Any]
 ) -> None:
@@ -130,37 +138,23 @@ def _viewed(
     return NotImplemented
 
 
-def _note(recipe: Recipe, reader: Reader) -> None:
-    """Remember what runs, which must be the same on all ranks."""
-    if not recipe.mesh.in_process and recipe.mesh.ranks:
-        note_op(recipe.mesh, recipe.op, recipe.token, reader.floats)
-    if checking():
-        check_every(recipe.mesh, f"{recipe.op} where {recipe.advice}")
-
-
 def _other_way(
     kind: Any, known: _OpFacts, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """The result of an op that runs otherwise than by a recipe; NotImplemented for others."""
-    if known.writes:
-        _note_write(kind, op, args, kwargs)
+    if known.writes:  # which all ranks must do alike
+        every = pytree.tree_leaves((args, kwargs))
+        written = next((x for x in every if isinstance(x, kind)), None)
+        if written is not None and not written.spec.mesh.in_process:
+            numbers = [x for x in every if isinstance(x, bool | int | float)]
+            plain = (x for x in every if isinstance(x, Tensor) and not isinstance(x, kind))
+            note_write(written.placement, f"{op} {numbers}", plain)
     if known.way is None:
         return NotImplemented
     made = known.way(kind, op, args, kwargs)
     if known.views:
         note_aliases(kind, args[0], made)
     return made
-
-
-def _note_write(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Remember a write into a global tensor, which all ranks must make alike."""
-    every = pytree.tree_leaves((args, kwargs))
-    written = next((x for x in every if isinstance(x, kind)), None)
-    if written is None or written.spec.mesh.in_process:
-        return
-    numbers = [x for x in every if isinstance(x, bool | int | float)]
-    plain = (x for x in every if isinstance(x, Tensor) and not isinstance(x, kind))
-    note_write(written.placement, f"{op} {numbers}", plain)
 
 
 def _read(

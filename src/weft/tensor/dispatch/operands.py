@@ -173,19 +173,16 @@ class Reader:
             elif of is int or of is bool:
                 found.append((of, value))
             elif of is float:
-                found.append(self._float(value))
+                if self._is_slot(value):
+                    self.floats.append(value)
+                    found.append(value > 0)
+                else:  # by its text: 0.0 and -0.0 are equal, and nan differs from itself
+                    found.append((float, str(value)))
             elif value is None:
                 found.append(None)
             else:
                 found.append(self._other(value))
         return tuple(found)
-
-    def _float(self, value: float) -> Any:
-        if not self._is_slot(value):
-            # By its text: 0.0 and -0.0 are equal, and nan differs from itself.
-            return (float, str(value))
-        self.floats.append(value)
-        return value > 0
 
     def _is_slot(self, value: float) -> bool:
         return self._slots and math.isfinite(value) and not value.is_integer()
@@ -249,13 +246,19 @@ def gathered(
             f"{user_line()}: {op}: this process has no rank of {mesh.placement}; call it on ranks of the placement "
             "only, or bring the operands to one that has this rank: x.to_global(placement=…, sbp=…)"
         )
-    whole = _whole(kind, op, mesh, lifted(kind, op, mesh, args))
-    named = _whole(kind, op, mesh, [lifted(kind, op, mesh, value) for value in kwargs.values()])
-    made = [
-        run(*_of_rank(whole, place), **dict(zip(kwargs, _of_rank(named, place), strict=True)))
-        for place in range(len(mesh.ranks))
+    leaves, tree = pytree.tree_flatten((args, kwargs))
+    copies = [_on_each_rank(kind, op, mesh, lifted(kind, op, mesh, leaf)) for leaf in leaves]
+    made = []
+    for place in range(len(mesh.ranks)):
+        own, named = pytree.tree_unflatten([each[place] for each in copies], tree)
+        made.append(run(*own, **named))
+    results, structure = pytree.tree_flatten(made[0])
+    every = [pytree.tree_leaves(each) for each in made]
+    parts = [
+        joined_copies(kind, mesh, [each[i] for each in every]) if isinstance(x, Tensor) else x
+        for i, x in enumerate(results)
     ]
-    joined = _joined(kind, mesh, made)
+    joined = pytree.tree_unflatten(parts, structure)
     if mesh is home:
         return joined
 
@@ -276,37 +279,15 @@ def of_all(mesh: Mesh) -> Mesh:
     return mesh.at(Placement(mesh.placement.device_type, (size,), tuple(range(size))))
 
 
-@final
-class _Whole(tuple[Tensor, ...]):
-    """Copies of one tensor on every rank."""
-
-
-def _whole(kind: Any, op: Any, mesh: Mesh, value: Any) -> Any:
+def _on_each_rank(kind: Any, op: Any, mesh: Mesh, value: Any) -> Sequence[Any]:
+    """An argument for each rank of this process: copies of whole tensors, all else as it is."""
     if isinstance(value, kind):
-        spec = value.spec
         target = broadcast_layout(mesh.placement)
-        _, own = box(spec, value.locals, target, mesh, implicit=str(op))
-        return _Whole(part.clone() for part in own)
-    if isinstance(value, list | tuple):
-        return [_whole(kind, op, mesh, part) for part in value]
+        _, own = box(value.spec, value.locals, target, mesh, implicit=str(op))
+        return [part.clone() for part in own]
     if isinstance(value, Tensor) and value.layout != torch.strided:
-        return _Whole(value.to(mesh.device_of(rank)) for rank in mesh.ranks)
-    return value
-
-
-def _of_rank(value: Any, place: int) -> Any:
-    if isinstance(value, _Whole):
-        return value[place]
-    return [_of_rank(part, place) for part in value] if isinstance(value, list) else value
-
-
-def _joined(kind: Any, mesh: Mesh, made: list[Any]) -> Any:
-    first = made[0]
-    if isinstance(first, list | tuple):
-        return tuple(_joined(kind, mesh, list(parts)) for parts in zip(*made, strict=True))
-    if not isinstance(first, Tensor):
-        return first
-    return joined_copies(kind, mesh, made)
+        return [value.to(mesh.device_of(rank)) for rank in mesh.ranks]
+    return [value] * len(mesh.ranks)
 
 
 def joined_copies(kind: Any, mesh: Mesh, made: Sequence[Tensor]) -> Any:
@@ -327,7 +308,9 @@ def joined_copies(kind: Any, mesh: Mesh, made: Sequence[Tensor]) -> Any:
 
 def all_global(kind: Any, mesh: Mesh, made: Any) -> Any:
     """Results that were made of global tensors; a plain one among them, of no values of theirs, becomes global too."""
-    if isinstance(made, list | tuple):
-        return [all_global(kind, mesh, part) for part in made]
-    plain = isinstance(made, Tensor) and not isinstance(made, kind)
-    return everywhere(kind, mesh, made) if plain else made
+
+    def made_global(x: Any) -> Any:
+        plain = isinstance(x, Tensor) and not isinstance(x, kind)
+        return everywhere(kind, mesh, x) if plain else x
+
+    return pytree.tree_map(made_global, made)

@@ -1,34 +1,50 @@
-"""Recipe: how one op runs on operands that lie in given layouts; made once, then looked up."""
+"""Recipe: the signature, boxing and kernels of one op on operands in given layouts; made once, then looked up."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from heapq import nsmallest
 from typing import Any, final
 
 import torch
 from torch import Tensor
 
+from weft.boxing import EXCHANGES, axis_bytes, steps
 from weft.boxing.halo import Halo, call_halos
 from weft.capture.fx.private import fake_mode
+from weft.compiler.layouts.options import all_have_elements
 from weft.compiler.plans.specialize import Target, variant
+from weft.compiler.signatures import halo_cost
 from weft.errors import InternalError, LayoutError, RuleError, UserError
+from weft.hardware import CostModel
 from weft.ir.logical import Ref, Value
 from weft.ir.plan import LocalCall, LocalValue, Transfer
-from weft.layout import Layout, broadcast_layout
-from weft.ops import OpCall, Operand, Signature, TensorSpec, localize, signatures
+from weft.layout import Broadcast, Layout, Placement, broadcast_layout
+from weft.ops import (
+    OpCall,
+    Operand,
+    Signature,
+    TensorSpec,
+    flops,
+    item,
+    localize,
+    signatures,
+    traffic,
+)
 from weft.ops.call import map_argument, tensor_spec
-from weft.ops.cost import dtype_name
+from weft.ops.cost import dtype_name, tensor_bytes
 from weft.ops.signatures import BLANK
+from weft.ops.windows import signatures_with_windows, slides_at
 from weft.runtime.channels.collectives import run_transfer
 from weft.runtime.kernels.dense_operands import onednn_is_faster
 from weft.runtime.kernels.generated import build_kernel
 from weft.tensor.boxing import Chain, Locals, chain_between, check_strict, transfer_among_own
-from weft.tensor.dispatch.choose import PerAxis, choose, operand_layout
 from weft.tensor.dispatch.operands import FloatSlot, Reader, op_name, takes_slots
 from weft.tensor.divergence import meet, user_line
 from weft.tensor.spec import Mesh, intern, open_channels
+from weft.units import ITEM_SIZE, Bytes, Flops
 
 
 @final
@@ -143,8 +159,20 @@ def make_recipe(
     whole = _whole_results(op, args, kwargs, kind)
     listed = isinstance(whole, tuple | list)
     made = tuple(whole) if listed else (whole,)
-    call = _op_call(op, args, kwargs, reader, made)
-    layouts = [_layout(tensor, mesh) for tensor in reader.tensors]
+    call = OpCall(
+        op_name(op),
+        tuple(map(reader.argument, args)),
+        tuple(
+            (key, reader.argument(value))
+            for key, value in kwargs.items()
+            if value is not None and key != "pin_memory"
+        ),
+        tuple(map(_tensor_spec, reader.tensors)),
+        tuple(_tensor_spec(x) if isinstance(x, Tensor) else None for x in made),
+    )
+    # Plain tensors, all without dimensions, are the same on all ranks.
+    everywhere = broadcast_layout(mesh.placement)
+    layouts = [x.spec.layout if isinstance(x, kind) else everywhere for x in reader.tensors]
     plain = [i for i, tensor in enumerate(reader.tensors) if not isinstance(tensor, kind)]
     try:
         chosen = choose(call, layouts, mesh.placement, plain)
@@ -156,11 +184,19 @@ def make_recipe(
         for index, tensor in enumerate(reader.tensors)
     )
     halos = exchanges(call, chosen, wanted, mesh)
-    local = [_localized(call, chosen, mesh, rank) for rank in mesh.ranks]
+    local = []
+    for rank in mesh.ranks:
+        one, place = call, mesh.placement.coordinates[rank]
+        for signature, parts, index in zip(chosen, mesh.placement.shape, place, strict=True):
+            one = localize(one, signature, parts, index)
+        local.append(one)
     kernels = (
         _kernel(one, len(reader.floats), mesh, rank)
         for one, rank in zip(local, mesh.ranks, strict=True)
     )
+    lying = ", ".join(f"({', '.join(map(str, layout.sbp))})" for layout in layouts)
+    legal = signatures(call, mesh.placement.shape[0])
+    some = "; ".join(map(str, legal[:8])) + ("; …" if len(legal) > 8 else "")
     return Recipe(
         op=call.op,
         mesh=mesh,
@@ -173,26 +209,9 @@ def make_recipe(
         listed=listed,
         viewed=_is_view(op) and (any(chains) or any(one.op != call.op for one in local)),
         offsets=tuple(x.storage_offset() for x in made) if _is_view(op) else (),
-        advice=_advice(call, layouts, mesh),
+        advice=f"operands lie as {lying}; legal along an axis: {some}",
         token=zlib.crc32(f"{call} {call.args} {call.kwargs} {layouts}".encode()),
     )
-
-
-def _op_call(
-    op: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    reader: Reader,
-    made: tuple[Any, ...],
-) -> OpCall:
-    tree = tuple(map(reader.argument, args))
-    named = tuple(
-        (key, reader.argument(value))
-        for key, value in kwargs.items()
-        if value is not None and key != "pin_memory"
-    )
-    results = tuple(_tensor_spec(x) if isinstance(x, Tensor) else None for x in made)
-    return OpCall(op_name(op), tree, named, tuple(map(_tensor_spec, reader.tensors)), results)
 
 
 def _result_specs(made: tuple[Any, ...], chosen: PerAxis, mesh: Mesh) -> tuple[Any, ...]:
@@ -213,12 +232,6 @@ def _result_specs(made: tuple[Any, ...], chosen: PerAxis, mesh: Mesh) -> tuple[A
         return intern(mesh, layout, value.shape, value.stride(), value.dtype)
 
     return tuple(spec(index, value) for index, value in enumerate(made))
-
-
-def _layout(tensor: Any, mesh: Mesh) -> Layout:
-    """Plain tensors, all without dimensions, are the same on all ranks."""
-    spec = getattr(tensor, "spec", None)
-    return broadcast_layout(mesh.placement) if spec is None else spec.layout
 
 
 def _tensor_spec(tensor: Tensor) -> TensorSpec:
@@ -252,13 +265,6 @@ def _is_view(op: Any) -> bool:
     return any(result.alias_info is not None for result in op._schema.returns)
 
 
-def _localized(call: OpCall, chosen: PerAxis, mesh: Mesh, rank: int) -> OpCall:
-    place = mesh.placement.coordinates[rank]
-    for signature, parts, index in zip(chosen, mesh.placement.shape, place, strict=True):
-        call = localize(call, signature, parts, index)
-    return call
-
-
 def _kernel(call: OpCall, floats: int, mesh: Mesh, rank: int) -> Kernel:
     def back(leaf: Any) -> Any:
         if isinstance(leaf, FloatSlot):
@@ -282,17 +288,136 @@ def _kernel(call: OpCall, floats: int, mesh: Mesh, rank: int) -> Kernel:
     lost = any(name[0] == "f" and name not in kernel.inputs for name in given)
     if lost and call.op != BLANK:
         raise InternalError(f"the rule of {call.op} lost a number: {kernel.source}")
-    return _in_order(kernel.function, [given.index(name) for name in kernel.inputs], len(given))
-
-
-def _in_order(function: Kernel, order: Sequence[int], count: int) -> Kernel:
-    if list(order) == list(range(count)):
+    order, function = [given.index(name) for name in kernel.inputs], kernel.function
+    if order == list(range(len(given))):
         return lambda *values: function(None, *values)
     return lambda *values: function(None, *[values[place] for place in order])
 
 
-def _advice(call: OpCall, layouts: Sequence[Layout], mesh: Mesh) -> str:
-    found = ", ".join(f"({', '.join(map(str, layout.sbp))})" for layout in layouts)
-    legal = signatures(call, mesh.placement.shape[0])
-    some = "; ".join(map(str, legal[:8])) + ("; …" if len(legal) > 8 else "")
-    return f"operands lie as {found}; legal along an axis: {some}"
+# The signature that an eager op runs with: the cheapest in boxing and work, given how its operands lie.
+#
+# The compiled path weighs a whole graph; here one op is seen at a time. So that a result lies as its
+# operands do, an axis along which they already fit a signature keeps it. A split that leaves ranks
+# empty is chosen only where an operand lies so already.
+
+
+PerAxis = tuple[Signature, ...]
+
+_COST = CostModel()
+
+# Beyond two axes only so many signatures of an axis are looked at, those that are cheapest to box
+# into.
+_CANDIDATES = 6
+
+
+def choose(
+    call: OpCall, layouts: Sequence[Layout], placement: Placement, fixed: Collection[int] = ()
+) -> PerAxis:
+    """One signature for each axis of `placement`.
+
+    Args:
+        fixed: operands that stay Broadcast.
+
+    Raises:
+        RuleError: when the op has no rule.
+    """
+    found: dict[PerAxis, float] = {}
+    for keep in (True, False):
+        search = _SignatureSearch(call, tuple(layouts), placement, tuple(fixed), keep)
+        for chosen, local in search.candidates(call, call, ()):
+            found.setdefault(chosen, search.cost(chosen, local))
+        if found:
+            return min(found, key=lambda chosen: found[chosen])
+    return tuple(signatures(call, parts)[0] for parts in placement.shape)
+
+
+def operand_layout(chosen: PerAxis, operand: int, placement: Placement) -> Layout:
+    """The layout that an operand must have."""
+    return Layout(placement, tuple(signature.operands[operand] for signature in chosen))
+
+
+@final
+class _SignatureSearch:
+    """All signatures of the grid's axes, outermost first. `keep`: an axis that fits stays as it is."""
+
+    def __init__(
+        self,
+        call: OpCall,
+        layouts: tuple[Layout, ...],
+        placement: Placement,
+        fixed: tuple[int, ...],
+        keep: bool,
+    ) -> None:
+        self.call = call
+        self.layouts = layouts
+        self.placement = placement
+        self.fixed = fixed
+        self.keep = keep
+        # Whether operands leave ranks empty, so that others may too.
+        by_axis = zip(*(layout.sbp for layout in layouts), strict=True)
+        given = tuple(Signature(operands, ()) for operands in by_axis)
+        self.empty = not all_have_elements(replace(call, results=()), given, placement.shape)
+
+    def candidates(
+        self, call: OpCall, least: OpCall, chosen: PerAxis
+    ) -> Iterator[tuple[PerAxis, OpCall]]:
+        """Every combination, with the call of the rank with the largest shards; `least` is that with the smallest."""
+        axis = len(chosen)
+        grid = self.placement.shape
+        if axis == len(grid):
+            if self.empty or all_have_elements(self.call, chosen, grid):
+                yield chosen, call
+            return
+        for signature in self._of_axis(call, axis):
+            # A rank with the smallest shards must run the signature too: some kernels take no empty shards.
+            few = least.op != BLANK and self.empty
+            if few and signature not in signatures_with_windows(least, grid[axis], True):
+                continue
+            local = localize(call, signature, grid[axis], 0)
+            last = localize(least, signature, grid[axis], grid[axis] - 1) if self.empty else local
+            yield from self.candidates(local, last, (*chosen, signature))
+
+    def cost(self, chosen: PerAxis, local: OpCall) -> float:
+        """Boxing of all operands and work of all ranks, in bytes."""
+        ranks = len(self.placement.ranks)
+        touched = Bytes(ranks * traffic(local))
+        total = _COST.work(Flops(ranks * flops(local)), touched, item(local))
+        for operand, (spec, layout) in enumerate(
+            zip(self.call.operands, self.layouts, strict=True)
+        ):
+            total += _boxing(spec, layout, operand_layout(chosen, operand, self.placement))
+        if slides_at(self.call.op):
+            call, grid = self.call, self.placement.shape
+            for axis, signature in enumerate(chosen):
+                total += halo_cost(call, signature, grid, axis, _COST)
+                call = localize(call, signature, grid[axis], 0)
+        return total
+
+    def _of_axis(self, call: OpCall, axis: int) -> Sequence[Signature]:
+        every = [
+            signature
+            for signature in signatures_with_windows(call, self.placement.shape[axis], self.empty)
+            if all(signature.operands[index] == Broadcast() for index in self.fixed)
+        ]
+        here = tuple(layout.sbp[axis] for layout in self.layouts)
+        fit = [signature for signature in every if signature.operands == here]
+        if fit and self.keep:
+            return fit
+        if self.placement.axes > 2:
+            parts = self.placement.shape[axis]
+            sizes = [tensor_bytes(spec) for spec in self.call.operands]
+
+            def moved(one: Signature) -> int:
+                pairs = zip(here, one.operands, sizes, strict=True)
+                return sum(axis_bytes(now, wanted, parts, size) for now, wanted, size in pairs)
+
+            return nsmallest(_CANDIDATES, every, key=moved)
+        return every
+
+
+def _boxing(spec: TensorSpec, source: Layout, target: Layout) -> float:
+    if source == target:
+        return 0.0
+    chain = steps(source, target, spec.shape, ITEM_SIZE.get(spec.dtype, 8))
+    collectives = sum(step.kind in EXCHANGES for step in chain)
+    return _COST.boxing(Bytes(sum(step.bytes for step in chain)), collectives)

@@ -14,17 +14,16 @@ from typing import Any, TypeAlias, final
 import torch
 from torch import Tensor
 
-from weft.capture.fx.private import DispatchMode
-from weft.capture.ops.decompositions import decompositions
-from weft.capture.ops.fallback import fallback
+from weft.capture.fx.private import DispatchMode, stands_for
+from weft.capture.ops.decompositions import decompositions, fallback
 from weft.capture.optimizers import fused
 from weft.errors import UserError, wrong
 from weft.layout import Layout, broadcast_layout
 from weft.ops import has_rule
 from weft.runtime.random import uniform
 from weft.runtime.world.world import World
-from weft.tensor.boxing import Locals, box
-from weft.tensor.dispatch.interleaved import stored_in
+from weft.tensor.boxing import box
+from weft.tensor.dispatch.interleaved import STRIDED, by_strides, note_copies, stored_in
 from weft.tensor.dispatch.operands import (
     all_global,
     common_mesh,
@@ -33,10 +32,9 @@ from weft.tensor.dispatch.operands import (
     op_name,
     tensors_in,
 )
-from weft.tensor.dispatch.views import STRIDED, by_strides, note_copies
 from weft.tensor.dispatch.writes import fused_update, in_place, other_memory, resized
 from weft.tensor.divergence import note_made, user_line
-from weft.tensor.spec import Mesh, Spec, contiguous, without_partials
+from weft.tensor.spec import Mesh, contiguous, without_partials
 
 aten = torch.ops.aten
 
@@ -45,6 +43,28 @@ aten = torch.ops.aten
 Way: TypeAlias = Callable[[type, Any, tuple[Any, ...], dict[str, Any]], Any]
 
 _COMPOSITE = torch._C.DispatchKey.CompositeExplicitAutograd
+_PHYSICAL: dict[Any, Callable[[Tensor], Tensor]] = {
+    aten._conj.default: aten._conj_physical.default,
+    aten._neg_view.default: aten.neg.default,
+}
+# Namespaces of torch's own functions that are no ATen ops.
+_OF_TORCH = ("torch_nn",)
+_MASKS = (torch.bool, torch.uint8)
+_OF_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+_INDEXING = (
+    aten.index.Tensor,
+    aten.index_put.default,
+    aten._unsafe_index.Tensor,
+    aten._unsafe_index_put.default,
+)
+_SETTING = tuple(getattr(aten.set_, name) for name in aten.set_.overloads())  # type: ignore[no-untyped-call]
+# Of single ops.
+_SPECIAL: dict[Any, Way] = {
+    **dict.fromkeys(STRIDED, by_strides),
+    **dict.fromkeys(_SETTING, other_memory),
+    aten.resize_.default: resized,
+    aten.resize_as_.default: resized,
+}
 
 
 def special_handling(op: Any) -> Way | None:
@@ -53,7 +73,7 @@ def special_handling(op: Any) -> Way | None:
     if op in _SPECIAL:
         return _SPECIAL[op]
     if name.startswith("_foreach_"):
-        return _one_by_one
+        return lambda kind, op, args, kwargs: op._op_dk(_COMPOSITE, *args, **kwargs)
     if fused.updates(op):
         return fused_update
     if not _OF_VALUES.isdisjoint(op.tags):
@@ -105,6 +125,7 @@ def _without_rule(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return _global(kind, op, args, kwargs, function(*args, **kwargs))
 
 
+@stands_for(_SPECIAL, *_PHYSICAL)
 def _physical(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Lazy conjugates and negatives are computed at once: below dispatch nothing sees that they are lazy."""
     (tensor,) = args
@@ -113,10 +134,7 @@ def _physical(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
     return made
 
 
-def _one_by_one(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return op._op_dk(_COMPOSITE, *args, **kwargs)
-
-
+@stands_for(_SPECIAL, aten.detach.default, aten.alias.default, aten.lift_fresh.default)
 def _same(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor = args[0]
     made = kind(tensor.spec, tensor.locals, tensor.storage_offset())
@@ -125,6 +143,7 @@ def _same(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return stored_in(made, tensor.shares)
 
 
+@stands_for(_SPECIAL, *_INDEXING)
 def _masks_as_positions(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Boolean indices as the positions where they are true; others are left to the rule."""
     x, indices, *rest = args
@@ -137,10 +156,12 @@ def _masks_as_positions(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[
     return op(x, found, *rest, **kwargs)
 
 
+@stands_for(_SPECIAL, aten._linalg_check_errors.default)
 def _checked(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     gathered(kind, op, args, kwargs)
 
 
+@stands_for(_SPECIAL, aten._local_scalar_dense.default)
 def _item(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     tensor = args[0]
     spec = tensor.spec
@@ -155,11 +176,13 @@ def _item(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return own[0].item()
 
 
+@stands_for(_SPECIAL, aten.equal.default)
 def _equal(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     a, b = args
     return a.shape == b.shape and bool((a == b).all())
 
 
+@stands_for(_SPECIAL, aten._fused_sdp_choice.default)
 def _attention_kernel(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """With dropout the plain way, whose mask is drawn by global position; else as torch chooses for whole tensors."""
     names = [argument.name for argument in op._schema.arguments]
@@ -173,39 +196,6 @@ def _attention_kernel(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[st
         for name, value in given.items()
     }
     return op(**meta)
-
-
-_PHYSICAL: dict[Any, Callable[[Tensor], Tensor]] = {
-    aten._conj.default: aten._conj_physical.default,
-    aten._neg_view.default: aten.neg.default,
-}
-# Namespaces of torch's own functions that are no ATen ops.
-_OF_TORCH = ("torch_nn",)
-_MASKS = (torch.bool, torch.uint8)
-_OF_VALUES = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
-_INDEXING = (
-    aten.index.Tensor,
-    aten.index_put.default,
-    aten._unsafe_index.Tensor,
-    aten._unsafe_index_put.default,
-)
-_SETTING = tuple(getattr(aten.set_, name) for name in aten.set_.overloads())  # type: ignore[no-untyped-call]
-_SPECIAL: dict[Any, Way] = {
-    aten._conj.default: _physical,
-    aten._neg_view.default: _physical,
-    aten._linalg_check_errors.default: _checked,
-    **dict.fromkeys(_INDEXING, _masks_as_positions),
-    **dict.fromkeys(STRIDED, by_strides),
-    **dict.fromkeys(_SETTING, other_memory),
-    aten.resize_.default: resized,
-    aten.resize_as_.default: resized,
-    aten.detach.default: _same,
-    aten.alias.default: _same,
-    aten.lift_fresh.default: _same,
-    aten._local_scalar_dense.default: _item,
-    aten.equal.default: _equal,
-    aten._fused_sdp_choice.default: _attention_kernel,
-}
 
 
 _exclude = torch._C._dispatch_tls_set_dispatch_key_excluded
@@ -240,18 +230,16 @@ class _Stream:
         """The seed and the number of the next draw."""
         seed = torch.initial_seed() if self.given is None else self.given
         if seed != self.seed:
-            _check_seed(world, seed)
+            if world.several:
+                world.check_process()
+                world.calls.enter("the first draw from a seed of global tensors")
+                texts = dict.fromkeys(world.ranks, str(seed))
+                world.check_same(
+                    texts, "the seed of global tensors (torch.manual_seed, weft.manual_seed)"
+                )
             self.seed, self.count = seed, 0
         self.count += 1
         return seed, self.count - 1
-
-
-def _check_seed(world: World, seed: int) -> None:
-    if world.several:
-        world.check_process()
-        world.calls.enter("the first draw from a seed of global tensors")
-        texts = dict.fromkeys(world.ranks, str(seed))
-        world.check_same(texts, "the seed of global tensors (torch.manual_seed, weft.manual_seed)")
 
 
 _stream = _Stream()
@@ -293,18 +281,13 @@ class Drawing(DispatchMode):  # type: ignore[no-untyped-call]
         layout = self._layout
         if size != self._shape:
             layout = broadcast_layout(self._mesh.placement)
-        return self._kind(*_draw(size, layout, self._mesh, kwargs["dtype"]))
-
-
-def _draw(
-    size: tuple[int, ...], layout: Layout, mesh: Mesh, dtype: torch.dtype
-) -> tuple[Spec, Locals]:
-    seed, salt = _stream.next(mesh.world)
-    note_made(mesh, "weft.uniform", seed, salt, size)
-    parts = []
-    for rank in mesh.ranks:
-        ranges = layout.local_ranges(size, rank)
-        offset, length = [first for first, _ in ranges], [count for _, count in ranges]
-        device = mesh.device_of(rank)
-        parts.append(uniform(seed, 0, size, offset, length, salt, dtype=dtype, device=device))
-    return contiguous(mesh, layout, size, dtype), tuple(parts)
+        mesh, dtype = self._mesh, kwargs["dtype"]
+        seed, salt = _stream.next(mesh.world)
+        note_made(mesh, "weft.uniform", seed, salt, size)
+        parts = []
+        for rank in mesh.ranks:
+            ranges = layout.local_ranges(size, rank)
+            offset, length = [first for first, _ in ranges], [count for _, count in ranges]
+            device = mesh.device_of(rank)
+            parts.append(uniform(seed, 0, size, offset, length, salt, dtype=dtype, device=device))
+        return self._kind(contiguous(mesh, layout, size, dtype), tuple(parts))

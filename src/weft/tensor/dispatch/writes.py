@@ -13,9 +13,8 @@ from torch.utils import _pytree as pytree
 
 from weft.capture.ops.decompositions import overwrites
 from weft.errors import LayoutError, UserError
-from weft.tensor.dispatch.interleaved import relaid, stand_in
+from weft.tensor.dispatch.interleaved import InOrder, base_of, living_copies, relaid, stand_in
 from weft.tensor.dispatch.operands import all_global, common_mesh, gathered
-from weft.tensor.dispatch.views import InOrder, base_of, living_copies
 from weft.tensor.divergence import user_line
 
 
@@ -27,7 +26,6 @@ def in_place(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         LayoutError: when a written tensor is plain, or a view that could not share its base's
             memory.
     """
-    schema = op._schema
     names, written, outs = _arguments(op)
     named = dict(zip(names, args, strict=False)) | kwargs
     targets = [named[name] for name in written]
@@ -38,13 +36,22 @@ def in_place(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         )
     others = [x for x in named.values() if isinstance(x, Tensor)]
     mesh = common_mesh(kind, op, [*every, *others])
-    made = _made(kind, op, named, written, outs)
-    own, values = _parted(schema, all_global(kind, mesh, made), targets)
+    form = functional_form(op)
+    if form is not None:
+        made = form({name: x for name, x in named.items() if name not in outs})
+    else:
+        made = _on_copies(kind, op, named, written)
+    made = all_global(kind, mesh, made)
+    # Beside the written values, an op may return others.
+    listed = isinstance(made, list | tuple)
+    alone = len(targets) == 1 and (not listed or isinstance(targets[0], list | tuple))
+    values = [made] if alone else made[-len(targets) :]
+    own = () if alone else made[: -len(targets)]
     if torch.Tag.inplace_view in op.tags:
         targets[0].become(values[0])
     else:
         _write_all(op, targets, values)
-    found = (*own, *(targets if len(own) < len(schema.returns) else ()))
+    found = (*own, *(targets if len(own) < len(op._schema.returns) else ()))
     if not found:
         return None
     return found[0] if len(found) == 1 else found
@@ -62,13 +69,6 @@ def _advice(op: Any) -> str:
     )
 
 
-def _parted(schema: Any, made: Any, targets: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    listed = isinstance(made, list | tuple)
-    if len(targets) == 1 and (not listed or isinstance(targets[0], list | tuple)):
-        return (), [made]
-    return made[: -len(targets)], made[-len(targets) :]
-
-
 @cache
 def _arguments(op: Any) -> tuple[list[str], list[str], list[str]]:
     """Names of all arguments, of those that the op writes, and of those that are `out=`."""
@@ -77,24 +77,19 @@ def _arguments(op: Any) -> tuple[list[str], list[str], list[str]]:
     return [a.name for a in every], written, [a.name for a in every if a.is_out]
 
 
-def _made(
-    kind: Any, op: Any, named: dict[str, Any], written: Sequence[str], outs: Sequence[str]
-) -> Any:
-    """The values to write: by the op that returns them, or by the op itself on whole copies."""
-    form = functional_form(op)
-    if form is not None:
-        return form({name: x for name, x in named.items() if name not in outs})
-
-    def on_copies(**copies: Any) -> Any:
-        op(**copies)
-        return [copies[name] for name in written]
-
+def _on_copies(kind: Any, op: Any, named: dict[str, Any], written: Sequence[str]) -> Any:
+    """The values that an op without a form that returns them writes, of the op itself on whole copies."""
     if torch.Tag.nondeterministic_seeded in op.tags:
         raise UserError(
             f"{user_line()}: {op} has no form that returns its result, and would draw others on each rank; "
             "draw into a new tensor by torch.rand and the like, and copy it with copy_"
         )
-    return gathered(kind, op, (), named, on_copies)
+
+    def run(**copies: Any) -> Any:
+        op(**copies)
+        return [copies[name] for name in written]
+
+    return gathered(kind, op, (), named, run)
 
 
 def _write_all(op: Any, targets: Sequence[Any], made: Sequence[Any]) -> None:
@@ -198,7 +193,16 @@ def fused_update(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, An
             places = [place for place, each in enumerate(of) if each is mesh]
             fused_update(kind, op, *_of_places(places, args, kwargs))
         return
-    mixed = _stored_otherwise(args, kwargs)
+    # Parameters some of whose states are stored in other shares are updated by ordered copies, one by one.
+    every = [x for x in (*args[2:], *kwargs.values()) if isinstance(x, list) and x]
+    mixed = [
+        place
+        for place, parameter in enumerate(args[0])
+        if any(
+            x.dim() and getattr(x, "shares", None) != getattr(parameter, "shares", None)
+            for x in (states[place] for states in every)
+        )
+    ]
     for place in mixed:
         _update_in_order(kind, op, *_of_places([place], args, kwargs))
     rest = [place for place in range(len(args[0])) if place not in mixed]
@@ -212,8 +216,14 @@ def _update_parts(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, A
         _as(parameter, gradient) for parameter, gradient in zip(parameters, gradients, strict=True)
     ]
     for states in others:
-        if isinstance(states, list | tuple):
-            _check_states(kind, op, parameters, states)
+        pairs = zip(parameters, states, strict=False) if isinstance(states, list | tuple) else ()
+        for parameter, state in pairs:
+            lies = isinstance(state, kind) and state.dim()
+            if lies and state.spec.layout != parameter.spec.layout:
+                raise LayoutError(
+                    f"{user_line()}: {op} updates {parameter.spec} with a state that lies as {state.spec.layout}; "
+                    "bring it to the parameter's layout with to_global, or use fused=False"
+                )
     ranks = len(parameters[0].locals)
     for place in range(ranks):
 
@@ -242,19 +252,6 @@ def _of_places(
         return [value[i] for i in places] if isinstance(value, list) and value else value
 
     return tuple(map(own, args)), {name: own(value) for name, value in kwargs.items()}
-
-
-def _stored_otherwise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
-    """The places of parameters some of whose states are stored in other shares."""
-    parameters, _, *others = args
-    lists = [value for value in (*others, *kwargs.values()) if isinstance(value, list) and value]
-
-    def other(place: int) -> bool:
-        states = (states[place] for states in lists)
-        own = getattr(parameters[place], "shares", None)
-        return any(x.dim() and getattr(x, "shares", None) != own for x in states)
-
-    return [place for place in range(len(parameters)) if other(place)]
 
 
 def _update_in_order(kind: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -289,21 +286,14 @@ def _as(parameter: Any, gradient: Any) -> tuple[Tensor, ...]:
     )[1]
 
 
-def _check_states(kind: Any, op: Any, parameters: Any, states: Any) -> None:
-    for parameter, state in zip(parameters, states, strict=False):
-        if isinstance(state, kind) and state.dim() and state.spec.layout != parameter.spec.layout:
-            raise LayoutError(
-                f"{user_line()}: {op} updates {parameter.spec} with a state that lies as {state.spec.layout}; bring it "
-                "to the parameter's layout with to_global, or use fused=False"
-            )
-
-
 @cache
 def functional_form(op: Any) -> Callable[[dict[str, Any]], Any] | None:
     """The function of the named arguments that gives what `op` writes; None where no op with those returns it."""
     name = op._schema.name.partition("::")[2]
     if not any(argument.is_out for argument in op._schema.arguments):
-        name = _without_mark(name)
+        # Without the mark that the op writes: `add_` is `add`, `__iand__` is `__and__`.
+        plain = name[:-1] if name.endswith("_") else f"{name}_functional"
+        name = f"__{name[3:]}" if name.startswith("__i") else plain
     packet = getattr(getattr(torch.ops, op.namespace), name, None)
     for overload in packet.overloads() if packet is not None else ():
         function = getattr(packet, overload)
@@ -313,7 +303,7 @@ def functional_form(op: Any) -> Callable[[dict[str, Any]], Any] | None:
 
 
 def _by_name(function: Any) -> Callable[[dict[str, Any]], Any]:
-    """Call `function`, or what stands for it, with arguments by name."""
+    """Call `function`, or its stand-in, with arguments by name."""
     order = [argument.name for argument in function._schema.arguments if not argument.kwarg_only]
     run = overwrites().get(function, function)
 
@@ -323,13 +313,6 @@ def _by_name(function: Any) -> Callable[[dict[str, Any]], Any]:
         return run(*[named[name] for name in order[:count]], **rest)
 
     return call
-
-
-def _without_mark(name: str) -> str:
-    """The name without what says that the op writes: `add_` is `add`, `__iand__` is `__and__`."""
-    if name.startswith("__i"):
-        return f"__{name[3:]}"
-    return name[:-1] if name.endswith("_") else f"{name}_functional"
 
 
 def _taken(op: Any) -> set[tuple[str, str]]:

@@ -9,14 +9,14 @@ whatever else is done with it. A truth test of it is that of the tensor, which m
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn, final
 
 import torch
 from torch import Tensor
 
-from weft.capture.fx.private import is_fake, is_known
+from weft.capture.fx.private import is_fake, is_known, stands_for
 from weft.capture.fx.refusals import refuse_reading
 from weft.errors import CaptureError
 
@@ -102,6 +102,8 @@ def tensor_of(number: Any) -> Tensor:
     return found
 
 
+# Functions that give such numbers, by those that they stand for.
+TABLE: dict[Any, Callable[..., Any]] = {}
 _noted: list[weakref.ref[UnbackedNumber]] = []
 
 
@@ -122,12 +124,14 @@ def _later(tensor: Tensor, op: str) -> UnbackedNumber:
     return number
 
 
+@stands_for(TABLE, Tensor.item)
 def _item(self: Tensor) -> Any:
     if self.numel() != 1 or is_known(self):
         return NotImplemented
     return _later(self, "aten._local_scalar_dense.default")
 
 
+@stands_for(TABLE, Tensor.equal, torch.equal)
 def _equal(input: Tensor, other: Tensor) -> Any:
     if input.dtype != other.dtype or _both_real(input, other):
         return NotImplemented
@@ -136,6 +140,7 @@ def _equal(input: Tensor, other: Tensor) -> Any:
     return _later((input == other).all(), "aten.equal.default")
 
 
+@stands_for(TABLE, Tensor.allclose, torch.allclose)
 def _allclose(
     input: Tensor,
     other: Tensor,
@@ -152,12 +157,3 @@ def _allclose(
 def _both_real(one: Tensor, other: Tensor) -> bool:
     """True where the values of both are there, as of tensors from outside."""
     return not is_fake(one) and not is_fake(other)
-
-
-TABLE: Mapping[Any, Callable[..., Any]] = {
-    Tensor.item: _item,
-    Tensor.equal: _equal,
-    torch.equal: _equal,
-    Tensor.allclose: _allclose,
-    torch.allclose: _allclose,
-}

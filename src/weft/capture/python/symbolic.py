@@ -254,7 +254,12 @@ def _call(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     if func in _FOLLOWED and len(args) == 2 and not kwargs:
         tensor = next((each for each in args if isinstance(each, Tensor)), None)
         if tensor is not None and is_fake(tensor) and tensor.dtype in _DTYPES:
-            return func(*(_tensor(each, tensor.dtype) for each in args))
+            return func(
+                *(
+                    (each._all.tensor(each, tensor.dtype) if is_symbolic(each) else each)
+                    for each in args
+                )
+            )
     if isinstance(func, FunctionType):  # of Python, which may count with them
         try:
             return func(*args, **kwargs)
@@ -262,10 +267,6 @@ def _call(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
             pass  # something in it takes numbers only
     itself = lambda leaf: _itself(leaf) if is_symbolic(leaf) else leaf  # noqa: E731
     return func(*tree_map(itself, args), **tree_map(itself, dict(kwargs)))
-
-
-def _tensor(value: Any, dtype: torch.dtype) -> Any:
-    return value._all.tensor(value, dtype) if is_symbolic(value) else value
 
 
 def _counts(name: str, turned: bool) -> Callable[[SymbolicNumber, Any], Any]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from weft.capture import capture
-from weft.capture.outputs import Number
+from weft.capture.batch import Number
 from weft.capture.tree import Static
 from weft.errors import CaptureError
 

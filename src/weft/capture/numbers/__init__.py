@@ -1,1 +1,0 @@
-"""Stand-ins for numbers of Python, for the time of a capture."""
