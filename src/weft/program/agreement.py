@@ -96,12 +96,7 @@ def shared(world: World, what: str, work: Callable[[], tuple[T, str]]) -> tuple[
 
 
 def check_alike(world: World, what: str, asked: Callable[[], Mapping[str, Any]]) -> None:
-    """Raise UserError when the ranks ask for different programs. Every process must call it.
-
-    Args:
-        what: is compared.
-        asked: the arguments of this process by name, as plain data.
-    """
+    """Raise UserError when ranks ask for different programs, told by name as plain data. Every process must call it."""
     for rank, first, other in differences(gathered(world, what, lambda: json.dumps(asked()))):
         for name in {**first, **other}:
             one, two = (each.get(name, "not given") for each in (first, other))

@@ -142,11 +142,7 @@ def checksum_of_numbers(numbers: Iterable[float]) -> int:
 
 @final
 class OptionsChecksum:
-    """The checksum of the optimizers' hyperparameters; tensors on devices count by their kind.
-
-    Args:
-        optimizer: the user's, one or several; None in evaluation.
-    """
+    """The checksum of the optimizers' hyperparameters; tensors on devices count by their kind."""
 
     def __init__(self, optimizer: Optimizing) -> None:
         self._optimizers = optimizers_of(optimizer)
@@ -175,10 +171,7 @@ class OptionsChecksum:
 
 
 def _number(value: Any) -> Any:
-    """The value to compare of a hyperparameter: the number in a tensor, where the host need not wait for it.
-
-    A list, which may be changed in place, is copied.
-    """
+    """The value to compare: of a tensor its number, where the host need not wait for it; of a list a copy."""
     if isinstance(value, tuple | list):
         return tuple(map(_number, value))
     if not isinstance(value, Tensor):

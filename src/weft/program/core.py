@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, final
+from typing import Any, Concatenate, ParamSpec, TypeVar, final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -36,10 +36,9 @@ from weft.units import Seconds
 @final
 @dataclass(slots=True)
 class Failed:
-    """A step or an update that has failed.
+    """A step or an update that has failed, after `number` steps.
 
     Attributes:
-        number: of steps made before.
         text: of what was raised, without what that holds on to, such as the program: it must be free to go.
         changed: true where parameters or gradients had begun to change here.
         renew: puts new executors in place of those that failed; every process must call it.
@@ -62,13 +61,11 @@ class ProgramCore:
     """The core of a program. Threads and groups of its ranks end with it, also when nobody closes the program.
 
     Attributes:
-        steps: made so far, those before a checkpoint that was loaded included.
-        first: the number of the first step that was made here.
-        samples: of the last step, over all ranks.
+        steps: made so far, those before a checkpoint that was loaded included; `first`: before the first one made here.
+        samples: of the last step, over all ranks. `metrics`: of it, by name.
         waits: for the batches of the last steps that were made in a loop of weft's, by the number of the step.
         loads: the acts that brought the batches of such steps where they were loaded ahead, likewise.
         loading: the plan of the last loop that loads ahead; None before one.
-        metrics: of the last step, by name.
         failed: the step or update that failed last; None where the program can go on.
         places: of the model's tensors, which are live already; compared before every step.
         close: ends threads and groups; nothing when called again.
@@ -133,14 +130,11 @@ class ProgramCore:
         return number
 
     def make_ready(self, call: str = "step") -> None:
-        """Check that the program is open and no mode of torch around; after a failure, make new executors.
-
-        Args:
-            call: the verb for what it is to do.
+        """Check that the program is open and no mode of torch around, so that it can `call`; renew failed executors.
 
         Raises:
-            RankFailure: when parameters or gradients had begun to change on some rank before it failed, and nothing
-                was loaded since; or when another process does not call it before the time-out.
+            RankFailure: when parameters or gradients had begun to change on some rank before it failed, and nothing was
+                loaded since; or when another process does not call it before the time-out.
         """
         self.check_open(call)
         setting, trains = self.setting, bool(self.training.optimizers)
@@ -173,11 +167,7 @@ class ProgramCore:
     def note_failure(
         self, error: BaseException, executors: Mapping[int, Any], renew: Callable[[], None]
     ) -> None:
-        """A step or an update has failed: the next call recovers, or is refused.
-
-        Args:
-            renew: puts new ones in their place; every process must call it.
-        """
+        """A step or an update has failed: the next call recovers, by `renew` on all processes, or is refused."""
         forget()
         changed = any(executor.updated for executor in executors.values())
         self.failed = Failed(self.steps, first_line(error), changed, renew)
@@ -225,24 +215,14 @@ _locks: WeakKeyDictionary[World, threading.RLock] = WeakKeyDictionary()
 def lock_of(world: World) -> threading.RLock:
     """The lock that is held while a program works, or one is compiled; the thread that holds it may call on.
 
-    With several ranks all programs share one lock: they share threads and the order of calls. Programs of a lone rank
-    have one each.
+    Programs of several ranks share one, as their threads and order of calls; those of a lone rank have one each.
     """
     if world.size == 1:
         return threading.RLock()
     return _locks.setdefault(world, threading.RLock())
 
 
-class Working(Protocol):
-    """Something that works with ranks, and its lock."""
-
-    working: threading.RLock
-
-    @property
-    def world(self) -> World: ...
-
-
-Own = TypeVar("Own", bound=Working)
+Own = TypeVar("Own", bound="ProgramPart")
 
 
 def one_at_a_time(call: Callable[Concatenate[Own, P], T]) -> Callable[Concatenate[Own, P], T]:
@@ -264,15 +244,10 @@ def one_at_a_time(call: Callable[Concatenate[Own, P], T]) -> Callable[Concatenat
 
 @contextmanager
 def at_work(world: World, what: str, lock: threading.RLock) -> Iterator[None]:
-    """While this lasts, no other thread works with the ranks of a world.
-
-    Args:
-        world: of this process, or of the one that it was forked from.
-        what: begins, for errors.
-        lock: of the world (`lock_of`).
+    """While this lasts, no other thread works with the ranks of a world; `lock` is that of `lock_of`.
 
     Raises:
-        UserError: in a forked process, or where another thread has the lock.
+        UserError: in a forked process, or where another thread has the lock; names `what` begins.
     """
     world.check_process()
     if not lock.acquire(blocking=False):
@@ -290,16 +265,10 @@ _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 def check_modes(what: str, device_type: str, precision: Precision | None, trains: bool) -> None:
-    """Check that no autocast and no inference mode is around a call; some 0.1 µs.
-
-    Args:
-        what: is called.
-        device_type: where the program runs.
-        precision: of the program, whose autocast may be around it, too.
-        trains: whether it does; evaluation may be in inference mode.
+    """Check that no autocast but the program's own, and no inference mode, is around a call; some 0.1 µs.
 
     Raises:
-        UserError: names what would do.
+        UserError: names `what` is called, and what would do. Evaluation may be in inference mode.
     """
     if trains and torch.is_inference_mode_enabled():
         raise UserError(

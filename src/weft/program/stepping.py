@@ -145,8 +145,18 @@ class ProgramSteps(ProgramPart):
             raise wrong("program.run: ahead", "a number of batches from 0", ahead)
         if not isinstance(batches, Iterable):
             raise wrong("program.run: batches", "batches, such as a weft.Loader", batches)
-        failed = batches.put_back if isinstance(batches, Loader) else lambda: None
-        return _steps(self.step, batches_of(self._core, batches, ahead), failed)
+
+        def steps() -> Iterator[Any]:
+            for batch in batches_of(self._core, batches, ahead):
+                try:
+                    made = self.step(batch)
+                except BaseException:
+                    if isinstance(batches, Loader):
+                        batches.put_back()
+                    raise
+                yield made
+
+        return steps()
 
     @one_at_a_time
     def update(self) -> None:
@@ -256,18 +266,6 @@ class ProgramSteps(ProgramPart):
         """Show what a step or an update has made; copies of new states take what the step has given back."""
         room = sum(each.given_back for each in self._ran)
         self._core.training.show(self._core.compiled.graph, updated, room)
-
-
-def _steps(
-    step: Callable[[Any], Any], batches: Iterator[Any], failed: Callable[[], None]
-) -> Iterator[Any]:
-    for batch in batches:
-        try:
-            made = step(batch)
-        except BaseException:
-            failed()
-            raise
-        yield made
 
 
 def batches_of(core: ProgramCore, batches: Iterable[Any], ahead: int) -> Iterator[Any]:

@@ -31,7 +31,7 @@ def test_all_ranks_take_those_of_the_first(monkeypatch: pytest.MonkeyPatch, tmp_
         texts.append(tell())
         return [texts[0], ""]
 
-    monkeypatch.setattr(variants, "told", from_rank_0)
+    monkeypatch.setattr(variants, "gathered", from_rank_0)
     kept(1.0)
     found = agreed_costs(world)
     assert isinstance(found, MeasuredCosts)

@@ -46,7 +46,7 @@ def test_a_job_is_measured_without_being_run(monkeypatch: pytest.MonkeyPatch) ->
         seen.append((len(compiled[0].programs), [type(each) for each in optimizers.each]))
         return Measurements({})
 
-    monkeypatch.setattr(typical_steps, "measured", noting)
+    monkeypatch.setattr(typical_steps, "measured_costs", noting)
     with torch.device("meta"):
         model, batch = torch.nn.Linear(4, 4), torch.zeros(8, 4)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

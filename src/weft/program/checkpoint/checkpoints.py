@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import socket
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TextIO, final
 from weakref import ReferenceType, ref
 
-from weft.errors import DamagedCheckpoint, UserError, check, is_whole, wrong
+from weft.errors import DamagedCheckpoint, UserError, check, is_number, is_whole, wrong
 from weft.program.checkpoint.extras import EXTRA
 from weft.program.checkpoint.files import SUFFIX
 from weft.program.checkpoint.manifest import (
@@ -274,7 +273,14 @@ class Checkpoints:
         program.wait_for_saved()
         if program.is_first and not is_of_another_job(self.folder):
             self._put_back()
-        names = [each.name for each in self.all() if _is_any(each)] if program.is_first else []
+        names: list[str] = []
+        for place in self.all() if program.is_first else ():
+            # One that was never there, or is gone, has no file of one.
+            if (place / NAME).exists() or any(place.glob(f"*{SUFFIX}")):
+                names.append(place.name)
+            else:
+                text = "%s is no checkpoint, as it has no %s; trying the one before"
+                _log.warning(text, place, NAME)
         if program.exchange is not None:
             names = json.loads(program.exchange(json.dumps(names))[0])
         for name in reversed(names):
@@ -309,11 +315,16 @@ class Checkpoints:
         """Take away old ones, counted back from a step: those of later ones are of a run that went on otherwise."""
         found = [(int(each.name.removeprefix(_PREFIX)), each) for each in self.all()]
         every = [each for number, each in found if number <= step]
-        best = min(
-            ((s, each) for _, each in found if (s := _score(each)) is not None), default=None
-        )
+        scores: dict[Path, float] = {}
+        for _, each in found:
+            with suppress(UserError):
+                extra = read_manifest(each).about.get(EXTRA, {})
+                score = extra.get(SCORE) if isinstance(extra, dict) else None
+                if is_number(score):
+                    scores[each] = float(score)
+        best = min(scores, key=lambda each: (scores[each], each), default=None)
         for each in every[: -self.keep]:
-            if (best is None or each != best[1]) and _is_own(each):
+            if each != best and _is_own(each):
                 shutil.rmtree(each, ignore_errors=True)
         if len(every) < len(found):
             _log.warning(
@@ -329,22 +340,10 @@ def _check_program(program: object) -> None:
 
 
 def check_names(extra: object, taken: Iterable[str], why: str) -> None:
-    """Refuse extras of the user's under names that weft takes for its own.
-
-    Raises:
-        UserError: naming the first of them.
-    """
+    """Raise UserError, naming the first of the user's extras under a name that weft takes for its own."""
     for name in taken:
         if isinstance(extra, Mapping) and name in extra:
             raise UserError(f"{why} among the extras as {name!r}; give yours another name")
-
-
-def _is_any(place: Path) -> bool:
-    """False, with a warning, for a folder of a checkpoint that was never there, or is gone: it has no file of one."""
-    if (place / NAME).exists() or any(place.glob(f"*{SUFFIX}")):
-        return True
-    _log.warning("%s is no checkpoint, as it has no %s; trying the one before", place, NAME)
-    return False
 
 
 def _is_own(place: Path) -> bool:
@@ -372,14 +371,3 @@ def _make_room(place: Path) -> None:
         )
     except OSError as error:  # saving tells all processes that it cannot be replaced
         _log.warning("%s is no checkpoint, and cannot be taken away: %s", place, error)
-
-
-def _score(place: Path) -> float | None:
-    try:
-        extra = read_manifest(place).about.get(EXTRA, {})
-    except UserError:
-        return None
-    found = extra.get(SCORE) if isinstance(extra, dict) else None
-    if isinstance(found, bool) or not isinstance(found, int | float):
-        return None
-    return float(found) if abs(found) <= sys.float_info.max else None

@@ -10,7 +10,7 @@ import json
 import math
 import pickle
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PosixPath, PurePosixPath
 from types import MappingProxyType
@@ -61,11 +61,7 @@ ROUNDED = ("float64", "float32", "float16", "bfloat16")
 @final
 @dataclass(frozen=True)
 class Written:
-    """The files that were written.
-
-    Attributes:
-        tensors, bytes: in them.
-    """
+    """The files that were written, and how many tensors and bytes are in them."""
 
     folder: Path
     tensors: int
@@ -213,22 +209,18 @@ def _rounded_bytes(stored: Stored, dtype: str) -> int:
 
 
 def _files(sizes: Mapping[str, int], most: int) -> dict[str, list[str]]:
-    parts = list(_parts(sizes, most))
+    """The names of each file, in order; a file has more bytes than `most` only where one tensor has."""
+    parts: list[list[str]] = [[]]
+    held = 0
+    for name, size in sizes.items():
+        if parts[-1] and held + size > most:
+            parts.append([])
+            held = 0
+        parts[-1].append(name)
+        held += size
     if len(parts) == 1:
         return {f"model{SUFFIX}": parts[0]}
     return {f"model-{n:05d}-of-{len(parts):05d}{SUFFIX}": x for n, x in enumerate(parts, 1)}
-
-
-def _parts(sizes: Mapping[str, int], most: int) -> Iterator[list[str]]:
-    part: list[str] = []
-    held = 0
-    for name, size in sizes.items():
-        if part and held + size > most:
-            yield part
-            part, held = [], 0
-        part.append(name)
-        held += size
-    yield part
 
 
 def _value(reading: Reading, stored: Stored, dtype: str = "") -> Tensor:
@@ -265,16 +257,10 @@ _CLASSES: Mapping[tuple[str, str], Any] = {
 
 @final
 class Distcp:
-    """The tensors of such a checkpoint, by the names that a weft checkpoint has for them.
+    """The tensors of such a checkpoint (a folder with ".metadata"), by the names that a weft checkpoint has for them.
 
-    Entries of {"model": …} and {"optimizer": {"state": …}} keep their names; a model that was saved alone is
-    "model.…".
-
-    Args:
-        folder: with ".metadata" and its files.
-
-    Raises:
-        DamagedCheckpoint: it cannot be read, or names what no such metadata is made of.
+    Those of {"model": …} and {"optimizer": {"state": …}} keep their names; a model that was saved alone is "model.…".
+    Raises DamagedCheckpoint where it cannot be read, or names what no such metadata is made of.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -287,8 +273,9 @@ class Distcp:
         self._stored: dict[str, tuple[str, of_torch.TensorStorageMetadata]] = {}
         for name, each in every.items():
             if isinstance(each, of_torch.TensorStorageMetadata):
-                own = _named(name, paths[name], nested)
-                if own:
+                # A weft checkpoint has no place for anything else; a model alone is not nested.
+                own = name if nested else f"model.{name}"
+                if not nested or paths[name][0] == "model" or name.startswith(_OPTIMIZER):
                     self._stored[own] = name, each
         if not self._stored:
             heads = ", ".join(sorted({str(path[0]) for path in paths.values()}))
@@ -319,20 +306,9 @@ class Distcp:
         return {own: state[name] for own, (name, _) in wanted.items()}
 
 
-def _named(name: str, path: Sequence[Any], nested: bool) -> str:
-    """The name in a weft checkpoint; "" for what it has no place for. A model alone is not nested."""
-    if not nested:
-        return f"model.{name}"
-    return name if path[0] == "model" or name.startswith(_OPTIMIZER) else ""
-
-
 @final
 class _DistcpFiles(FileSystemReader):
-    """Reads files for metadata that was read before.
-
-    Args:
-        metadata: of all.
-    """
+    """Reads files for metadata that was read before."""
 
     def __init__(self, folder: Path, metadata: of_torch.Metadata) -> None:
         super().__init__(folder)

@@ -39,8 +39,7 @@ class Extras:
     Attributes:
         about: the part that is no tensor, as JSON; of the first process what is the same on all.
         file: that this process writes.
-        pieces: where each of its tensors lies, whole, and its values, by name: in the first process those that are the
-            same on all, and in each its own.
+        pieces: of its tensors, whole, by name: those that all have alike in the first process, and in each its own.
         shapes: shape and dtype of the tensors that all processes write so.
         laid: the global ones, of which each process writes what falls to its ranks.
     """
@@ -126,11 +125,7 @@ def _tell_of(names: tuple[str, ...], processes: int) -> None:
 
 
 def state_of(value: Any, where: str) -> Any:
-    """The part of an extra that is saved: its `state_dict()` where it has one.
-
-    Raises:
-        UserError: `state_dict()` fails.
-    """
+    """The part of an extra that is saved: its `state_dict()` where it has one; raises UserError where that fails."""
     if isinstance(value, type) or not (
         hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
     ):
@@ -201,11 +196,7 @@ MODULES = "weft.modules"
 
 
 def with_module_states(extra: Mapping[str, Any] | None, model: nn.Module) -> Mapping[str, Any]:
-    """The user's extra, with what modules keep, by their names.
-
-    Raises:
-        UserError: the user has an extra of that name, or a module gives none.
-    """
+    """The user's extra, with what modules keep, by their names; raises UserError where one fails."""
     given = {} if extra is None else extra
     if not isinstance(given, Mapping):
         return given  # it is refused where it is saved

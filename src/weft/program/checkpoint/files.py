@@ -134,11 +134,7 @@ def summing(tensors: Sequence[Tensor]) -> Callable[[], list[int]]:
 
 
 def extents_of_file(folder: Path, file: str) -> dict[str, tuple[Region, str]]:
-    """The boxes in a file, from its header: where each lies, and its dtype as text.
-
-    Raises:
-        UserError: it cannot be read, or is damaged.
-    """
+    """The boxes in a file, from its header: where each lies, and its dtype as text; raises UserError for damage."""
     found = {}
     try:
         with _open(folder / file) as opened:
@@ -185,11 +181,7 @@ class Reading:
         self._stack.close()
 
     def piece(self, extents: Iterable[Extent], whole: Region, into: Tensor) -> None:
-        """Read a box of a tensor into a tensor of its shape; only its bytes are read.
-
-        Raises:
-            UserError: a file cannot be read, or no file holds some of it.
-        """
+        """Read a box of a tensor into a tensor of its shape, its bytes alone; raises UserError where some is gone."""
         left, name = region_size(whole), ""
         for extent in extents:
             common = overlap(whole, extent.whole)
@@ -243,11 +235,7 @@ class Reading:
 
 
 def check_extents(folder: Path, extents: Iterable[tuple[Extent, str]]) -> None:
-    """Raise DamagedCheckpoint, naming file and tensor, where a box is not what was written; by some threads.
-
-    Args:
-        extents: each with the dtype of its tensor.
-    """
+    """Raise DamagedCheckpoint, naming file and tensor, where a box of some dtype is not what was written."""
     by_file: dict[str, list[tuple[Extent, str]]] = {}
     for extent, dtype in extents:
         by_file.setdefault(extent.file, []).append((extent, dtype))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
@@ -102,11 +102,7 @@ def located(weights: str | Path | Weights) -> tuple[Weights, Path]:
 
 
 def renamed(name: str, names: Mapping[str, str]) -> str:
-    """A name with the matches of each regular expression replaced.
-
-    Raises:
-        UserError: one is none.
-    """
+    """A name with the matches of each regular expression replaced; raises UserError where one is none."""
     for pattern, text in names.items():
         try:
             name = re.sub(pattern, text, name)
@@ -119,11 +115,7 @@ def renamed(name: str, names: Mapping[str, str]) -> str:
 
 
 def weights_in(weights: Weights, model: nn.Module) -> frozenset[str]:
-    """The names of those tensors of a model for which a checkpoint, or files of safetensors, have values.
-
-    Raises:
-        UserError: there is none, or it is damaged.
-    """
+    """The names of those tensors of a model for which a checkpoint, or files of safetensors, have values."""
     names = state_dict_names(model)
     stored = renamed_in(read_manifest(Path(weights.path)), weights.names).tensors
     begin = MODEL if any(MODEL + name in stored for name in names) else ""
@@ -156,7 +148,11 @@ def load(
     world, path, entries = state.setting.world, Path(weights.path), list(state.variables())
 
     def find() -> tuple[Manifest, str]:
-        found = _named(renamed_in(read_manifest(path), weights.names), entries)
+        found = renamed_in(read_manifest(path), weights.names)
+        names = {entry.name for entry in entries if entry.name.startswith(MODEL)}
+        if not found.about and names.isdisjoint(found.tensors):
+            # A model alone may stand under the plain names of its `state_dict()`.
+            found = replace(found, tensors={MODEL + n: x for n, x in found.tensors.items()})
         if model_only:
             tensors, kinds = found.tensors, (MODEL, BUFFERS, MASTERS)
             found = Manifest(path, {n: x for n, x in tensors.items() if n.startswith(kinds)})
@@ -172,9 +168,13 @@ def load(
         sources = _sources(state, manifest, entries, weights.strict)
         check_program(manifest.about, state.setting, state.graph, optimizers)
         groups = options_of(manifest.about, optimizers)
-        reader = _CheckpointReader(
-            state, manifest, sources, _kept(state, manifest), _numbers(manifest)
-        )
+        numbers = from_json(manifest.about.get("numbers", {}), "numbers", {})
+        named = isinstance(numbers, dict) and all(isinstance(x, dict) for x in numbers.values())
+        if not named:
+            raise DamagedCheckpoint(
+                f"{manifest.folder}: its numbers are none by parameter; load another checkpoint"
+            )
+        reader = _CheckpointReader(state, manifest, sources, _kept(state, manifest), numbers)
         # Each process checks its part of the files.
         every = [(x, each.dtype) for each in manifest.tensors.values() for x in each.extents]
         mine = (x for number, x in enumerate(every) if number % world.size in world.ranks)
@@ -213,17 +213,6 @@ def _give(objects: Mapping[str, Any], extra: Mapping[str, Any], path: Path) -> N
                 f"program.load: the extra {name!r}, a {type(each).__name__}, cannot load what {path} has of it: "
                 f"{type(error).__name__}: {error}"
             ) from error
-
-
-def _named(manifest: Manifest, entries: Sequence[SavedTensor]) -> Manifest:
-    """The manifest, with tensors of files that others wrote under the names that they have here.
-
-    A model alone may stand under the plain names of its `state_dict()`.
-    """
-    names = {entry.name for entry in entries if entry.name.startswith(MODEL)}
-    if manifest.about or not names.isdisjoint(manifest.tensors):
-        return manifest
-    return replace(manifest, tensors={MODEL + n: x for n, x in manifest.tensors.items()})
 
 
 def _sources(
@@ -313,7 +302,14 @@ def _few(names: Sequence[str]) -> str:
 
 def _kept(state: ProgramState, manifest: Manifest) -> dict[str, list[str]]:
     idle = state.idle()
-    found = _by_parameter(manifest, {key for key, _, _ in state.stated()} | idle.keys())
+    keys = {key for key, _, _ in state.stated()} | idle.keys()
+    # The names of the states that the checkpoint has, by parameter; both may have dots.
+    found: dict[str, list[str]] = {}
+    for name in (n.removeprefix(STATE) for n in manifest.tensors if n.startswith(STATE)):
+        words = name.split(".")
+        for length in range(1, len(words)):
+            if (key := ".".join(words[:length])) in keys:
+                found.setdefault(key, []).append(".".join(words[length:]))
     known: dict[str, list[str]] = {}
     every = state.training.states
     foreign = {x.key for each in every if is_foreign(each.optimizer) for x in each.members}
@@ -335,27 +331,6 @@ def _kept(state: ProgramState, manifest: Manifest) -> dict[str, list[str]]:
                 )
         known[key] = saved
     return known | {key: found.get(key, []) for key in idle}
-
-
-def _by_parameter(manifest: Manifest, keys: Collection[str]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for name in manifest.tensors:
-        if name.startswith(STATE):
-            words = name.removeprefix(STATE).split(".")
-            for length in range(1, len(words)):
-                key = ".".join(words[:length])
-                if key in keys:
-                    found.setdefault(key, []).append(".".join(words[length:]))
-    return found
-
-
-def _numbers(manifest: Manifest) -> Mapping[str, Mapping[str, Any]]:
-    found = from_json(manifest.about.get("numbers", {}), "numbers", {})
-    if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
-        raise DamagedCheckpoint(
-            f"{manifest.folder}: its numbers are none by parameter; load another checkpoint"
-        )
-    return found
 
 
 @final

@@ -40,12 +40,7 @@ _COMPARED = 256
 @final
 @dataclass(frozen=True)
 class Stored:
-    """A tensor in a checkpoint.
-
-    Attributes:
-        shape, dtype: whole shape, and dtype as text.
-        extents: that hold it, together whole.
-    """
+    """A tensor in a checkpoint: whole shape, dtype as text, and the extents that hold it, together whole."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -55,12 +50,7 @@ class Stored:
 @final
 @dataclass(frozen=True)
 class Manifest:
-    """The content of a checkpoint.
-
-    Attributes:
-        tensors: by name.
-        about: what is no tensor.
-    """
+    """The content of a checkpoint: tensors by name, and what is no tensor."""
 
     folder: Path
     tensors: Mapping[str, Stored]
@@ -85,11 +75,7 @@ class Manifest:
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """The manifest of a checkpoint; of files that another program wrote, by their headers.
-
-    Raises:
-        UserError: there is none, or it is damaged.
-    """
+    """The manifest of a checkpoint, or of the headers of others' files; raises UserError: it is none, or damaged."""
     path = folder / NAME
     try:
         if not path.exists():
@@ -100,7 +86,9 @@ def read_manifest(folder: Path) -> Manifest:
         if path.stat().st_size > _MOST:
             raise ValueError(f"it has more than {_MOST} bytes")
         text = path.read_text()
-        _check_sum(text)
+        found = _SUMMED.match(text)  # earlier ones have no checksum
+        if found is not None and zlib.crc32(text[found.end() :].encode()) != int(found[1]):
+            raise ValueError("its text is not what was written")
         content = json.loads(text)
         version = content["weft_checkpoint"]
         if version != VERSION:
@@ -121,12 +109,6 @@ def read_manifest(folder: Path) -> Manifest:
         raise DamagedCheckpoint(
             f"{path} is damaged: {type(error).__name__}: {error}; load another checkpoint"
         ) from None
-
-
-def _check_sum(text: str) -> None:
-    found = _SUMMED.match(text)
-    if found is not None and zlib.crc32(text[found.end() :].encode()) != int(found[1]):
-        raise ValueError("its text is not what was written")
 
 
 def _stored(content: Mapping[str, Any]) -> Stored:
@@ -251,11 +233,7 @@ def begin(path: Path, replaces: bool = False) -> Path:
 
 
 def check_place(folder: Path) -> None:
-    """Check that checkpoints can be written into a folder, before work is spent on what they are to hold.
-
-    Raises:
-        UserError: they cannot.
-    """
+    """Raise UserError where no checkpoint can be written into a folder, before work is spent on what it is to hold."""
     abandon(begin(folder / "checkpoint"))
 
 
@@ -328,11 +306,7 @@ PARTIAL, REPLACED = ".partial", ".replaced"
 
 
 def checkpoint_path(path: object) -> Path:
-    """A path that a user gave for a checkpoint, or a folder of checkpoints, from the root.
-
-    Raises:
-        UserError: it is none, or the system takes no such name.
-    """
+    """A path of a checkpoint, or of a folder of them, from the root; raises UserError where it is none."""
     if not isinstance(path, str | Path) or not str(path):
         raise UserError(f"a checkpoint is a folder; give its path as text, got {path!r}")
     if "\0" in str(path) or not str(path).isprintable():
@@ -348,11 +322,7 @@ def checkpoint_path(path: object) -> Path:
 
 
 def hidden_beside(path: Path, suffix: str) -> list[Path]:
-    """The hidden folders of one checkpoint, of no other whose name only begins alike, in order.
-
-    Args:
-        suffix: `PARTIAL` or `REPLACED`.
-    """
+    """The hidden folders of one checkpoint with this suffix, of no other whose name only begins alike, in order."""
     name = re.compile(rf"{re.escape(f'.{path.name}.')}[^.]+{re.escape(suffix)}")
     folder = path.parent
     found = folder.iterdir() if folder.is_dir() else ()

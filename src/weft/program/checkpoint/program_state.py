@@ -50,10 +50,8 @@ class SavedTensor:
     """A tensor of a program.
 
     Attributes:
-        name: in the checkpoint; tied tensors have several.
-        key: of the program's variable.
+        name: in the checkpoint; tied tensors have several. `key` is that of the program's variable.
         shape, dtype: whole shape, and dtype as text.
-        layout: how it lies.
         shares: in which its parts are stored; None for the usual order.
         parts: of the ranks of this process that hold one.
     """
@@ -109,12 +107,7 @@ def writers(entries: Iterable[SavedTensor]) -> dict[tuple[str, int], tuple[Piece
 @final
 @dataclass(frozen=True)
 class Piece:
-    """A box of a tensor.
-
-    Attributes:
-        whole: where it lies in the tensor, (offset, length) of each dimension.
-        local: where it lies in the part of the rank that holds it.
-    """
+    """A box of a tensor: where it lies in that, (offset, length) of each dimension, and in the part of a rank."""
 
     whole: Region
     local: Region
@@ -185,11 +178,7 @@ class ProgramState:
                 yield self._idle_entry(MASTERS + key, key, waiting[key], parameter.tensor)
 
     def states(self, kept: Mapping[str, Iterable[str]]) -> Iterator[SavedTensor]:
-        """The states of the optimizers that ranks keep, or optimizers alone, as tensors.
-
-        Args:
-            kept: by parameter, the names of the states.
-        """
+        """The states that ranks keep, or optimizers alone, as tensors; `kept` has their names, by parameter."""
         for key, states, shares in self.stated():
             for name in kept.get(key, ()):
                 own = f"{key}.{name}"
@@ -221,8 +210,7 @@ class ProgramState:
     def kept(self) -> tuple[dict[str, list[str]], dict[str, Any]]:
         """By parameter, the names of the states that are tensors, and those that are none, as JSON. Collective.
 
-        Raises:
-            UserError: two ranks keep something else of one.
+        Raises UserError where two ranks keep something else of a parameter.
         """
         optimizers = self.training.optimizers.each
         agree(optimizers)

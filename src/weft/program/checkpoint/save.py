@@ -44,10 +44,8 @@ class WriteJob:
     Attributes:
         beside: the folder in which it is written until it is whole.
         files: boxes of tensors, by file and by the tensor's name.
-        tensors: whole shape and dtype of all that is saved.
-        about: what is no tensor.
-        rank: the first of this process.
-        processes: the first ranks of all.
+        tensors: whole shape and dtype of all that is saved; `about` is what is no tensor.
+        rank: the first of this process; `processes` are the first ranks of all.
         replaces: whether something may be at `path`.
     """
 
@@ -106,11 +104,7 @@ class WriteJob:
 
 @final
 class Writing:
-    """A checkpoint that a thread writes; processes see by files in its folder how far the others are.
-
-    Args:
-        work: of this process, on copies.
-    """
+    """A checkpoint that a thread writes, on copies; processes see by files in its folder how far the others are."""
 
     def __init__(self, work: WriteJob) -> None:
         self._work = work
@@ -120,11 +114,7 @@ class Writing:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until it is written, in the first process until it is in its place.
-
-        Raises:
-            UserError: a process could not write.
-        """
+        """Wait until it is written, in the first process until it is in its place; raise what has failed."""
         self._thread.join()
         if self._error is not None:
             error, self._error = self._error, None
@@ -187,7 +177,6 @@ def save(
 
     Args:
         path: a folder on a file system that all processes see.
-        about: the program, as `to_json` takes it.
         before: an earlier checkpoint of the program that may still be written.
         wait: False returns as soon as all is copied, and writes meanwhile.
         replaces: True puts it in the place of what is there.

@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from weft.capture.optimizer_groups import Optimizers
 from weft.errors import UserError
 from weft.patterns import without_wrappers
 from weft.program.agreement import gathered, run_on_all
@@ -22,9 +21,9 @@ from weft.program.checkpoint.program_state import ProgramState
 from weft.program.checkpoint.save import Writing, save
 from weft.program.checkpoint.values import about_program
 from weft.program.core import ProgramCore, ProgramPart, one_at_a_time
+from weft.program.live.ownership import named_variables
 from weft.program.live.sharded_values import whole_of
 from weft.program.live.variables import load_whole, state_dict_names
-from weft.program.planning.build import build, close_all, gathering
 from weft.program.training.states import full_states
 from weft.tensor.divergence import note_write
 
@@ -147,19 +146,13 @@ class ProgramSaving(ProgramPart):
             masters: give the float32 master of each parameter that has one, in place of what it is
                 when rounded, so that `load_full_state_dict` goes on exactly there.
         """
-        setting, every = self._core.setting, self._core.training.masters
-        self._core.enter("full_state_dict")
+        core, model = self._core, self._core.setting.model
+        core.enter("full_state_dict")
+        names, variables = state_dict_names(model), named_variables(model)
+        whole = {key: whole_of(variables[key]) for key in dict.fromkeys(names.values())}
         if masters:  # which are what users have written to their parameters
-            self._core.training.take()
-        compiled = gathering(setting, self._core.compiled, every.nodes.values() if masters else ())
-        executors = build(setting, {}, compiled, Optimizers())
-        try:
-            whole = setting.run(lambda rank: executors[rank].step({}))
-        finally:
-            close_all(executors)
-        if masters:
-            whole |= {key: whole_of(value) for key, value in every.waiting.items()}
-        names = state_dict_names(setting.model)
+            core.training.take()
+            whole |= core.training.masters.whole(variables)
         return {name: whole[key] for name, key in names.items()}
 
     @one_at_a_time

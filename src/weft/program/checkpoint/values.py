@@ -116,11 +116,7 @@ def _single(value: Any, where: str) -> Any:
 
 
 def from_json(value: Any, where: str, tensors: dict[str, Tensor], deep: int = 0) -> Any:
-    """The value that `to_json` was given.
-
-    Raises:
-        UserError: naming what is none that it makes.
-    """
+    """The value that `to_json` was given; raises UserError, naming what is none that it makes."""
     if deep > 2 * _MOST_DEEP:
         raise DamagedCheckpoint(
             f"{where} is damaged: it is nested too deep; load another checkpoint"
@@ -164,15 +160,7 @@ def _special(value: dict[str, Any], inner: Any, tensors: dict[str, Tensor]) -> A
 
 
 def check_plain(tensor: Tensor, where: str) -> None:
-    """Refuse a tensor that no file of a checkpoint can hold as it is.
-
-    Args:
-        tensor: an extra.
-        where: it stands, for the error.
-
-    Raises:
-        UserError: saying what it is, and what would do.
-    """
+    """Raise UserError, saying what would do, for a tensor that no checkpoint can hold; it stands at `where`."""
     if why := _why_not(tensor):
         raise UserError(
             f"{where} is {why[0]}; a checkpoint takes dense tensors with values: {why[1]}"
@@ -263,11 +251,7 @@ def _trained(model: nn.Module, optimizers: Optimizers) -> list[list[Any]]:
 def check_program(
     about: Mapping[str, Any], setting: Setting, graph: LogicalGraph, optimizers: Optimizers
 ) -> None:
-    """Check that a checkpoint is of a program with the same parameter groups, and the seed where that matters.
-
-    Raises:
-        UserError: it is of another.
-    """
+    """Raise UserError unless a checkpoint is of the same parameter groups, and of the same seed where that matters."""
     steps, saved = about.get("steps", 0), about.get("groups", [])
     lists = isinstance(saved, list) and all(isinstance(each, list) for each in saved)
     if not _is_number(steps) or not isinstance(steps, int) or steps < 0 or not lists:
@@ -319,11 +303,7 @@ def _check_trained(about: Mapping[str, Any], own: list[list[Any]]) -> None:
 
 
 def options_of(about: Mapping[str, Any], optimizers: Optimizers) -> list[list[dict[str, Any]]]:
-    """The options of parameter groups that were saved, by optimizer.
-
-    Raises:
-        DamagedCheckpoint: one is no value that the option may have.
-    """
+    """The options of parameter groups that were saved, by optimizer; raises DamagedCheckpoint where one cannot be."""
     found: list[list[dict[str, Any]]] = []
     for i, groups in enumerate(about.get("groups", ())):
         found.append([])
@@ -382,11 +362,7 @@ def _put(value: Any, now: Any) -> Any:
 
 
 def _without_tensors(value: Any, what: str) -> Any:
-    """An option as a checkpoint has it: the number in the place of a tensor of one element, also of one in a list.
-
-    Raises:
-        UserError: a tensor has more, for which there is no place among options.
-    """
+    """An option as a checkpoint has it: a number in place of a tensor of one element; for more there is no place."""
     if isinstance(value, Tensor):
         if value.numel() == 1 and not value.is_meta:
             return value.item()

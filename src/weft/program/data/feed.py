@@ -47,16 +47,11 @@ class RowsOfBatch:
     sums: Mapping[str, Any] = field(default_factory=dict)
 
     def part(self, key: str, leaf: Tensor, shape: tuple[int, ...], region: Region) -> Tensor:
-        """The region of a leaf's input that a rank takes.
+        """The region of a leaf's input that a rank takes; raises BatchError where this process has not all rows of it.
 
         Args:
-            key: of the leaf, for errors.
             leaf: its rows.
             shape: of the input: [batch, ...], or [micro-batches, part of the batch, ...].
-            region: of the input.
-
-        Raises:
-            BatchError: this process has not all rows of it.
         """
         cut = len(shape) > leaf.dim()
         wanted = rows_in(shape, region, cut)
@@ -99,13 +94,7 @@ class CutParts:
 
 @final
 class CutBatch:
-    """A batch that was cut ahead of its step. `Program.step` takes it as it takes the batch.
-
-    Args:
-        whole: as the step takes it, padded where the program pads.
-        feeder: that has cut it.
-        cut: what it has made.
-    """
+    """A batch that `feeder` has cut ahead of its step. `Program.step` takes it as it takes the batch, `whole`."""
 
     def __init__(self, whole: Any, feeder: object, cut: CutParts, arrival: Arrival) -> None:
         self.whole, self.feeder = whole, feeder
@@ -138,13 +127,9 @@ def is_on_the_host(batch: Any) -> bool:
 @final
 @dataclass(frozen=True)
 class LoadedLeaf:
-    """A leaf of the batch.
+    """A leaf of the batch, with its key for users, the name of its input, its shape as this process loads it.
 
     Attributes:
-        key: for users.
-        name: of its input.
-        shape: as this process loads it.
-        dtype: "float32".
         parts: for each rank of this process that takes some of it, the region of the input, which has a dimension
             more where there are micro-batches.
         devices: of these ranks, by name.
@@ -205,8 +190,7 @@ class Feeder:
     """Cuts the batches of a program for the ranks of this process.
 
     Args:
-        spec: what a batch looks like.
-        graph: with the layouts of its leaves.
+        spec, graph: what a batch looks like, and the layouts of its leaves.
         devices: of the ranks of this process.
         compared: true where other processes must be given the same batches, so that checksums are wanted.
     """
@@ -245,7 +229,14 @@ class Feeder:
         Raises:
             BatchError: when the batch differs from the example.
         """
-        alike = isinstance(batch, CutBatch) and self._cuts_as(batch.feeder)
+        other = batch.feeder if isinstance(batch, CutBatch) else None
+        alike = other is self or (
+            isinstance(other, Feeder)
+            and self._regions == other._regions
+            and self._shapes == other._shapes
+            and self._devices == other._devices
+            and self._spec == other._spec
+        )
         cut = (batch.take() if alike else None) or self.cut(uncut(batch))
         if not self._compared:
             return cut.parts, BatchChecksums()
@@ -303,11 +294,7 @@ class Feeder:
         return next(iter(self._devices))
 
     def loaded_leaves(self, rows: Sequence[int] | None) -> list[LoadedLeaf]:
-        """The leaves of a batch as they are loaded here, and cut.
-
-        Args:
-            rows: of a batch that this process loads; None for all.
-        """
+        """The leaves of a batch as they are loaded here, and cut; `rows` are those that are loaded, None for all."""
         names = {rank: str(each) for rank, each in self._devices.items() if each.type != "cpu"}
 
         def shape(leaf: TensorLeaf) -> tuple[int, ...]:
@@ -369,16 +356,6 @@ class Feeder:
         given = StandIns(batch)
         return self._spec.differs_in_shape(given.batch, given)
 
-    def _cuts_as(self, other: object) -> bool:
-        """True where another one makes the same parts of every batch that this one takes."""
-        return self is other or (
-            isinstance(other, Feeder)
-            and self._regions == other._regions
-            and self._shapes == other._shapes
-            and self._devices == other._devices
-            and self._spec == other._spec
-        )
-
 
 def layouts_on(graph: LogicalGraph, rank: int, *roles: Role) -> dict[str, Layout]:
     """The layouts of the inputs of some roles that `rank` holds a part of, by key."""
@@ -413,12 +390,7 @@ def rows_in(shape: tuple[int, ...], region: Region, cut: bool) -> list[int]:
 def rows_of(
     inputs: Iterable[tuple[tuple[int, ...], tuple[int, ...], Sequence[Region]]], size: int
 ) -> list[int]:
-    """The rows of a batch of so many that some ranks take; all where leaves have another number of rows.
-
-    Args:
-        inputs: for each leaf its shape, that of its input, and what each rank takes of that.
-        size: how many rows the whole batch has.
-    """
+    """The rows of a batch of `size` that some ranks take; `inputs`: each leaf's shape, its input's, the regions."""
     found: set[int] = set()
     for leaf, shape, regions in inputs:
         if leaf[:1] != (size,):

@@ -48,11 +48,10 @@ _EMPTY = ((0,), "bool")
 
 
 def loading_plan(rank: int, leaves: Sequence[LoadedLeaf], ahead: int) -> RankPlan:
-    """The plan by which one process loads.
+    """The plan by which one process loads the leaves of its batches.
 
     Args:
         rank: the first of this process.
-        leaves: of the batch.
         ahead: how many batches may be loaded before their step, 1 at least: the credits of all registers together.
     """
     cuts = ahead > 1
@@ -105,12 +104,9 @@ PATIENCE = Seconds(5.0)
 
 @final
 class LoadedActs(NamedTuple):
-    """The acts that have brought one batch to its step.
+    """The acts that have brought one batch to its step: their plan, the number of the step in that, and their spans.
 
-    Attributes:
-        plan: of them; each run has one of its own, in which steps count from 0.
-        number: of the step in that plan.
-        spans: when they ran.
+    Each run has a plan of its own, in which steps count from 0.
     """
 
     plan: RankPlan
@@ -184,11 +180,7 @@ class _Unwanted(BaseException):
 
 @final
 class _Loading:
-    """The queues of a plan of `loading_plan`, and what passes between them: a whole item in the place of all leaves.
-
-    Args:
-        cut: of an item; must not raise.
-    """
+    """The queues of a plan of `loading_plan`: a whole item passes in place of all leaves; `cut` must not raise."""
 
     def __init__(self, items: Iterator[Any], plan: RankPlan, cut: Callable[[Any], Any]) -> None:
         self._items: Iterator[Any] | None = items

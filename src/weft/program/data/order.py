@@ -30,11 +30,7 @@ def whole_number(value: Any) -> int | None:
 
 
 def whole_numbers(given: Any, where: str) -> list[int]:
-    """Whole numbers from 0, one behind the other: of a list, of an array or a tensor of one dimension.
-
-    Raises:
-        UserError: naming the first that is none.
-    """
+    """Whole numbers from 0, of a list, an array or a tensor of one dimension; raises UserError, naming what is none."""
     # Of sets nobody knows the order.
     every = None if isinstance(given, str | bytes | Mapping | Set) else given
     if isinstance(given, Tensor) and (given.layout != torch.strided or given.is_meta):

@@ -18,7 +18,6 @@ from functools import partial
 from itertools import count, islice
 from multiprocessing import get_start_method, queues, resource_tracker
 from multiprocessing.process import BaseProcess
-from types import FrameType
 from typing import Any, TypeAlias, final
 from weakref import WeakKeyDictionary
 
@@ -57,38 +56,29 @@ def sums_of_stable(load: Callable[[], Any]) -> dict[str, int | None] | None:
 
 
 def check_same(every: list[str]) -> None:
-    """Check that all processes have loaded the same samples.
-
-    Args:
-        every: what each rank says of its own, as JSON.
-
-    Raises:
-        UserError: naming the first sample that differs.
-    """
+    """Raise UserError, naming the first sample that differs, unless all ranks, each by JSON, have loaded the same."""
     for rank, first, other in differences(every):
         if first.keys() != other.keys():
             raise UserError(
                 f"weft.Loader: the loaders of rank 0 and rank {rank} have other samples next, {', '.join(first)} and "
                 f"{', '.join(other)}; give a loader the same seed, sampler, batch_size and place in all processes"
             )
-        for name, leaf in _differing(first, other):
+        every_leaf = (
+            (name, key, (first[name] or {}).get(key, 0), (other[name] or {}).get(key, 0))
+            for name in first
+            if first[name] is not None and other[name] is not None
+            for key in {**first[name], **other[name]}
+        )
+        for name, key, one, two in every_leaf:
+            if one == two or one is None or two is None:
+                continue
+            leaf = "content" if key == "it" else f"leaf {key!r}"
             raise UserError(
                 f"weft.Loader: the dataset is not the same in all processes: {name} has another {leaf} on rank "
                 f"{rank} than on rank 0. A loader takes the whole dataset in each process, and gives each its rows: do "
                 "not split it by rank, list files in one order (sorted), shuffle and draw by one seed. Where each "
                 'process has data of its own, give them by a torch.utils.data.DataLoader to a program of batch="local"'
             )
-
-
-def _differing(one: Sums, other: Sums) -> Iterator[tuple[str, str]]:
-    for name, a in one.items():
-        b = other[name]
-        if a is None or b is None:
-            continue
-        for key in {**a, **b}:
-            left, right = a.get(key, 0), b.get(key, 0)
-            if left != right and left is not None and right is not None:
-                yield name, "content" if key == "it" else f"leaf {key!r}"
 
 
 def _checksum(leaf: Any) -> int:
@@ -111,12 +101,9 @@ def _checksum(leaf: Any) -> int:
 @final
 @dataclass(frozen=True)
 class LoadedRows:
-    """Collated rows of a batch, or the error of one of its samples.
+    """Collated rows of a batch, or the error of one of its samples, in words.
 
-    Attributes:
-        batch: of these rows alone.
-        error: in words.
-        sums: of samples that all processes have loaded, where they are to be compared.
+    `sums` are those of samples that all processes have loaded, where they are to be compared.
     """
 
     batch: Any
@@ -126,11 +113,7 @@ class LoadedRows:
 
 @final
 class Samples(Dataset[LoadedRows]):
-    """Rows of batches, by the numbers of their samples.
-
-    Args:
-        seed: by which samples draw, with their numbers and the epoch.
-    """
+    """Rows of batches, by the numbers of their samples, which draw by `seed`, their numbers and the epoch."""
 
     def __init__(self, dataset: Any, collate: Callable[[list[Any]], Any], seed: int) -> None:
         self._dataset = dataset
@@ -162,14 +145,11 @@ class Samples(Dataset[LoadedRows]):
 
 @final
 class Stream(IterableDataset[tuple[int, LoadedRows]]):
-    """Rows of the batches of an iterable dataset, which is read in order.
+    """Rows of the batches of an iterable dataset, which is read in order, and draws by `seed`.
 
     Args:
-        size: samples of a batch.
-        rows: of each batch that are wanted.
+        size, rows: samples of a batch, and those rows of each that are wanted.
         skipped: batches that are passed over first.
-        drop_last: leaves out a last batch of fewer samples.
-        seed: by which the dataset draws.
         compared: true where all samples of each batch are to be compared.
     """
 
@@ -264,18 +244,14 @@ def begin_worker(_number: int) -> None:
     """Called in each worker at its beginning, where the signals are blocked."""
     # No handler of the system's: what a worker starts would pass them over, too.
     for number in ending_signals():
-        signal.signal(number, _pass_over)
+        signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _BLOCKED)
     # A batch that cannot be sent would be dropped there, and waited for.
     queues.Queue._on_queue_feeder_error = staticmethod(_cannot_send)  # type: ignore[attr-defined]
 
 
 def with_workers(loading: Iterable[Any]) -> Iterator[Any]:
-    """An iterator of a `DataLoader` with workers, begun by `begin_worker`; where it tells them to end, they do.
-
-    Raises:
-        UserError: the host does not let them start.
-    """
+    """An iterator of a `DataLoader` with workers, which end where it tells them; UserError where none can start."""
     # A worker that is spawned imports modules before it begins, and one that is forked may be by a server.
     if get_start_method() != "fork":
         resource_tracker.ensure_running()  # which, where it begins later, unblocks the signals
@@ -304,9 +280,6 @@ def _end_all() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for worker in left:
         worker.kill()
-
-
-def _pass_over(_number: int, _frame: FrameType | None) -> None: ...
 
 
 def _cannot_send(_error: Exception, _batch: Any) -> None:

@@ -86,28 +86,28 @@ class Buckets:
 
     def _sizes(self, found: Sequence[tuple[str, Any]]) -> dict[str, int]:
         tensors = {key: leaf for key, leaf in found if isinstance(leaf, torch.Tensor)}
-        named = {k: x for k, x in tensors.items() if first_match(self.values, k) is not None}
-        if not named:
+        sizes: dict[str, int] = {}
+        for key, leaf in tensors.items():
+            if first_match(self.values, key) is None:
+                continue
+            if not -leaf.dim() <= self.dim < leaf.dim():
+                raise BatchError(
+                    f"batch leaf {key} has shape {list(leaf.shape)}, and no dimension {self.dim} to be padded; "
+                    "give weft.Buckets a dim= that it has, or name other leaves in values="
+                )
+            length = leaf.shape[self.dim]
+            if length > self.sizes[-1]:
+                raise BatchError(
+                    f"batch leaf {key} has length {length}, the longest of weft.Buckets is {self.sizes[-1]}; cut it, "
+                    "or give a longer one"
+                )
+            sizes[key] = next(size for size in self.sizes if size >= length)
+        if not sizes:
             raise BatchError(
                 f"weft.Buckets names the leaves {', '.join(self.values)}, the batch has {', '.join(tensors)}; "
                 "name one of these"
             )
-        return {key: self._size(key, leaf) for key, leaf in named.items()}
-
-    def _size(self, key: str, leaf: torch.Tensor) -> int:
-        if not -leaf.dim() <= self.dim < leaf.dim():
-            raise BatchError(
-                f"batch leaf {key} has shape {list(leaf.shape)}, and no dimension {self.dim} to be padded; "
-                "give weft.Buckets a dim= that it has, or name other leaves in values="
-            )
-        length = leaf.shape[self.dim]
-        size = next((size for size in self.sizes if size >= length), None)
-        if size is None:
-            raise BatchError(
-                f"batch leaf {key} has length {length}, the longest of weft.Buckets is {self.sizes[-1]}; cut it, or "
-                "give a longer one"
-            )
-        return size
+        return sizes
 
 
 # The attribute of tensors that are leaves of a whole batch, the same in every process.

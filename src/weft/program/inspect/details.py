@@ -44,11 +44,8 @@ HALO = ".halo"
 class BoxTimes:
     """Seconds of a step that a rank communicates for each boxing, by the name of the value that it makes.
 
-    Several that travel in one message share its seconds by their bytes.
-
-    Attributes:
-        predicted: as simulated.
-        measured: in the last step, with the wait for other ranks; empty before the first.
+    Several that travel in one message share its seconds by their bytes. Measured ones are of the last step, with
+    the wait for other ranks; there are none before the first.
     """
 
     predicted: Mapping[str, Seconds] = field(default_factory=dict)
@@ -70,11 +67,7 @@ def step_line(predicted: Simulation, record: Record, waited: Seconds | None = No
 def box_times(
     compiled: Compiled, plan: RankPlan, predicted: Simulation, record: Record
 ) -> BoxTimes:
-    """The seconds of boxing on one rank.
-
-    Args:
-        record: what the rank recorded of the last one.
-    """
+    """The seconds of boxing on one rank; `record`: what the rank recorded of the last one."""
     boxes = {node.input.name: node.output.name for node in compiled.graph.of_kind(Box)}
     boxes |= {name: name for name in boxes.values()}
     # For each communicating actor, the boxings that it runs, and their shares of its bytes.
@@ -164,11 +157,7 @@ def details(compiled: Compiled, peaks: ProgramMemory, times: BoxTimes) -> str:
 
 
 def details_of(compiled: Compiled, pattern: str, times: BoxTimes) -> str:
-    """The rows of inputs and ops that match a pattern, and of the boxing that they make or want.
-
-    Raises:
-        UserError: when nothing matches.
-    """
+    """The rows of inputs and ops that match a pattern, and of boxing that they make or want; UserError for no match."""
     graph = compiled.graph
     found = {
         id(node) for node in graph.nodes if any(covers(pattern, name) for name in _names(node))

@@ -61,9 +61,16 @@ def exchange_lines(compiled: Compiled) -> Iterator[str]:
         return
     total = sum(each.bytes for each in every)
     number = _rounded(sum(len(each.kinds) * each.times * each.ranks for each in every), ranks)
+    # As how many messages the exchanges of a rank of this process run, where small ones are joined.
+    plan = compiled.plan.ranks[0]
+    joined = [actor for actor in plan.actors if isinstance(actor, Communicate)]
+    messages = ""
+    if any(len(actor.collectives) > 1 for actor in joined):
+        acts = counted(sum(actor.acts for actor in joined), "message")
+        messages = f", which rank {plan.rank} joins into {acts}"
     yield (
         f"sent by a rank in a step, on average: {bytes_text(total // ranks)} in "
-        f"{number} {'exchange' if number == '1' else 'exchanges'}{_messages(compiled)}"
+        f"{number} {'exchange' if number == '1' else 'exchanges'}{messages}"
     )
     for group, members in _sorted(every, "group"):
         size = sum(each.bytes for each in members) // ranks
@@ -77,15 +84,6 @@ def exchange_lines(compiled: Compiled) -> Iterator[str]:
     for text, members in _sorted(every, "text")[:DEAREST]:
         size = sum(each.bytes for each in members)
         yield f"  {100 * size / total:.0f} %: {text}"
-
-
-def _messages(compiled: Compiled) -> str:
-    plan = compiled.plan.ranks[0]
-    joined = [actor for actor in plan.actors if isinstance(actor, Communicate)]
-    if all(len(actor.collectives) == 1 for actor in joined):
-        return ""
-    messages = counted(sum(actor.acts for actor in joined), "message")
-    return f", which rank {plan.rank} joins into {messages}"
 
 
 def _sorted(

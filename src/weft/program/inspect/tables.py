@@ -139,10 +139,7 @@ def bucket_tables(plan: RankPlan) -> tuple[Table, ...]:
 
 
 def kernel_text(parts: Iterable[Distinct]) -> str:
-    """A row for each distinct part: its calls, how often it stands in the plan, its seconds as measured.
-
-    Nothing where all work is ATen code.
-    """
+    """A row for each distinct part: its calls, how often it stands there, its seconds; none where all is ATen code."""
 
     def ms(seconds: float | None) -> str:
         return "" if seconds is None else f"{seconds * 1e3:.3f}"

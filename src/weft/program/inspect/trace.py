@@ -119,15 +119,10 @@ Visits: TypeAlias = Sequence[tuple[int, int]]
 
 
 def ahead(own: Visits, first: Visits) -> int:
-    """By how many nanoseconds a clock is ahead of that of the first rank.
+    """By how many nanoseconds a clock is ahead of that of the first rank, by visits to the same exchanges.
 
-    No rank leaves an exchange before all have entered it, which bounds the difference from both
-    sides. A difference of 0 is taken where it is possible, since processes of one host share their
-    clock; elsewhere the middle of the bounds.
-
-    Args:
-        own: the visits of a rank.
-        first: those of the first rank, to the same exchanges.
+    No rank leaves an exchange before all have entered it, which bounds the difference from both sides. A difference of
+    0 is taken where it is possible, since processes of one host share their clock; elsewhere the middle of the bounds.
     """
     pairs = list(zip(own, first, strict=True))
     least = max(entered - left for (entered, _), (_, left) in pairs)
@@ -146,11 +141,7 @@ def gather_trace(
     waits: Mapping[int, StepSpan],
     loads: Mapping[int, LoadedActs] = MappingProxyType({}),
 ) -> Trace:
-    """Gather the traces of all ranks; every process must call it.
-
-    Args:
-        waits: of this process for the batches of steps, by the number of the step.
-        loads: the acts of this process that brought these batches, likewise.
+    """Gather the traces of all ranks, with waits for batches and what brought them; every process must call it.
 
     Raises:
         UserError: when no step has run.
@@ -185,13 +176,10 @@ _NAMES = {LOAD: "load", COPIES: "copy", COMPUTE: "step"}
 
 
 def with_loading(trace: RankTrace, loads: Mapping[int, LoadedActs]) -> RankTrace:
-    """The trace of a rank with rows for the queues that load and copy.
+    """The trace of a rank with rows for the queues that load and copy, by the acts that brought the batches of steps.
 
-    Their acts stand there with the number of the step for which they were, which ran later; in between what the queue
-    waited for, such as the copy of a register that a slow step gives back late.
-
-    Args:
-        loads: the acts that brought the batches of steps, by the number of the step; also of other steps.
+    They stand there with the number of the step for which they were, which ran later; in between what the queue waited
+    for, such as the copy of a register that a slow step gives back late.
     """
     wanted = {each.number for each in trace.steps} & loads.keys()
     queues: dict[str, None] = {}
@@ -289,14 +277,7 @@ def rank_trace(
     lines: Lines,
     waits: Mapping[int, StepSpan],
 ) -> RankTrace:
-    """The rows of a rank.
-
-    Args:
-        communicators: of the world.
-        record: what its queues did and when.
-        lines: the user's line of each value.
-        waits: for the batches of steps, by the number of the step; also of steps that are not in the record.
-    """
+    """The rows of a rank; `lines`: the user's line of each value, `waits`: for batches, by the number of the step."""
     ran = Ran(plan, record)
     ranks = {communicator.queue: communicator.ranks for communicator in communicators}
     slices = [*_slices(ran, ranks, lines)]
@@ -364,12 +345,7 @@ Names = Callable[[int], str]
 
 
 def wait(ran: Ran, span: Span, free: int, names: Names) -> Iterator[Slice]:
-    """The wait for the last of the dependencies of an act, while its queue was free.
-
-    Args:
-        free: when the queue had ended the act before, or the step began, in nanoseconds.
-        names: what actors are called.
-    """
+    """The wait for the last of an act's dependencies, while its queue was free since `free`, in nanoseconds."""
     late: tuple[int, Dependency] | None = None
     for need in dependencies(ran.plan, ran.key(span)):
         other = ran.spans.get(need.act)
@@ -416,11 +392,7 @@ def arrows(ran: Ran) -> Iterator[Arrow]:
 
 
 def with_late_ranks(traces: Sequence[RankTrace]) -> tuple[RankTrace, ...]:
-    """Mark in all communications how long they waited for other ranks to begin.
-
-    Args:
-        traces: of all ranks, on one clock.
-    """
+    """Mark in all communications, of all ranks on one clock, how long they waited for other ranks to begin."""
     begun = {(t.rank, s.meeting): s.begin for t in traces for s in t.slices if s.meeting}
 
     def marked(slices: Sequence[Slice]) -> Iterator[Slice]:

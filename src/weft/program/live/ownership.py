@@ -26,12 +26,10 @@ _constants: WeakKeyDictionary[Any, Callable[[], Iterable[Tensor]]] = WeakKeyDict
 
 @final
 class LiveOwners:
-    """The owner of a live global tensor.
+    """The owner of a live global tensor: the open programs that read it, or write it.
 
     Attributes:
-        programs: that are open and read the tensor, or write it.
-        stored: the axis along which its layout is only how it is stored, as ZeRO lays it, and says
-            nothing of how it is used; None where there is none.
+        stored: the axis along which its layout is only how it is stored, as ZeRO lays it; None where there is none.
     """
 
     def __init__(self, stored: int | None) -> None:
@@ -42,12 +40,9 @@ class LiveOwners:
 @final
 @dataclass(frozen=True)
 class LiveShardings:
-    """The layouts of those tensors of a model that open programs hold.
+    """The layouts of those tensors of a model that open programs hold, by key.
 
-    Attributes:
-        layouts: by key.
-        stored: by key, the axis of `LiveOwners.stored`.
-        shares: in which they are stored, by key, those that are.
+    With the axis of `LiveOwners.stored`, and the shares in which they are stored, of those that have them.
     """
 
     layouts: Mapping[str, Layout]
@@ -55,11 +50,7 @@ class LiveShardings:
     shares: Mapping[str, Shares]
 
     def homes(self, placements: Sequence[Placement]) -> dict[str, int] | None:
-        """The stage of each, where stages run on `placements`; None where nothing is held.
-
-        Raises:
-            UserError: naming one that lies on ranks where no stage is.
-        """
+        """The stage of each, where stages run on `placements`, else UserError; None where nothing is held."""
         for key, layout in self.layouts.items():
             if layout.placement not in placements:
                 raise UserError(
@@ -138,11 +129,7 @@ _locals = attrgetter("locals")
 
 @final
 class LiveLocations:
-    """The places of a model's parameters and buffers.
-
-    Args:
-        variables: of the ranks of this process; of plain tensors, the memory that a step works with.
-    """
+    """The places of a model's parameters and buffers; `variables` have the memory that steps work with."""
 
     def __init__(self, model: nn.Module, variables: Mapping[int, Variables]) -> None:
         # The dicts of modules, and all that was in them, in order.
@@ -173,11 +160,7 @@ class LiveLocations:
         self._pointers = list(map(Tensor.data_ptr, self._memory))
 
     def check(self) -> None:
-        """Check that the tensors are those that were compiled; some microseconds.
-
-        Raises:
-            UserError: naming a tensor or module that was replaced by another, removed or converted.
-        """
+        """Raise UserError, naming a tensor or module that was replaced, removed or converted; some microseconds."""
         now = chain(chain.from_iterable(map(dict.values, self._spaces)), (_END,))
         if not all(map(is_, now, self._held)):
             self._check_each()
@@ -189,11 +172,7 @@ class LiveLocations:
         self.take_data()
 
     def check_laid(self) -> None:
-        """Check, where the program is closed, that the live tensors still have the memory that it worked with.
-
-        Raises:
-            UserError: naming one that was released, or laid anew by another program.
-        """
+        """Raise UserError, where the program is closed, naming a tensor that no longer has the memory of then."""
         for key, tensor in self._every.items():
             parts = parts_of(tensor) if isinstance(tensor, GlobalTensor) else None
             if (parts is None) != bool(self._plain) or any(
@@ -207,11 +186,7 @@ class LiveLocations:
                 )
 
     def take_data(self) -> None:
-        """Write values that were put into `tensor.data` of ordinary tensors into the memory that steps work with.
-
-        Raises:
-            UserError: where one has become another shape or dtype.
-        """
+        """Write what was put into `tensor.data` of ordinary tensors into the memory that steps work with."""
         if list(map(Tensor.data_ptr, self._plain)) != self._pointers:
             with torch.no_grad():
                 for tensor, memory in zip(self._plain, self._memory, strict=True):

@@ -103,11 +103,7 @@ def whole_of(tensor: Any) -> Any:
 
 
 def check_unused(tensor: Tensor, name: str) -> None:
-    """Check that no graph of autograd needs the values of a tensor, so that it can be swapped.
-
-    Raises:
-        UserError: naming the tensor.
-    """
+    """Raise UserError, naming a tensor, when a graph of autograd needs its values, so that it cannot be swapped."""
     uses: int = tensor._use_count()  # type: ignore[attr-defined]
     # A graph that has run backward still ends in what adds the gradient up.
     if uses > (2 if tensor.requires_grad else 1):
@@ -119,12 +115,7 @@ def check_unused(tensor: Tensor, name: str) -> None:
 
 
 def swap(one: Tensor, other: Tensor) -> None:
-    """Exchange class, attributes and data of two tensors.
-
-    Args:
-        one: of the user, unused. A graph of autograd that ends in it cannot run backward again.
-        other: nobody else has it.
-    """
+    """Exchange class, attributes and data of two tensors; a graph of autograd that ends in `one` is of no use then."""
     if one._use_count() > 1:  # type: ignore[attr-defined]
         torch.autograd.graph.get_gradient_edge(one).node.register_prehook(_too_late)
     exchange(one, other)

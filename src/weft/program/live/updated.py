@@ -238,8 +238,13 @@ def _agree(state: Any, of: StateView, parameters: list[GlobalTensor]) -> None:
         held = state.pop(parameter, None)
         if not held or (isinstance(held, VisibleState) and held.elsewhere):
             found: Mapping[str, Any] = next(filter(None, texts), {})
-            show = of.show[parameter]
-            entries = {name: _read(name, x, show) for name, x in found.items()}
+            entries: dict[str, Any] = {}
+            for name, content in found.items():  # as `_told` has it
+                if len(content) == 2:
+                    dtype, values = getattr(torch, content[0]), content[1]
+                    entries[name] = torch.tensor(values, dtype=dtype, device="cpu")
+                else:
+                    entries[name] = content[0] if content else of.show[parameter](name, [])
             held = VisibleState(entries, of, elsewhere=True)
         if held:
             state[parameter] = held
@@ -264,16 +269,6 @@ def _refuse(value: object) -> None:
     )
 
 
-def _read(name: str, content: list[Any], show: Callable[[str, list[Any]], Any]) -> Any:
-    match content:
-        case []:
-            return show(name, [])
-        case [value]:
-            return value
-    dtype, values = content
-    return torch.tensor(values, dtype=getattr(torch, dtype), device="cpu")
-
-
 def _agree_before(optimizer: torch.optim.Optimizer, *_: object) -> None:
     """Run `agree` before the user's own `optimizer.step()`, which goes over all states."""
     of = _all.get(optimizer)
@@ -290,10 +285,7 @@ register_optimizer_step_pre_hook(_agree_before)
 class VisibleState(dict[str, Any]):
     """The state that an optimizer keeps for a parameter, as the user sees it; copies are ordinary dicts.
 
-    Args:
-        entries: by name.
-        of: counts what the user changes in it.
-        elsewhere: True where no rank of this process keeps it.
+    `elsewhere` is true where no rank of this process keeps it.
     """
 
     def __init__(self, entries: Mapping[str, Any], of: StateView, elsewhere: bool = False) -> None:

@@ -93,12 +93,7 @@ def _check_whole(names: Mapping[str, str], graph: LogicalGraph, state: object) -
 
 
 def load_whole(setting: Setting, graph: LogicalGraph, state: Mapping[str, Tensor]) -> None:
-    """Write each rank's part of whole tensors into its variables.
-
-    Raises:
-        UserError: naming the entries that are missing, unknown, or of another shape; nothing is
-            written then.
-    """
+    """Write each rank's part of whole tensors into its variables, once all names and shapes are right."""
     names = state_dict_names(setting.model)
     _check_whole(names, graph, state)
     shares = shares_of(graph)

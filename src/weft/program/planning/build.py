@@ -24,8 +24,8 @@ from weft.compiler.strategy_hints import batch_hints, with_leaves
 from weft.errors import LayoutError, UserError
 from weft.hardware import default_device
 from weft.ir import LogicalGraph
-from weft.ir.logical import Call, Input, Node, Output, Update, Value
-from weft.ir.nodes import MASTER, VARIABLE_ROLES, Role
+from weft.ir.logical import Call, Input, Output, Update
+from weft.ir.nodes import MASTER, VARIABLE_ROLES
 from weft.ir.plan import RankPlan
 from weft.layout import SBP, Broadcast, Layout, Placement, Shares, Split
 from weft.program.agreement import differences, gathered, run_on_all
@@ -167,6 +167,13 @@ def evaluation(
     """
     device_type = setting.placement.device_type
     precision = setting.options.precision or Precision()
+    # Parameters that lie in pieces, and are used so.
+    apart = frozenset(
+        node.key
+        for node in trained.graph.of_kind(Input)
+        if node.role == "parameter" and node.key not in trained.stored
+        if node.value.layout and any(isinstance(sbp, Split) for sbp in node.value.layout.sbp)
+    )
     captured = capture(
         setting.model,
         function,
@@ -175,45 +182,13 @@ def evaluation(
         device_type,
         training=False,
         precision=precision.compute,
-        apart=_in_pieces(trained),
+        apart=apart,
         parameters=precision.parameters,
         like=like,
         changing=changing,
         constants=like.batch.constants if like else None,
     )
     return captured, compiled_like(setting, trained, captured.graph, layouts_of_shards(batch))
-
-
-def _in_pieces(trained: Compiled) -> frozenset[str]:
-    """The names of parameters that lie in pieces, and are used so."""
-    return frozenset(
-        node.key
-        for node in trained.graph.of_kind(Input)
-        if node.role == "parameter" and node.key not in trained.stored
-        if node.value.layout and any(isinstance(sbp, Split) for sbp in node.value.layout.sbp)
-    )
-
-
-def gathering(setting: Setting, trained: Compiled, masters: Iterable[Input] = ()) -> Compiled:
-    """A step that returns all parameters and buffers of `trained` whole, or of some their masters in place of them.
-
-    Args:
-        masters: as the plans have them that update their parameters; they need not be in `trained`.
-    """
-    every = trained.graph.of_kind(Input)
-    of_key = {node.key: node for node in masters}
-    inputs = [
-        of_key.get(f"{node.key}.{MASTER}", node)
-        for node in every
-        if node.role in ("parameter", "buffer")
-    ]
-    # Who only reads a master may take it for a parameter.
-    values = [Value(n.value.name, n.value.shape, n.value.dtype) for n in inputs]
-    roles: list[Role] = ["parameter" if n.role == "state" else n.role for n in inputs]
-    bare = [Input(v, r, n.key) for v, r, n in zip(values, roles, inputs, strict=True)]
-    outputs = [Output(n.value.ref, n.key.removesuffix(f".{MASTER}")) for n in inputs]
-    gather = LogicalGraph("full state", (*bare, *outputs))
-    return compiled_like(setting, trained, gather, others=of_key.values())
 
 
 def compiled_like(
@@ -311,7 +286,7 @@ def check_same_program(world: World, compiled: Compiled) -> None:
         return
     if len({*gathered(world, "the program", lambda: compiled.fingerprint)}) == 1:
         return
-    own = json.dumps([list(_nodes(compiled.graph)), list(_layouts(compiled.graph))])
+    own = json.dumps([list(_words(compiled.graph)), list(_layouts(compiled.graph))])
     for rank, first, other in differences(gathered(world, "nodes and layouts", lambda: own)):
         for kind, one, two in zip(("the step has", "it lies as"), first, other, strict=True):
             _check_lines(kind, one, two, rank)
@@ -332,26 +307,24 @@ def _check_lines(kind: str, first: Sequence[_Line], other: Sequence[_Line], rank
             )
 
 
-def _nodes(graph: LogicalGraph) -> Iterator[_Line]:
+def _words(graph: LogicalGraph) -> Iterator[_Line]:
+    """The nodes of a graph in words, but for their layouts."""
     keys = {node.value.name: node.key for node in graph.of_kind(Input)}
     for node in graph.nodes:
-        yield from _words(node, keys)
-
-
-def _words(node: Node, keys: dict[str, str]) -> Iterator[_Line]:
-    if isinstance(node, Input):
-        value = node.value
-        yield f"the {node.role} {node.key} {value.dtype}{list(value.shape)}", ""
-    elif isinstance(node, Call) and node.hint is None:
-        made = ", ".join(f"{value.dtype}{list(value.shape)}" for value in node.makes)
-        given = (*node.args, *(value for _, value in node.kwargs))
-        numbers = [arg for arg in given if _is_plain(arg)]
-        text = f" with {', '.join(map(repr, numbers))}" if numbers else ""
-        yield f"{node.op}{text} -> {made}", f" at {node.location}"
-    elif isinstance(node, Update):
-        yield f"an update by {node.rule} of {keys[node.target.name]} in group {node.group}", ""
-    elif isinstance(node, Output):
-        yield f"the result {node.key}", ""
+        match node:
+            case Input(value=value):
+                yield f"the {node.role} {node.key} {value.dtype}{list(value.shape)}", ""
+            case Call(hint=None):
+                made = ", ".join(f"{value.dtype}{list(value.shape)}" for value in node.makes)
+                given = (*node.args, *(value for _, value in node.kwargs))
+                numbers = ", ".join(repr(arg) for arg in given if _is_plain(arg))
+                text = f" with {numbers}" if numbers else ""
+                yield f"{node.op}{text} -> {made}", f" at {node.location}"
+            case Update():
+                what = f"{node.rule} of {keys[node.target.name]} in group {node.group}"
+                yield f"an update by {what}", ""
+            case Output():
+                yield f"the result {node.key}", ""
 
 
 def _is_plain(arg: object) -> bool:

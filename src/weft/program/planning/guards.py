@@ -55,7 +55,12 @@ class Guards:
         if found is None:
             # Otherwise torch asks the class of each global tensor how it gives its flag.
             with torch._C.DisableTorchFunction() if self._several else _nothing:
-                found = self._flag() or self._hooks.changed()
+                now = list(map(_requires_grad, self._parameters))
+                if now != self._trained:
+                    every = zip(self._names, self._trained, now, strict=True)
+                    name, before, flag = next(each for each in every if each[1] != each[2])
+                    return f"{name}.requires_grad was {before} and is {flag}"
+                found = self._hooks.changed()
         if found is not None:
             return found
         members = self._grouped()
@@ -71,14 +76,6 @@ class Guards:
 
     def _grouped(self) -> list[list[Any]]:
         return [group["params"] for one in self._optimizers.each for group in one.param_groups]
-
-    def _flag(self) -> str | None:
-        now = list(map(_requires_grad, self._parameters))
-        if now == self._trained:
-            return None
-        every = zip(self._names, self._trained, now, strict=True)
-        name, before, flag = next(each for each in every if each[1] != each[2])
-        return f"{name}.requires_grad was {before} and is {flag}"
 
 
 @final

@@ -113,31 +113,43 @@ class Step:
         facts = self.facts()
         if self._facts is None:
             self._facts = facts
-        _check_same(self._facts, facts)
+        if facts != self._facts:
+            old, new = (dict(fact.split(": ", 1) for fact in x) for x in (self._facts, facts))
+            changed = (name for name in {**old, **new} if old.get(name) != new.get(name))
+            name = next(changed, "the order of parameters")
+            raise UserError(
+                f"the step was captured with another model or optimizer than there is now: {name} was "
+                f"{old.get(name, 'not there')!r} and is {new.get(name, 'not there')!r}; change it back, or make a "
+                "new weft.Step"
+            )
         wanted = device_type, (precision or Precision()).captured, frozenset(apart)
         # Another value of a number that the model reads makes another graph, as another hook does.
         describe_batch(self._batch, self._constants)
         self._known = [known for known in self._known if not known.guards.changed()]
         found = next((known for known in self._known if known.serves(*wanted)), None)
         if found is None:
-            captured = self._capture(*wanted)
+            known = self._like._known if self._like else []
+            like = next((each.captured for each in known if each.serves(*wanted)), None)
+            _, chosen, apart = wanted
+            with uncollected():
+                captured = capture(
+                    *(self.model, self.loss_fn, self.optimizers, self._batch, device_type),
+                    training=bool(self.optimizers),
+                    precision=chosen.compute,
+                    apart=apart,
+                    parameters=chosen.parameters,
+                    masters=chosen.masters,
+                    like=like,
+                    changing=self.changing,
+                    constants=self._constants,
+                )
             guards = Guards(captured, self.model, self.optimizers)
             found = _CaptureFor(*wanted, captured, guards)
             self._known.append(found)
         return found.captured
 
     def stored(self, device_type: str = "cpu", strategy: Strategy | None = None) -> StoredStep:
-        """The captured step, for plans on other machines.
-
-        Args:
-            device_type: where it will run: "cpu" or "cuda".
-            strategy: it will be planned with: the step depends on its precision, and on which parameters of recurrent
-                layers it splits.
-
-        Raises:
-            CaptureError: the step cannot be one graph; names the user's line.
-            UserError: the batch holds global tensors, or a rule of an op is no plain data.
-        """
+        """The captured step, for plans on other machines, as `Job.stored`; captured now if it was not yet."""
         if self.leaves:
             raise UserError(
                 f"the leaf {next(iter(self.leaves))!r} of the example batch is a weft.GlobalTensor; a step that is "
@@ -199,26 +211,6 @@ class Step:
         step._changing, step._constants = self._changing, self._constants
         return step
 
-    def _capture(self, device_type: str, precision: Precision, apart: Collection[str]) -> Captured:
-        known = self._like._known if self._like else []
-        like = next((k for k in known if k.serves(device_type, precision, frozenset(apart))), None)
-        with uncollected():
-            return capture(
-                self.model,
-                self.loss_fn,
-                self.optimizers,
-                self._batch,
-                device_type,
-                bool(self.optimizers),
-                precision.compute,
-                apart,
-                precision.parameters,
-                precision.masters,
-                like.captured if like else None,
-                self.changing,
-                self._constants,
-            )
-
 
 def _facts(model: nn.Module, optimizers: Optimizers) -> Iterator[str]:
     for name, parameter in model.named_parameters():
@@ -256,21 +248,6 @@ def _decisive(
 
 def _text(tensor: torch.Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
-
-
-def _check_same(before: _Facts, now: _Facts) -> None:
-    if before == now:
-        return
-    old, new = (dict(fact.split(": ", 1) for fact in facts) for facts in (before, now))
-    name = next(
-        (name for name in {**old, **new} if old.get(name) != new.get(name)),
-        "the order of parameters",
-    )
-    raise UserError(
-        f"the step was captured with another model or optimizer than there is now: {name} was "
-        f"{old.get(name, 'not there')!r} and is {new.get(name, 'not there')!r}; change it back, or make a "
-        "new weft.Step"
-    )
 
 
 @final

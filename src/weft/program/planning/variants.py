@@ -85,13 +85,10 @@ class Variant:
         update: bool,
         stamp: Callable[[tuple[int, ...]], int] | None,
     ) -> tuple[Any, dict[str, Tensor]]:
-        """Run step `number` of the program on what each rank takes of a batch.
+        """Run step `number` of the program on what each rank takes of a batch; its results, and metrics.
 
         Args:
             stamp: that messages among some ranks carry; None where there is nothing to compare.
-
-        Returns:
-            What the loss function returned, and the metrics that were asked for.
         """
         numbers = self.numbers
         self.guards.outside.follow(self.executors.values())
@@ -224,7 +221,18 @@ class Variants:
                 return variant
         whole = StandIns(batch).whole()
         shapes = _shapes(describe_batch(whole))
-        values = self._new_values(shapes, why)
+        values = all(each.guards.changed() for each in self._all)
+        if values and self._for_values + 1 == MOST:
+            raise UserError(
+                f"{why}. The step reads it, and was planned for {MOST} values of Python already, which is the most. "
+                "Pass what keeps changing with the batch, as a tensor; values that were planned for, and batches of "
+                "other shapes with them, still run"
+            )
+        if not values and len(self._all) - self._for_values == MOST:
+            raise BatchError(
+                f"the batch ({shapes}) has another shape. The step was planned for {MOST} shapes already, which is the "
+                "most; pad batches to a few lengths"
+            )
         self._step.follow(self.current.guards.numbers_changed())
         batch = uncut(batch)  # of which global tensors say how they lie
         batch = whole if isinstance(batch, RowsOfBatch) else batch
@@ -241,22 +249,6 @@ class Variants:
         inputs = "".join(f"; {each} is an input from now on" for each in variant.captured.followed)
         _log.info("planned the step anew (%s) in %.1f s: %s%s", shapes, seconds, why, inputs)
         return variant
-
-    def _new_values(self, shapes: str, why: str) -> bool:
-        if all(each.guards.changed() for each in self._all):
-            if self._for_values + 1 == MOST:
-                raise UserError(
-                    f"{why}. The step reads it, and was planned for {MOST} values of Python already, which is the "
-                    "most. Pass what keeps changing with the batch, as a tensor; values that were planned for, and "
-                    "batches of other shapes with them, still run"
-                )
-            return True
-        if len(self._all) - self._for_values == MOST:
-            raise BatchError(
-                f"the batch ({shapes}) has another shape. The step was planned for {MOST} shapes already, which is the "
-                "most; pad batches to a few lengths"
-            )
-        return False
 
     def _checked(self, planned: Planned) -> Planned:
         first = self._all[0].compiled
@@ -300,15 +292,11 @@ def lying_in(compiled: Compiled, roles: Collection[Role] = VARIABLE_ROLES) -> Li
 
 
 def check_lying(compiled: Compiled, given: LiveShardings, where: str, remedy: str) -> None:
-    """Check that the variables of a plan lie as they do already.
+    """Raise UserError, naming the first variable of a plan that would not lie as it does already.
 
     Args:
-        given: how they lie; what it does not name may lie in any way.
-        where: who laid them, for the error.
+        given: how they lie, as `where` laid them; what it does not name may lie in any way.
         remedy: what would do, too.
-
-    Raises:
-        UserError: naming the first that would lie otherwise.
     """
 
     def text(lying: LiveShardings, key: str) -> str:
@@ -327,12 +315,7 @@ def check_lying(compiled: Compiled, given: LiveShardings, where: str, remedy: st
 @final
 @dataclass(frozen=True)
 class Planner:
-    """The parts that plans of one program have in common.
-
-    Attributes:
-        options: of the compiler.
-        held: how the variables lie that open programs work with.
-    """
+    """The parts that plans of one program have in common; `held`: how variables lie that open programs work with."""
 
     strategy: Strategy
     placement: Placement

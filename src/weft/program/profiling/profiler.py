@@ -61,12 +61,7 @@ _CACHED = Bytes(2**20)
 @final
 @dataclass(frozen=True)
 class Patience:
-    """Seconds to measure each thing for, at least.
-
-    Attributes:
-        call: one local call.
-        update: the updates of one size.
-    """
+    """Seconds to measure one local call, and the updates of one size, for, at least."""
 
     call: float = 0.03
     update: float = 0.05
@@ -90,11 +85,7 @@ def measured_costs(
     patience: Patience = Patience(),  # frozen
     begun: Callable[[str], object] = lambda _: None,
 ) -> Measurements:
-    """Seconds of what programs run, the same on all ranks; every process must call it.
-
-    Args:
-        begun: is told what is measured, on the first rank.
-    """
+    """Seconds of what programs run, the same on all ranks, which all must call it; `begun` is told what is measured."""
     told = begun if 0 in world.ranks else _nothing
     programs = tuple(compiled)
     held = _held(world, programs)
@@ -113,12 +104,7 @@ def measured_costs(
 def with_overheads(
     world: World, found: Measurements, patience: Patience, held: Bytes
 ) -> Measurements:
-    """Measurements with the overheads of acts, exchanges and steps, the same on all ranks.
-
-    Args:
-        found: with the exchanges.
-        held: bytes that a step holds.
-    """
+    """Measurements (with exchanges) and the overheads of acts, exchanges and steps, which hold `held` bytes."""
     program, batch = tiny_program(world)
     compiled, optimizers = program._core.variants.current.compiled, program._core.step.optimizers
     own = _of_calls(world, (compiled,), optimizers, patience, _nothing)
@@ -344,13 +330,7 @@ def _inside(spans: Sequence[Span]) -> float:
 
 
 def overheads(program: Program, batch: Tensor, measured_costs: Measurements) -> Overheads:
-    """The overheads that steps of a program show, as the first rank of this process sees them.
-
-    All ranks must call it together.
-
-    Args:
-        measured: its calls and exchanges.
-    """
+    """The overheads that steps of a program show, given its `measured` calls and exchanges. All ranks must call it."""
     variant = program._core.variants.current
     step = planned_as_run(variant.captured.graph, variant.compiled)
     costs = MeasuredCosts(measured_costs, default_device(program.placement.device_type))

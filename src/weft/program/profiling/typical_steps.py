@@ -96,22 +96,18 @@ def _jobs(ranks: int) -> Iterator[Job]:
     for channels, count, side in _IMAGES:
         images = torch.zeros(count * ranks, channels, side, side)
         labels = torch.zeros(count * ranks, dtype=torch.int64)
-        model = _image_model(channels)
+        model = nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1, bias=False),
+            nn.BatchNorm2d(channels),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(channels, 2 * channels, 3, stride=2, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(2 * channels, 100),
+        )
         yield Job(model, _image_loss, _adamw(model), {"x": images, "y": labels})
-
-
-def _image_model(channels: int) -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(channels, channels, 3, padding=1, bias=False),
-        nn.BatchNorm2d(channels),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(channels, 2 * channels, 3, stride=2, padding=1),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(2 * channels, 100),
-    )
 
 
 def _adamw(model: nn.Module) -> torch.optim.Optimizer:
@@ -125,11 +121,7 @@ _LARGE, _SMALL = 2**22, 2**12
 
 
 def measured_machine(world: World, begun: Callable[[str], object] = lambda _: None) -> Measurements:
-    """General calls, updates, exchanges and overheads, the same on all ranks; every process must call it.
-
-    Args:
-        begun: is told what is measured, on the first rank.
-    """
+    """General calls, updates, exchanges and overheads, the same on all ranks, which must call it."""
     strategy = data_parallel()
     ranks = Placement(world.device_type, (world.size,), tuple(range(world.size)))
     with uncollected():
@@ -147,12 +139,7 @@ def measured_job(
     strategy: Strategy | None = None,
     begun: Callable[[str], object] = lambda _: None,
 ) -> Measurements:
-    """The distinct calls of a job, as `measured_machine`; the model is not run.
-
-    Args:
-        strategy: by default data parallel.
-        begun: is told what is measured, on the first rank.
-    """
+    """The distinct calls of a job (data parallel without `strategy`), as `measured_machine`; the model is not run."""
     planned = data_parallel() if strategy is None else strategy
     placement = placement_on(world.device_type, world.size, planned)
     with uncollected():

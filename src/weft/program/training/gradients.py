@@ -36,7 +36,7 @@ def check_adding(graph: LogicalGraph, update: bool) -> None:
     """Raise UserError unless the gradients of several steps may simply be added up.
 
     Args:
-        update: true where it is to update, by its gradients and those that stand in `parameter.grad`.
+        update: true where a step is to update, by its gradients and those that stand in `parameter.grad`.
     """
     where = "step(…, update=False)"
     updates = [each for each in graph.of_kind(Update) if each.rule != "copy"]
@@ -183,11 +183,7 @@ class Gradients:
         return f"{len(keys)} gradients ({zlib.crc32(' '.join(keys).encode()):08x})"
 
     def executors(self) -> dict[int, RankExecutor]:
-        """The executors that run an update by the gradients in `parameter.grad`.
-
-        Raises:
-            UserError: when no parameter has a gradient, or one has that no step updates.
-        """
+        """The executors of an update by the gradients in `parameter.grad`; raises UserError where it can use none."""
         keys = self.keys()
         if not keys:
             raise UserError(
@@ -208,11 +204,7 @@ class Gradients:
         return self._plans[keys]
 
     def update(self, executors: Mapping[int, RankExecutor]) -> dict[str, Tensor]:
-        """Run one optimizer update from `parameter.grad`, which is None afterwards.
-
-        Returns:
-            The metrics that were asked for.
-        """
+        """One update by what is in `parameter.grad`, which is None afterwards; the metrics that were asked for."""
         self.take()
         feeds: dict[int, dict[str, Any]] = {rank: {} for rank in self._setting.variables}
         for key, member in self._members.items():

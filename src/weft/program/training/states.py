@@ -17,6 +17,7 @@ from weft.ir.nodes import MASTER
 from weft.program.live.sharded_values import (
     by_placement,
     cut_value,
+    global_of,
     laid_as,
     of_rank,
     whole_of,
@@ -74,11 +75,7 @@ class States:
         self._note()
 
     def take(self) -> None:
-        """Take over what has changed in the user's optimizer; some microseconds when nothing has.
-
-        Raises:
-            UserError: as `check_states`.
-        """
+        """Take over what has changed in the user's optimizer; some microseconds when nothing has."""
         state = self.optimizer.state
         same = state is self._state and len(state) == len(self._dicts)
         if not (
@@ -197,8 +194,7 @@ def check_states(model: nn.Module, optimizers: Optimizers, graph: LogicalGraph) 
     """Check that what the user's optimizers hold fits a plan; needs no other process.
 
     Raises:
-        UserError: naming a state that an optimizer brings and its update does not have, of another
-            shape, or None beside others.
+        UserError: names a state that the update does not have, that has another shape, or is None beside others.
     """
     for member in updated(model, graph):
         optimizer, _ = optimizers.place(member.update.group)
@@ -266,14 +262,33 @@ class MainParameters:
             if node.role == "state" and node.key.endswith(end) and node.key not in self.nodes:
                 self.nodes[node.key] = node
                 waiting = self.waiting.pop(node.key.removesuffix(end), None)
-                if waiting is not None:
-                    self._fill(node, waiting)
+                if isinstance(waiting, GlobalTensor):
+                    waiting = laid_as(waiting, node.value.laid, torch.float32, node.shares)
+                for rank, variables in self._variables.items() if waiting is not None else ():
+                    if node.key in variables:
+                        variables.write(node.key, of_rank(waiting, rank))
         self._pairs = [
             (each[key.removesuffix(end)].detach(), each[key].detach())
             for each in self._variables.values()
             for key in each
             if key.endswith(end)
         ]
+
+    def whole(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """All masters, as plain copies by the keys of their parameters. Collective."""
+        found: dict[str, Tensor] = {}
+        for node in self.nodes.values():
+            key, value = node.key.removesuffix(f".{MASTER}"), node.value
+            parameter = parameters[key]
+            if isinstance(parameter, GlobalTensor):
+                mesh = parameter.spec.mesh.at(value.laid.placement)
+                parts = [self._variables[rank][node.key].detach() for rank in mesh.ranks]
+                about = value.laid, mesh, value.shape, torch.float32, node.shares
+                found[key] = whole_of(global_of(parts, *about))
+            else:
+                (variables,) = self._variables.values()
+                found[key] = variables[node.key].detach().clone()
+        return found | {key: whole_of(each) for key, each in self.waiting.items()}
 
     def wait(self, masters: Mapping[str, tuple[Tensor, Tensor]]) -> None:
         """Keep masters of parameters that no plan updates so far, each as parameter and master, in place of others."""
@@ -290,13 +305,6 @@ class MainParameters:
             else:
                 waiting = value.detach().to(waiting.device, copy=True)
             self.waiting[key] = waiting
-
-    def _fill(self, node: Input, waiting: Tensor) -> None:
-        if isinstance(waiting, GlobalTensor):
-            waiting = laid_as(waiting, node.value.laid, torch.float32, node.shares)
-        for rank, variables in self._variables.items():
-            if node.key in variables:
-                variables.write(node.key, of_rank(waiting, rank))
 
     def take(self) -> None:
         """Let masters be what was written to their parameters."""

@@ -48,8 +48,7 @@ class Training:
         """A plan of a step is to run. Every process must call it.
 
         Raises:
-            UserError: on every process, naming a state that an optimizer brings on one of them and
-                its update does not have, or of another shape.
+            UserError: on every process, as `check_states` and `check_step_hooks`.
         """
         if not self.optimizers:
             return
@@ -134,11 +133,7 @@ _Grad: Any = Tensor.grad
 
 
 def check_step_hooks(optimizers: Optimizers, graph: LogicalGraph) -> None:
-    """Check that no step leaves its updates out where hooks behind it, or counters, would go on all the same.
-
-    Raises:
-        UserError: a step may, as with a scaled loss: only the ranks know when.
-    """
+    """Raise UserError where a step may leave its updates out, and hooks behind it, or counters, would go on."""
     if not any(each.skip for each in graph.of_kind(Update)):
         return
     for each in optimizers.each:

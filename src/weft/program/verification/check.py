@@ -37,7 +37,6 @@ from weft.program.verification.planned import (
     Snapshot,
     Subject,
     check_values,
-    masters,
     run_planned,
     states,
     whole_batch,
@@ -111,8 +110,10 @@ class _Comparison:
         precision = subject.core.setting.options.precision or Precision()
         eps = coarsest(self._captured.graph, precision.reduce)
         # Both steps begin with these.
-        self._tensors = wholes(named_variables(subject.core.setting.model))
-        self._masters, self._states = masters(subject), states(subject)
+        variables = named_variables(subject.core.setting.model)
+        self._tensors = wholes(variables)
+        self._masters = subject.core.training.masters.whole(variables)
+        self._states = states(subject)
         self._batch = whole_batch(subject, batch)
         setting = subject.core.setting
         self._step = PlainStep(
@@ -148,11 +149,7 @@ class _Comparison:
         ]
 
     def compared(self) -> list[Compared]:
-        """Everything that a plain step gives.
-
-        Values that differ are compared once more, with more perturbed runs: where a ReLU is about to
-        turn, few of them show it.
-        """
+        """Everything that a plain step gives; what differs is compared again after more movements: few turn a ReLU."""
         self._move(0)
         found = self._every()
         if not all(each.agrees for each in found):
@@ -186,7 +183,11 @@ class _Comparison:
                     self._noise[place] = max(apart, self._noise.get(place, 0.0))
 
     def _every(self) -> list[Compared]:
-        updated = self._updated()
+        # The keys of the parameters that optimizers update, in the plan or plainly.
+        groups = [g for each in self._subject.core.step.optimizers.each for g in each.param_groups]
+        owned = {id(parameter) for group in groups for parameter in group["params"]}
+        having = {**self._plain_gradients, **(self._planned.gradients or {})}
+        updated = [k for k, p in self._parameters.items() if id(p) in owned and k in having]
         found = [*self._outputs(), *self._not_updated(set(updated))]
         gradients = self._planned.gradients
         for key in updated if gradients is not None else ():
@@ -256,9 +257,3 @@ class _Comparison:
             },
             self._subject.core.setting.options.clip_norm,
         ).compared(self._planned.tensors, made, self._rounding)
-
-    def _updated(self) -> list[str]:
-        groups = [g for each in self._subject.core.step.optimizers.each for g in each.param_groups]
-        owned = {id(parameter) for group in groups for parameter in group["params"]}
-        having = {**self._plain_gradients, **(self._planned.gradients or {})}
-        return [k for k, p in self._parameters.items() if id(p) in owned and k in having]

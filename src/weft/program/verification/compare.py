@@ -56,12 +56,7 @@ class Compared:
 @final
 @dataclass(frozen=True)
 class Rounding:
-    """The size of one rounding.
-
-    Attributes:
-        eps: of the coarsest dtype that the step computes in.
-        least: what may differ anywhere, in tensors that are zero but for rounding.
-    """
+    """The size of one rounding in the coarsest dtype of a step; `least` may differ in what is zero but for that."""
 
     eps: float
     least: float = 0.0
@@ -75,12 +70,9 @@ class Rounding:
 def compare(
     kind: str, name: str, found: Any, expected: Any, noise: float, by: Rounding
 ) -> Compared:
-    """Compare what the plan gives with what a plain step gives.
+    """Compare what the plan gives with what a plain step gives: a tensor, a plain value or None.
 
     Args:
-        kind, name: of it.
-        found: of the plan.
-        expected: of a plain step; a tensor, a plain value or None.
         noise: what a rounding of all parameters moves.
         by: what a rounding is.
     """
@@ -131,11 +123,9 @@ def largest(tensor: Tensor) -> float:
 def moved(
     values: Mapping[str, Tensor], parameters: Collection[str], eps: float, seed: int
 ) -> dict[str, Tensor]:
-    """The values, with those of parameters moved by `eps` of each, up or down at random.
+    """The values of parameters and buffers, those of parameters moved by `eps` of each, up or down at random.
 
     Args:
-        values: of parameters and buffers.
-        parameters: the keys of those that are.
         eps: relative; a dtype that is coarser has its own.
         seed: other ups and downs.
     """
@@ -151,11 +141,7 @@ def moved(
 
 
 def coarsest(graph: LogicalGraph, reduced: str | None) -> float:
-    """The eps of the coarsest dtype of a captured step.
-
-    Args:
-        reduced: what gradients are cast to on their way between ranks: "bf16", "fp16" or another.
-    """
+    """The eps of the coarsest dtype of a captured step, and of what gradients are `reduced` in: "bf16", "fp16"."""
     dtypes = {
         getattr(torch, value.dtype)
         for node in graph.nodes
@@ -253,11 +239,7 @@ def in_order(compared: Sequence[Compared], captured: Captured) -> list[Compared]
 
 
 def failure_text(compared: Sequence[Compared], captured: Captured, told: str) -> str:
-    """The message about results of which some differ; empty where none does.
-
-    Args:
-        told: what it means that they differ: `DIFFERS`, `LATER` or `CHANGES`.
-    """
+    """The message about results of which some differ, for `DIFFERS`, `LATER` or `CHANGES`; empty where none does."""
     differing = [each for each in in_order(compared, captured) if not each.agrees]
     if not differing:
         return ""

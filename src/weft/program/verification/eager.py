@@ -44,14 +44,10 @@ def wholes(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 @contextmanager
 def plainly(tensors: Mapping[str, Tensor], values: Mapping[str, Tensor]) -> Iterator[None]:
-    """While this lasts, tensors have other values, and are ordinary ones.
+    """While this lasts, parameters and buffers have other values, whole, and are ordinary tensors.
 
-    They are the same objects: whoever holds them, a closure, a list or an optimizer, computes with
-    the values. Hooks of users stay on them.
-
-    Args:
-        tensors: parameters and buffers, by key; live.
-        values: whole; written to where a step writes.
+    They are the same objects: whoever holds them, a closure, a list or an optimizer, computes with the values, and a
+    step writes to these. Hooks of users stay on them.
     """
     tensors_replaced: list[_Lent] = []
     try:
@@ -149,7 +145,14 @@ class Drawn(DispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func is torch.ops.weft.uniform.default:
-            size, salt = tuple(args[0]), self._salt((tuple(args[0]), kwargs["dtype"]))
+            size = tuple(args[0])
+            # The number of the draw in the captured step, which leaves out what nobody reads.
+            if self.left and self._draws[self._next] == (size, kwargs["dtype"]):
+                salt = self._next
+                self._next += 1
+            else:
+                self._others += 1
+                salt = -self._others
             return uniform(self._seed, self._step, size, [0] * len(size), size, salt, **kwargs)
         function = _random_ops().get(func)
         if function is not None:
@@ -158,14 +161,6 @@ class Drawn(DispatchMode):  # type: ignore[no-untyped-call]
             if made is not NotImplemented:
                 return made
         return func(*args, **kwargs)
-
-    def _salt(self, draw: _Draw) -> int:
-        """The number of a draw in the captured step, which leaves out what nobody reads."""
-        if self.left and self._draws[self._next] == draw:
-            self._next += 1
-            return self._next - 1
-        self._others += 1
-        return -self._others
 
 
 @cache
@@ -200,12 +195,7 @@ class PlainStep:
     scale: float = 1.0
 
     def run(self, values: Mapping[str, Tensor], batch: Any) -> Results:
-        """One step, forward and backward, before the update; nothing of the user is changed by it.
-
-        Args:
-            values: of all parameters and buffers, whole.
-            batch: of ordinary tensors, whole.
-        """
+        """One step, forward and backward, by whole values and a plain batch; nothing of the user is changed by it."""
         model, training = self.step.model, bool(self.step.optimizers)
         tensors = named_variables(model)
         values = {key: value.clone() for key, value in values.items()}
@@ -241,7 +231,13 @@ class PlainStep:
         """The forward and the backward; the leaves of what the loss function returned."""
         model = self.step.model
         with ExitStack() as stack:
-            places = stack.enter_context(self._cast(tensors))
+            places: Sequence[Any] = ()
+            if self.casts.parameters is not None:
+                stand_ins = {
+                    id(own): self.casts.parameter(own) if isinstance(own, nn.Parameter) else own
+                    for own in tensors.values()
+                }
+                places = stack.enter_context(tensors_replaced(model, stand_ins))
             with self.casts.around(model):
                 result = self.step.loss_fn(model, batch)
             if self.step.optimizers:
@@ -252,15 +248,6 @@ class PlainStep:
             if places:
                 write_replaced(places, ())
         return found
-
-    def _cast(self, tensors: Mapping[str, Tensor]) -> Any:
-        if self.casts.parameters is None:
-            return nullcontext(())
-        stand_ins = {
-            id(own): self.casts.parameter(own) if isinstance(own, nn.Parameter) else own
-            for own in tensors.values()
-        }
-        return tensors_replaced(self.step.model, stand_ins)
 
 
 @contextmanager
@@ -325,13 +312,7 @@ class PlainUpdate:
     def compared(
         self, tensors: Mapping[str, Tensor], states: Mapping[str, Any], by: Rounding
     ) -> Iterator[Compared]:
-        """Compare new parameters and states of the plan with those of a plain update.
-
-        Args:
-            tensors: parameters by key.
-            states: of the parameters that are updated, by key and name, as `key.name`.
-            by: what a rounding is.
-        """
+        """Compare new parameters, and states by `key.name`, of the plan with those of a plain update."""
         middle = self._run(0.0)
         low, high = dict(middle), dict(middle)
         for part in _PARTS:

@@ -6,23 +6,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
-import torch
 from torch import Tensor, nn
 
 from weft.capture.optimizers.trials import counted_now, put_counters
 from weft.capture.tree import flatten, unflatten
 from weft.compiler.training.gradients import FIRST_VALUES, SCALE
 from weft.errors import BatchError
-from weft.ir.logical import Input, Update
-from weft.ir.nodes import MASTER
+from weft.ir.logical import Update
 from weft.program.core import ProgramCore
 from weft.program.live.ownership import named_variables
-from weft.program.live.sharded_values import global_of, whole_of
+from weft.program.live.sharded_values import whole_of
 from weft.program.live.updated import agree, view_of
 from weft.program.training.training import Training
 from weft.program.verification.eager import wholes
 from weft.runtime.memory.state import Variables
-from weft.tensor.spec import mesh_of
 
 
 @final
@@ -196,18 +193,3 @@ def states(subject: Subject) -> dict[str, dict[str, Any]]:
         for key, parameter in subject.core.setting.model.named_parameters()
         if parameter in each.state
     }
-
-
-def masters(subject: Subject) -> dict[str, Tensor]:
-    """The masters of parameters, whole, by the parameters' keys."""
-    found = {}
-    for node in subject.core.compiled.graph.of_kind(Input):
-        layout = node.value.layout
-        if node.role != "state" or not node.key.endswith(f".{MASTER}") or layout is None:
-            continue
-        mesh = mesh_of(layout.placement)
-        parts = [subject.core.setting.variables[rank][node.key] for rank in mesh.ranks]
-        dtype = getattr(torch, node.value.dtype)
-        master = global_of(parts, layout, mesh, node.value.shape, dtype)
-        found[node.key.removesuffix(f".{MASTER}")] = whole_of(master)
-    return found
