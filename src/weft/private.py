@@ -130,3 +130,19 @@ def _roots() -> frozenset[int]:
     except OSError:  # not Linux
         return frozenset({0})
     return frozenset({0} if mapped == ["0", "0", "4294967295"] else {0, overflow})
+
+
+# Names the folder, where it is set.
+FOLDER = "WEFT_CACHE"
+
+
+def chosen_folder() -> Path | None:
+    """The folder that the variable `WEFT_CACHE` names; None where it is not set."""
+    chosen = os.environ.get(FOLDER)
+    return Path(chosen) if chosen else None
+
+
+def default_folder() -> Path:
+    """The folder `weft` in the user's folder for caches."""
+    caches = os.environ.get("XDG_CACHE_HOME")
+    return (Path(caches) if caches else Path.home() / ".cache") / "weft"

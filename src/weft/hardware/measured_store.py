@@ -16,7 +16,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from weft.errors import UserError
-from weft.folders import FOLDER, chosen_folder, default_folder
 from weft.hardware.costs import default_device
 from weft.hardware.measured_costs import (
     DEVICE,
@@ -29,7 +28,7 @@ from weft.hardware.measured_costs import (
     smoothed,
     to_json,
 )
-from weft.private import is_private, make_private
+from weft.private import FOLDER, chosen_folder, default_folder, is_private, make_private
 from weft.units import counted
 
 

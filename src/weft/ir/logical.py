@@ -30,8 +30,7 @@ from weft.ir.nodes import (
     Value,
     refs,
 )
-from weft.ir.text.graph_printer import node_text
-from weft.ir.text.written import micro_text, placement_lines, quoted
+from weft.ir.text import micro_text, node_text, placement_lines, quoted
 from weft.layout import Placement
 from weft.ops.rule import kept_results
 

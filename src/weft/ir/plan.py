@@ -37,15 +37,17 @@ from weft.ir.plan_nodes import (
     RegisterKind,
     Transfer,
 )
-from weft.ir.text.plan_printer import (
+from weft.ir.text import (
     actor_text,
+    argument_text,
     input_text,
     local_text,
+    micro_text,
     order_text,
     output_text,
+    quoted,
     register_text,
 )
-from weft.ir.text.written import argument_text, micro_text, quoted
 from weft.units import Seconds
 
 __all__ = [

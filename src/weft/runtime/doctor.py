@@ -20,9 +20,9 @@ import torch.distributed as dist
 
 from weft.actors.invariants import VARIABLE as DEBUG
 from weft.errors import UserError
-from weft.folders import FOLDER
 from weft.hardware.measured_store import cores, stored_measurements
 from weft.hardware.planning_costs import PLAN_COSTS, takes_measured
+from weft.private import FOLDER
 from weft.runtime.channels.shared_link import host
 from weft.runtime.compiled.inductor import cache_folder, missing_compiler
 from weft.runtime.devices.cuda_graphs import VARIABLE as CUDA_GRAPHS

@@ -22,8 +22,14 @@ import torch
 from torch import Tensor
 
 from weft.errors import UNREADABLE, UserError
-from weft.folders import FOLDER, chosen_folder, default_folder
-from weft.private import close_private, is_private, make_private
+from weft.private import (
+    FOLDER,
+    chosen_folder,
+    close_private,
+    default_folder,
+    is_private,
+    make_private,
+)
 
 # Takes its inputs as a list, which it empties.
 Boxed = Callable[[list[Tensor]], Sequence[Tensor]]
