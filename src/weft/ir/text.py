@@ -91,7 +91,10 @@ def actor_text(actor: Actor) -> str:
         case Hold(produces=names):
             body = [f"hold {_names(names)}"]
         case Compute(nodes=nodes, consumes=consumes, produces=produces):
-            how = _acts_text(actor) + _segment_text(actor)
+            # The way in which a segment runs, as text, where not just as its nodes.
+            copies = f" copies [{_names(actor.copies)}]" if actor.copies else ""
+            parts = f" parts {argument_text(actor.parts)}" if actor.parts else ""
+            how = _acts_text(actor) + (copies + parts + (" replayed" if actor.replayed else ""))
             body = [
                 f"compute [{_names(consumes)}] -> [{_names(produces)}]{how}",
                 *map(local_text, nodes),
@@ -111,13 +114,6 @@ def actor_text(actor: Actor) -> str:
 def _control_text(actor: Communicate) -> str:
     waits = f" waits [{_names(actor.waits)}]" if actor.waits else ""
     return waits + (f" signals [{_names(actor.signals)}]" if actor.signals else "")
-
-
-def _segment_text(actor: Compute) -> str:
-    """The way in which a segment runs, as text, where not just as its nodes."""
-    copies = f" copies [{_names(actor.copies)}]" if actor.copies else ""
-    parts = f" parts {argument_text(actor.parts)}" if actor.parts else ""
-    return copies + parts + (" replayed" if actor.replayed else "")
 
 
 def _acts_text(actor: Compute | Communicate) -> str:

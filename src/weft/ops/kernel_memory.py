@@ -338,8 +338,14 @@ def _solved(call: OpCall) -> tuple[int, ...]:
 def _uniform(call: OpCall) -> int:
     """Two integers for each number that is hashed at a time, and one for each run of numbers."""
     shapes: Any = call.args
-    chunk = CPU_CHUNK if _on_cpu(call) else DEVICE_CHUNK
-    whole, runs = result(call), _runs(shapes[0], shapes[2])
+    device = dict(call.kwargs).get("device")
+    chunk = CPU_CHUNK if getattr(device, "name", "cpu").startswith("cpu") else DEVICE_CHUNK
+    size = shapes[0]
+    length = shapes[2]
+    inner = len(size)
+    while inner and length[inner - 1] == size[inner - 1]:
+        inner -= 1
+    whole, runs = result(call), prod(length[: max(inner - 1, 0)])
     run = count(whole) // max(1, runs)
     width = min(run, chunk)
     height = min(runs, max(1, chunk // max(1, width)))
@@ -347,18 +353,6 @@ def _uniform(call: OpCall) -> int:
     if whole.dtype in ("float32", "float64"):
         return hashing + FEW
     return max(hashing + 2 * count(whole), 4 * count(whole)) + FEW
-
-
-def _on_cpu(call: OpCall) -> bool:
-    device = dict(call.kwargs).get("device")
-    return getattr(device, "name", "cpu").startswith("cpu")
-
-
-def _runs(size: tuple[int, ...], length: tuple[int, ...]) -> int:
-    inner = len(size)
-    while inner and length[inner - 1] == size[inner - 1]:
-        inner -= 1
-    return prod(length[: max(inner - 1, 0)])
 
 
 def _frames(call: OpCall) -> tuple[Frame, ...]:

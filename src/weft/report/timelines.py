@@ -274,17 +274,14 @@ class Timelines:
             place = np.arange(len(table))
             run = place - np.maximum.accumulate(np.where(follows, 0, place))
             first = np.flatnonzero(~follows | (run % _JOINED == 0))
-            table, sort = self._joined(table, first), sort[first]
+            # One slice from each of `first` to the next.
+            found: Numbers = table[first].copy()
+            found[:, 2] = np.maximum.reduceat(table[:, 2], first)
+            found[:, 5] = np.add.reduceat(table[:, 5], first)
+            for row in np.flatnonzero(np.diff(first, append=len(table)) > 1).tolist():
+                found[row, 3:5] = self._several(self.kinds[found[row, 3]][0]), -1
+            table, sort = found, sort[first]
         return table
-
-    def _joined(self, table: Numbers, first: Numbers) -> Numbers:
-        """One slice from each of `first` to the next."""
-        found: Numbers = table[first].copy()
-        found[:, 2] = np.maximum.reduceat(table[:, 2], first)
-        found[:, 5] = np.add.reduceat(table[:, 5], first)
-        for row in np.flatnonzero(np.diff(first, append=len(table)) > 1).tolist():
-            found[row, 3:5] = self._several(self.kinds[found[row, 3]][0]), -1
-        return found
 
     def _several(self, kind: str) -> int:
         key = (kind,)

@@ -143,7 +143,15 @@ def actor_name(actor: Actor, lines: Lines) -> str:
         first = actor.collectives[0]
         return f"{first.kind} {(*first.reads, *(v.name for v in first.makes))[0]}{_more(actor)}"
     if isinstance(actor, Compute):
-        return _compute_name(actor, lines)
+        updates = [node for node in actor.nodes if isinstance(node, LocalUpdate)]
+        if len(updates) == len(actor.nodes):
+            return f"update {updates[0].key if len(updates) == 1 else f'{len(updates)} variables'}"
+        found = _locations(actor, lines)
+        backward = sum(location.backward for location in found) * 2 > len(found)
+        kind = "backward" if backward and actor.phase.kind == "forward" else actor.phase.kind
+        modules = [_short(location.module) for location in found if location.module]
+        ends = dict.fromkeys((modules[0], modules[-1])) if modules else ()
+        return " ".join((kind, " … ".join(ends))).rstrip()
     return type(actor).__name__.lower()
 
 
@@ -161,18 +169,6 @@ def actor_details(actor: Actor, lines: Lines) -> Details:
         if found:
             details["from"], details["to"] = str(found[0]), str(found[-1])
     return details
-
-
-def _compute_name(actor: Compute, lines: Lines) -> str:
-    updates = [node for node in actor.nodes if isinstance(node, LocalUpdate)]
-    if len(updates) == len(actor.nodes):
-        return f"update {updates[0].key if len(updates) == 1 else f'{len(updates)} variables'}"
-    found = _locations(actor, lines)
-    backward = sum(location.backward for location in found) * 2 > len(found)
-    kind = "backward" if backward and actor.phase.kind == "forward" else actor.phase.kind
-    modules = [_short(location.module) for location in found if location.module]
-    ends = dict.fromkeys((modules[0], modules[-1])) if modules else ()
-    return " ".join((kind, " … ".join(ends))).rstrip()
 
 
 def _locations(actor: Compute, lines: Lines) -> list[Location]:

@@ -268,22 +268,19 @@ def _updated(actor: Compute) -> set[str]:
 
 def _pieces_add_up(node: Exchange, index: int, ranks: int) -> bool:
     if isinstance(node, Transfer):
-        return _transfer_adds_up(node, index, ranks)
+        # Pieces lie inside their tensors, those that arrive fill the output, and what stays here leaves from here.
+        here = [
+            [region for peer, region in side if peer == index]
+            for side in (node.sends, node.receives)
+        ]
+        filled = sum(region_size(region) for _, region in node.receives)
+        return (
+            _inside(node.sends, node.input, ranks)
+            and _inside(node.receives, node.output, ranks)
+            and [region_shape(region) for region in here[0]] == [region_shape(r) for r in here[1]]
+            and filled == (0 if node.output is None else math.prod(node.output.shape))
+        )
     return _collective_adds_up(node, index, ranks)
-
-
-def _transfer_adds_up(node: Transfer, index: int, ranks: int) -> bool:
-    """Pieces lie inside their tensors, those that arrive fill the output, and what stays here leaves from here."""
-    here = [
-        [region for peer, region in side if peer == index] for side in (node.sends, node.receives)
-    ]
-    filled = sum(region_size(region) for _, region in node.receives)
-    return (
-        _inside(node.sends, node.input, ranks)
-        and _inside(node.receives, node.output, ranks)
-        and [region_shape(region) for region in here[0]] == [region_shape(r) for r in here[1]]
-        and filled == (0 if node.output is None else math.prod(node.output.shape))
-    )
 
 
 def _inside(pieces: Sequence[Piece], value: LocalValue | None, ranks: int) -> bool:

@@ -139,7 +139,11 @@ class SharedLink:
         while self.incoming and self.received < self.peer_sent and self._may_take():
             self._receive(self.incoming.popleft())
         if self.sent + self.received > before:
-            self._tell()
+            # Write this end's counts, then wake the peer: it looks at them afterwards.
+            _NUMBER.pack_into(self.numbers, self._line(0, own=True), self.sent)
+            _NUMBER.pack_into(self.numbers, self._line(1, own=True), self.received)
+            with suppress(OSError):  # it has gone: `listen` will notice
+                self.socket.sendall(_WAKE)
         if self.closed and self._stuck:
             raise ConnectionError("the peer has closed its end")
 
@@ -197,13 +201,6 @@ class SharedLink:
     def _bytes(self, slot: int, begin: int, end: int) -> Tensor:
         start = slot + _LINE
         return self.memory[start + begin : start + end]
-
-    def _tell(self) -> None:
-        """Write this end's counts, then wake the peer: it looks at them afterwards."""
-        _NUMBER.pack_into(self.numbers, self._line(0, own=True), self.sent)
-        _NUMBER.pack_into(self.numbers, self._line(1, own=True), self.received)
-        with suppress(OSError):  # it has gone: `listen` will notice
-            self.socket.sendall(_WAKE)
 
     def _count(self, which: int, own: bool) -> int:
         count: int = _NUMBER.unpack_from(self.numbers, self._line(which, own))[0]

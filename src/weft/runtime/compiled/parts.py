@@ -191,29 +191,21 @@ class PartCutter:
         kernel = build_kernel(part.form.calls, part.form.outputs, self.device)
         key = (kernel.source, inputs)
         if key not in self.distinct:
-            self.distinct[key] = self._distinct(part.form, inputs, kernel.source, kernel.function)
+
+            def bare(*tensors: Tensor) -> Sequence[Tensor]:
+                return kernel.function(None, *tensors)
+
+            code = Code(kernel.source, bare, inputs)
+            with FakeTensorMode(), torch.no_grad():
+                outputs = tuple(map(KernelInput.of, bare(*[spec.empty() for spec in inputs])))
+            small = len(part.form.calls) < FEWEST_CALLS or not inputs or not outputs
+            choice = KernelChoice(None) if small else choose(code, self.kernels, self._least)
+            self.distinct[key] = Distinct(len(part.form.calls), outputs, choice, code)
         found = self.distinct[key]
         found.times += 1
         self._specs.update(zip(part.outputs, found.outputs, strict=True))
         compiled = found.choice.compiled
         return None if compiled is None else PartKernel(compiled, found.code)
-
-    def _distinct(
-        self,
-        form: Form,
-        inputs: tuple[KernelInput, ...],
-        source: str,
-        function: Callable[..., Sequence[Tensor]],
-    ) -> Distinct:
-        def bare(*tensors: Tensor) -> Sequence[Tensor]:
-            return function(None, *tensors)
-
-        code = Code(source, bare, inputs)
-        with FakeTensorMode(), torch.no_grad():
-            outputs = tuple(map(KernelInput.of, bare(*[spec.empty() for spec in inputs])))
-        small = len(form.calls) < FEWEST_CALLS or not inputs or not outputs
-        choice = KernelChoice(None) if small else choose(code, self.kernels, self._least)
-        return Distinct(len(form.calls), outputs, choice, code)
 
     def _skip(self, run: Sequence[LocalCall]) -> None:
         """Note how the results of calls lie that are no part."""

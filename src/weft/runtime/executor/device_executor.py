@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import final
 
@@ -91,7 +91,15 @@ class _Recorder:
         work = self.works[actor]
         reads = tuple(self._read(actor, micro, name) for name in work.reads)
         writes = tuple(self._written(actor, micro, name) for name in work.writes)
-        waits = self._waits(place, queue, self.dependencies[actor, micro])
+        # The last needed act of each other queue, unless this queue has waited for a later one.
+        needs = self.dependencies[actor, micro]
+        latest: dict[str, int] = {}
+        for act in needs:
+            other, there = _queue(self.plan.actors[act[0]]), self.places[act]
+            if other != queue and there > self.waited.get((queue, other), -1):
+                latest[other] = max(there, latest.get(other, -1))
+        self.waited.update({(queue, other): there for other, there in latest.items()})
+        waits = tuple(sorted(latest.values()))
         return Launch(place, actor, micro, queue, reads, writes, waits)
 
     def _key(self, actor: int, micro: int, name: str) -> Key:
@@ -110,16 +118,6 @@ class _Recorder:
             return None
         key = self._key(actor, micro, name)
         return key if key in self.last else None
-
-    def _waits(self, place: int, queue: str, needs: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-        """The last needed act of each other queue, unless this queue has waited for a later one."""
-        latest: dict[str, int] = {}
-        for act in needs:
-            other, there = _queue(self.plan.actors[act[0]]), self.places[act]
-            if other != queue and there > self.waited.get((queue, other), -1):
-                latest[other] = max(there, latest.get(other, -1))
-        self.waited.update({(queue, other): there for other, there in latest.items()})
-        return tuple(sorted(latest.values()))
 
 
 def _queue(actor: Actor) -> str:

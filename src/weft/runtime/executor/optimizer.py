@@ -202,7 +202,16 @@ class OptimizerUpdates:
             if f"{key}.{MASTER}" in variables
         ]
         self._indices = sorted({update.group for update in updates})
-        self._optimizer = _bare_copy(user)
+        # A copy without parameters, states and hooks; `copy.copy` would lose the attributes of a subclass.
+        bare: Any = object.__new__(type(user))
+        bare.__dict__.update(user.__dict__)
+        bare.__dict__.pop("step", None)
+        bare.param_groups = []
+        bare.state = defaultdict(dict)
+        for name, value in user.__dict__.items():
+            if name.endswith("_hooks") and isinstance(value, OrderedDict):
+                setattr(bare, name, OrderedDict())
+        self._optimizer: torch.optim.Optimizer = bare
         for index in self._indices:
             pairs = zip(updates, self._shards, strict=True)
             shards = [shard for update, shard in pairs if update.group == index]
@@ -386,20 +395,6 @@ def _joined(
                 sums[update.key] = source.clone()
 
     return sources, run_or_hold
-
-
-def _bare_copy(user: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """A copy without parameters, states and hooks; `copy.copy` would lose the attributes of a subclass."""
-    bare: Any = object.__new__(type(user))
-    bare.__dict__.update(user.__dict__)
-    bare.__dict__.pop("step", None)
-    bare.param_groups = []
-    bare.state = defaultdict(dict)
-    for name, value in user.__dict__.items():
-        if name.endswith("_hooks") and isinstance(value, OrderedDict):
-            setattr(bare, name, OrderedDict())
-    copy: torch.optim.Optimizer = bare
-    return copy
 
 
 def _local_group(live: dict[str, Any], shards: Sequence[Tensor]) -> dict[str, Any]:
