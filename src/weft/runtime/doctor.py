@@ -7,7 +7,7 @@ import platform
 import resource
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -81,20 +81,8 @@ def check_machine() -> list[Checkup]:
     """Look at versions, devices, transports, compiler, folders and limits. It starts nothing, and makes
     the folder of the cache alone, where there is none.
     """
-    looks: tuple[Callable[[], Iterator[Checkup]], ...] = (
-        *(
-            _versions,
-            _devices,
-            _transports,
-            _compiler,
-            _cache,
-            _limits,
-            _variables,
-            _costs,
-            _packages,
-        ),
-    )
-    return [check for look in looks for check in look()]
+    looks = (_versions, _devices, _transports, _compiler, _cache, _limits, _variables, _costs)
+    return [check for look in (*looks, _packages) for check in look()]
 
 
 def _versions() -> Iterator[Checkup]:

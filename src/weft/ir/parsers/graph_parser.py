@@ -60,7 +60,7 @@ def _node(scanner: Scanner, placements: list[Placement]) -> Node:
     if scanner.accept("output"):
         key = scanner.string()
         return Output(Ref(scanner.name()), key)
-    names = _targets(scanner)
+    names = scanner.targets()
     scanner.expect("=")
     if scanner.accept("call"):
         return _call(scanner, names, placements)
@@ -72,14 +72,6 @@ def _node(scanner: Scanner, placements: list[Placement]) -> Node:
         output = _value(scanner, names[0], placements)
         return Box(Ref(source), output, scanner.string() if scanner.accept("for") else "")
     return _input(scanner, names[0], placements)
-
-
-def _targets(scanner: Scanner) -> list[str | None]:
-    names: list[str | None] = []
-    while True:
-        names.append(None if scanner.accept("_") else scanner.name())
-        if not scanner.accept(","):
-            return names
 
 
 def _value(scanner: Scanner, name: str, placements: list[Placement]) -> Value:
@@ -130,11 +122,7 @@ def _location(scanner: Scanner) -> Location | None:
 
 
 def _input(scanner: Scanner, name: str, placements: list[Placement]) -> Input:
-    word = scanner.take("word")
-    role = next((role for role in ROLES if role == word), None)
-    if role is None:
-        raise scanner.error(f"expected call, box or one of {', '.join(ROLES)}, found {word!r}")
-    key = scanner.string()
+    role, key = scanner.one_of(ROLES, "call, box or "), scanner.string()
     shares, cut, sent = _shares(scanner), scanner.accept("cut"), _sent(scanner)
     scanner.expect(":")
     return Input(_value(scanner, name, placements), role, key, shares, cut, sent)
@@ -143,12 +131,8 @@ def _input(scanner: Scanner, name: str, placements: list[Placement]) -> Input:
 def _sent(scanner: Scanner) -> Sent | None:
     if not scanner.accept("sent"):
         return None
-    word = scanner.take("word")
     ways: tuple[Sent, ...] = get_args(Sent)
-    found = next((way for way in ways if way == word), None)
-    if found is None:
-        raise scanner.error(f"expected one of {', '.join(ways)}, found {word!r}")
-    return found
+    return scanner.one_of(ways)
 
 
 def _shares(scanner: Scanner) -> Shares | None:

@@ -124,11 +124,7 @@ def input_of(scanner: Scanner) -> LocalInput:
     """Parse the text after `input`: `%w = parameter "fc.weight" : float32[10, 20]`."""
     name = scanner.name()
     scanner.expect("=")
-    word = scanner.take("word")
-    role = next((role for role in ROLES if role == word), None)
-    if role is None:
-        raise scanner.error(f"expected one of {', '.join(ROLES)}, found {word!r}")
-    key = scanner.string()
+    role, key = scanner.one_of(ROLES), scanner.string()
     scanner.expect(":")
     return LocalInput(_value(scanner, name), role, key)
 
@@ -142,10 +138,8 @@ def _register(scanner: Scanner) -> Register:
     name = scanner.name()
     scanner.expect(":")
     value = _value(scanner, name)
-    word = scanner.take("word")
-    kind = next((kind for kind in get_args(RegisterKind) if kind == word), None)
-    if kind is None:
-        raise scanner.error(f"expected one of {', '.join(get_args(RegisterKind))}, found {word!r}")
+    kinds: tuple[RegisterKind, ...] = get_args(RegisterKind)
+    kind = scanner.one_of(kinds)
     scanner.expect("credits")
     credit_count = scanner.integer()
     rate = scanner.integer() if scanner.accept("rate") else 1
@@ -218,9 +212,7 @@ def local_node(scanner: Scanner) -> LocalNode:
     """The line of a local node."""
     if scanner.accept("update"):
         return _update(scanner)
-    names: list[str | None] = []
-    while not names or scanner.accept(","):
-        names.append(None if scanner.accept("_") else scanner.name())
+    names = scanner.targets()
     scanner.expect("=")
     if scanner.accept("call"):
         op, args, kwargs = scanner.call()

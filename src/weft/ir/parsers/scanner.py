@@ -6,10 +6,10 @@ import ast
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, final, get_args
+from typing import Any, TypeVar, final, get_args
 
 from weft.errors import UserError
 from weft.ir.nodes import (
@@ -26,6 +26,7 @@ from weft.layout.placement import placement as build_placement
 from weft.layout.sbp import REDUCTIONS
 from weft.ops.call import TensorSpec, Token, tensor_spec
 
+Word = TypeVar("Word", bound=str)
 # Levels of lists in each other, at most; arguments of ops have few.
 DEEPEST = 50
 
@@ -136,6 +137,21 @@ class Scanner:
         """A value's name, without the `%`."""
         return self.take("value")[1:]
 
+    def targets(self) -> list[str | None]:
+        """The names on the left side of a call, `%a, _, %b`; None for `_`."""
+        found: list[str | None] = []
+        while not found or self.accept(","):
+            found.append(None if self.accept("_") else self.name())
+        return found
+
+    def one_of(self, words: Sequence[Word], else_: str = "") -> Word:
+        """One of some words; errors name `else_`, such as "call, box or ", beside them."""
+        found = self.take("word")
+        for word in words:
+            if word == found:
+                return word
+        raise self.error(f"expected {else_}one of {', '.join(words)}, found {found!r}")
+
     def names(self) -> list[str]:
         """One or more values, separated by commas."""
         found = [self.name()]
@@ -151,7 +167,7 @@ class Scanner:
         return items
 
     def argument(self, depth: int = 0) -> Any:
-        """One argument tree (see `weft.ir.text.written.argument_text`)."""
+        """One argument tree (see `weft.ir.text.argument_text`)."""
         kind, text = self.kind(), self.peek()
         if depth > DEEPEST:
             raise self.error(f"lists stand more than {DEEPEST} levels deep in each other")

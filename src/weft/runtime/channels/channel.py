@@ -44,7 +44,7 @@ class Channel(ABC):
         self.device = device
         self.sent: Counter[str] = Counter()
         self.running = EXCHANGE
-        self.while_waiting: Callable[[], None] = _nothing
+        self.while_waiting: Callable[[], None] = lambda: None
         self.spins = True
         self.stamp = 0
         # For what is joined into one message, and for what arrives.
@@ -201,10 +201,6 @@ class Channel(ABC):
         return [bytes(part.tolist()).decode() for part in texts]
 
 
-def _nothing() -> None:
-    pass
-
-
 def reduce_in_order(
     tensors: Sequence[Tensor], reduction: str, into: Tensor | None = None
 ) -> Tensor:
@@ -310,18 +306,16 @@ class Scratch:
     def places(self, counts: Sequence[int], dtype: torch.dtype) -> list[Tensor]:
         """Tensors of so many elements each, whose content is anything; they hold until the next call."""
         lengths = [-(-count * dtype.itemsize // _ALIGNED) * _ALIGNED for count in counts]
-        pieces = self._of(sum(lengths))[: sum(lengths)].split_with_sizes(lengths)
+        total = sum(lengths)
+        if not self._buffers or self._buffers[-1].numel() < total:
+            # Twice as much as before at least, so that all of them together are small beside the last.
+            more = max(total, 2 * self._buffers[-1].numel()) if self._buffers else total
+            self._buffers.append(torch.empty(more, dtype=torch.uint8, device=self._device))
+        pieces = self._buffers[-1][:total].split_with_sizes(lengths)
         return [
             piece[: count * dtype.itemsize].view(dtype)
             for piece, count in zip(pieces, counts, strict=True)
         ]
-
-    def _of(self, size: int) -> Tensor:
-        if not self._buffers or self._buffers[-1].numel() < size:
-            # Twice as much as before at least, so that all of them together are small beside the last.
-            more = max(size, 2 * self._buffers[-1].numel()) if self._buffers else size
-            self._buffers.append(torch.empty(more, dtype=torch.uint8, device=self._device))
-        return self._buffers[-1]
 
 
 def in_slices(tensors: Sequence[Tensor], most: int = SLICE) -> Iterator[list[Tensor]]:

@@ -254,10 +254,6 @@ def read_code(path: Path) -> str | None:
 def write_text(path: Path, text: str) -> None:
     """Write a file for this user alone, whole: readers see all of it or nothing."""
     part = path.with_suffix(f".{os.getpid()}")
-    with open(part, "w", opener=_open_private) as file:
+    with open(part, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
         file.write(text)
     part.replace(path)
-
-
-def _open_private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
