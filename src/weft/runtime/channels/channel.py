@@ -127,16 +127,11 @@ class Channel(ABC):
                     self._reduce_parts(parts_for(whole, self.size), reduction)
 
     def _reduce_parts(self, pieces: Sequence[Sequence[Tensor]], reduction: str) -> None:
-        mine, others = pieces[self.index], self.size - 1
-        counts = [piece.numel() for piece in mine]
-        places = self._arrived.places(counts * others, mine[0].dtype)
-        buffers = [places[peer * len(mine) : (peer + 1) * len(mine)] for peer in range(others)]
-        buffers.insert(self.index, list(mine))
+        mine = pieces[self.index]
+        buffers = arrivals(mine, self.index, self.size, self._arrived)
         with self.counting("reduce_scatter"):
             self.exchange(pieces, buffers)
-        for number, piece in enumerate(mine):
-            of_ranks = [parts[number] for parts in buffers]
-            piece.copy_(reduce_in_order(of_ranks, reduction, of_ranks[not self.index]))
+        reduce_arrived(buffers, self.index, reduction)
         self.exchange([mine] * self.size, pieces)
 
     def reduce_scatter(self, pieces: Sequence[Sequence[Tensor]], reduction: str) -> list[Tensor]:
@@ -233,6 +228,23 @@ def reduce_into(place: Tensor, tensors: Sequence[Tensor], reduction: str) -> Non
     made = reduce_in_order(tensors, reduction, place if first else None)
     if made is not place:
         place.copy_(made)
+
+
+def arrivals(
+    mine: Sequence[Tensor], index: int, size: int, scratch: Scratch
+) -> list[Sequence[Tensor]]:
+    """For each of `size` ranks, places for what it sends of the parts of rank `index`: there `mine` itself."""
+    places = scratch.places([piece.numel() for piece in mine] * (size - 1), mine[0].dtype)
+    others = range(0, len(places), len(mine))
+    found: list[Sequence[Tensor]] = [places[start : start + len(mine)] for start in others]
+    found.insert(index, mine)
+    return found
+
+
+def reduce_arrived(arrived: Sequence[Sequence[Tensor]], index: int, reduction: str) -> None:
+    """Reduce what has arrived from all ranks into the parts of rank `index`."""
+    for of_ranks in zip(*arrived, strict=True):
+        of_ranks[index].copy_(reduce_in_order(of_ranks, reduction, of_ranks[not index]))
 
 
 def parts_for(tensors: Sequence[Tensor], size: int) -> list[list[Tensor]]:

@@ -21,10 +21,11 @@ from weft.errors import NoAnswer
 from weft.runtime.channels.channel import (
     Channel,
     Scratch,
+    arrivals,
     in_slices,
     joined,
     parts_for,
-    reduce_in_order,
+    reduce_arrived,
 )
 from weft.runtime.failures.call_log import check_step_checksum
 from weft.runtime.failures.failure_store import CallThread, FailureStore, first_line
@@ -418,10 +419,7 @@ class OverlappedReduction:
         channel, (flat, arrived) = self._channel, self._buffers[turn]
         stack = ExitStack()
         pieces = parts_for(stack.enter_context(joined(views, flat)), channel.size)
-        mine, others = pieces[channel.index], channel.size - 1
-        places = arrived.places([piece.numel() for piece in mine] * others, mine[0].dtype)
-        came = [places[peer * len(mine) : (peer + 1) * len(mine)] for peer in range(others)]
-        came.insert(channel.index, list(mine))
+        came = arrivals(pieces[channel.index], channel.index, channel.size, arrived)
         channel.count(pieces)
         return _Slice(turn, pieces, came, channel.post(pieces, came, 2 * turn), stack)
 
@@ -430,9 +428,7 @@ class OverlappedReduction:
         channel = self._channel
         each.wait()
         mine = each.pieces[channel.index]
-        for number, piece in enumerate(mine):
-            of_ranks = [parts[number] for parts in each.came]
-            piece.copy_(reduce_in_order(of_ranks, reduction, of_ranks[not channel.index]))
+        reduce_arrived(each.came, channel.index, reduction)
         channel.count([mine] * channel.size)
         wait = channel.post([mine] * channel.size, each.pieces, 2 * each.turn + 1)
 
