@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, TypeAlias, final
+from typing import Any, TypeAlias, final
 
 import torch
 import torch.distributed as dist
@@ -362,22 +362,6 @@ Pieces: TypeAlias = Sequence[Sequence[Tensor]]
 SLICE = 2**20
 
 
-class Posting(Protocol):
-    """One rank's end of a communicator that begins exchanges, and waits for them later."""
-
-    index: int
-
-    @property
-    def size(self) -> int:
-        """Number of ranks."""
-
-    def post(self, sends: Pieces, receives: Pieces, turn: int) -> Callable[[], None]:
-        """Begin an exchange; returns what waits for its end. Exchanges on their way at once have turns of their own."""
-
-    def count(self, sends: Pieces) -> None:
-        """Count what is sent to others."""
-
-
 @final
 @dataclass(frozen=True)
 class _Slice:
@@ -399,7 +383,7 @@ class _Slice:
 class OverlappedReduction:
     """All-reduces of one channel, two slices at a time."""
 
-    def __init__(self, channel: Posting, device: torch.device) -> None:
+    def __init__(self, channel: GlooChannel, device: torch.device) -> None:
         self._channel = channel
         # For each turn: for what is joined, and for what arrives.
         self._buffers = [(Scratch(device), Scratch(device)) for _ in range(2)]

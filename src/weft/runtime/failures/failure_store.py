@@ -222,7 +222,9 @@ class Watchdog:
 
 @final
 @dataclass(eq=False)
-class _HandedCall:
+class HandedCall:
+    """A call for another thread; `ended` is set when it has been made, `error` is what it raised."""
+
     call: Callable[[], None]
     ended: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
@@ -234,8 +236,17 @@ class CallThread:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._handed: SimpleQueue[_HandedCall | None] = SimpleQueue()
+        self._handed: SimpleQueue[HandedCall | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
+
+    def start(self, call: Callable[[], None]) -> HandedCall:
+        """Begin a call there, after those that were begun before."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+        handed = HandedCall(call)
+        self._handed.put(handed)
+        return handed
 
     def run(self, call: Callable[[], None], look: Callable[[], None]) -> None:
         """Make a call there and wait for its end.
@@ -246,11 +257,7 @@ class CallThread:
             call: what it raises is raised here.
             look: called every `PATIENCE` seconds meanwhile.
         """
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
-            self._thread.start()
-        handed = _HandedCall(call)
-        self._handed.put(handed)
+        handed = self.start(call)
         while not handed.ended.wait(PATIENCE):
             look()
         if handed.error is not None:
@@ -260,13 +267,20 @@ class CallThread:
         """End the thread, after the call that it makes."""
         self._handed.put(None)
 
+    def join(self) -> None:
+        """Wait until the thread has ended."""
+        if self._thread is not None:
+            self._thread.join()
+
     def _work(self) -> None:
         while (handed := self._handed.get()) is not None:
             try:
                 handed.call()
             except BaseException as error:
                 handed.error = error
-            handed.ended.set()
+            ended = handed.ended
+            del handed  # what it refers to must not live until the next call
+            ended.set()
 
 
 # A rank that has waited so many seconds tells the others, and looks at them as often.

@@ -11,8 +11,8 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from hashlib import sha256
-from queue import SimpleQueue
 from typing import TypeVar, final
 
 import torch
@@ -25,7 +25,7 @@ from weft.runtime.channels.channel import Channel, check_same
 from weft.runtime.channels.local import LocalGroup
 from weft.runtime.devices.backend import BACKENDS
 from weft.runtime.failures.call_log import CallLog
-from weft.runtime.failures.failure_store import root_failure
+from weft.runtime.failures.failure_store import CallThread, root_failure
 from weft.runtime.memory.heap import keep_freed_memory
 
 T = TypeVar("T")
@@ -179,7 +179,7 @@ class LocalWorld(World):
             raise wrong("timeout=", f"seconds above 0, at most {LONGEST_TIMEOUT:g}", timeout)
         check_devices(device_type)
         super().__init__(size, range(size), device_type, timeout)
-        self._threads = [_RankThread(rank) for rank in range(1, size)]
+        self._threads = [CallThread(f"weft rank {rank}") for rank in range(1, size)]
         self._closed = False
 
     def device(self, rank: int) -> torch.device:
@@ -210,11 +210,10 @@ class LocalWorld(World):
             except BaseException as error:
                 errors.append(error)
 
-        for thread in self._threads:
-            thread.start_call(call)
+        begun = [thread.start(partial(call, rank)) for rank, thread in enumerate(self._threads, 1)]
         call(0)
-        for thread in self._threads:
-            errors += thread.join_call()
+        for each in begun:
+            errors += _wait_for(each.ended)
         if errors:
             raise root_failure(errors)
         return [results[rank] for rank in self.ranks]
@@ -225,49 +224,23 @@ class LocalWorld(World):
     def close(self) -> None:
         for thread in self._threads:
             thread.close()
+            thread.join()
         self._threads = []
         self._closed = True
 
 
-@final
-class _RankThread:
-    def __init__(self, rank: int) -> None:
-        self._calls: SimpleQueue[tuple[Callable[[int], None], threading.Event] | None] = (
-            SimpleQueue()
-        )
-        # For the last call.
-        self._ended = threading.Event()
-        self._rank = rank
-        self._thread = threading.Thread(target=self._loop, name=f"weft rank {rank}", daemon=True)
-        self._thread.start()
-
-    def start_call(self, call: Callable[[int], None]) -> None:
-        self._ended = threading.Event()
-        self._calls.put((call, self._ended))
-
-    def join_call(self) -> list[BaseException]:
-        """Wait until the call has ended; what interrupts the wait comes back, but for a second interrupt."""
-        found: list[BaseException] = []
-        while True:
-            try:
-                while not self._ended.is_set():
-                    self._ended.wait()
-                return found
-            except BaseException as error:
-                if found:
-                    raise
-                found.append(error)
-
-    def close(self) -> None:
-        self._calls.put(None)
-        self._thread.join()
-
-    def _loop(self) -> None:
-        while (handed := self._calls.get()) is not None:
-            call, ended = handed
-            call(self._rank)
-            del call, handed  # what it refers to must not live until the next call
-            ended.set()
+def _wait_for(ended: threading.Event) -> list[BaseException]:
+    """Wait until a call has ended; what interrupts the wait comes back, but for a second interrupt."""
+    found: list[BaseException] = []
+    while True:
+        try:
+            while not ended.is_set():
+                ended.wait()
+            return found
+        except BaseException as error:
+            if found:
+                raise
+            found.append(error)
 
 
 # Local worlds that are open, the innermost last.
