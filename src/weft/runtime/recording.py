@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter_ns
@@ -47,13 +47,23 @@ class Record:
 
 @final
 class Recorder:
-    """Holds what the queues of one rank did in the last step, or in all steps while `keeping`."""
+    """Holds what the queues of one rank did in the last step, or in all steps while `keeping`.
 
-    def __init__(self, rows: Iterable[list[Span]]) -> None:
+    Args:
+        rows: to which the queues append, each to one.
+        read: gives the spans of the last step where a device knows them, and waits for its end; while `keeping`, the
+            host waits for every step, whose events are used again.
+    """
+
+    def __init__(
+        self, rows: Iterable[list[Span]], read: Callable[[int], Sequence[Span]] | None = None
+    ) -> None:
         self.keeping = False
         self._rows = tuple(rows)
+        self._read = read
         self._steps: list[Interval] = []
         self._begun = 0
+        self._unread = False
 
     def begin(self) -> None:
         """A step begins: forget those before, unless they are kept."""
@@ -62,20 +72,35 @@ class Recorder:
         self._begun = perf_counter_ns()
 
     def end(self, step: int, number: int) -> None:
-        """The step has ended; `number` is that of the program."""
+        """The step has ended, or is on its way; `number` is that of the program."""
         self._steps.append(Interval(step, self._begun, perf_counter_ns(), number))
+        self._unread = True
+        if self.keeping:
+            self._read_last()
 
     def clear(self) -> None:
         """Forget everything."""
         self._steps.clear()
+        self._unread = False
         for row in self._rows:
             row.clear()
 
     def record(self) -> Record:
         """The record that is held now, without a step that failed; call it between two steps."""
+        self._read_last()
         ended = {interval.step for interval in self._steps}
         spans = (span for row in self._rows for span in row if span[0].step in ended)
         return Record(tuple(self._steps), tuple(spans))
+
+    def _read_last(self) -> None:
+        if self._read is None or not self._unread:
+            return
+        self._unread = False
+        last = self._steps[-1]
+        spans = self._read(last.step)
+        self._rows[0].extend(spans)
+        begin = min((begin for _, begin, _ in spans), default=0)
+        self._steps[-1] = last._replace(begin=begin, end=max((end for *_, end in spans), default=0))
 
 
 # The tensors of one rank as they come and go, seen from outside: who measures pays, nobody else.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -14,9 +14,10 @@ from weft.actors.dependencies import dependencies_in_step
 from weft.cached import cached_property
 from weft.errors import InternalError
 from weft.ir.plan import COMPUTE, Actor, Feed, Fetch, Hold, RankPlan
-from weft.runtime.devices.streams import Key, Launch, LaunchRecorder, MakeStreams, Read
+from weft.runtime.devices.streams import Key, Launch, MakeStreams, Read
 from weft.runtime.executor.rank_executor import RankExecutor
 from weft.runtime.executor.work import Rank, Work
+from weft.runtime.recording import Recorder, Span
 from weft.runtime.world.world import TIMEOUT
 
 
@@ -146,7 +147,7 @@ class DeviceExecutor(RankExecutor):
         super().__init__(plan, rank)
         self._launches = launches(plan, self._works, order)
         self._streams = make_streams(rank.device, self._launches, timeout, self._act_text)
-        self.recorder = LaunchRecorder(self._launches, self._streams)
+        self.recorder = Recorder([[]], self._spans)
         for channel in rank.channels.values():
             channel.watch(self._fail)
 
@@ -188,6 +189,10 @@ class DeviceExecutor(RankExecutor):
         for key, tensor in zip(launch.writes, outputs, strict=True):
             if key is not None:
                 tensors[key] = tensor
+
+    def _spans(self, step: int) -> Sequence[Span]:
+        times = zip(self._launches, self._streams.times(), strict=True)
+        return [(Act(each.actor, step, each.micro), *both) for each, both in times]
 
     def _wake(self) -> None:
         """Nobody waits on the host; what waits on the device ends with the channels."""

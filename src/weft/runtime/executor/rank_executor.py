@@ -19,7 +19,6 @@ from weft.ir.plan import Communicate, Compute, Feed, Hold, LocalCall, RankPlan
 from weft.ops.cost import dtype_name
 from weft.runtime.compiled.parts import Distinct
 from weft.runtime.devices.cuda_graphs import GraphRunner
-from weft.runtime.devices.streams import LaunchRecorder
 from weft.runtime.executor.work import ActFunction, Rank, Work, bind_work
 from weft.runtime.failures.failure_store import PeerFailure, first_line
 from weft.runtime.kernels.generated import failed_op
@@ -102,7 +101,7 @@ class RankExecutor(ABC):
         recorder: when the acts of the last step ran.
     """
 
-    recorder: Recorder | LaunchRecorder
+    recorder: Recorder
 
     def __init__(self, plan: RankPlan, rank: Rank) -> None:
         self.plan = plan
