@@ -340,8 +340,8 @@ def _uniform(call: OpCall) -> int:
     shapes: Any = call.args
     device = dict(call.kwargs).get("device")
     chunk = CPU_CHUNK if getattr(device, "name", "cpu").startswith("cpu") else DEVICE_CHUNK
-    size = shapes[0]
-    length = shapes[2]
+    size: tuple[int, ...] = shapes[0]
+    length: tuple[int, ...] = shapes[2]
     inner = len(size)
     while inner and length[inner - 1] == size[inner - 1]:
         inner -= 1

@@ -26,7 +26,7 @@ def test_an_entry_is_read_although_its_rank_has_ended() -> None:
 def test_a_rank_that_has_ended_or_is_late_is_named() -> None:
     with pytest.raises(
         NoAnswer,
-        match=r"rank 2 has ended before it came to the others: rank 0 waits .*awaited\.py:\d",
+        match=r"rank 2 has ended before it came to the others: rank 0 waits .*store_entries\.py:\d",
     ):
         entries(lambda rank: rank == 2).wait({1: "a/1", 2: "a/2"}, "the others")
     with pytest.raises(NoAnswer, match="rank 1 did not come within 0 s to the others: rank 0"):
