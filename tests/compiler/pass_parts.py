@@ -28,7 +28,7 @@ from weft.hardware import default_device
 from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.ir.plan import Actor, LocalProgram, RankPlan, Register
-from weft.ir.text import actor_text, local_text, register_text
+from weft.ir.printers import actor_text, local_text, register_text
 from weft.layout import SBP, Layout, Placement, placement
 from weft.strategy.parts import Zero
 

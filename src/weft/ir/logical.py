@@ -30,7 +30,7 @@ from weft.ir.nodes import (
     Value,
     refs,
 )
-from weft.ir.text import micro_text, node_text, placement_lines, quoted
+from weft.ir.printers import micro_text, node_text, placement_lines, quoted
 from weft.layout import Placement
 from weft.ops.rule import kept_results
 

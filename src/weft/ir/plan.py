@@ -37,7 +37,7 @@ from weft.ir.plan_nodes import (
     RegisterKind,
     Transfer,
 )
-from weft.ir.text import (
+from weft.ir.printers import (
     actor_text,
     argument_text,
     input_text,

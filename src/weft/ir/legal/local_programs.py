@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from weft.ir.nodes import OVER_STEP, VARIABLE_ROLES
 from weft.ir.plan import Exchange, LocalCall, LocalProgram, LocalUpdate
-from weft.ir.text import input_text, local_text, output_text
+from weft.ir.printers import input_text, local_text, output_text
 from weft.units import ITEM_SIZE
 
 # The update that a buffer gets, of which each micro-batch makes a version.

@@ -1,4 +1,4 @@
-"""Read the text of a logical graph (see `weft.ir.text`): `parse_graph(str(graph)) == graph`."""
+"""Read the text of a logical graph (see `weft.ir.printers`): `parse_graph(str(graph)) == graph`."""
 
 from __future__ import annotations
 

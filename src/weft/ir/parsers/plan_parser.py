@@ -1,4 +1,4 @@
-"""Read the text of a plan (see `weft.ir.text`): `parse_plan(str(plan)) == plan`."""
+"""Read the text of a plan (see `weft.ir.printers`): `parse_plan(str(plan)) == plan`."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ class Scanner:
         return items
 
     def argument(self, depth: int = 0) -> Any:
-        """One argument tree (see `weft.ir.text.argument_text`)."""
+        """One argument tree (see `weft.ir.printers.argument_text`)."""
         kind, text = self.kind(), self.peek()
         if depth > DEEPEST:
             raise self.error(f"lists stand more than {DEEPEST} levels deep in each other")
