@@ -6,7 +6,7 @@ import pytest
 
 import weft
 from weft.layout import SBP, broadcast, split
-from weft.search.candidate import Candidate, fixed_first
+from weft.search.candidate import Candidate, fixed_first, may_be, point_of, row_of
 from weft.search.steps.linears import Experts, Linears
 from weft.search.steps.repeated import Blocks
 from weft.strategy.strategy import Strategy
@@ -125,3 +125,34 @@ def test_all_that_is_fixed_comes_first() -> None:
     assert found.precision == base.precision
     assert found.recompute == ("head", "blocks.*")
     assert list(fixed_first({"b": 1}, {"a": 2, "b": 3}).items()) == [("b", 1), ("a", 2)]
+
+
+@pytest.mark.parametrize(
+    "point", [PIPED, Candidate(4, zero=3, outer=True, offload=2, experts=True)]
+)
+def test_numbers_of_a_point_are_the_point(point: Candidate) -> None:
+    assert point_of(list(row_of(point))) == point
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("data", 1), ("micro_batches", 1), ("turns", 1), ("recompute", 0), ("offload", 0)],
+)
+def test_counts_are_whole_and_have_a_least(name: str, least: int) -> None:
+    assert may_be(name, least)
+    assert may_be(name, least + 1)
+    for wrong in (least - 1, True, 1.0, "1", None):
+        assert not may_be(name, wrong), wrong
+
+
+def test_choices_are_of_their_type() -> None:
+    assert all(may_be("zero", level) for level in range(4))
+    assert may_be("outer", False)
+    for name, wrong in (
+        ("zero", True),
+        ("zero", 4),
+        ("outer", 0),
+        ("schedule", "none"),
+        ("experts", 1),
+    ):
+        assert not may_be(name, wrong), name
