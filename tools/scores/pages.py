@@ -42,7 +42,6 @@ PAGES = (
         "ops.md",
         ("python -m tools.opinfo", "python -m tools.opinfo --eager"),
         (samples.ops, samples.eager_ops),
-        COMMITS_OF_AN_HOUR,
     ),
     Page("models.md", ("python -m tools.models",), (samples.models,), COMMITS_OF_AN_HOUR),
     Page(
