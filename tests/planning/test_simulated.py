@@ -159,7 +159,7 @@ def test_a_planned_step_knows_all_ranks_and_operations() -> None:
     again = planned_step(step.graph, plan_stored(step, strategy, placement))
     assert plain.ranks == tuple(range(8))
     assert set(plain.classes) == set(plain.ranks)
-    assert set(plain.peaks) == {plan.rank for plan in plain.plans}
+    assert set(priced_step(plain, default_device("cuda")).peaks) == {p.rank for p in plain.plans}
     # Of the model: what runs again does not count.
     assert plain.flops == again.flops > 0
     assert (plain.samples, plain.tokens) == (8, 64)
