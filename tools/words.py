@@ -2,7 +2,8 @@
 
 No two classes have one name, and no class, module or package is named by a word that the glossary has in its column
 "not". Words are compared, not letters: "task" is in `Task` and `next_task.py`, not in `Multitasking`.
-Docstrings say the thing itself: none begins with a word that asks, such as "Whether".
+Docstrings say the thing itself: none begins with a word that asks, such as "Whether", and no sentence with "What",
+"That", "Those", "Of" or "As".
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from pathlib import Path
 GLOSSARY = Path("docs/glossary.md")
 SOURCE = Path("src/weft")
 
-_ASKS = re.compile(r"\s*(Wh(at|ether|ere|ich|en|o|ose|om|y)|How)\b")
+_ASKS = re.compile(
+    r"(?:\A\s*|[.?!]\s+|\n\s*\n\s*)(What|Whether|That|Those|Of|As)\b|\A\s*(Wh(?:ere|ich|en|o|ose|om|y)|How)\b"
+)
 
 # Names with a word that the glossary rules out. The set only shrinks: a test fails when a name has another by now.
 AGAINST_THE_GLOSSARY: frozenset[str] = frozenset()
@@ -45,13 +48,14 @@ def modules(source: Path) -> dict[str, list[Path]]:
 
 
 def asking(source: Path) -> Iterator[tuple[Path, int, str]]:
-    """Docstrings under a folder, of attributes too, that begin with a word that asks: file, line and that word."""
+    """Sentences of docstrings under a folder, of attributes too, that begin with a word that asks: file, line, word."""
     for path in sorted(source.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             match node:
                 case ast.Expr(value=ast.Constant(value=str(text))):
-                    if asks := _ASKS.match(text):
-                        yield path, node.lineno, asks[1]
+                    for asks in _ASKS.finditer(text):
+                        line = node.lineno + text[: asks.end()].count("\n")
+                        yield path, line, asks[1] or asks[2]
 
 
 def shared_names(found: Mapping[str, list[Path]]) -> dict[str, list[Path]]:
@@ -106,7 +110,7 @@ def complaints(root: Path) -> Iterator[str]:
         yield f"several classes are named {name}: {places}; name them apart"
     for path, line, word in asking(source):
         yield (
-            f'{path.relative_to(root)}:{line}: the docstring begins with "{word}"; let it say the thing: '
+            f'{path.relative_to(root)}:{line}: a sentence begins with "{word}"; let it say the thing: '
             'a noun ("Bytes that …"), a verb ("Find …"), or "True where …"'
         )
     glossary = (root / GLOSSARY).read_text()

@@ -1,4 +1,4 @@
-"""Name patterns: one grammar for all that a user names, from leaves of a batch to modules of the model.
+"""Name patterns: one grammar for all that a user names, from entries of a batch to modules of the model.
 
 A pattern is compared with the whole dotted name. `*` stands for any characters, dots included, `?`
 for one, `[0-3]` for one of a range, `[!0]` for any other; brackets may also stand for themselves,

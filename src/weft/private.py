@@ -43,7 +43,7 @@ def make_private(folder: Path, instead: str) -> Path:
             if not os.path.lexists(one):
                 one.mkdir(mode=0o700, exist_ok=True)
             check_private(one, instead, above=one != real)
-    except (OSError, RuntimeError) as error:  # RuntimeError: links that go in a circle
+    except (OSError, RuntimeError) as error:  # RuntimeError: links that go in a cycle
         raise UserError(f"{folder} cannot be made ({error}): {instead}") from error
     return real
 

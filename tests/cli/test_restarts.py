@@ -19,7 +19,7 @@ import weft
 from cli.listening import listening
 from program.data.datasets import Drawn, plain_losses
 from weft.cli import run
-from weft.runtime.world.launch import Ending, Exit, Fleet
+from weft.runtime.world.launch import Exit, LaunchResult, NodeProcesses
 
 SCRIPT = Path(__file__).with_name("dies_on_ranks.py")
 SIZE = 12
@@ -116,10 +116,12 @@ def test_restarts_have_an_end(
     """And each start knows how many there were before."""
     starts: list[int] = []
 
-    def start(_: Sequence[str], fleet: Fleet, environment: Mapping[str, str], **__: Any) -> Ending:
+    def start(
+        _: Sequence[str], fleet: NodeProcesses, environment: Mapping[str, str], **__: Any
+    ) -> LaunchResult:
         assert environment["WEFT_RESTART"] == str(len(starts))
         starts.append(fleet.ranks)
-        return Ending((Exit(1, 101, int(len(starts) <= deaths)),))
+        return LaunchResult((Exit(1, 101, int(len(starts) <= deaths)),))
 
     monkeypatch.setattr(run, "launch", start)
     options = run.RunOptions(4, restarts=3, least=least)

@@ -18,7 +18,14 @@ import pytest
 from weft.cli import run
 from weft.cli.failure import NOTES, OWN, TOLD, WAITED, Note
 from weft.runtime.world import launch
-from weft.runtime.world.launch import SECRET, Elsewhere, Ending, Exit, Fleet, Interrupts
+from weft.runtime.world.launch import (
+    SECRET,
+    Exit,
+    Interrupts,
+    LaunchResult,
+    NodeProcesses,
+    RemoteFailure,
+)
 
 
 @dataclass
@@ -28,11 +35,11 @@ class Node:
     `before` is what another node had told first, `late` what one tells later.
     """
 
-    before: Elsewhere | None = None
-    late: Elsewhere | None = None
+    before: RemoteFailure | None = None
+    late: RemoteFailure | None = None
     said: list[str] = field(default_factory=list)
     waited: list[float] = field(default_factory=list)
-    fleet: Fleet = field(default_factory=lambda: Fleet(2, 0, 4, 0, 2))
+    fleet: NodeProcesses = field(default_factory=lambda: NodeProcesses(2, 0, 4, 0, 2))
     environment: dict[str, str] = field(default_factory=lambda: {**os.environ, SECRET: "x"})
     events: SimpleQueue[Any] = field(default_factory=SimpleQueue)
 
@@ -42,11 +49,11 @@ class Node:
     def left(self) -> tuple[int, ...]:
         return ()
 
-    def say_failed(self, text: str) -> Elsewhere | None:
+    def say_failed(self, text: str) -> RemoteFailure | None:
         self.said.append(text)
         return self.before
 
-    def failure(self, seconds: float) -> Elsewhere | None:
+    def failure(self, seconds: float) -> RemoteFailure | None:
         self.waited.append(seconds)
         return self.late
 
@@ -63,7 +70,7 @@ def told(node: Node, folder: Path, exits: Sequence[Exit], capfd: pytest.CaptureF
     reports = run._Reports(node, folder)
     for end in exits:
         reports.end(end)
-    assert run._told(Ending(tuple(exits), reports.first_elsewhere(exits)), folder) == 1
+    assert run._told(LaunchResult(tuple(exits), reports.first_elsewhere(exits)), folder) == 1
     return capfd.readouterr().err
 
 
@@ -101,7 +108,7 @@ def test_the_other_nodes_hear_of_a_failure_before_all_ranks_here_have_ended(
 def test_a_node_that_only_waited_lets_another_one_say_why(
     kind: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    node = Node(late=Elsewhere("node 1 (b): rank 3 failed: ValueError: 3"))
+    node = Node(late=RemoteFailure("node 1 (b): rank 3 failed: ValueError: 3"))
     text = told(node, tmp_path, [noted(tmp_path, 0, kind)], capfd)
     assert text.startswith("weft run: node 1 (b): rank 3 failed: ValueError: 3\n\nall ranks were")
     assert node.said == ["0 ended"]
@@ -131,7 +138,7 @@ def test_a_node_whose_rank_did_not_answer_says_so_without_waiting(
 def test_the_failure_that_was_told_first_stands_first(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    node = Node(before=Elsewhere("node 1 (b): rank 3 failed"))
+    node = Node(before=RemoteFailure("node 1 (b): rank 3 failed"))
     exits = [noted(tmp_path, 0, OWN), noted(tmp_path, 1, OWN)]
     text = told(node, tmp_path, exits, capfd)
     assert text.startswith("weft run: node 1 (b): rank 3 failed\n\nrank 0 failed: ValueError: 0")
@@ -160,12 +167,12 @@ def test_a_signal_between_two_starts_leaves_nothing_and_starts_nothing(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """The cause of a failure is told although the signal comes after it."""
-    starts: list[Fleet] = []
+    starts: list[NodeProcesses] = []
 
-    def failed(command: Sequence[str], fleet: Fleet, *_: Any, **__: Any) -> Ending:
+    def failed(command: Sequence[str], fleet: NodeProcesses, *_: Any, **__: Any) -> LaunchResult:
         starts.append(fleet)
         signal.raise_signal(number)
-        return Ending((Exit(1, 101, 3),))
+        return LaunchResult((Exit(1, 101, 3),))
 
     monkeypatch.setattr(run, "launch", failed)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -50,7 +50,7 @@ def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], in
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(worker, "_end_with_launcher", lambda: None)
-    monkeypatch.setattr(worker, "answer_where", lambda *_: None)
+    monkeypatch.setattr(worker, "dump_stacks_on_signal", lambda *_: None)
     monkeypatch.setattr("weft.cli.worker.faulthandler.enable", lambda: None)
     monkeypatch.setattr("weft.cli.worker.atexit.register", at_end.append)
     monkeypatch.setattr("weft.cli.worker.os._exit", leave)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import weft
 from weft.program.training import training
-from weft.runtime.memory.heap import keep_freed_memory, lay_together
+from weft.runtime.memory.heap import defragment, keep_freed_memory
 
 WIDTH = 512
 
@@ -49,14 +49,14 @@ def batch(seed: int = 0) -> dict[str, Tensor]:
 def moves(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[Tensor], int, int]]:
     """Of each call that moves tensors: these, the room, and the bytes that it has moved."""
     calls: list[tuple[list[Tensor], int, int]] = []
-    move = lay_together
+    move = defragment
 
     def moved(tensors: Any, room: int) -> int:
         every = list(tensors)
         calls.append((every, room, move(every, room)))
         return calls[-1][2]
 
-    monkeypatch.setattr(training, "lay_together", moved)
+    monkeypatch.setattr(training, "defragment", moved)
     return calls
 
 

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 
 from weft.cli.main import app
 from weft.runtime import doctor
-from weft.runtime.doctor import Checkup, check_machine
+from weft.runtime.doctor import CheckResult, check_machine
 
 
-def of(about: str) -> Checkup:
+def of(about: str) -> CheckResult:
     (found,) = [check for check in check_machine() if check.about == about]
     return found
 
@@ -34,7 +34,7 @@ def test_here_it_can_run() -> None:
 
 def test_an_old_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__version__", "2.9.1+cpu")
-    assert of("torch") == Checkup("torch", "2.9.1+cpu", "bad", "install torch 2.11 or later")
+    assert of("torch") == CheckResult("torch", "2.9.1+cpu", "bad", "install torch 2.11 or later")
     done = CliRunner().invoke(app, ["doctor"])
     assert done.exit_code == 1
     assert "weft cannot run as this is" in done.output
@@ -82,7 +82,7 @@ def test_open_files(
     limits: tuple[int, int], found: str, advice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
-    assert of("open files") == Checkup("open files", found, "note" if advice else "ok", advice)
+    assert of("open files") == CheckResult("open files", found, "note" if advice else "ok", advice)
 
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.executor.work import Rank, Work
 from weft.runtime.recording import Record
 from weft.simulator.clock import run, simulate_step
-from weft.simulator.tasks import Tasks, in_ticks
+from weft.simulator.tasks import Tasks, to_ticks
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -118,7 +118,7 @@ def test_virtual_order_is_the_real_one_where_durations_are_those_measured(
     for act, _, end in sorted(record.spans, key=lambda span: span[1:]):
         task = number[0, act.actor, 0, act.micro]
         order.append(task)
-        ends[task] = in_ticks((end - begin) * 1e-9)
+        ends[task] = to_ticks((end - begin) * 1e-9)
     before = decided(tasks, order, ends)
     if before is None:
         return

@@ -13,7 +13,7 @@ from weft.search.candidate_table import CandidateTable, kinds_of
 from weft.search.enumeration import SLOWER_BEFORE, Enumeration
 from weft.search.estimate import Estimates
 from weft.search.evaluator import Evaluator
-from weft.search.measures import Measures, Refused
+from weft.search.measures import Measures, Unplannable
 from weft.search.record import Learned
 from weft.search.state import NO_TIME, NOT_QUICKER, SearchState
 from weft.strategy.strategy import Strategy
@@ -248,7 +248,7 @@ def test_the_cheapest_are_left_out(monkeypatch: pytest.MonkeyPatch, why: str) ->
         monkeypatch.setattr(SearchState, "may_probe", lambda _: False)
     elif why == "known before":
         # With something else fixed: the strategy of the point is none that was planned.
-        search.learned = Learned(points={Candidate(2): Refused("fixed otherwise")})
+        search.learned = Learned(points={Candidate(2): Unplannable("fixed otherwise")})
     elif why == "too few samples":
         monkeypatch.setitem(vars(search.facts), "samples", 1)
     Enumeration(search).plan_cheapest()

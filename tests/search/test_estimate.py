@@ -10,7 +10,7 @@ from search.jobs import begun, decoder, layers, planned
 from weft.search.candidate import Candidate
 from weft.search.candidate_table import CandidateTable
 from weft.search.estimate import Estimates, roofline
-from weft.search.measures import Measures, Refused
+from weft.search.measures import Measures, Unplannable
 from weft.search.record import Learned, Probe
 from weft.search.space import space_of
 from weft.search.state import SearchState
@@ -110,8 +110,8 @@ def test_those_like_one_that_is_refused_wait() -> None:
     refused, other = Candidate(1, 2, layouts="columns"), Candidate(1, 2, layouts="sequence")
     before = estimates()
     after = begun(decoder(8), "h100x2").estimates
-    after.learn(refused, Refused("not so"))
-    after.learn(Candidate(2), Refused("of memory alone"))
+    after.learn(refused, Unplannable("not so"))
+    after.learn(Candidate(2), Unplannable("of memory alone"))
     alike = replace(refused, micro_batches=2)
     for one, two in zip(*(seconds(e, alike, Candidate(2)) for e in (after, before)), strict=True):
         assert one == 2 * two

@@ -10,7 +10,7 @@ import pytest
 import weft
 from search.jobs import begun, layers
 from weft.errors import UserError
-from weft.search.measures import Longer, Measures, Refused
+from weft.search.measures import Measures, TooSlow, Unplannable
 from weft.search.state import Best, SearchState
 from weft.strategy.strategy import Strategy
 from weft.units import Seconds
@@ -106,10 +106,10 @@ def test_nothing_is_below_the_bound() -> None:
 def test_of_moves_those_stand_among_what_was_tried_that_became_the_best() -> None:
     found = searched(slow=SLOW)
     before = found.log.quickest
-    assert isinstance(found.log.move("staged", STAGED, Seconds(before / 1e6)), Longer)
+    assert isinstance(found.log.move("staged", STAGED, Seconds(before / 1e6)), TooSlow)
     assert isinstance(found.log.move("quick", QUICK, before), Measures)
-    assert isinstance(found.log.move("refused", REFUSED, before), Refused)
-    assert isinstance(found.log.move("refused", REFUSED, before), Refused)
+    assert isinstance(found.log.move("refused", REFUSED, before), Unplannable)
+    assert isinstance(found.log.move("refused", REFUSED, before), Unplannable)
     assert found.planned == 4
     assert best_of(found).name == "quick"
     result = found.result()
@@ -120,7 +120,7 @@ def test_of_moves_those_stand_among_what_was_tried_that_became_the_best() -> Non
 
 def test_a_start_that_is_refused_counts_as_none() -> None:
     found = searched(quick=QUICK)
-    assert isinstance(found.log.plan("start", REFUSED), Refused)
+    assert isinstance(found.log.plan("start", REFUSED), Unplannable)
     assert found.log.forget_refused(REFUSED).startswith("the grid 3 has 3")
     assert not found.log.forget_refused(QUICK)
     assert found.planned == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.search.measures import Answer, Measures, Refused
+from weft.search.measures import Answer, Measures, Unplannable
 from weft.search.result import PlannedStrategy, not_searched, nothing_fits, rows
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
@@ -20,7 +20,7 @@ def planned(
 
 BEST = planned("best", 1, measures(1.0, 10**9))
 EVERY = (
-    planned("refused", 5, Refused("no such axis")),
+    planned("refused", 5, Unplannable("no such axis")),
     planned("crowded", 4, measures(0.5, 4 * 10**9)),
     planned("waiting", 3, measures(3.0, 10**9, exposed=0.5, idle=1.5), by_hand=True),
     planned("exposed", 2, measures(2.0, 10**9, exposed=1.0)),
@@ -64,7 +64,7 @@ def test_where_nothing_fits_the_least_is_named() -> None:
 
 
 def test_where_all_are_refused_the_first_reason_is_said() -> None:
-    two = planned("one", 1, Refused("no such axis")), planned("two", 2, Refused("no rule"))
+    two = planned("one", 1, Unplannable("no such axis")), planned("two", 2, Unplannable("no rule"))
     said = "the first is refused so: no such axis"
     assert nothing_fits(two, None, 0).endswith(said)
     assert nothing_fits(two, None, 3).endswith(

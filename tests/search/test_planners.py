@@ -15,8 +15,8 @@ from search.jobs import decoder, layers
 from weft.planning.machine import machine_of
 from weft.search import planners as own
 from weft.search.evaluator import UNBOUNDED, Evaluator, serve
-from weft.search.measures import Longer, Measures, key_of
-from weft.search.planners import Planners, Question, Setup
+from weft.search.measures import Measures, TooSlow, key_of
+from weft.search.planners import PlannerQuestion, Planners, Setup
 from weft.strategy.strategy import Strategy, data_parallel
 from weft.units import Seconds
 
@@ -52,7 +52,7 @@ def test_what_is_longer_than_was_asked_is_planned_again_where_more_is_asked(
     assert isinstance(answer, Measures)
     short = Seconds(answer.seconds / 100)
     assert helped.ahead(OTHER, short)
-    assert isinstance(helped.within(OTHER, short), Longer)
+    assert isinstance(helped.within(OTHER, short), TooSlow)
     assert helped.last(OTHER) is None
     assert helped.ahead(OTHER, Seconds(2 * short))
     assert helped.of(OTHER) == answer
@@ -91,7 +91,7 @@ def test_a_process_ends_quietly_with_its_search() -> None:
     """Killed while it plans, while it waits, and in the middle of a question."""
     ours, theirs = Pipe()
     ours.send(Setup("whole", layers(), machine_of("h100x2"), (0, 1), None))
-    ours.send(Question("whole", OTHER, UNBOUNDED))
+    ours.send(PlannerQuestion("whole", OTHER, UNBOUNDED))
     ours.close()
     serve(theirs)
     ours, theirs = Pipe()

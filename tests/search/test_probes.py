@@ -9,7 +9,7 @@ import pytest
 from search.jobs import begun, decoder
 from weft.search.candidate import Candidate
 from weft.search.evaluator import Probes
-from weft.search.measures import Measures, Refused
+from weft.search.measures import Measures, Unplannable
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
 
@@ -17,13 +17,13 @@ from weft.units import Bytes, Seconds
 class Small:
     """An evaluator of a small step that is known."""
 
-    def __init__(self, answer: Measures | Refused) -> None:
+    def __init__(self, answer: Measures | Unplannable) -> None:
         self.answer = answer
 
     def ahead(self, strategy: Strategy) -> bool:
         return True
 
-    def of(self, strategy: Strategy) -> Measures | Refused:
+    def of(self, strategy: Strategy) -> Measures | Unplannable:
         return self.answer
 
 
@@ -33,7 +33,7 @@ def measures(seconds: float, of_micro_batch: int, of_step: int) -> Measures:
     return Measures(Seconds(seconds), memory, Seconds(0.0), Seconds(0.0), parts)
 
 
-def along(few: Measures | Refused, more: Measures | Refused) -> object:
+def along(few: Measures | Unplannable, more: Measures | Unplannable) -> object:
     """The answer for a step of 8 blocks, through those of 3 and 4."""
     search = begun(decoder(8), "h100x2")
     small: Any = (Small(few), Small(more))
@@ -55,7 +55,7 @@ def test_nothing_is_less_than_that_of_few_blocks() -> None:
 
 
 def test_what_cannot_be_planned_has_no_line() -> None:
-    why = Refused("not so")
+    why = Unplannable("not so")
     assert along(why, measures(1.0, 1, 1)) == why
     assert along(measures(1.0, 1, 1), why) == why
 

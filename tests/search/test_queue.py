@@ -8,7 +8,7 @@ import pytest
 from search.jobs import arranged, begun, decoder, layers, reserve
 from weft.search.candidate import Candidate
 from weft.search.candidate_table import CandidateTable
-from weft.search.measures import Measures, Refused
+from weft.search.measures import Measures, Unplannable
 from weft.search.queue import CandidateQueue
 from weft.search.record import Probe
 from weft.units import Bytes, Seconds
@@ -64,7 +64,7 @@ def test_what_is_refused_without_stages_comes_last_in_stages_too() -> None:
         Candidate(1, stages=2, micro_batches=2, schedule="1f1b"),
     )
     found = queue([*pipe, Candidate(1)])
-    found._estimates.looks[Candidate(1, micro_batches=2)] = Probe(Refused("no"), 0.0)
+    found._estimates.looks[Candidate(1, micro_batches=2)] = Probe(Unplannable("no"), 0.0)
     ones = np.ones(3, np.bool_)
     assert every(found)[-1] == pipe[1]
     assert found.first(ones, 3)[-1][1] == np.inf

@@ -17,7 +17,7 @@ from weft.errors import UserError
 from weft.hardware.topology_files import topology
 from weft.planning.machine import machine_of
 from weft.search.candidate import Candidate
-from weft.search.measures import Longer, Measures, Refused
+from weft.search.measures import Measures, TooSlow, Unplannable
 from weft.search.record import Learned, Probe, SearchRecord
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
@@ -29,9 +29,9 @@ RECORD = SearchRecord(
     "step",
     "machine",
     Learned(
-        {"a": TOOK, "b": Refused("no room")},
-        {"c": Longer(Seconds(2.0))},
-        {Candidate(2, 2, layouts="columns", outer=True): TOOK, Candidate(4): Refused("no")},
+        {"a": TOOK, "b": Unplannable("no room")},
+        {"c": TooSlow(Seconds(2.0))},
+        {Candidate(2, 2, layouts="columns", outer=True): TOOK, Candidate(4): Unplannable("no")},
         {Candidate(2): Probe(TOOK, 0.5), Candidate(1): Probe(None, 0.0)},
     ),
 )

@@ -27,7 +27,7 @@ from search.jobs import (
 from weft.errors import StrategyError, UserError
 from weft.search.candidate import Candidate
 from weft.search.evaluator import Evaluator
-from weft.search.measures import Measures, Refused
+from weft.search.measures import Measures, Unplannable
 from weft.search.space import space_of
 from weft.strategy.strategy import Strategy
 
@@ -252,7 +252,7 @@ def test_small_steps_of_many_kinds_of_ranks_are_not_planned() -> None:
     strategy = Strategy(batch={"*": weft.broadcast}, parameters={"2.*": weft.split(0)})
     few = Evaluator(found.evaluator.step, found.evaluator.machine, found.evaluator.ranks, 1)
     refused = few.of(strategy)
-    assert isinstance(refused, Refused)
+    assert isinstance(refused, Unplannable)
     assert "ranks are not alike, more than the 1" in refused.why
     assert isinstance(found.evaluator.of(strategy), Measures)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from weft.search.candidate import Candidate
 from weft.search.candidate_table import CandidateTable
-from weft.search.measures import Measures, Refused
+from weft.search.measures import Measures, Unplannable
 from weft.search.why_not import Sources, why_not
 from weft.units import Bytes, Seconds
 
@@ -20,7 +20,7 @@ def measures(seconds: float, memory: int = 100, exposed: float = 0.1) -> Measure
 
 
 def sources(
-    simulated: dict[Candidate, Measures | Refused], estimated: dict[Candidate, Measures]
+    simulated: dict[Candidate, Measures | Unplannable], estimated: dict[Candidate, Measures]
 ) -> Sources:
     return Sources(
         simulated,
@@ -53,7 +53,9 @@ def test_each_kind_has_the_best_that_is_known() -> None:
 
 def test_what_cannot_be_planned_is_known_by_its_floor() -> None:
     point = Candidate(4, zero=2)
-    (found,) = why_not(CandidateTable.of([point]), BEST, sources({point: Refused("no rule")}, {}))
+    (found,) = why_not(
+        CandidateTable.of([point]), BEST, sources({point: Unplannable("no rule")}, {})
+    )
     assert (found.known, found.seconds) == ("at least", 0.5)
 
 

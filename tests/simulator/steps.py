@@ -18,7 +18,7 @@ from weft.compiler.strategy_hints import strategy_hints
 from weft.ir.logical import LogicalGraph
 from weft.ir.plan import RankPlan
 from weft.simulator import PlannedStep
-from weft.simulator.tasks import Tasks, in_ticks, repeated, step_tasks
+from weft.simulator.tasks import Tasks, repeated, step_tasks, to_ticks
 
 SAMPLES, WORDS, TIME = 8, 16, 8
 
@@ -77,5 +77,5 @@ def tasks_of(
     plans: Sequence[RankPlan], seconds: Mapping[int, Sequence[float]], steps: int = 1
 ) -> Tasks:
     """The tasks of some steps of plans whose communicators have orders; `seconds` of each rank's actors."""
-    ticks = {rank: [in_ticks(each) for each in own] for rank, own in seconds.items()}
+    ticks = {rank: [to_ticks(each) for each in own] for rank, own in seconds.items()}
     return repeated(step_tasks(plans, ticks), steps)

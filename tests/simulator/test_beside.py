@@ -14,7 +14,7 @@ from weft.errors import InternalError
 from weft.hardware.costs import Contention
 from weft.simulator.clock import run
 from weft.simulator.sharing import LinkSharing
-from weft.simulator.tasks import Lane, Tasks, in_ticks
+from weft.simulator.tasks import Lane, Tasks, to_ticks
 
 # Two that need a link whole, and one that needs half of it.
 WHOLE, OTHER, HALF = range(3)
@@ -31,7 +31,7 @@ def tasks_of(*given: tuple[int, float, Sequence[int]]) -> Tasks:
         tuple(((max(rank, 0), task, 0, 0),) for task, (rank, _, _) in enumerate(given)),
         tuple(tuple(needs) for _, _, needs in given),
         tuple(ranks.index(rank) if rank >= 0 else -1 for rank, _, _ in given),
-        tuple(in_ticks(seconds) for _, seconds, _ in given),
+        tuple(to_ticks(seconds) for _, seconds, _ in given),
         tuple(Lane(rank, "compute") for rank in ranks),
     )
 
@@ -49,7 +49,7 @@ def random_tasks(random: Random) -> Tasks:
         tuple(needs(task) for task in range(size)),
         tuple(random.randint(-1, lanes - 1) for _ in range(size)),
         tuple(
-            in_ticks(random.choice((0, 0, 1, 1, 2, 3, 5)) / random.choice((1, 1, 1, 3)))
+            to_ticks(random.choice((0, 0, 1, 1, 2, 3, 5)) / random.choice((1, 1, 1, 3)))
             for _ in range(size)
         ),
         tuple(Lane(rank, "compute") for rank in range(lanes)),

@@ -14,7 +14,7 @@ from strategies import durations, law, looped_plans, pipeline_plans
 from weft.ir.plan import RankPlan
 from weft.simulator.clock import run, simulate_step
 from weft.simulator.facts import critical_path, propagate
-from weft.simulator.tasks import Tasks, in_ticks
+from weft.simulator.tasks import Tasks, to_ticks
 
 STEPS = 3
 
@@ -112,7 +112,7 @@ def test_acts_that_last_as_long_as_they_did_run_in_the_order_in_which_they_did(
     ran = simulate_step(fixed, {p.rank: data.draw(durations(p)) for p in plans}, fixed=True)
     measured = {
         plan.rank: [
-            in_ticks(
+            to_ticks(
                 next((e.end - e.start for e in ran.timelines[plan.rank] if e.actor == a.id), 0.0)
             )
             for a in plan.actors

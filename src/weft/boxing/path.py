@@ -82,7 +82,7 @@ def steps(
 def _numbered_steps(
     source: Layout, target: Layout, shape: tuple[int, ...], itemsize: int
 ) -> tuple[BoxingStep, ...]:
-    """The chain between placements whose ranks are numbered anew: pairs of placements that are alike share it."""
+    """The chain between placements whose ranks are numbered again: pairs of placements that are alike share it."""
 
     def search(here: Layout, there: Layout) -> tuple[BoxingStep, ...]:
         return _PathSearch(here, there, shape, itemsize).shortest()

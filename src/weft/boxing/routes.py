@@ -22,8 +22,8 @@ from weft.boxing.overlaps import Indices, regions_of
 from weft.ir.plan_nodes import Piece
 from weft.layout import Layout, Placement
 
-# Boxing depends on two placements only through their grids and common ranks. With ranks numbered anew, steps and routes
-# are found once for all pairs that are alike, such as the neighbouring stages of a pipeline.
+# Boxing depends on two placements only through their grids and common ranks. With ranks numbered again, steps and
+# routes are found once for all pairs that are alike, such as the neighbouring stages of a pipeline.
 
 
 @lru_cache(maxsize=4096)
@@ -53,7 +53,7 @@ def numbered(source: Placement, target: Placement) -> tuple[Placement, Placement
 
 
 def numbered_layouts(source: Layout, target: Layout) -> tuple[Layout, Layout]:
-    """The two layouts on placements that are numbered anew."""
+    """The two layouts on placements that are numbered again."""
     here, there = numbered(source.placement, target.placement)
     return Layout(here, source.sbp), Layout(there, target.sbp)
 

@@ -15,7 +15,7 @@ from weft.capture.tree import Static, Tree, flatten, unflatten
 from weft.errors import BatchError, CaptureError
 from weft.ops.cost import dtype_name
 
-# A leaf of a batch as one of the whole batch, where a process has only a part.
+# An entry of a batch as one of the whole batch, where a process has only a part.
 Whole: TypeAlias = Callable[[Any], Any]
 
 
@@ -35,7 +35,7 @@ class TensorLeaf:
 @final
 @dataclass(frozen=True)
 class BatchSpec:
-    """Containers and leaves of the batch that a step was captured for.
+    """Containers and entries of the batch that a step was captured for.
 
     Attributes:
         leaves: with the values at capture of those that are no tensors.
@@ -337,7 +337,7 @@ class OutputSpec:
     leaves: tuple[str | Number | Static, ...]
 
     def check_loaded(self) -> None:
-        """Raise BatchError where a leaf of the batch is returned of which this process has not all rows."""
+        """Raise BatchError where an entry of the batch is returned of which this process has not all rows."""
         for leaf in self.leaves:
             if isinstance(leaf, Static) and is_symbolic(leaf.value):
                 repr(number_now(leaf.value))

@@ -101,7 +101,7 @@ def capture(
             in pieces; others are kept as one op each.
         parameters: "bf16" or "fp16" for casts of all parameters that the forward reads.
         masters: true where optimizers update float32 copies of narrower parameters.
-        like: the same step for a batch of other shapes, which makes it quicker, and has decided which
+        like: the same step for a batch of other shapes, which makes it faster, and has decided which
             states there are.
         changing: where numbers of Python stand that change between steps.
         constants: gets what is no tensor in the batch, by key, which later batches may change; of all shapes of a step.

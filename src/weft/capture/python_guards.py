@@ -126,7 +126,7 @@ class Guard:
             return True
         if isinstance(self.space, QueriedValue) and self.space.equal:
             return bool(value == self.value)
-        # What an eager call of a live model has made is what the step makes for itself.
+        # A value that an eager call of a live model made is made again by the step.
         return self.made and hasattr(type(value), "sbp")
 
     @property
@@ -220,14 +220,14 @@ class PythonGuards:
 
 
 @final
-class Exactly:
+class BitwiseEqual:
     """A number compared bit by bit: 0.0 differs from -0.0, nan equals nan."""
 
     def __init__(self, number: Any) -> None:
         self.number = number
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Exactly) and repr(self.number) == repr(other.number)
+        return isinstance(other, BitwiseEqual) and repr(self.number) == repr(other.number)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -274,7 +274,7 @@ def _same(one: Any, other: Any, depth: int = 5) -> bool:
 def _shown(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         return f"a tensor {list(value.shape)} (number {id(value):x})"
-    if is_plain(value) or isinstance(value, (*FUNCTIONS, Exactly)):
+    if is_plain(value) or isinstance(value, (*FUNCTIONS, BitwiseEqual)):
         return repr(value)[:80]
     if isinstance(value, frozenset):
         return f"a set of {len(value)}"

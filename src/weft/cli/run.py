@@ -35,15 +35,15 @@ from weft.runtime.world.launch import (
     SETTLE_SECONDS,
     SHUTDOWN_SECONDS,
     TIMEOUT,
-    Elsewhere,
-    Ending,
     Exit,
-    Fleet,
     Interrupts,
+    LaunchResult,
+    NodeProcesses,
+    RemoteFailure,
     launch,
     new_secret,
 )
-from weft.runtime.world.launchers import Joined, Launchers, Nodes, launchers
+from weft.runtime.world.launchers import JoinedNode, Launchers, Nodes, launchers
 from weft.units import counted
 
 WORKER = "weft.cli.worker"
@@ -147,7 +147,7 @@ def _run_once(
         environment = {**_environment(folder, number, options), **_alone(folder)}
         try:
             ending = launch(
-                *(command, Fleet(ranks), environment),
+                *(command, NodeProcesses(ranks), environment),
                 interrupts=interrupts,
                 asks=ASKS,
                 grace=options.grace,
@@ -218,7 +218,9 @@ def _user() -> str:
 
 
 @contextmanager
-def _rendezvous(job: Launchers, options: RunOptions, interrupts: Interrupts) -> Iterator[Joined]:
+def _rendezvous(
+    job: Launchers, options: RunOptions, interrupts: Interrupts
+) -> Iterator[JoinedNode]:
     """`joined`, of which only the wait for the other nodes is interrupted."""
     with ExitStack() as stack:
         with interrupts.raised():
@@ -230,7 +232,7 @@ def _rendezvous(job: Launchers, options: RunOptions, interrupts: Interrupts) -> 
 
 def _run_node(
     command: Sequence[str],
-    node: Joined,
+    node: JoinedNode,
     environment: Mapping[str, str],
     folder: Path,
     interrupts: Interrupts,
@@ -244,9 +246,9 @@ def _run_node(
     )
     if not ending.failed:
         with interrupts.raised():
-            ending = Ending(ending.exits, node.finish())
+            ending = LaunchResult(ending.exits, node.finish())
     elif ending.elsewhere is None:
-        ending = Ending(ending.exits, reports.first_elsewhere(ending.exits))
+        ending = LaunchResult(ending.exits, reports.first_elsewhere(ending.exits))
     return _told(ending, folder, node.left())
 
 
@@ -254,12 +256,12 @@ def _run_node(
 class _Reports:
     """Tells the other nodes of the ends of ranks here, and at once of a failure that nobody else has caused."""
 
-    def __init__(self, node: Joined, folder: Path) -> None:
+    def __init__(self, node: JoinedNode, folder: Path) -> None:
         self._node, self._folder = node, folder
         self._exits: list[Exit] = []
         # True where the others know of a failure here, and what one of them had told before.
         self._said = False
-        self._before: Elsewhere | None = None
+        self._before: RemoteFailure | None = None
 
     def end(self, end: Exit) -> None:
         """A rank has ended."""
@@ -270,7 +272,7 @@ class _Reports:
             if own is not None:
                 self._say(own)
 
-    def first_elsewhere(self, exits: Sequence[Exit]) -> Elsewhere | None:
+    def first_elsewhere(self, exits: Sequence[Exit]) -> RemoteFailure | None:
         """The failure of another node that came before those of this one, once all ranks here have ended."""
         if not self._said:
             left = self._node.left()
@@ -304,7 +306,7 @@ def _alone(folder: Path) -> dict[str, str]:
     }
 
 
-def _told(ending: Ending, folder: Path, left: Sequence[int] = ()) -> int:
+def _told(ending: LaunchResult, folder: Path, left: Sequence[int] = ()) -> int:
     """Say what failed; gives the exit code. `left` is that of `describe`."""
     if not ending.failed:
         return 0

@@ -28,7 +28,7 @@ class Assignment:
         bound: the least that deduction knows any layouts to cost, along the axis solved last with the
             others as they are.
         proven: true where `cost` is the least there is, along each axis with the others as they are.
-        broken: how often a parameter is used otherwise than the user laid it out, because its op
+        broken: how often a parameter is used differently from the user laid it out, because its op
             admits nothing else.
         taken: true where they are those of a graph of other sizes, of which all this is said.
     """

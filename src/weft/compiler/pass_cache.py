@@ -1,8 +1,8 @@
 """The cache of passes: what a pass made is found again by what it was given and what it read of the options.
 
-A search plans nearly the same step again and again, and so makes only what differs anew. The cache compares by content:
-graphs and programs that it gave before are the same objects, which compare equal at once. So a plan made with a cache
-is the plan made without, whatever changed.
+A search plans nearly the same step again and again, and so makes only what differs again. The cache compares by
+content: graphs and programs that it gave before are the same objects, which compare equal at once. So a plan made
+with a cache is the plan made without, whatever changed.
 """
 
 from __future__ import annotations

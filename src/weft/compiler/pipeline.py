@@ -174,7 +174,7 @@ PLAN: tuple[PlanPass, ...] = (
 
 @final
 @dataclass(frozen=True)
-class Laid:
+class LaidOutStep:
     """The graph with a layout for every value, and what was settled on the way."""
 
     graph: LogicalGraph
@@ -184,7 +184,7 @@ class Laid:
 
 @final
 @dataclass(frozen=True)
-class Lowered:
+class LoweredStep:
     """The programs and the plan that ranks run.
 
     Attributes:
@@ -240,7 +240,7 @@ def compile_graph(
     return _compiled(laid, lower(laid, ranks, like.cut if like else None, kinds), ranks)
 
 
-def lay(graph: LogicalGraph, context: Context, before: Sequence[Deduced] = ()) -> Laid:
+def lay(graph: LogicalGraph, context: Context, before: Sequence[Deduced] = ()) -> LaidOutStep:
     """Layouts: what hints ask of the graph, deduction and boxing, the dtypes of exchanges.
 
     `before` is what was deduced for another shape of the batch.
@@ -249,15 +249,15 @@ def lay(graph: LogicalGraph, context: Context, before: Sequence[Deduced] = ()) -
     graph, deduced = lay_out(graph, context, before)
     graph, context = run_on_graph(LAID, graph, context, with_layouts=True)
     checked = context.cache.of(check_signatures, graph)
-    return Laid(checked, replace(context, graph=checked), deduced)
+    return LaidOutStep(checked, replace(context, graph=checked), deduced)
 
 
 def lower(
-    laid: Laid,
+    laid: LaidOutStep,
     ranks: Sequence[int] | None,
     before: BatchCut | None = None,
     kinds: Mapping[int, int] = MappingProxyType({}),
-) -> Lowered:
+) -> LoweredStep:
     """Local programs and plans. With stages or micro-batches, of all ranks: of equal ones one stands for all.
 
     So it is where no `ranks` are named, too. `before` is how another shape of the batch was cut; equal ranks have
@@ -284,10 +284,10 @@ def lower(
     programs = run_on_programs(ON_RANKS, local.values(), replace(context, parts=cut.parts))
     schedule = plan_ranks(PLAN, programs, groups, context, classes if together else {}, related)
     schedule = replace(schedule, classes=classes)
-    return Lowered(groups, related, programs, schedule, cut)
+    return LoweredStep(groups, related, programs, schedule, cut)
 
 
-def _compiled(laid: Laid, lowered: Lowered, wanted: Sequence[int] | None) -> Compiled:
+def _compiled(laid: LaidOutStep, lowered: LoweredStep, wanted: Sequence[int] | None) -> Compiled:
     """The parts of the result that were asked for; raises where the plan takes more memory than there may be."""
     graph, schedule, options = laid.graph, lowered.schedule, laid.context.options
     plans = {plan.rank: plan for plan in schedule.plans}
@@ -320,7 +320,7 @@ def _compiled(laid: Laid, lowered: Lowered, wanted: Sequence[int] | None) -> Com
 
 
 def _cut(
-    laid: Laid,
+    laid: LaidOutStep,
     local: Mapping[int, LocalProgram],
     groups: tuple[Communicator, ...],
     related: Mapping[int, tuple[int, ...]],

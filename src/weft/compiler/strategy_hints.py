@@ -1,4 +1,4 @@
-"""From a strategy's name patterns to hints: the SBP of each batch leaf, parameter and buffer that the user fixed."""
+"""From a strategy's name patterns to hints: the SBP of each batch entry, parameter and buffer that the user fixed."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def batch_hints(
 
 
 def with_leaves(hints: Mapping[int, Hints], leaves: Mapping[str, Layout]) -> dict[int, Hints]:
-    """Hints that fix leaves of the batch to how they lie, too, where nothing else is said of them."""
+    """Hints that fix entries of the batch to how they lie, too, where nothing else is said of them."""
     return {
         axes: replace(
             own,

@@ -262,7 +262,7 @@ def collective_seconds(
 ) -> Seconds:
     """Seconds until the slowest of several groups has run a collective, where all run the same one at the same time.
 
-    The cheapest of ring, tree and hierarchical algorithms counts, in the quickest protocol; all-to-alls go directly, or
+    The cheapest of ring, tree and hierarchical algorithms counts, in the fastest protocol; all-to-alls go directly, or
     within nodes and then across them. A link's rate is shared by all groups that cross it.
 
     Args:

@@ -85,7 +85,7 @@ class Capacity:
         reserve: bytes of it that are taken before any tensor: context, allocator, communicators.
         slowdown: of calls and communications beside each other.
         drift: relative standard deviation of the device's speed from step to step.
-        launched: true where the host only launches calls, and goes on to the next step meanwhile.
+        launched: true where the host only launches calls, and continues to the next step meanwhile.
         step: seconds of the host between the acts of one step and those of the next.
     """
 
@@ -169,7 +169,7 @@ class CostModel:
             dear, so that a strategy keeps its meaning at small sizes. With x of (n, k) and w of (k,
             m) in float32, data parallelism pays 2(p-1)·4·k·m bytes to reduce the gradient of w;
             replicating the layer instead pays (p-1)·6·n·k·m flops. At 4 bytes a flop the second is
-            dearer for every n ≥ 1, so no batch is too small for a split that the user asked for.
+            more expensive for every n ≥ 1, so no batch is too small for a split that the user asked for.
         bytes_per_traffic: what one byte read or written in a device's memory weighs: enough to
             split element-wise work where that is free, too little to move a tensor for it.
         bytes_per_held: what one byte weighs by which boxing makes a tensor larger, all ranks together:
@@ -227,7 +227,7 @@ def seconds_model(costs: Costs, ranks: Sequence[int], dtype: str = "float32") ->
 
     Its unit is still a byte between devices, so seconds are times the bytes that all ranks together send in one. It is
     linear: each call and each exchange counts at the rate of large ones. Parameters that the user left free lie as is
-    quickest, and copies cost nothing; what the user fixed holds.
+    fastest, and copies cost nothing; what the user fixed holds.
 
     Args:
         costs: of the machine.
@@ -381,5 +381,5 @@ def default_device(device_type: str) -> DefaultDevice:
 
 
 def is_launched(device_type: str) -> bool:
-    """True where a device of this type goes on by itself with the work that the host has launched."""
+    """True where a device of this type continues by itself with the work that the host has launched."""
     return DEVICE_TYPES[device_type].launched

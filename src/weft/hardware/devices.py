@@ -157,7 +157,7 @@ class DeviceKind:
         reserve: what the context, the allocator's reserve and the communicators' buffers take of the memory.
         efficiency: shares that are reached, for each of `OP_CLASSES`.
         units: parts of the device that make tiles at the same time (streaming multiprocessors).
-        tiles: those that matrix products may be made of; the quickest counts. None: any shape is as good.
+        tiles: those that matrix products may be made of; the fastest counts. None: any shape is as good.
         slowdown: factor by which calls take longer while a communication runs beside them.
         host: bytes a second that it sends to its host's memory, or gets from there; where a file does not say it, 80 %
             of PCIe 3.0 x16.
@@ -196,7 +196,7 @@ class DeviceKind:
 # Computing and reading go on at the same time, the slower of both counts (Williams, Waterman and Patterson, "Roofline",
 # CACM 2009). A matrix product is made of tiles, as many at a time as the device has units, so that its last wave may
 # be idle in part (NVIDIA, "Matrix Multiplication Background User's Guide", sections on tile and wave quantization); of
-# the kind's tiles the quickest counts. No call is quicker than the kind's peaks allow.
+# the kind's tiles the fastest counts. No call is faster than the kind's peaks allow.
 
 
 # Parts of names of ops, and their class; the first that is found counts.
@@ -358,7 +358,7 @@ def _computing(kind: DeviceKind, work: CallWork) -> float:
     if product is None or work.op_class != "product":
         return work.flops / rate
     made = product.batch * product.rows * product.columns
-    # Shares of tiles are at most 1, so no product is quicker than its own elements.
+    # Shares of tiles are at most 1, so no product is faster than its own elements.
     covered = min((_covered(kind.units, tile, product) for tile in kind.tiles), default=made)
     return 2 * covered * (product.depth + efficiency.depth) / rate if made else 0.0
 

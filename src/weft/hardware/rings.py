@@ -1,7 +1,7 @@
 """Rings and chains inside a node: who sends to whom, and which share of the bytes.
 
 Where devices are linked directly, as in a cube mesh, several rings run at once, and no two share a link: they are
-packed as Hamiltonian circles into the graph of direct links. Where switches link all devices, one ring in the order of
+packed as Hamiltonian cycles into the graph of direct links. Where switches link all devices, one ring in the order of
 their numbers uses every link.
 """
 
@@ -104,7 +104,7 @@ def _direct(routes: NodeRoutes, members: Sequence[int]) -> Counter[tuple[int, in
 def _search(
     widths: Counter[tuple[int, int]], members: Sequence[int], count: int, closed: bool
 ) -> list[tuple[int, ...]]:
-    """So many circles, or paths, that use no link twice; [] where none are found within the tries."""
+    """So many cycles, or paths, that use no link twice; [] where none are found within the tries."""
     tries = iter(range(_TRIES))
 
     def grown(

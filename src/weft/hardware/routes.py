@@ -13,9 +13,9 @@ import numpy.typing as npt
 from weft.cached import cached_property
 from weft.hardware.topology import LinkKind, NodeGroup, NodeKind, Topology, common_protocols
 
-# Bytes of the message for which a way is the quickest.
+# Bytes of the message for which a way is the fastest.
 _MESSAGE = 1 << 20
-# The last step of the quickest way to a vertex: the vertex before, the resource, the kind of link.
+# The last step of the fastest way to a vertex: the vertex before, the resource, the kind of link.
 _Step: TypeAlias = tuple[int, int, LinkKind]
 
 
@@ -70,7 +70,7 @@ class NodeRoutes:
             self.capacities += [(port.link, port.rate) for port in kind.ports]
 
     def route(self, source: int, target: int) -> Route | None:
-        """The quickest way between two vertices; None where there is none."""
+        """The fastest way between two vertices; None where there is none."""
         found = self._routes.get((source, target))
         if found is None:
             last = self._last.get(source)

@@ -153,7 +153,7 @@ class LinkKind:
         name: such as "nvlink3".
         rate: bytes a second each way, of one link.
         latency: seconds that the wire takes, or the switch behind it, beside a protocol's `hop`.
-        protocols: by name, or `ANY`; the quickest that all links of a communication have counts. Where none is named,
+        protocols: by name, or `ANY`; the fastest that all links of a communication have counts. Where none is named,
             one that reaches the whole rate at once; no library has more than 16.
         in_flight: messages to different peers that a device sends at a time.
         own: bytes a second at which a collective's kernel puts a device's own part of the result in place,

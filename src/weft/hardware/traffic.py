@@ -282,11 +282,11 @@ class Traffic:
     loads: LinkLoads = field(compare=False)
 
     def seconds(self, size: float, rounds: float = 1.0, own: float = 0.5) -> Seconds:
-        """Seconds of the quickest protocol, where the pattern runs `rounds` times on `size` bytes."""
+        """Seconds of the fastest protocol, where the pattern runs `rounds` times on `size` bytes."""
         return Seconds(min(self._by_protocol(size, rounds)) + own * size * self.own)
 
     def busy(self, size: float, rounds: float = 1.0) -> BusyLinks:
-        """The links that the quickest protocol needs, where the pattern runs `rounds` times on `size` bytes."""
+        """The links that the fastest protocol needs, where the pattern runs `rounds` times on `size` bytes."""
         found = self._by_protocol(size, rounds)
         resources, seconds = self.loads.busy(found.index(min(found)))
         return BusyLinks(resources, rounds * size * seconds)

@@ -174,7 +174,7 @@ def as_run(step: PlannedStep) -> PlannedStep:
     return replace(step, plans=tuple(map(with_joined_sums, step.plans)))
 
 
-class Capturable(Protocol):
+class CapturableStep(Protocol):
     """A step that is captured when it is asked for: `weft.Job`, `weft.Step`, `weft.Program`."""
 
     def stored(self, device_type: str = "cpu", strategy: Strategy | None = None) -> StoredStep:
@@ -182,7 +182,7 @@ class Capturable(Protocol):
 
 
 @runtime_checkable
-class Placed(Capturable, Protocol):
+class PlacedProgram(CapturableStep, Protocol):
     """A step that was compiled: `weft.Program`."""
 
     @property
@@ -195,7 +195,7 @@ class Placed(Capturable, Protocol):
 
 
 def simulate(
-    step: StoredStep | Capturable | str | Path,
+    step: StoredStep | CapturableStep | str | Path,
     strategy: Strategy | None = None,
     topology: str | Path | Topology = HERE,
     *,
@@ -234,7 +234,7 @@ def simulate(
         ),
     )
     planned, shape, ranks = strategy or data_parallel(), tuple(grid), None
-    if isinstance(step, Placed):
+    if isinstance(step, PlacedProgram):
         ranks = len(step.placement.ranks)
         if strategy is None:
             planned = step.strategy
@@ -244,7 +244,7 @@ def simulate(
     placement = placement_on(machine.device_type, machine.devices, planned, shape)
     given = read_cost_overrides(costs) if isinstance(costs, str | Path) else costs
     found = as_stored(step, planned)
-    if strategy is None and not isinstance(step, Placed):
+    if strategy is None and not isinstance(step, PlacedProgram):
         planned = found.in_precision(planned)
     with uncollected():
         kinds = machine.kinds(placement.ranks)
@@ -252,7 +252,7 @@ def simulate(
         return priced_step(planned_step(found.graph, compiled), machine.costs, given).simulation
 
 
-def as_stored(step: StoredStep | Capturable | str | Path, strategy: Strategy) -> StoredStep:
+def as_stored(step: StoredStep | CapturableStep | str | Path, strategy: Strategy) -> StoredStep:
     """A step as graph files hold it: read, captured, or as it is.
 
     Args:

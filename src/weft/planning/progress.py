@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("weft")
 # For so long nothing is shown: most programs are compiled by then.
 DELAY = Seconds(2.0)
-# After which a line is drawn anew.
+# After which a line is drawn again.
 _REDRAWN = Seconds(0.25)
 
 

@@ -64,14 +64,14 @@ def _alike(layout: Layout, ranks: tuple[int, ...]) -> bool:
 @final
 @dataclass(frozen=True)
 class StepChecksums:
-    """The stamps of a step, one for each group of ranks that talk to each other."""
+    """The checksums of a step, one for each group of ranks that talk to each other."""
 
     sums: BatchChecksums
     options: int
     call: int
 
     def among(self, ranks: tuple[int, ...]) -> int:
-        """The stamp of messages between some ranks."""
+        """The checksum of messages between some ranks."""
         written = written_among(ranks)
         return int(StepChecksum(self.sums.alike(ranks), written, self.options, self.call))
 
@@ -111,7 +111,7 @@ def _checksum(leaf: Tensor, step: int, before: int) -> int:
     """A checksum carried on; tensors on devices count once in a while only, as the host has to wait for them."""
     if leaf.device.type == "cpu":
         return array_checksum(_values(leaf), step, before)
-    if not is_often(step):
+    if not is_checked_step(step):
         return before
     sample = _sample(tuple(leaf.shape), leaf.nbytes, step)
     return zlib.crc32(_values(leaf[sample]).tobytes(), before)
@@ -122,14 +122,14 @@ def array_checksum(values: Any, step: int, before: int) -> int:
     return zlib.crc32(values[_sample(values.shape, values.nbytes, step)].tobytes(), before)
 
 
-def is_often(step: int) -> bool:
+def is_checked_step(step: int) -> bool:
     """True in the first steps, and in one of some."""
     return step < _FIRST or step % _EVERY == 0
 
 
 def _sample(shape: tuple[int, ...], size: int, step: int) -> tuple[slice, ...]:
     """The elements of so many bytes that count in a step; none named, all of them."""
-    if is_often(step) and size <= _BYTES:
+    if is_checked_step(step) and size <= _BYTES:
         return ()
     # For each dimension as many as there is room for.
     return tuple(slice(step * _STRIDE % each, None, each) for each in _strides(shape))
@@ -198,7 +198,7 @@ def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def _values(leaf: Tensor) -> Any:
-    """A tensor as an array of numpy, which is quicker to cut; of other dtypes that it does not have, the bits."""
+    """A tensor as an array of numpy, which is faster to cut; of other dtypes that it does not have, the bits."""
     leaf = leaf.detach().cpu().resolve_conj().resolve_neg()
     try:
         return leaf.numpy()

@@ -28,7 +28,7 @@ from weft.program.planning.build import local_ranks
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned, Variants, planner_of
 from weft.program.program import Program
-from weft.program.setting import Setting
+from weft.program.setting import ProgramSetting
 from weft.program.training.states import check_states
 from weft.program.training.training import Training
 from weft.program.verification import check_values
@@ -307,7 +307,7 @@ class _Session:
             variables = take_over(step.model, graph, stored, world, placement, later)
             seed = torch.initial_seed() if seed is None else seed
             seed = int(gathered(world, "the seed", lambda: str(seed))[0])
-            setting = Setting(
+            setting = ProgramSetting(
                 *(step.model, world, placement, planner.options, variables, seed, self.strategy),
                 *(kernels, self.local, self.shapes),
             )

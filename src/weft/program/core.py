@@ -18,7 +18,7 @@ from weft.compiler.pipeline import Compiled
 from weft.errors import RankFailure, UserError
 from weft.ir.plan import RankPlan
 from weft.program.agreement import gathered, run_on_all
-from weft.program.data.loading import LoadedActs
+from weft.program.data.loading import LoadingActs
 from weft.program.live.ownership import LiveLocations
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Variants
@@ -78,7 +78,7 @@ class ProgramCore:
         self.training = training
         self.steps = self.first = self.samples = 0
         self.waits: dict[int, StepSpan] = {}
-        self.loads: dict[int, LoadedActs] = {}
+        self.loads: dict[int, LoadingActs] = {}
         self.loading: RankPlan | None = None
         self.metrics: Mapping[str, Tensor] = {}
         self.failed: Failed | None = None
@@ -90,7 +90,7 @@ class ProgramCore:
         """The batch of the next step was waited for, in nanoseconds of `perf_counter_ns`."""
         self._keep(self.waits, StepSpan(self.steps, begin, end))
 
-    def note_load(self, acts: LoadedActs) -> None:
+    def note_load(self, acts: LoadingActs) -> None:
         """The batch of the next step was loaded by these acts."""
         self._keep(self.loads, acts)
 

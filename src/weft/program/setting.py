@@ -22,7 +22,7 @@ from weft.strategy.strategy import Strategy
 
 @final
 @dataclass(frozen=True)
-class Setting:
+class ProgramSetting:
     """The setting that all programs of one model share.
 
     Attributes:

@@ -24,16 +24,16 @@ from weft.program.checksums import (
     checksum_of_numbers,
 )
 from weft.program.core import ProgramCore, ProgramPart, one_at_a_time
-from weft.program.data.feed import CutBatch, RowsOfBatch, is_on_the_host, uncut
+from weft.program.data.feed import CutBatch, RowsOfBatch, is_on_the_host, whole_batch_of
 from weft.program.data.loader import Loader
-from weft.program.data.loading import Ahead, loaded_ahead, loading_plan, with_waits
+from weft.program.data.loading import PrefetchedBatches, loading_plan, prefetched, with_waits
 from weft.program.data.samples import check_same
 from weft.program.planning.variants import Variants
 from weft.program.training.gradients import check_adding
 from weft.program.training.training import without_step_hooks
 from weft.program.verification import Subject, Verified, verified
 from weft.runtime.executor.rank_executor import RankExecutor
-from weft.runtime.memory.state import ahead_of_use
+from weft.runtime.memory.state import prefetching_copies
 from weft.tensor import GlobalTensor
 
 
@@ -224,7 +224,7 @@ class ProgramSteps(ProgramPart):
         """The parts of the batch that ranks take, its checksums; `variants.current` is the plan for it then."""
         core = self._core
         batch = batch if isinstance(batch, CutBatch) else core.setting.whole(batch)
-        given = uncut(batch)
+        given = whole_batch_of(batch)
         # At the begin of a loop: has a loader the same dataset in all processes?
         if core.setting.world.several and isinstance(given, RowsOfBatch) and given.sums:
             core.enter("samples of a loader")
@@ -280,7 +280,7 @@ def batches_of(core: ProgramCore, batches: Iterable[Any], ahead: int) -> Iterato
         core.loading = loading_plan(feeder.first, feeder.loaded_leaves(rows), ahead)
         return core.loading
 
-    way = Ahead(plan, partial(_cut, core), core.note_load) if ahead else None
+    way = PrefetchedBatches(plan, partial(_cut, core), core.note_load) if ahead else None
     if isinstance(batches, Loader):
         items = batches._taken(way)
     elif way is None or isinstance(batches, list | tuple):
@@ -290,7 +290,7 @@ def batches_of(core: ProgramCore, batches: Iterable[Any], ahead: int) -> Iterato
         if isinstance(batches, DataLoader) and type(batches).__iter__ is DataLoader.__iter__:
             # Nobody writes any more into data from another process.
             given = iter(batches) if batches.num_workers else given
-        items = loaded_ahead(given, way.plan(None), way.cut, way.note)
+        items = prefetched(given, way.plan(None), way.cut, way.note)
     return with_waits(items, core.note_wait)
 
 
@@ -305,7 +305,10 @@ def _cut(core: ProgramCore, batch: Any) -> Any:
         by_rows = setting.by_rows and not isinstance(batch, RowsOfBatch)
         if by_rows or not is_on_the_host(batch):
             return batch
-        with torch.no_grad(), ahead_of_use(map(setting.world.device, setting.variables)) as arrival:
+        with (
+            torch.no_grad(),
+            prefetching_copies(map(setting.world.device, setting.variables)) as arrival,
+        ):
             whole = setting.whole(batch)
             found = core.variants.cut(whole)
     except Exception:

@@ -63,7 +63,7 @@ OPTIONAL = {"transformers": "its models"}
 
 @final
 @dataclass(frozen=True)
-class Checkup:
+class CheckResult:
     """The result of one check.
 
     Attributes:
@@ -77,7 +77,7 @@ class Checkup:
     advice: str = ""
 
 
-def check_machine() -> list[Checkup]:
+def check_machine() -> list[CheckResult]:
     """Look at versions, devices, transports, compiler, folders and limits. It starts nothing, and makes
     the folder of the cache alone, where there is none.
     """
@@ -85,99 +85,101 @@ def check_machine() -> list[Checkup]:
     return [check for look in (*looks, _packages) for check in look()]
 
 
-def _versions() -> Iterator[Checkup]:
-    yield Checkup(
+def _versions() -> Iterator[CheckResult]:
+    yield CheckResult(
         "weft", f"{__version__}, Python {platform.python_version()}, {platform.platform()}"
     )
     if sys.version_info < PYTHON:
         advice = f"install Python {'.'.join(map(str, PYTHON))} or later"
-        yield Checkup("Python", platform.python_version(), "bad", advice)
+        yield CheckResult("Python", platform.python_version(), "bad", advice)
     numbers = tuple(int(each) for each in torch.__version__.split("+")[0].split(".")[:2])
     late = numbers >= TORCH
     advice = "" if late else f"install torch {'.'.join(map(str, TORCH))} or later"
-    yield Checkup("torch", torch.__version__, "ok" if late else "bad", advice)
+    yield CheckResult("torch", torch.__version__, "ok" if late else "bad", advice)
 
 
-def _devices() -> Iterator[Checkup]:
+def _devices() -> Iterator[CheckResult]:
     threads = os.environ.get("OMP_NUM_THREADS", "not set")
-    yield Checkup("CPU", f"{counted(cores(), 'core')}, OMP_NUM_THREADS {threads}")
+    yield CheckResult("CPU", f"{counted(cores(), 'core')}, OMP_NUM_THREADS {threads}")
     if not torch.cuda.is_available():
-        yield Checkup("CUDA", "no devices; ranks run on the CPU")
+        yield CheckResult("CUDA", "no devices; ranks run on the CPU")
         return
     for index in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(index)
-        yield Checkup(f"CUDA {index}", f"{facts.name}, {bytes_text(facts.total_memory)}")
+        yield CheckResult(f"CUDA {index}", f"{facts.name}, {bytes_text(facts.total_memory)}")
 
 
-def _transports() -> Iterator[Checkup]:
+def _transports() -> Iterator[CheckResult]:
     if not dist.is_available() or not dist.is_gloo_available():
         advice = "install a torch with torch.distributed and Gloo"
-        yield Checkup("Gloo", "not there: ranks as processes cannot run", "bad", advice)
+        yield CheckResult("Gloo", "not there: ranks as processes cannot run", "bad", advice)
     else:
-        yield Checkup("Gloo", "there, for CPUs")
+        yield CheckResult("Gloo", "there, for CPUs")
     if torch.cuda.is_available() and not dist.is_nccl_available():
-        yield Checkup("NCCL", "not there", "bad", "install a torch with NCCL for CUDA devices")
+        yield CheckResult("NCCL", "not there", "bad", "install a torch with NCCL for CUDA devices")
     yield _shared_memory()
     yield _memory_files()
 
 
-def _shared_memory() -> Checkup:
+def _shared_memory() -> CheckResult:
     """The memory by which ranks of one host talk, which has no name and no place."""
     about = "shared memory"
     try:
         there = bool(host())
     except OSError as error:
         found = f"not there ({error.strerror or error}): ranks as processes cannot run so"
-        return Checkup(about, found, "bad", f"set {TRANSPORT}=gloo")
+        return CheckResult(about, found, "bad", f"set {TRANSPORT}=gloo")
     if there:
-        return Checkup(about, "there, for ranks of one host")
-    return Checkup(about, "not on this system: ranks of one host talk over Gloo", "note")
+        return CheckResult(about, "there, for ranks of one host")
+    return CheckResult(about, "not on this system: ranks of one host talk over Gloo", "note")
 
 
-def _memory_files() -> Checkup:
+def _memory_files() -> CheckResult:
     """The file system in memory, in which workers of loaders hand over what they load."""
     about, uses = str(MEMORY), "for workers of loaders"
     if not MEMORY.is_dir():
-        return Checkup(about, f"not there, {uses}", "note")
+        return CheckResult(about, f"not there, {uses}", "note")
     if not os.access(MEMORY, os.W_OK):
-        return Checkup(
+        return CheckResult(
             about, f"cannot be written, {uses}", "note", f"chmod 1777 {MEMORY} (as root)"
         )
     free = shutil.disk_usage(MEMORY).free
     advice = "" if free >= SHARED else f"make {MEMORY} larger (docker run --shm-size=1g)"
-    return Checkup(about, f"{bytes_text(free)} free, {uses}", _note(advice), advice)
+    return CheckResult(about, f"{bytes_text(free)} free, {uses}", _note(advice), advice)
 
 
-def _compiler() -> Iterator[Checkup]:
+def _compiler() -> Iterator[CheckResult]:
     missing = missing_compiler("cuda" if torch.cuda.is_available() else "cpu")
     if missing is None:
-        yield Checkup("compiler", 'there, for kernels="inductor" and "auto"')
+        yield CheckResult("compiler", 'there, for kernels="inductor" and "auto"')
     else:
-        yield Checkup("compiler", 'none: kernels="aten" runs, "inductor" does not', "note", missing)
+        yield CheckResult(
+            "compiler", 'none: kernels="aten" runs, "inductor" does not', "note", missing
+        )
 
 
-def _cache() -> Iterator[Checkup]:
+def _cache() -> Iterator[CheckResult]:
     try:
         folder = cache_folder("kernels").parent
     except UserError as error:
-        yield Checkup("cache", "cannot be used", "bad", str(error))
+        yield CheckResult("cache", "cannot be used", "bad", str(error))
         return
     free = shutil.disk_usage(folder).free
-    yield Checkup("cache", f"{folder}, nobody else may write there, {bytes_text(free)} free")
+    yield CheckResult("cache", f"{folder}, nobody else may write there, {bytes_text(free)} free")
 
 
-def _limits() -> Iterator[Checkup]:
+def _limits() -> Iterator[CheckResult]:
     files, most = map(_limit, resource.getrlimit(resource.RLIMIT_NOFILE))
     advice = "" if files >= FILES else f"ulimit -n {min(4 * FILES, most):.0f}"
     if files < FILES and files == most:
         advice = f"have root raise the limit (docker run --ulimit nofile={4 * FILES})"
     found = "as many as wanted" if isinf(files) else f"{files:.0f} at most"
-    yield Checkup("open files", found, _note(advice), advice)
+    yield CheckResult("open files", found, _note(advice), advice)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    yield Checkup("memory", bytes_text(memory))
+    yield CheckResult("memory", bytes_text(memory))
 
 
-def _variables() -> Iterator[Checkup]:
+def _variables() -> Iterator[CheckResult]:
     own = sorted(name for name in os.environ if name.startswith("WEFT_") and name != SECRET)
     shown = ", ".join(f"{name}={os.environ[name]}" for name in own) or "none is set"
     try:
@@ -186,36 +188,36 @@ def _variables() -> Iterator[Checkup]:
         for asked in (graph_mode, timeout_seconds, given_secret):
             asked()
     except UserError as error:
-        yield Checkup("variables", shown, "bad", str(error))
+        yield CheckResult("variables", shown, "bad", str(error))
         return
     strange = ", ".join(name for name in own if name not in _VARIABLES)
     advice = f"weft reads no {strange}: docs/environment.md has all names" if strange else ""
-    yield Checkup("variables", shown, _note(advice), advice)
+    yield CheckResult("variables", shown, _note(advice), advice)
 
 
-def _costs() -> Iterator[Checkup]:
+def _costs() -> Iterator[CheckResult]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         found = stored_measurements(device)
     except UserError as error:
-        yield Checkup("measured costs", "cannot be read", "bad", str(error))
+        yield CheckResult("measured costs", "cannot be read", "bad", str(error))
         return
     if found:
-        yield Checkup("measured costs", f"of this machine, {counted(len(found), 'file')}")
+        yield CheckResult("measured costs", f"of this machine, {counted(len(found), 'file')}")
     else:
         advice = "weft measure, so that predictions and searches know this machine"
-        yield Checkup("measured costs", "none of this machine", "note", advice)
+        yield CheckResult("measured costs", "none of this machine", "note", advice)
 
 
-def _packages() -> Iterator[Checkup]:
+def _packages() -> Iterator[CheckResult]:
     for name, wants in OPTIONAL.items():
         if find_spec(name) is None:
-            yield Checkup(name, f"not installed; {wants} would need it")
+            yield CheckResult(name, f"not installed; {wants} would need it")
             continue
         try:
-            yield Checkup(name, version(name))
+            yield CheckResult(name, version(name))
         except PackageNotFoundError:
-            yield Checkup(name, "there")
+            yield CheckResult(name, "there")
 
 
 def _limit(number: int) -> float:

@@ -18,11 +18,11 @@ _T = TypeVar("_T")
 # between its layers; "free": whatever deduction in seconds finds.
 Layouts: TypeAlias = Literal["data", "columns", "sequence", "free"]
 LAYOUTS: tuple[Layouts, ...] = get_args(Layouts)
-# Schedules that points name, beside the computed one: of ranks with a stage each, and of those with several.
+# Schedules that candidates name, beside the computed one: of ranks with a stage each, and of those with several.
 ONCE, IN_TURN = ("gpipe", "1f1b", "zero_bubble"), ("interleaved",)
 NAMED = (*ONCE, *IN_TURN)
 SCHEDULES = ("", *NAMED)
-# Names that a strategy of such a point is known by.
+# Names that a strategy of such a candidate is known by.
 SCHEDULE_NAMES: Mapping[str, str] = {
     "": "computed",
     "gpipe": "GPipe",
@@ -89,7 +89,7 @@ class Candidate:
         blocks: Blocks | None,
         experts: Experts = Experts((), 0),  # noqa: B008 (frozen)
     ) -> Strategy:
-        """The strategy of this point."""
+        """The strategy of this candidate."""
         batch, parameters, activations = self._layouts(linears)
         if self.experts:
             split_ones = self._on(split(0)) if self._has_one_axis else self._on(split(0), broadcast)
@@ -180,7 +180,7 @@ def fixed_first(fixed: Mapping[str, _T], others: Mapping[str, _T]) -> dict[str, 
     return {**fixed, **others, **fixed}
 
 
-# The coordinates of points by number, in columns: those with choices by the place of their choice.
+# The coordinates of candidates by number, in columns: those with choices by the place of their choice.
 COLUMNS: Mapping[str, int] = {each.name: number for number, each in enumerate(fields(Candidate))}
 WIDTH = len(COLUMNS)
 _CHOICES: Mapping[str, tuple[Any, ...]] = {
@@ -196,7 +196,7 @@ def _code(name: str, found: Any) -> int:
     return _CHOICES[name].index(found) if name in _CHOICES else found
 
 
-# The numbers of those that a point need not say; no point is without the others.
+# The numbers of those that a candidate need not say; no candidate is without the others.
 DEFAULTS: Mapping[str, int] = {
     each.name: _code(each.name, each.default)
     for each in fields(Candidate)
@@ -205,12 +205,12 @@ DEFAULTS: Mapping[str, int] = {
 
 
 def row_of(point: Candidate) -> tuple[int, ...]:
-    """The numbers of a point, by column."""
+    """The numbers of a candidate, by column."""
     return tuple(_code(name, getattr(point, name)) for name in COLUMNS)
 
 
 def point_of(row: list[int]) -> Candidate:
-    """The point that `row_of` gives the numbers of."""
+    """The candidate that `row_of` gives the numbers of."""
     found: dict[str, Any] = dict(zip(COLUMNS, row, strict=True))
     return Candidate(**found | {name: every[found[name]] for name, every in _CHOICES.items()})
 

@@ -1,4 +1,4 @@
-"""Points by column: floors and estimates of a hundred thousand of them are a few sums of arrays."""
+"""Candidates by column: lower bounds and estimates of a hundred thousand of them are a few sums of arrays."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def schedule_code(schedule: str) -> int:
 
 @final
 class _Column:
-    """A column of points: the coordinate of its name."""
+    """A column of candidates: the coordinate of its name."""
 
     def __set_name__(self, owner: type[CandidateTable], name: str) -> None:
         self._place = COLUMNS[name]
@@ -67,10 +67,10 @@ class _Truth:
 @final
 @dataclass(frozen=True, eq=False)
 class CandidateTable:
-    """Points of the space.
+    """Candidates of the space.
 
     Attributes:
-        rows: [points, coordinates], in the order of `Candidate`'s fields; names and truths as numbers.
+        rows: [candidates, coordinates], in the order of `Candidate`'s fields; names and truths as numbers.
     """
 
     rows: Ints
@@ -92,14 +92,14 @@ class CandidateTable:
 
     @staticmethod
     def of(points: Iterable[Candidate]) -> CandidateTable:
-        """These points."""
+        """These candidates."""
         return CandidateTable(
             np.array([row_of(each) for each in points], np.int64).reshape(-1, WIDTH)
         )
 
     @staticmethod
     def made(count: int, data: int | Ints, **columns: int | Ints) -> CandidateTable:
-        """So many points, by the numbers of their coordinates; others are as in a plain `Candidate`."""
+        """So many candidates, by the numbers of their coordinates; others are as in a plain `Candidate`."""
         rows = np.empty((count, WIDTH), np.int64)
         for name, numbers in {**DEFAULTS, "data": data, **columns}.items():
             rows[:, COLUMNS[name]] = numbers
@@ -143,7 +143,7 @@ class CandidateTable:
         return CandidateTable(rows)
 
     def number(self, point: Candidate) -> int | None:
-        """The row of a point; None where it is none of them."""
+        """The row of a candidate; None where it is none of them."""
         found = np.flatnonzero(self._is(point))
         return int(found[0]) if len(found) else None
 
@@ -210,13 +210,14 @@ class CandidateTable:
 
     @cached_property
     def grids(self) -> Ints:
-        """For each point the number of its grid (data, tensor, stages)."""
+        """For each candidate the number of its grid (data, tensor, stages)."""
         key = (self.data << 2 * _BITS) | (self.tensor << _BITS) | self.stages
         found: Ints = np.unique(key, return_inverse=True)[1]
         return found
 
 
-# Those without stages begin with the levels of ZeRO, in their order; pipelines are by the schedule that a point names.
+# Those without stages begin with the levels of ZeRO, in their order; pipelines are by the schedule that a candidate
+# names.
 KINDS = (
     *("data parallel", "ZeRO 1", "ZeRO 2", "ZeRO 3", "Megatron grid"),
     *("GPipe", "1F1B", "interleaved", "zero bubble"),

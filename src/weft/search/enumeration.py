@@ -1,4 +1,4 @@
-"""Points of the space, planned one after the other, those first that should be the quickest."""
+"""Candidates of the space, planned one after the other, those first that should be the fastest."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from weft.search.state import ADDED_UP, NO_TIME, NOT_QUICKER, SearchState
 from weft.search.tuning import ABOUT, FAILED, LIKELY, LIKELY_UNSEEN, SLOWER
 
 SLOWER_BEFORE = "far slower in the search that this one starts from, with something else fixed"
-# So many of the next points are looked at ahead, and so many are gone through for one whose plan ends soon.
+# So many of the next candidates are looked at ahead, and so many are gone through for one whose plan ends soon.
 _AHEAD, _NEXT = 8, 512
 
 
 @final
 class Enumeration:
-    """Plans points for a search, while its budget lasts."""
+    """Plans candidates for a search, while its budget lasts."""
 
     def __init__(self, state: SearchState) -> None:
         self._state, self._queue = state, state.queue
         self._facts, self._estimates = state.facts, state.estimates
         self._by_hand: Mask = state.queue.points.by_hand
-        # Points with fewer blocks that run again, which took another's place; and those others, once they stand again.
+        # Candidates with fewer blocks that run again, which took another's place; and those others, once they stand
+        # again.
         self._offered, self._whole = set[Candidate](), set[Candidate]()
 
     @property
@@ -63,7 +64,7 @@ class Enumeration:
             took = state.budget.now() - begin
 
     def _one_of_each_kind(self) -> list[Candidate]:
-        """The quickest candidate of each kind; first kinds without a tensor axis or stages, whose ranks are alike.
+        """The fastest candidate of each kind; first kinds without a tensor axis or stages, whose ranks are alike.
 
         Among candidates about as quick, one with few micro-batches wins: it is planned quickly. Kinds that lack far
         more room than an estimate errs by are left out.
@@ -78,7 +79,7 @@ class Enumeration:
         return found
 
     def probe_smallest(self) -> None:
-        """Look at fully sharded data parallel, until a point of it has room, where data parallel lacks it.
+        """Look at fully sharded data parallel, until a candidate of it has room, where data parallel lacks it.
 
         With blocks that run again, or none, by small steps. Where there are none, or moves count in place of seconds,
         those are planned of which all blocks run again.
@@ -103,11 +104,11 @@ class Enumeration:
                 return
 
     def plan(self, by_hand: bool, *, likely: bool) -> None:
-        """Plan points, the quickest by estimate first, while the budget lasts.
+        """Plan candidates, the fastest by estimate first, while the budget lasts.
 
         Args:
             by_hand: those that people write by hand, or the others; both as long as nothing fits.
-            likely: only those that should be quicker than the best.
+            likely: only those that should be faster than the best.
         """
         state, queue = self._state, self._queue
         while state.affords() or state.must_plan():
@@ -131,16 +132,16 @@ class Enumeration:
                 state.plan_point(point)
 
     def others_are_better(self) -> bool:
-        """True where points that nobody writes by hand should be quicker than moves from the best lead to.
+        """True where candidates that nobody writes by hand should be faster than moves from the best lead to.
 
-        True where baselines do not fit in memory, or another probed candidate should be quicker.
+        True where baselines do not fit in memory, or another probed candidate should be faster.
         """
         others = ~self._by_hand
         known = next(self._queue.with_room(others, looked=True), None)
         return self.is_crowded or (known is not None and known[1] < self._state.log.quickest)
 
     def _next(self, among: Mask, likely: bool) -> Candidate | None:
-        """The next point; None where none is left, none is likely, or there is no time for a look at it."""
+        """The next candidate; None where none is left, none is likely, or there is no time for a look at it."""
         state, queue = self._state, self._queue
         if state.log.best is None and self._facts.small is None and len(state.points) >= FAILED:
             return queue.smallest(among)
@@ -162,19 +163,21 @@ class Enumeration:
         return None
 
     def _look(self, point: Candidate, among: Mask) -> None:
-        """Look at a point, and have those that are next planned by other processes meanwhile."""
+        """Look at a candidate, and have those that are next planned by other processes meanwhile."""
         for other, _ in self._queue.first(among, _AHEAD):
             if not self._estimates.probed(other) and not self._estimates.ahead(other):
                 break
         self._estimates.look(point)
 
     def _first(self, among: Mask) -> tuple[Candidate, float] | None:
-        """The next point, and its seconds; while nothing fits, the quickest of those that should have room, if any."""
+        """The next candidate, and its seconds; while nothing fits, the fastest of those that should have room, if
+        any.
+        """
         roomy = self._queue.with_room(among, looked=False) if self._state.log.best is None else ()
         return next(iter(roomy), None) or next(iter(self._queue.first(among)), None)
 
     def _is_ready(self, point: Candidate) -> bool:
-        """True where nothing is to be looked at before a point is planned."""
+        """True where nothing is to be looked at before a candidate is planned."""
         return self._facts.small is None or self._estimates.probed(point)
 
     def _is_likely(self, seconds: float) -> bool:
@@ -182,9 +185,9 @@ class Enumeration:
         return seconds <= times * self._state.log.quickest
 
     def _with_fewer(self, point: Candidate) -> Candidate | None:
-        """The point, or the one with as few blocks that run again as have room; None where that came out before.
+        """The candidate, or the one with as few blocks that run again as have room; None where that came out before.
 
-        The point takes its own place in the order then.
+        The candidate takes its own place in the order then.
         """
         if self._facts.small is None or point in self._whole:
             return point
@@ -197,9 +200,9 @@ class Enumeration:
         return None
 
     def _known(self, among: Mask, likely: bool) -> Candidate | None:
-        """The quickest point that was looked at, should have room, and is planned in time.
+        """The fastest candidate that was looked at, should have room, and is planned in time.
 
-        While nothing fits yet: the quickest of the candidates that are planned about the soonest, with room if any
+        While nothing fits yet: the fastest of the candidates that are planned about the soonest, with room if any
         has it.
         """
         state, queue = self._state, self._queue
@@ -219,7 +222,9 @@ class Enumeration:
         return None if quickest is None else self._with_fewer(quickest) or quickest
 
     def _was_slower(self, point: Candidate) -> bool:
-        """True where an earlier search, with something else fixed, found a point far slower than the best is now."""
+        """True where an earlier search, with something else fixed, found a candidate far slower than the best is
+        now.
+        """
         state = self._state
         return (
             state.log.best is not None
@@ -228,7 +233,7 @@ class Enumeration:
         )
 
     def plan_cheapest(self) -> None:
-        """Plan the layouts that sum to the least on all ranks, and vocabularies split: no point says them.
+        """Plan the layouts that sum to the least on all ranks, and vocabularies split: no candidate says them.
 
         With nothing else. Where a pipeline is the best, its stages have few layouts, and moves from it lead there by
         many steps only.

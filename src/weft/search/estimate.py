@@ -1,8 +1,9 @@
-"""The estimate of points: a roofline, times what points of their kind were measured to take over theirs.
+"""The estimate of candidates: a roofline, times what candidates of their kind were measured to take over theirs.
 
-The roofline has the terms of floors, and what floors leave out: bubbles, and exchanges that nothing hides. It is
-corrected by each point that was planned, or looked at by small steps (`weft.search.evaluator`): of a point the
-nearest one that was measured counts. A pipeline so stands by its point without stages, once that was looked at.
+The roofline has the terms of lower bounds, and what lower bounds leave out: bubbles, and exchanges that nothing
+hides. It is corrected by each candidate that was planned, or looked at by small steps (`weft.search.evaluator`): of a
+candidate the nearest one that was measured counts. A pipeline so stands by its candidate without stages, once that
+was looked at.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from weft.search.candidate import Candidate
 from weft.search.candidate_table import CandidateTable, Floats, Ints, Mask
 from weft.search.evaluator import Probes
 from weft.search.lower_bounds import LowerBounds
-from weft.search.measures import Answer, Measures, Refused, along
+from weft.search.measures import Answer, Measures, Unplannable, along
 from weft.search.record import Learned, Probe
 from weft.search.steps.facts import FEW, MORE
 from weft.search.tuning import ABOUT, COMPUTED, FILLED, FREE, HIDING, LIKELY, STAGED, UNKNOWN
@@ -30,13 +31,13 @@ from weft.units import Bytes, Seconds
 
 @final
 class CandidateRoofline(NamedTuple):
-    """Points before anything of them is measured.
+    """Candidates before anything of them is measured.
 
     Attributes:
         seconds: of a step, with room or without.
         states: bytes of parameters and optimizer states on a rank, with what its device reserves.
         beside: bytes that a rank holds beside these.
-        traits: [points, `_TRAITS`], in what points are alike.
+        traits: [candidates, `_TRAITS`], in what candidates are alike.
         samples: of a micro-batch on a rank, as a power of two.
     """
 
@@ -47,7 +48,7 @@ class CandidateRoofline(NamedTuple):
     samples: Floats
 
 
-# In what points are alike, and how far apart two are that differ in it; one doubling of samples counts as 1.
+# In what candidates are alike, and how far apart two are that differ in it; one doubling of samples counts as 1.
 _TRAITS = {
     "layouts": 32,
     "uneven": 32,
@@ -65,7 +66,7 @@ _APART = np.array(tuple(_TRAITS.values()))
 
 
 def roofline(points: CandidateTable, floors: LowerBounds) -> CandidateRoofline:
-    """The roofline of points."""
+    """The roofline of candidates."""
     traits, samples = _traits(points, floors.facts.samples)
     wide = points.laid("free") & (points.tensor > 1)
     # The batch split over all ranks stands for layouts that deduction finds on two axes.
@@ -147,12 +148,12 @@ def _puts_off(points: CandidateTable) -> Mask:
 
 @final
 class _Measured(NamedTuple):
-    """A point that was measured, beside its roofline.
+    """A candidate that was measured, beside its roofline.
 
     Attributes:
         seconds: times as long as the roofline.
         memory: times as many bytes beside states.
-        most: bytes that points like it hold at most over their roofline.
+        most: bytes that candidates like it hold at most over their roofline.
         planned: true where it was planned whole, false for a look by small steps.
     """
 
@@ -166,7 +167,9 @@ class _Measured(NamedTuple):
 
 @final
 class _Corrected:
-    """Rooflines of points, times what the nearest that was measured took over its own; of equals the latest counts."""
+    """Rooflines of candidates, times what the nearest that was measured took over its own; of equals the latest
+    counts.
+    """
 
     def __init__(self, points: CandidateTable, floors: LowerBounds) -> None:
         self.rough, self._stages = roofline(points, floors), points.stages
@@ -191,22 +194,22 @@ class _Corrected:
 
     @property
     def margin(self) -> Floats:
-        """Factor on the bytes of points: more for pipelines until one near is planned."""
+        """Factor on the bytes of candidates: more for pipelines until one near is planned."""
         apart = (self._stages > 1) & (self._far >= _TRAITS["staged"])
         return np.where(apart, STAGED, 1.0)
 
     @property
     def spare(self) -> Floats:
-        """Factor on the room that points surely need: more until the nearest that was measured is a whole plan."""
+        """Factor on the room that candidates surely need: more until the nearest that was measured is a whole plan."""
         return np.where(self._planned, 1.0, LIKELY)
 
 
 @final
-class Outlook:
-    """Estimates of some points, better with each that is measured.
+class MemoryOutlook:
+    """Estimates of some candidates, better with each that is measured.
 
-    Points of which all blocks run again, or wait, stand for those with as few of them as give room: those are planned
-    in their place, where the step has small ones.
+    Candidates of which all blocks run again, or wait, stand for those with as few of them as give room: those are
+    planned in their place, where the step has small ones.
     """
 
     def __init__(self, points: CandidateTable, estimates: Estimates) -> None:
@@ -223,19 +226,20 @@ class Outlook:
 
     @property
     def spare(self) -> Floats:
-        """Factor on the room that points surely need."""
+        """Factor on the room that candidates surely need."""
         self._own.now(self._estimates.measured)
         return self._own.spare
 
     def over(self) -> Floats:
-        """Bytes over the room that there is: at most 1 where a point should fit."""
+        """Bytes over the room that there is: at most 1 where a candidate should fit."""
         return self._estimates.over(self.memory(), self._own.margin)
 
     def seconds(self, as_few: Mask | None = None) -> Floats:
-        """Seconds of steps by which points are ordered: more where room is lacking, the more so.
+        """Seconds of steps by which candidates are ordered: more where room is lacking, the more so.
 
         Args:
-            as_few: false for points that stand for themselves, with all blocks that run again; by default all do not.
+            as_few: false for candidates that stand for themselves, with all blocks that run again; by default all do
+                not.
         """
         seconds, memory = self._own.now(self._estimates.measured)
         # Candidates that lack little memory stand a little farther behind, all others at the end.
@@ -254,11 +258,11 @@ class Outlook:
 
 @final
 class Estimates:
-    """Estimates of points, better with each that is measured.
+    """Estimates of candidates, better with each that is measured.
 
     Attributes:
-        measured: what points took over their rooflines.
-        looks: looks so far, at points without stages, those of an earlier search among them.
+        measured: what candidates took over their rooflines.
+        looks: looks so far, at candidates without stages, those of an earlier search among them.
     """
 
     def __init__(
@@ -283,10 +287,10 @@ class Estimates:
         return found.count if found is not None else 0
 
     def over(self, memory: Floats, margin: Floats) -> Floats:
-        """Bytes over those that there are, beside what devices reserve: above 1 a point should have no room.
+        """Bytes over those that there are, beside what devices reserve: above 1 a candidate should have no room.
 
         Args:
-            memory: bytes of points by estimate, with what devices reserve.
+            memory: bytes of candidates by estimate, with what devices reserve.
             margin: times as many bytes that they may take.
         """
         return (memory - self.floors.reserve) / np.maximum(
@@ -294,20 +298,20 @@ class Estimates:
         )
 
     def room(self, margin: Floats) -> Floats:
-        """Bytes that points may take by estimate, with what devices reserve."""
+        """Bytes that candidates may take by estimate, with what devices reserve."""
         limit, reserve = self.floors.limit, self.floors.reserve
         room = inf if limit is None else max(limit - reserve, 1)
         return reserve + room / margin
 
-    def of(self, points: CandidateTable) -> Outlook:
-        """The estimates of some points."""
-        return Outlook(points, self)
+    def of(self, points: CandidateTable) -> MemoryOutlook:
+        """The estimates of some candidates."""
+        return MemoryOutlook(points, self)
 
     def learn(self, point: Candidate, found: Answer | None, planned: bool = True) -> None:
-        """Correct the estimates of points alike by what one takes; those like one that is refused wait.
+        """Correct the estimates of candidates alike by what one takes; those like one that is refused wait.
 
         Args:
-            point: which.
+            candidate: which.
             found: by a plan of it, or by small steps where it was not `planned`.
         """
         if found is None:
@@ -315,7 +319,7 @@ class Estimates:
         own = _Corrected(CandidateTable.of([point]), self.floors)
         rough = own.rough
         seconds, memory = own.now(self.measured)
-        if isinstance(found, Refused):
+        if isinstance(found, Unplannable):
             if point.tensor == 1:
                 return
             seconds *= UNKNOWN
@@ -332,7 +336,7 @@ class Estimates:
         self.measured.append(_Measured(traits, samples, times, held / beside, most, planned))
 
     def look(self, point: Candidate) -> None:
-        """Plan the small steps of a point, where nothing is known of it."""
+        """Plan the small steps of a candidate, where nothing is known of it."""
         for flat in self._needed(point):
             if flat not in self.looks:
                 strategy = self._strategy(flat)
@@ -341,18 +345,20 @@ class Estimates:
                 self.learn(flat, answer, planned=False)
 
     def probed(self, point: Candidate) -> bool:
-        """True where nothing has to be planned for a point's estimates."""
+        """True where nothing has to be planned for a candidate's estimates."""
         return point in self.learned.points or all(one in self.looks for one in self._needed(point))
 
     def ahead(self, point: Candidate) -> bool:
-        """Have a point's small steps planned by other processes that have time; false where none has."""
+        """Have a candidate's small steps planned by other processes that have time; false where none has."""
         missing = () if point in self.learned.points else self._needed(point)
         return all(
             self._small.ahead(self._strategy(one)) for one in missing if one not in self.looks
         )
 
     def _needed(self, point: Candidate) -> tuple[Candidate, ...]:
-        """The points that are looked at for one: of blocks that run again, or wait, also the one with none of them."""
+        """The candidates that are looked at for one: of blocks that run again, or wait, also the one with none of
+        them.
+        """
         flat = replace(point, stages=1, schedule="", turns=1)
         if _again(point) and self.floors.limit is not None:
             return _with_blocks(flat, 0), _with_blocks(flat, self.blocks)
@@ -371,14 +377,14 @@ class Estimates:
         return Seconds(seconds), Bytes(int(memory))
 
     def has_room(self, point: Candidate) -> bool:
-        """True for a point that should fit, as far as is known."""
+        """True for a candidate that should fit, as far as is known."""
         memory = np.array([float(self.about(point)[1])])
         own = _Corrected(CandidateTable.of([point]), self.floors)
         own.now(self.measured)
         return bool(self.over(memory, own.margin)[0] <= 1)
 
     def measures(self, point: Candidate) -> Measures | None:
-        """The measures of a point that was looked at, about; None of others, and where it cannot be planned."""
+        """The measures of a candidate that was looked at, about; None of others, and where it cannot be planned."""
         before = self.learned.points.get(point)
         if isinstance(before, Measures):
             return before
@@ -396,7 +402,9 @@ class Estimates:
         return Measures(seconds, memory, Seconds(exposed), Seconds(idle))
 
     def just_enough(self, point: Candidate) -> Candidate:
-        """The point with as few blocks that run again, or wait, as have room; itself where all must, or none must."""
+        """The candidate with as few blocks that run again, or wait, as have room; itself where all must, or none
+        must.
+        """
         if self.floors.limit is None or _again(point) != self.blocks or not self.blocks:
             return point
         own = _Corrected(CandidateTable.of([point]), self.floors)
@@ -412,28 +420,29 @@ class Estimates:
         return _with_blocks(point, min(fewest, self.blocks))
 
     def seconds_of_plan(self, point: Candidate) -> float:
-        """Seconds in which a point would be planned and simulated, about; 0 where no look says it."""
+        """Seconds in which a candidate would be planned and simulated, about; 0 where no look says it."""
         flat = self._needed(point)[-1]
         times = COMPUTED if point.stages > 1 and not point.schedule else 1.0
         look = self.looks.get(flat)
-        known = look is not None and not isinstance(look.answer, Refused)
+        known = look is not None and not isinstance(look.answer, Unplannable)
         return times * (look.seconds if look is not None and known else self._seconds_alike(point))
 
     def seconds_of_probe(self, point: Candidate) -> float:
-        """Seconds in which a point would be looked at, about; 0 where it was, or where nothing says it."""
+        """Seconds in which a candidate would be looked at, about; 0 where it was, or where nothing says it."""
         if self.probed(point) or not self.blocks:
             return 0.0
         return (FEW + MORE) / self.blocks * self._seconds_alike(point)
 
     def _seconds_alike(self, point: Candidate) -> float:
-        """Seconds in which a point without stages would be planned, by the look at the one most alike; 0 without.
+        """Seconds in which a candidate without stages would be planned, by the look at the one most alike; 0 without.
 
         By one with as many micro-batches or fewer, layers cut or not: half of the time depends on their number.
         """
         looks = [
             ((flat.tensor > 1) == (point.tensor > 1), flat.micro_batches, look.seconds)
             for flat, look in self.looks.items()
-            if flat.micro_batches <= point.micro_batches and not isinstance(look.answer, Refused)
+            if flat.micro_batches <= point.micro_batches
+            and not isinstance(look.answer, Unplannable)
         ]
         _, many, seconds = max(looks, default=(False, 1, 0.0))
         return seconds * (1 + point.micro_batches / many) / 2
@@ -444,7 +453,7 @@ def _again(point: Candidate) -> int:
 
 
 def _with_blocks(point: Candidate, count: int) -> Candidate:
-    """The point with so many blocks that run again, or wait, whichever do."""
+    """The candidate with so many blocks that run again, or wait, whichever do."""
     if point.offload:
         return replace(point, offload=count)
     return replace(point, recompute=count) if point.recompute else point

@@ -21,9 +21,9 @@ from weft.planning.progress import uncollected
 from weft.planning.stored_step import StoredStep, declare
 from weft.search.measures import (
     Answer,
-    Longer,
     Measures,
-    Refused,
+    TooSlow,
+    Unplannable,
     along,
     key_of,
     measures_of,
@@ -39,7 +39,7 @@ UNBOUNDED = Seconds(inf)
 
 @final
 @dataclass(frozen=True)
-class Whole:
+class PlannedWhole:
     """Everything that planning a strategy found out."""
 
     simulation: Simulation
@@ -67,12 +67,12 @@ class Evaluator:
     name: StepName = "whole"
     planners: Planners = field(default_factory=Planners, repr=False)
     _known: dict[str, Answer] = field(default_factory=dict, repr=False)
-    _longer: dict[str, Longer] = field(default_factory=dict, repr=False)
+    _longer: dict[str, TooSlow] = field(default_factory=dict, repr=False)
     _took: dict[str, float] = field(default_factory=dict, repr=False)
-    _last: dict[str, Whole] = field(default_factory=dict, repr=False)
+    _last: dict[str, PlannedWhole] = field(default_factory=dict, repr=False)
     _cache: PassCache = field(default_factory=lambda: PassCache(KEPT), repr=False)
 
-    def learn(self, answers: Mapping[str, Answer], longer: Mapping[str, Longer]) -> None:
+    def learn(self, answers: Mapping[str, Answer], longer: Mapping[str, TooSlow]) -> None:
         """Take what another search knew of the same step on the same machine, by `key_of`."""
         self._known.update(answers)
         self._longer.update(longer)
@@ -83,7 +83,7 @@ class Evaluator:
         return self._known
 
     @property
-    def longer(self) -> Mapping[str, Longer]:
+    def longer(self) -> Mapping[str, TooSlow]:
         """Strategies of which no more is known, by `key_of`."""
         return {key: each for key, each in self._longer.items() if key not in self._known}
 
@@ -149,7 +149,7 @@ class Evaluator:
         except (UserError, InternalError):  # as in `_anew`
             return None
 
-    def whole(self, strategy: Strategy) -> Whole:
+    def whole(self, strategy: Strategy) -> PlannedWhole:
         """The plan of a strategy with everything that it says.
 
         Raises:
@@ -160,7 +160,7 @@ class Evaluator:
             return known
         with uncollected():
             compiled, priced = self._priced(strategy)
-            made = Whole(priced.simulation, compiled.deduced)
+            made = PlannedWhole(priced.simulation, compiled.deduced)
         self._last.clear()
         self._last[key_of(strategy)] = made
         return made
@@ -171,17 +171,17 @@ class Evaluator:
             planned = planned_step(self.step.graph, compiled, self._cache)
             return compiled, priced_step(planned, self.machine.costs)
 
-    def last(self, strategy: Strategy) -> Whole | None:
+    def last(self, strategy: Strategy) -> PlannedWhole | None:
         """The plan of a strategy, if this process planned it last."""
         return self._last.get(key_of(strategy))
 
     def of(self, strategy: Strategy) -> Answer:
         """The measures of a strategy, or why it cannot be planned."""
         found = self.within(strategy, UNBOUNDED)
-        assert not isinstance(found, Longer)
+        assert not isinstance(found, TooSlow)
         return found
 
-    def within(self, strategy: Strategy, most: Seconds) -> Answer | Longer:
+    def within(self, strategy: Strategy, most: Seconds) -> Answer | TooSlow:
         """The measures of a strategy that takes at most so many seconds; of others only that they take more.
 
         The busiest queue of the plans is a bound: where that takes longer, nothing is simulated; where the step takes
@@ -193,17 +193,17 @@ class Evaluator:
             return longer
         if key not in self._known:
             found = self._made(key, strategy, most)
-            if isinstance(found, Longer):
+            if isinstance(found, TooSlow):
                 self._longer[key] = found
                 return found
             self._known[key] = found
         return self._known[key]
 
-    def _made(self, key: str, strategy: Strategy, most: Seconds) -> Answer | Longer:
+    def _made(self, key: str, strategy: Strategy, most: Seconds) -> Answer | TooSlow:
         """The answer of a process that has planned ahead, else of a plan of this one."""
         ahead = self.planners.taken(self.name, key)
         if ahead is not None and not (
-            isinstance(ahead.answer, Longer) and ahead.answer.seconds <= most
+            isinstance(ahead.answer, TooSlow) and ahead.answer.seconds <= most
         ):
             self._took[key] = ahead.took
             return ahead.answer
@@ -213,23 +213,23 @@ class Evaluator:
         self.planners.worked(self._took[key])
         return found
 
-    def _anew(self, key: str, strategy: Strategy, most: Seconds) -> Answer | Longer:
+    def _anew(self, key: str, strategy: Strategy, most: Seconds) -> Answer | TooSlow:
         try:
             compiled, priced = self._priced(strategy)
             with uncollected():
                 if most != UNBOUNDED:
                     for least in (priced.bound, lambda: priced.ran.step_seconds):
                         if least() > most:
-                            return Longer(least())
+                            return TooSlow(least())
                 self._last.clear()
-                self._last[key] = Whole(priced.simulation, compiled.deduced)
+                self._last[key] = PlannedWhole(priced.simulation, compiled.deduced)
                 return measures_of(priced.simulation, priced.moments, self.machine)
         except UserError as error:
-            return Refused(str(error))
+            return Unplannable(str(error))
         except InternalError as error:
             # A plan that gets stuck, or a pass that does not know the combination: one strategy fewer, no wrong one. It
             # says so among what was tried, or is counted. Any other error is one of the search, and ends it.
-            return Refused(f"weft cannot plan it: {error}")
+            return Unplannable(f"weft cannot plan it: {error}")
 
 
 # Ranks that are not alike in a step without stages: of more, a plan takes long, and most exchange what others do not.
@@ -261,7 +261,7 @@ class Probes:
         times = self.facts.along
         line = along(one, two, times)
         # For a step with more of all neither seconds nor bytes are below those of the first. The peak while several
-        # micro-batches run grows otherwise than the memory before and after (of few blocks an update of the embedding
+        # micro-batches run grows differently from the memory before and after (of few blocks an update of the embedding
         # may take more than their activations): each on its own line.
         pairs = zip(one.parts, two.parts, strict=True)
         parts = (first + times * (second - first) for first, second in pairs)

@@ -1,7 +1,8 @@
 """The least that a strategy can take, in seconds and bytes, before it is planned.
 
-Floors are of what no plan of a point can leave out: the calls of the step, in pieces, and its update (`shared_work`);
-gradients and parts of sums that are added up (`Exchanges`). Queues run side by side, so the longest counts.
+Lower bounds are of what no plan of a candidate can leave out: the calls of the step, in pieces, and its update
+(`shared_work`); gradients and parts of sums that are added up (`Exchanges`). Queues run side by side, so the longest
+counts.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Exchanges:
 
     @cached_property
     def _are_cut_otherwise(self) -> bool:
-        """True where the user says how some of the layers lie that points cut, or what is around them."""
+        """True where the user says how some of the layers lie that candidates cut, or what is around them."""
         weights = (f"{module}.weight" for module in self.facts.linears.cuts)
         base = self.facts.base.parameters
         return self.facts.guided or any(first_match(base, each) is not None for each in weights)
@@ -126,9 +127,9 @@ class Exchanges:
         along_data: bool,
         least: bool,
     ) -> float:
-        """Seconds of a collective that each stage has as much of, on the slowest of them; of `least` on the quickest.
+        """Seconds of a collective that each stage has as much of, on the slowest of them; of `least` on the fastest.
 
-        One of the stages has as much as this or more; with unlike links it may be the one whose links are quickest.
+        One of the stages has as much as this or more; with unlike links it may be the one whose links are fastest.
         """
         parts = point.data if along_data else point.tensor
         if parts == 1:
@@ -184,7 +185,7 @@ def _for_each(form: Ints, seconds: Callable[[int], float]) -> Floats:
 @final
 @dataclass(frozen=True)
 class LowerBounds:
-    """Floors of points for one step on one machine.
+    """Lower bounds of candidates for one step on one machine.
 
     Attributes:
         facts: of the step.
@@ -205,16 +206,16 @@ class LowerBounds:
 
     @cached_property
     def exchanges(self) -> Exchanges:
-        """The exchanges of points."""
+        """The exchanges of candidates."""
         return Exchanges(self.facts)
 
     @cached_property
     def exact(self) -> bool:
-        """True where pieces of calls are known to be no quicker than their part of the whole."""
+        """True where pieces of calls are known to be no faster than their part of the whole."""
         return isinstance(self._costs, TopologyCosts | DefaultDevice)
 
     def least(self, points: CandidateTable) -> Floats:
-        """Seconds that steps of points take at least."""
+        """Seconds that steps of candidates take at least."""
         if not self.exact:
             # The operations of the step over those that all devices can do in a second, in any dtype.
             capacities = map(self._costs.capacity, self.facts.ranks)
@@ -232,7 +233,7 @@ class LowerBounds:
         return found
 
     def states(self, points: CandidateTable) -> Floats:
-        """Bytes of parameters and optimizer states of each point on a rank, with what its device reserves.
+        """Bytes of parameters and optimizer states of each candidate on a rank, with what its device reserves.
 
         Where devices have unlike limits, as they compare with the least of these: `Measures.memory`.
         """
@@ -240,7 +241,7 @@ class LowerBounds:
         return found
 
     def variables(self, points: CandidateTable) -> Floats:
-        """Bytes of variables of each point on a rank, the mean of all: parameters, buffers and optimizer states."""
+        """Bytes of variables of each candidate on a rank, the mean of all: parameters, buffers and optimizer states."""
         cut = np.where(points.laid("data"), 1, points.tensor)
         shards = np.where((points.zero > 0) | points.laid("free"), points.data, 1)
         whole = self.facts.states + self.facts.parameters
@@ -276,10 +277,10 @@ class LowerBounds:
         return states + self.facts.kept / ranks > self.limit
 
     def memory(self, points: CandidateTable) -> Floats:
-        """Bytes that a rank takes at least, for each point."""
+        """Bytes that a rank takes at least, for each candidate."""
         return np.floor(self.states(points))
 
     def may_fit(self, points: CandidateTable) -> Mask:
-        """True for points that take no more memory at least than the limit."""
+        """True for candidates that take no more memory at least than the limit."""
         found: Mask = self.memory(points) <= (inf if self.limit is None else self.limit)
         return found

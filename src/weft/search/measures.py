@@ -43,7 +43,7 @@ class Measures:
 
 @final
 @dataclass(frozen=True)
-class Refused:
+class Unplannable:
     """A strategy that cannot be planned, and why."""
 
     why: str
@@ -51,13 +51,13 @@ class Refused:
 
 @final
 @dataclass(frozen=True)
-class Longer:
+class TooSlow:
     """A strategy known only to take longer than the limit of the question."""
 
     seconds: Seconds
 
 
-Answer: TypeAlias = Measures | Refused
+Answer: TypeAlias = Measures | Unplannable
 
 
 def along(one: Measures, two: Measures, times: float) -> Measures:

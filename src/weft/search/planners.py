@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple, TypeAlias, final
 from weft.files import PACKAGE
 from weft.planning.machine import Machine
 from weft.planning.stored_step import StoredStep
-from weft.search.measures import Answer, Longer
+from weft.search.measures import Answer, TooSlow
 from weft.strategy.strategy import Strategy
 from weft.units import Seconds
 
@@ -39,7 +39,7 @@ class Setup(NamedTuple):
 
 
 @final
-class Question(NamedTuple):
+class PlannerQuestion(NamedTuple):
     """A strategy to plan, and the seconds that a step may take to be simulated whole."""
 
     name: StepName
@@ -51,7 +51,7 @@ class Question(NamedTuple):
 class PlannedAhead(NamedTuple):
     """The measures of a strategy that was planned ahead, and the seconds of planning."""
 
-    answer: Answer | Longer
+    answer: Answer | TooSlow
     took: float
 
 
@@ -125,7 +125,7 @@ class Planners:
         if free is not None:
             if name not in self._setups:
                 self._setups[name] = _pickled(setup())
-            free.ask(asked, self._setups[name], _pickled(Question(name, strategy, most)))
+            free.ask(asked, self._setups[name], _pickled(PlannerQuestion(name, strategy, most)))
 
     def taken(self, name: StepName, key: str) -> PlannedAhead | None:
         """The measures of a strategy, once it is planned; None where it was not asked for."""
@@ -207,7 +207,7 @@ serve(Connection(int(sys.argv[1])))
 """
 
 
-def _pickled(message: Setup | Question) -> bytes:
+def _pickled(message: Setup | PlannerQuestion) -> bytes:
     return pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
 
 

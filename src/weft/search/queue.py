@@ -1,4 +1,4 @@
-"""The points that were not planned yet, the one first that should be the quickest."""
+"""The candidates that were not planned yet, the one first that should be the fastest."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ import numpy as np
 from weft.cached import cached_property
 from weft.search.candidate import Candidate
 from weft.search.candidate_table import CandidateTable, Floats, Mask
-from weft.search.estimate import Estimates, Outlook
-from weft.search.measures import Refused
+from weft.search.estimate import Estimates, MemoryOutlook
+from weft.search.measures import Unplannable
 from weft.units import Seconds
 
 
 @final
 class CandidateQueue:
-    """Points in the order of estimates that grow better while they are planned.
+    """Candidates in the order of estimates that grow better while they are planned.
 
     Args:
-        points: all.
+        candidates: all.
         least: seconds that each takes at least.
         estimates: of them.
 
     Attributes:
-        points: all, planned or not.
+        candidates: all, planned or not.
         left: those that are left.
-        left_out: points that came out, for want of time to look at them.
+        left_out: candidates that came out, for want of time to look at them.
     """
 
     def __init__(self, points: CandidateTable, least: Floats, estimates: Estimates) -> None:
         self.points, self._least, self._estimates = points, least, estimates
         self.left: Mask = np.ones(len(points), np.bool_)
         self.left_out = 0
-        # Points whose small steps were planned, or cannot be; those that stand for others with fewer blocks again.
+        # Candidates whose small steps were planned, or cannot be; those that stand for others with fewer blocks again.
         self._looked: Mask = np.zeros(len(points), np.bool_)
         self._refused: Mask = np.zeros(len(points), np.bool_)
         self._as_few: Mask = np.ones(len(points), np.bool_)
@@ -46,11 +46,11 @@ class CandidateQueue:
         return int(self.left.sum())
 
     @cached_property
-    def _outlook(self) -> Outlook:
+    def _outlook(self) -> MemoryOutlook:
         return self._estimates.of(self.points)
 
     def _now(self) -> Floats:
-        """Seconds by which all points are ordered now; endless where they cannot be planned."""
+        """Seconds by which all candidates are ordered now; endless where they cannot be planned."""
         known = len(self._estimates.measured) + len(self._estimates.looks)
         if known != self._known:
             self._note_looks()
@@ -64,18 +64,18 @@ class CandidateQueue:
         for flat, look in looks[self._looks :]:
             alike = self.points.flat_as(flat)
             self._looked |= alike
-            if isinstance(look.answer, Refused):
+            if isinstance(look.answer, Unplannable):
                 self._refused |= alike
         self._looks = len(looks)
 
     def drop(self, seconds: Seconds) -> int:
-        """Leave out all points that take at least so long whatever their plan; their number."""
+        """Leave out all candidates that take at least so long whatever their plan; their number."""
         gone: Mask = self.left & (self._least >= seconds)
         self.left &= ~gone
         return int(gone.sum())
 
     def take(self, point: Candidate) -> bool:
-        """Leave out a point, which is planned; false where it is none of those that are left."""
+        """Leave out a candidate, which is planned; false where it is none of those that are left."""
         number = self.points.number(point)
         was_left = number is not None and bool(self.left[number])
         if number is not None:
@@ -83,19 +83,19 @@ class CandidateQueue:
         return was_left
 
     def leave_out(self, point: Candidate) -> None:
-        """Leave out a point for want of time to look at it."""
+        """Leave out a candidate for want of time to look at it."""
         self.take(point)
         self.left_out += 1
 
     def as_it_stands(self, point: Candidate) -> None:
-        """Have a point stand for itself, with all its blocks again: one with fewer of them has been offered."""
+        """Have a candidate stand for itself, with all its blocks again: one with fewer of them has been offered."""
         number = self.points.number(point)
         if number is not None:
             self._as_few[number] = False
             self._known = -1
 
     def first(self, among: Mask, count: int = 1) -> Sequence[tuple[Candidate, float]]:
-        """The next points of those that are left, with the seconds by which they are ordered."""
+        """The next candidates of those that are left, with the seconds by which they are ordered."""
         now = np.where(self.left & among, self._now(), inf)
         count = min(count, int((self.left & among).sum()))
         if count == 1:
@@ -108,7 +108,7 @@ class CandidateQueue:
         return [(self.points.point(one), float(now[one])) for one in every]
 
     def with_room(self, among: Mask, looked: bool) -> Iterator[tuple[Candidate, float]]:
-        """Points that are left and should have room, the quickest first; with `looked` only such as were looked at.
+        """Candidates that are left and should have room, the fastest first; with `looked` only such as were looked at.
 
         Where none has as much to spare as estimates err by, those that just should.
         """
@@ -120,7 +120,7 @@ class CandidateQueue:
             yield self.points.point(int(number)), float(now[number])
 
     def smallest(self, among: Mask) -> Candidate | None:
-        """The point that takes the least memory by estimate, of equal ones the quickest."""
+        """The candidate that takes the least memory by estimate, of equal ones the fastest."""
         counts = self.left & among
         if not counts.any():
             return None

@@ -14,7 +14,7 @@ from weft.errors import UNREADABLE, UserError
 from weft.planning.machine import Machine
 from weft.planning.stored_step import StoredStep
 from weft.search.candidate import COLUMNS, WIDTH, Candidate, may_be
-from weft.search.measures import Answer, Longer, Measures, Refused
+from weft.search.measures import Answer, Measures, TooSlow, Unplannable
 from weft.strategy.parts import zero_axis, zero_rules
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import LAYOUTS
@@ -38,7 +38,7 @@ class SearchRecord:
         fixed: the entries that it kept.
         step: the fingerprint of the captured step.
         machine: the fingerprint of the machine.
-        learned: what strategies and points take.
+        learned: what strategies and candidates take.
     """
 
     best: Strategy
@@ -54,8 +54,9 @@ class SearchRecord:
     def learned_of(self, step: StoredStep, machine: Machine, fixed: Strategy) -> Learned:
         """The part of it that counts for a search of that step, on that machine, with that fixed.
 
-        Strategies take what they took. Points take about that, where nothing is fixed otherwise that changes all, and
-        no layout was fixed that is free now: points may be far quicker without it.
+        Strategies take what they took. Candidates take about that, where nothing is fixed otherwise that changes all,
+        and
+        no layout was fixed that is free now: candidates may be far faster without it.
         """
         if not self.is_of(step, machine):
             return Learned()
@@ -124,7 +125,9 @@ class SearchRecord:
 
 
 def _of_all(fixed: Strategy) -> tuple[object, ...]:
-    """The fixed entries that change what points take; a level of ZeRO for all, along the data axis, is of theirs."""
+    """The fixed entries that change what candidates take; a level of ZeRO for all, along the data axis, is of
+    theirs.
+    """
     by_patterns = isinstance(fixed.zero, Mapping) or zero_axis(fixed.zero)
     zero = zero_rules(fixed.zero) if by_patterns else None
     return *(getattr(fixed, name) for name in _OF_ALL), zero
@@ -150,7 +153,7 @@ def to_json(learned: Learned) -> dict[str, Any]:
 
 
 def _answer_json(answer: Answer | None) -> list[float] | str | None:
-    if isinstance(answer, Refused):
+    if isinstance(answer, Unplannable):
         return answer.why
     if answer is None:
         return None
@@ -165,7 +168,7 @@ def from_json(content: Mapping[str, Any]) -> Learned:
     """
     return Learned(
         {str(key): _answer(each) for key, each in content["answers"].items()},
-        {str(key): Longer(Seconds(_number(each))) for key, each in content["longer"].items()},
+        {str(key): TooSlow(Seconds(_number(each))) for key, each in content["longer"].items()},
         {_point(row): _answer(answer) for *row, answer in content["points"]},
         {
             _point(row): Probe(None if answer is None else _answer(answer), _number(seconds))
@@ -176,7 +179,7 @@ def from_json(content: Mapping[str, Any]) -> Learned:
 
 def _answer(found: Any) -> Answer:
     if isinstance(found, str):
-        return Refused(found)
+        return Unplannable(found)
     seconds, memory, exposed, idle = map(_number, found)
     return Measures(Seconds(seconds), Bytes(int(memory)), Seconds(exposed), Seconds(idle))
 
@@ -200,7 +203,7 @@ def _point(row: list[Any]) -> Candidate:
 
 @final
 class Probe(NamedTuple):
-    """A look at a point by plans of few blocks.
+    """A look at a candidate by plans of few blocks.
 
     Attributes:
         answer: what the whole takes, about, or why it cannot be planned; None where the step is too small to look at.
@@ -214,21 +217,21 @@ class Probe(NamedTuple):
 @final
 @dataclass(frozen=True)
 class Learned:
-    """The measures of strategies and points.
+    """The measures of strategies and candidates.
 
     Attributes:
         answers: of strategies that were planned, by `key_of`.
         longer: of others, that they take longer than was asked for, by that key too.
-        points: of the space, as they were planned with what was fixed then.
-        looks: at points without stages.
+        candidates: of the space, as they were planned with what was fixed then.
+        looks: at candidates without stages.
     """
 
     answers: Mapping[str, Answer] = field(default_factory=dict)
-    longer: Mapping[str, Longer] = field(default_factory=dict)
+    longer: Mapping[str, TooSlow] = field(default_factory=dict)
     points: Mapping[Candidate, Answer] = field(default_factory=dict)
     looks: Mapping[Candidate, Probe] = field(default_factory=dict)
 
     def was_slower(self, point: Candidate, seconds: float) -> bool:
-        """True where a point took longer than that."""
+        """True where a candidate took longer than that."""
         found = self.points.get(point)
         return isinstance(found, Measures) and found.seconds > seconds

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any, Literal, NamedTuple, TypeAlias, final, get_args
 
 from weft.search.additive import AdditivePart
-from weft.search.measures import Answer, Measures, Refused
+from weft.search.measures import Answer, Measures, Unplannable
 from weft.search.record import SearchRecord
 from weft.search.why_not import Probed, WhyNot, loses_by, too_much
 from weft.simulator.simulation import Simulation
@@ -61,11 +61,11 @@ class SearchResult:
         best: the strategy; `grid` says on how many ranks along each axis.
         simulation: of it, as `weft.simulate` gives it.
         bound: seconds that each strategy of the space takes at least; 0 where that is not known.
-        tried: the strategies that were planned, the quickest that fit first.
+        tried: the strategies that were planned, the fastest that fit first.
         skipped: numbers of strategies that were not planned, by reason; and of moves that were refused, by the most
             frequent reasons.
         not_searched: dimensions that the space has not, in words.
-        locality: which moves from the best were tried and are no quicker, in words.
+        locality: which moves from the best were tried and are no faster, in words.
         why: of each kind of strategy that people write by hand the best that is known, and what it loses by.
         additive: what calls and boxing of the best sum to beside the least of any layouts in its grid and stages; None
             where that cannot be said, or time did not suffice.
@@ -92,7 +92,7 @@ class SearchResult:
 
     @property
     def gap(self) -> float:
-        """The part of the best by which a strategy of the space can be quicker at most."""
+        """The part of the best by which a strategy of the space can be faster at most."""
         return 1 - self.bound / self.seconds if self.seconds else 0.0
 
     def __str__(self) -> str:
@@ -178,7 +178,7 @@ def not_searched(statistics: bool) -> tuple[str, ...]:
 
 
 def rows(planned: Mapping[str, PlannedStrategy], best: str, limit: int | None) -> tuple[Tried, ...]:
-    """The rows of strategies that were planned, the quickest that fit first.
+    """The rows of strategies that were planned, the fastest that fit first.
 
     Args:
         planned: all, by key.
@@ -189,7 +189,7 @@ def rows(planned: Mapping[str, PlannedStrategy], best: str, limit: int | None) -
     assert isinstance(quickest, Measures)
 
     def row(key: str, name: str, strategy: Strategy, found: Answer, by_hand: bool) -> Tried:
-        if isinstance(found, Refused):
+        if isinstance(found, Unplannable):
             return Tried(name, strategy, "refused", None, None, found.why, by_hand)
         over, outcome = too_much(found.memory, limit), "does not fit"
         if not over:
@@ -225,7 +225,7 @@ def nothing_fits(planned: Collection[PlannedStrategy], most: int | None, left: i
             f"weft.search: no strategy fits {limit} of memory; the least that was found is {_bytes(memory)} "
             f"({name}): give a larger limit, more devices, or a smaller batch{time}"
         )
-    refused = [each.answer.why for each in planned if isinstance(each.answer, Refused)]
+    refused = [each.answer.why for each in planned if isinstance(each.answer, Unplannable)]
     if refused:
         rest = f"; give{time.removeprefix(',')}" if left else ""
         return f"weft.search: no strategy that was tried can be planned; the first is refused so: {refused[0]}{rest}"
@@ -239,9 +239,9 @@ def _bytes(count: int) -> str:
     return f"{count} bytes ({bytes_text(count)})"
 
 
-# What decides which costs a step's time hangs on: its stages, micro-batches, their order, and the axes of its grid.
+# What decides which costs a step's time depends on: its stages, micro-batches, their order, and the axes of its grid.
 _Outline: TypeAlias = tuple[int, int, str | None, int]
-# Of those that split other parameters, the ones run that should take so many times as long as the quickest at most:
+# Of those that split other parameters, the ones run that should take so many times as long as the fastest at most:
 # steps of some works took up to a fifth less, or more, than was simulated.
 _NEAR = 1.25
 # Entries that a step without stages can do without.
@@ -255,17 +255,17 @@ def worth_running(
     fits: Callable[[Strategy], bool] = lambda _: True,
     split: Callable[[Strategy], Hashable] = lambda _: None,
 ) -> list[Strategy]:
-    """Some strategies that fit, the quickest first.
+    """Some strategies that fit, the fastest first.
 
     A search ends among strategies that differ by little from its best: where the simulation errs about one, it errs
-    about all. Half of those returned are the quickest; the other half is the quickest that people write by hand, then
-    the quickest without what is added to its layouts, then the quickest that splits other parameters, where it should
-    not be far slower, then the quickest of each other number of stages and micro-batches, as far as there are such.
+    about all. Half of those returned are the fastest; the other half is the fastest that people write by hand, then
+    the fastest without what is added to its layouts, then the fastest that splits other parameters, where it should
+    not be far slower, then the fastest of each other number of stages and micro-batches, as far as there are such.
 
     One strategy is returned for all whose plans are equal.
 
     Args:
-        tried: strategies that were planned, the quickest that fit first, as a result of a search has them.
+        tried: strategies that were planned, the fastest that fit first, as a result of a search has them.
         count: how many are returned at most, from 1.
         fixed: entries that hold for every strategy.
         fits: true where a strategy that was not tried can be planned and has room; it is behind the others.
@@ -294,7 +294,7 @@ def worth_running(
 
 
 def _bare(fit: Sequence[Tried], fixed: Strategy) -> Strategy | None:
-    """The layouts of the quickest without stages, and no more than them and what is fixed; None where it is so already.
+    """The layouts of the fastest without stages, and no more than them and what is fixed; None where it is so already.
 
     Simulations are least sure of overheads: of parts of a step, of gathers, of recompute.
     """

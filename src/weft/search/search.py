@@ -1,9 +1,9 @@
 """`weft.search`: the fastest strategy of a step on a machine, under a limit of memory, with a bound for all others.
 
-Strategies are points of a space (`weft.search.space`). Floors say what each takes at least, estimates in which order
-they are worth a look; each that could still be the best is planned and simulated as `weft.simulate` does it. A floor
-at or above the best is a proof that a point need not be planned. Moves from the best reach what is no point
-(`weft.search.moves`).
+Strategies are candidates of a space (`weft.search.space`). Lower bounds say what each takes at least, estimates in
+which order they are worth a look; each that could still be the best is planned and simulated as `weft.simulate` does
+it. A lower bound at or above the best is a proof that a candidate need not be planned. Moves from the best reach what
+is no candidate (`weft.search.moves`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from weft.errors import UserError, check, is_whole, wrong
 from weft.hardware.measured_store import cores
 from weft.hardware.topology import Topology
 from weft.planning.machine import HERE, Machine, machine_of
-from weft.planning.plans import Capturable, as_stored
+from weft.planning.plans import CapturableStep, as_stored
 from weft.planning.progress import passed_over
 from weft.planning.stored_step import StoredStep
 from weft.search.budget import Budget
@@ -29,7 +29,7 @@ from weft.search.moves.local_search import improve
 from weft.search.planners import Planners
 from weft.search.record import Learned, SearchRecord
 from weft.search.result import SearchResult
-from weft.search.space import hand_only, space_of, with_fixed
+from weft.search.space import is_planned_as_is, space_of, with_fixed
 from weft.search.state import SearchState, Told
 from weft.search.steps.facts import StepFacts
 from weft.strategy.strategy import Strategy, data_parallel
@@ -42,7 +42,7 @@ IDLE = "the start: fewer ranks take part than must"
 
 @shortened
 def search(
-    step: StoredStep | Capturable | str | Path,
+    step: StoredStep | CapturableStep | str | Path,
     topology: str | Path | Topology | Machine = HERE,
     *,
     seconds: float = 60.0,
@@ -70,7 +70,7 @@ def search(
         memory_limit: bytes of a device that a rank may take, with what the device reserves; by default what it has.
         seed: of what is drawn.
         moves: how many strategies are planned at most, in place of seconds.
-        every_rank: true where all devices must take part; by default fewer may, where that is quicker.
+        every_rank: true where all devices must take part; by default fewer may, where that is faster.
         planners: processes that plan ahead, beside this one; by default one for each further core, 7 at most. They
             change how long a search takes, and with `seconds` how far it gets.
         told: is given the search so far, after each strategy: `best`, None until one fits, `bound` and `planned`.
@@ -98,7 +98,7 @@ def search(
         state = SearchState(evaluator, floors, budget, learned, told)
         _plan_given(state, first, every_rank)
         move = partial(improve, state, seed)
-        if hand_only(base):
+        if is_planned_as_is(base):
             move()
         else:
             state.arrange(space_of(facts, every_rank))
@@ -113,11 +113,13 @@ def _phases(
 ) -> Iterator[tuple[float, Callable[[], None]]]:
     """The phases of a search: the part of the seconds at which each ends, and what it tries.
 
-    First points that should be quick, and moves, each for a part of the time; then all that is left.
+    First candidates that should be quick, and moves, each for a part of the time; then all that is left.
     """
     points = Enumeration(state)
     by_hand, others = partial(points.plan, True), partial(points.plan, False)
-    if state.budget.moves < inf:  # all points before moves: what so many find depends on no clock
+    if (
+        state.budget.moves < inf
+    ):  # all candidates before moves: what so many find depends on no clock
         yield 1.0, points.probe_smallest
         yield 1.0, points.plan_cheapest
     else:
@@ -129,7 +131,7 @@ def _phases(
         first, second = (likely, move) if points.others_are_better() else (move, likely)
         yield 0.7, first
         yield 0.9, second
-        # What was not reached in its part of the time: nothing by hand that should be quicker is left out for moves.
+        # What was not reached in its part of the time: nothing by hand that should be faster is left out for moves.
         yield 1.0, partial(by_hand, likely=True)
         yield 1.0, move
     for each in (by_hand, others, by_hand):
@@ -146,7 +148,7 @@ def _plan_given(state: SearchState, start: Strategy | None, every_rank: bool) ->
     """
     base, evaluator = state.facts.base, state.evaluator
     begin = None if start is None else with_fixed(start, base)
-    for name, strategy in (("start", begin), ("fixed", base if hand_only(base) else None)):
+    for name, strategy in (("start", begin), ("fixed", base if is_planned_as_is(base) else None)):
         if strategy is None:
             continue
         try:
@@ -154,7 +156,7 @@ def _plan_given(state: SearchState, start: Strategy | None, every_rank: bool) ->
         except UserError:  # of more ranks than there are: its plan says so
             idle = False
         if every_rank and idle:
-            if hand_only(base):
+            if is_planned_as_is(base):
                 raise UserError(
                     f"weft.search: the stages of fixed= leave out some of {len(evaluator.ranks)} ranks, all of which "
                     "must take part; name each rank in the placement of a stage, or leave it out of the machine or "

@@ -1,6 +1,6 @@
 """The work of a step: seconds of its calls and updates, shared by ranks as evenly as it can be.
 
-Products count at the rate of large ones, all else at that of the whole tensor: no piece is quicker than its part of the
+Products count at the rate of large ones, all else at that of the whole tensor: no piece is faster than its part of the
 whole.
 """
 
@@ -56,7 +56,7 @@ class StepWork:
 
     Attributes:
         calls: of all calls, without their starts.
-        starts: of the starts of all matrix products; on ranks, of the device that starts them the quickest.
+        starts: of the starts of all matrix products; on ranks, of the device that starts them the fastest.
         again: of the products in blocks that run again when blocks are recomputed.
         all_again: of all calls that run again then.
         update: of all updates.
@@ -165,7 +165,7 @@ class SharedWork:
         return self._costs.of_call(self.facts.ranks[0], call).seconds
 
     def busy(self, points: CandidateTable, least: bool = False) -> Floats:
-        """Seconds of the busiest compute queue; of `least` without what some plan of the point can leave out."""
+        """Seconds of the busiest compute queue; of `least` without what some plan of the candidate can leave out."""
         starts = self._of_ranks(points, lambda each: each.starts)
         update = self._of_ranks(points, lambda each: each.update)
         calls = self._calls(points, least)
@@ -239,8 +239,8 @@ class SharedWork:
 
 # The busiest stage of a pipeline against the mean of all, where stages are cut evenly.
 #
-# As `compiler.stages.balance` cuts them: between blocks, where the dearest stage is no dearer than it tolerates, else
-# within them. All that is outside of blocks, a head most of it, is in the last stage.
+# As `compiler.stages.balance` cuts them: between blocks, where the most expensive stage is no more expensive than it
+# tolerates, else within them. All that is outside of blocks, a head most of it, is in the last stage.
 
 
 # Pieces of a block that are cut apart: attention and a network.
@@ -259,7 +259,7 @@ def unevenness_of(blocks: int, outside: float, stages: int, turns: int) -> float
 
 
 def uneven_stages(points: CandidateTable, blocks: int, outside: float) -> Floats:
-    """The same of points; 1 for those without stages."""
+    """The same of candidates; 1 for those without stages."""
     pairs, inverse = np.unique(np.stack([points.stages, points.turns]), axis=1, return_inverse=True)
     every = [unevenness_of(blocks, outside, int(stages), int(turns)) for stages, turns in pairs.T]
     return np.array(every)[inverse.reshape(-1)]

@@ -1,4 +1,4 @@
-"""The space of points by its sizes; the entries that the user fixed, and the points that keep them."""
+"""The space of candidates by its sizes; the entries that the user fixed, and the candidates that keep them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from weft.units import counted
 
 
 def points(facts: StepFacts, every_rank: bool, idle: bool) -> CandidateTable:
-    """All points of the space of a step, each once.
+    """All candidates of the space of a step, each once.
 
     Here all blocks are recomputed or none: how many suffice is found when the memory of both is known.
 
@@ -155,16 +155,16 @@ def _powers(most: int) -> list[int]:
     return [1 << power for power in range(1, most.bit_length()) if 1 << power <= most]
 
 
-def hand_only(base: Strategy) -> bool:
+def is_planned_as_is(base: Strategy) -> bool:
     """True where stages are fixed with their modules and ranks: what else there is, is planned as it stands."""
     return isinstance(base.stages, tuple) and bool(base.stages)
 
 
 def fits(point: Candidate, base: Strategy) -> bool:
-    """True where a point has the stages, micro-batches, schedule, shards, recompute and grid that were fixed.
+    """True where a candidate has the stages, micro-batches, schedule, shards, recompute and grid that were fixed.
 
     Raises:
-        StrategyError: when something is fixed that no point can have.
+        StrategyError: when something is fixed that no candidate can have.
     """
     return bool(fitting(CandidateTable.of([point]), base)[0])
 
@@ -173,7 +173,7 @@ def fitting(found: CandidateTable, base: Strategy) -> Mask:
     """The candidates that keep all fixed entries.
 
     Raises:
-        StrategyError: when something is fixed that no point can have.
+        StrategyError: when something is fixed that no candidate can have.
     """
     axis = zero_axis(base.zero)
     if axis is not None and axis > 1:
@@ -211,7 +211,7 @@ def _axes_said(base: Strategy) -> list[int]:
 
 
 def space_of(facts: StepFacts, every_rank: bool) -> CandidateTable:
-    """The points of a step's space that keep what is fixed.
+    """The candidates of a step's space that keep what is fixed.
 
     Args:
         facts: of the step.
@@ -238,7 +238,7 @@ def space_of(facts: StepFacts, every_rank: bool) -> CandidateTable:
 
 
 def _said(base: Strategy) -> str:
-    """The entries of a base that leave points out, as text."""
+    """The entries of a base that leave candidates out, as text."""
     names = ("grid", "stages", "micro_batches", "schedule", "in_flight", "zero")
     plain = Strategy()
     said = [

@@ -1,4 +1,4 @@
-"""The state of a search: what was planned, the points that are left, what there is time for, and the result."""
+"""The state of a search: what was planned, the candidates that are left, what there is time for, and the result."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from weft.search.budget import Budget
 from weft.search.candidate import Candidate
 from weft.search.candidate_table import CandidateTable
 from weft.search.estimate import Estimates
-from weft.search.evaluator import Evaluator, Probes, Whole
+from weft.search.evaluator import Evaluator, PlannedWhole, Probes
 from weft.search.lower_bounds import LowerBounds
-from weft.search.measures import Answer, Longer, Measures, Refused, key_of
+from weft.search.measures import Answer, Measures, TooSlow, Unplannable, key_of
 from weft.search.queue import CandidateQueue
 from weft.search.record import Learned, SearchRecord
 from weft.search.result import PlannedStrategy, SearchResult, not_searched, nothing_fits, rows
@@ -39,22 +39,22 @@ _REASONS = 3
 
 @final
 class SearchState:
-    """A search: its log, with the best, and the queue of points.
+    """A search: its log, with the best, and the queue of candidates.
 
     Args:
         evaluator: plans and simulates.
-        floors: of points.
+        lower bounds: of candidates.
         budget: what may be spent.
         learned: of an earlier search.
         told: is given the state, at each `tell`.
 
     Attributes:
         facts: of the step.
-        estimates: of points.
+        estimates: of candidates.
         log: what was planned.
-        queue: points that were not planned yet.
-        points: the answers of points that were planned.
-        until: the part of the seconds at which what goes on now ends.
+        queue: candidates that were not planned yet.
+        candidates: the answers of candidates that were planned.
+        until: the part of the seconds at which what continues now ends.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class SearchState:
         self._additive: dict[str, AdditivePart | None] = {}
 
     def arrange(self, points: CandidateTable) -> None:
-        """Take the points of a space: those that may have room; those that people write by hand have a row each."""
+        """Take the candidates of a space: those that may have room; those that people write by hand have a row each."""
         self._by_hand, room = points.where(points.by_hand), self.floors.may_fit(points)
         self.leave_out(NO_ROOM, int((~room).sum()))
         points = points.where(room)
@@ -87,12 +87,12 @@ class SearchState:
         self.log.least = Seconds(float(least.min(initial=inf)))
 
     def strategy(self, point: Candidate) -> Strategy:
-        """The strategy of a point."""
+        """The strategy of a candidate."""
         facts = self.facts
         return point.strategy(facts.linears, facts.base, facts.blocks, facts.experts)
 
     def plan_point(self, point: Candidate) -> Answer:
-        """Plan a point, which is left no more then."""
+        """Plan a candidate, which is left no more then."""
         self.queue.take(point)
         by_hand = bool(CandidateTable.of([point]).by_hand[0])
         found = self.log.plan(str(point), self.strategy(point), by_hand)
@@ -103,7 +103,7 @@ class SearchState:
         return found
 
     def leave_out(self, why: str, count: int = 1) -> None:
-        """Count points that are not planned, by the reason."""
+        """Count candidates that are not planned, by the reason."""
         self._skipped[why] += count
 
     def tell(self) -> None:
@@ -117,7 +117,7 @@ class SearchState:
 
     @property
     def best(self) -> tuple[str, Strategy, Measures] | None:
-        """The quickest that fits: its name, itself, and what it takes; None where none was found yet."""
+        """The fastest that fits: its name, itself, and what it takes; None where none was found yet."""
         best = self.log.best
         return None if best is None else (best.name, best.strategy, best.measures)
 
@@ -150,22 +150,24 @@ class SearchState:
         )
 
     def must_plan(self) -> bool:
-        """True where one point is planned in any case: nothing fits so far, and none was."""
+        """True where one candidate is planned in any case: nothing fits so far, and none was."""
         return self.log.best is None and not self.points
 
     def in_time(self, point: Candidate) -> bool:
-        """True where there should be time to plan a point."""
+        """True where there should be time to plan a candidate."""
         if point in self.learned.points and self.evaluator.knows(self.strategy(point)):
             return True
         soon = self.estimates.seconds_of_plan(point)
         return self.budget.has(soon + self._seconds_at_end(soon))
 
     def may_probe(self) -> bool:
-        """True where small steps of one more point may be planned: some of the time is for whole ones."""
+        """True where small steps of one more candidate may be planned: some of the time is for whole ones."""
         return self.affords() and (self.planned > 0 or self.budget.part() < self.until / 2)
 
     def probes_in_time(self, point: Candidate) -> bool:
-        """True where there should be time to look at a point: those of many micro-batches take longer than others."""
+        """True where there should be time to look at a candidate: those of many micro-batches take longer than
+        others.
+        """
         return self.budget.has(self.estimates.seconds_of_probe(point))
 
     def _seconds_at_end(self, unknown: float) -> float:
@@ -214,7 +216,7 @@ class SearchState:
             record=self.record(),
         )
 
-    def _whole(self, best: Best) -> Whole:
+    def _whole(self, best: Best) -> PlannedWhole:
         """All that a plan of the best says; it is made once more where another process, or search, has made it."""
         if best.whole is None:
             best = self.log.best = replace(best, whole=self.evaluator.whole(best.strategy))
@@ -246,14 +248,14 @@ class SearchState:
 Told: TypeAlias = Callable[[SearchState], None]
 
 
-# What goes on where no moves are tried.
+# What continues where no moves are tried.
 POINTS = "points"
 
 
 @final
 @dataclass(frozen=True)
 class Best:
-    """The quickest strategy that fits.
+    """The fastest strategy that fits.
 
     Attributes:
         name: in words.
@@ -265,7 +267,7 @@ class Best:
     name: str
     strategy: Strategy
     measures: Measures
-    whole: Whole | None = None
+    whole: PlannedWhole | None = None
 
 
 @final
@@ -323,7 +325,7 @@ class SearchLog:
         """Seconds of the longest of the last three plans; 0 before any."""
         return max(self._took[-3:], default=0.0)
 
-    def fits(self, found: Answer | Longer) -> TypeGuard[Measures]:
+    def fits(self, found: Answer | TooSlow) -> TypeGuard[Measures]:
         """True where a strategy can be planned, is known whole, and takes no more memory than the limit."""
         return isinstance(found, Measures) and (self._limit is None or found.memory <= self._limit)
 
@@ -337,7 +339,7 @@ class SearchLog:
             self._note(key, name, strategy, found, known)
         return self.tried[key].answer
 
-    def move(self, name: str, strategy: Strategy, most: Seconds) -> Answer | Longer:
+    def move(self, name: str, strategy: Strategy, most: Seconds) -> Answer | TooSlow:
         """Plan a strategy that a move led to, and simulate it where it may take at most so many seconds.
 
         Only those that become the best stand among what was tried.
@@ -345,13 +347,13 @@ class SearchLog:
         key = key_of(strategy)
         known = self._evaluator.knows(strategy, most)
         found = self._evaluator.within(strategy, most)
-        if isinstance(found, Refused) and key not in self._known:
+        if isinstance(found, Unplannable) and key not in self._known:
             self.refused[f"refused: {found.why}"] += 1
         self._note(key, name, strategy, found, known)
         return found
 
     def _note(
-        self, key: str, name: str, strategy: Strategy, found: Answer | Longer, known: bool
+        self, key: str, name: str, strategy: Strategy, found: Answer | TooSlow, known: bool
     ) -> None:
         self._known.setdefault(key, known)
         if not known:
@@ -369,13 +371,13 @@ class SearchLog:
         """Take a start that is refused for none, as without it; why it is, "" for one that is not."""
         key = key_of(start)
         found = self.tried[key].answer
-        if not isinstance(found, Refused):
+        if not isinstance(found, Unplannable):
             return ""
         del self.tried[key], self._known[key]
         return found.why.splitlines()[0]
 
     def best_staged_otherwise(self, best: Best) -> Best | None:
-        """The quickest that has room, with stages where the best has none, or without where it has some; else None."""
+        """The fastest that has room, with stages where the best has none, or without where it has some; else None."""
         staged = stage_count(best.strategy) > 1
         others = [
             Best(name, strategy, found)

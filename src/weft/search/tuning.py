@@ -24,19 +24,19 @@ ABOUT = 1.25
 
 # For the order (`weft.search.enumeration`).
 #
-# What small steps err by, and estimates without any: points that should take so many times as long as the best come
+# What small steps err by, and estimates without any: candidates that should take so many times as long as the best come
 # before moves; until a plan like it was made, a first one must have room for so many times its bytes (the first).
 LIKELY, LIKELY_UNSEEN = 1.05, 2.0
-# So many plans lack room; then the point comes that takes the least memory.
+# So many plans lack room; then the candidate comes that takes the least memory.
 FAILED = 3
-# Times as long as the best that a point took in an earlier search which is not planned again.
+# Times as long as the best that a candidate took in an earlier search which is not planned again.
 SLOWER = 1.1
 
 # Of moves (`weft.search.moves`).
 #
 # Part of the best step by which another may be longer and is kept by a chain with a probability of 1 / e.
 TEMPERATURE = 0.02
-# Moves after which a chain that has found nothing quicker ends.
+# Moves after which a chain that has found nothing faster ends.
 PATIENCE = 40
 # Part of the best step by which one with stages may be longer where the best has none, or the other way, to be improved
 # as well: a simulation errs alike about all pipelines. It has erred by as much on one host.

@@ -14,7 +14,7 @@ from weft.layout import Split
 from weft.patterns import first_match
 from weft.search.candidate import Candidate
 from weft.search.candidate_table import KINDS, CandidateTable, Floats, kinds_of
-from weft.search.measures import Measures, Refused
+from weft.search.measures import Measures, Unplannable
 from weft.search.steps.linears import experts_of, vocabularies
 from weft.strategy.strategy import Strategy
 from weft.strategy.text import sbps_of
@@ -55,18 +55,18 @@ class WhyNot:
 @final
 @dataclass(frozen=True)
 class Sources:
-    """The sources of figures of points.
+    """The sources of figures of candidates.
 
     Attributes:
-        simulated: points that were planned.
-        looked_at: points without stages that were looked at.
-        estimated: gives the measures of a point that was looked at; None for others.
-        least: seconds that points take at least.
-        held: bytes that points take at least.
+        simulated: candidates that were planned.
+        looked_at: candidates without stages that were looked at.
+        estimated: gives the measures of a candidate that was looked at; None for others.
+        least: seconds that candidates take at least.
+        held: bytes that candidates take at least.
         limit: bytes of memory; None where it is not known.
     """
 
-    simulated: Mapping[Candidate, Measures | Refused]
+    simulated: Mapping[Candidate, Measures | Unplannable]
     probed: Collection[Candidate]
     estimated: Callable[[Candidate], Measures | None]
     least: Callable[[CandidateTable], Floats]
@@ -75,7 +75,7 @@ class Sources:
 
 
 def why_not(points: CandidateTable, best: Measures, sources: Sources) -> tuple[WhyNot, ...]:
-    """The rows of all kinds that these points have."""
+    """The rows of all kinds that these candidates have."""
     kinds = kinds_of(points)
     every = ((kind, points.where(kinds == number)) for number, kind in enumerate(KINDS))
     return tuple(_of_kind(kind, own, best, sources) for kind, own in every if len(own))
@@ -111,7 +111,7 @@ def _known(kind: str, point: Candidate, best: Measures, sources: Sources) -> Why
 
 
 def _at_least(kind: str, points: CandidateTable, best: Measures, sources: Sources) -> WhyNot:
-    """The one that is not ruled out, or rules out all: of those that may have room the quickest."""
+    """The one that is not ruled out, or rules out all: of those that may have room the fastest."""
     least, held = sources.least(points), sources.held(points)
     over = held > (inf if sources.limit is None else sources.limit)
     number = int(np.lexsort((np.where(over, held, least), over))[0])

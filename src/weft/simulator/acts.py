@@ -134,7 +134,7 @@ def with_overrides(
 @final
 @dataclass(frozen=True)
 class _Used:
-    """The given costs that something took; and all names that could have been given."""
+    """The cost overrides that something took; and all names that could have been given."""
 
     given: CostOverrides
     found: set[tuple[str, str]] = field(default_factory=set)

@@ -21,7 +21,7 @@ from weft.errors import InternalError
 from weft.hardware.costs import Contention
 from weft.ir.plan import COMPUTE, Order, RankPlan
 from weft.simulator.sharing import LinkSharing
-from weft.simulator.tasks import Tasks, in_ticks, meets, repeated, step_tasks
+from weft.simulator.tasks import Tasks, meets, repeated, step_tasks, to_ticks
 from weft.units import Seconds
 
 NOTHING_SHARED = LinkSharing(())
@@ -31,7 +31,7 @@ NEVER = Seconds(-1.0)
 
 @final
 @dataclass(frozen=True)
-class Times:
+class TaskTimes:
     """The begins and ends of tasks, in seconds from the begin of the first step.
 
     Attributes:
@@ -58,7 +58,7 @@ def run(
     uses: Sequence[int] = (),
     *,
     stuck: bool = False,
-) -> Times:
+) -> TaskTimes:
     """The times of all tasks.
 
     Args:
@@ -81,7 +81,7 @@ def run(
     left = len(tasks) - len(clock.order)
     if left and not stuck:
         raise InternalError(f"{left} tasks wait for each other for ever")
-    return Times(clock.starts, clock.ends, clock.begun, clock.order)
+    return TaskTimes(clock.starts, clock.ends, clock.begun, clock.order)
 
 
 @final
@@ -301,9 +301,9 @@ class _Speeds:
         before = self._speed[task]
         if speed != before:
             left = self._left[task] - (now - self._since[task]) * before
-            self._left[task] = in_ticks(max(left, 0.0))
+            self._left[task] = to_ticks(max(left, 0.0))
             self._since[task], self._speed[task] = now, speed
-            self._ends[task] = Seconds(now + in_ticks(self._left[task] / speed))
+            self._ends[task] = Seconds(now + to_ticks(self._left[task] / speed))
             heappush(self._coming, (self._ends[task], task))
 
 

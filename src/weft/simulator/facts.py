@@ -10,7 +10,7 @@ import numpy as np
 
 from weft.ir.plan import Communicate, LocalUpdate, RankPlan
 from weft.simulator.acts import ActCosts, Part, part_name
-from weft.simulator.clock import Times
+from weft.simulator.clock import TaskTimes
 from weft.simulator.tasks import Tasks
 from weft.traces.events import ActSlices, Lines, rows_of, stars
 from weft.traces.rows import RankTrace, Slice, StepSpan, TimeParts
@@ -159,7 +159,12 @@ def propagate(tasks: Tasks, order: Sequence[int], seconds: np.ndarray) -> np.nda
 
 
 def interval(
-    tasks: Tasks, times: Times, deviations: Sequence[float], drift: float, step: int, seed: int = 0
+    tasks: Tasks,
+    times: TaskTimes,
+    deviations: Sequence[float],
+    drift: float,
+    step: int,
+    seed: int = 0,
 ) -> tuple[Seconds, Seconds]:
     """The 5th and the 95th percentile of the seconds of a step, from the end of the one before.
 
@@ -185,7 +190,7 @@ def interval(
     return Seconds(float(low)), Seconds(float(high))
 
 
-def critical_path(tasks: Tasks, times: Times, step: int) -> list[int]:
+def critical_path(tasks: Tasks, times: TaskTimes, step: int) -> list[int]:
     """The tasks that make a step end when it does, first to last.
 
     Among several that end in time, the first by number counts: operands before the lane.
@@ -222,7 +227,7 @@ def rank_rows(
     ranks: Mapping[str, tuple[int, ...]],
     lines: Lines,
     tasks: Tasks,
-    times: Times,
+    times: TaskTimes,
     steps: Sequence[int],
 ) -> tuple[RankTrace, ...]:
     """The rows of each planned rank, for some steps.
@@ -248,7 +253,7 @@ def _rows(
     acts: Sequence[tuple[int, int, int, int]],
     ranks: Mapping[str, tuple[int, ...]],
     lines: Lines,
-    times: Times,
+    times: TaskTimes,
 ) -> RankTrace:
     queues, making = rows_of(plan), ActSlices(plan, lines)
     peers = {q: tuple(one for one in ranks.get(q, ()) if one != plan.rank) for q in queues}

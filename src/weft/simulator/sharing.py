@@ -20,7 +20,7 @@ from weft.cached import cached_property
 from weft.hardware.costs import LinkUse
 from weft.ir.plan import Communicate, RankPlan
 from weft.simulator.acts import ActCosts
-from weft.simulator.tasks import Tasks, in_ticks
+from weft.simulator.tasks import Tasks, to_ticks
 from weft.units import Seconds
 
 # For each link that may be too little, by number, the share of a communication's seconds in which it is needed whole.
@@ -173,7 +173,7 @@ class SharedLinks:
             for actor in plan.actors:
                 parts = acts.parts[plan.rank][actor.id]
                 links = parts[0].cost.links if parts and isinstance(actor, Communicate) else None
-                seconds = in_ticks(lasts[actor.id])
+                seconds = to_ticks(lasts[actor.id])
                 if links is None or not seconds:
                     continue
                 number = numbers.setdefault(links, len(numbers))

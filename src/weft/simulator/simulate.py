@@ -11,7 +11,7 @@ from weft.hardware.cost_overrides import CostOverrides
 from weft.hardware.costs import Capacity, Costs
 from weft.ir.plan import COMPUTE, HOST, Communicate
 from weft.simulator.acts import ActCosts, act_costs, with_overrides
-from weft.simulator.clock import Timed, Times, run
+from weft.simulator.clock import TaskTimes, Timed, run
 from weft.simulator.facts import (
     MemoryUse,
     PathAct,
@@ -25,7 +25,7 @@ from weft.simulator.facts import (
 from weft.simulator.planned import PlannedStep
 from weft.simulator.sharing import SharedLinks
 from weft.simulator.simulation import Simulation
-from weft.simulator.tasks import Tasks, in_ticks, repeated, step_tasks
+from weft.simulator.tasks import Tasks, repeated, step_tasks, to_ticks
 from weft.traces.events import Lines, actor_name, lines_of
 from weft.traces.rows import RankTrace, parts_of
 from weft.units import NO_TIME, Bytes, Seconds
@@ -101,7 +101,7 @@ class SteadySteps:
     """Steps that were simulated, and when each of those ended that are looked at."""
 
     tasks: Tasks
-    times: Times
+    times: TaskTimes
     ends: Sequence[Seconds]
     host: Seconds
 
@@ -162,7 +162,7 @@ def steady_steps(step: PlannedStep, acts: ActCosts, costs: Costs) -> SteadySteps
         InternalError: when a step gets stuck.
     """
     capacities = {plan.rank: costs.capacity(plan.rank) for plan in step.plans}
-    seconds = {p.rank: list(map(in_ticks, acts.seconds(p.rank))) for p in step.plans}
+    seconds = {p.rank: list(map(to_ticks, acts.seconds(p.rank))) for p in step.plans}
     slowdown = {rank: each.slowdown for rank, each in capacities.items()}
     shared = SharedLinks(step.plans, acts)
     # The host of a device that is launched is one step ahead of it.

@@ -29,7 +29,7 @@ Need: TypeAlias = "tuple[int, int]"
 TICK = 2.0**-36
 
 
-def in_ticks(seconds: float) -> Seconds:
+def to_ticks(seconds: float) -> Seconds:
     """Seconds, rounded to a multiple of `TICK`."""
     return Seconds(round(seconds / TICK) * TICK)
 

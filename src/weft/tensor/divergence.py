@@ -77,7 +77,7 @@ def meet(world: World, group: tuple[int, ...], what: str) -> Channel:
     if all(torch.equal(other, mine) for other in found):
         return channel
     if ops is not None:
-        ops.checksum = 0  # whoever goes on after the error begins anew
+        ops.checksum = 0  # whoever continues after the error begins again
     if not all(torch.equal(other[:2], mine[:2]) for other in found):
         raise RankFailure(
             "the ranks run different ops; every rank must make the same calls on global tensors in the same order. "
@@ -164,7 +164,7 @@ def note_write(placement: Placement, what: str, plain: Iterable[torch.Tensor] = 
 
 
 def forget() -> None:
-    """After a failure, which ends what was compared: whoever goes on does the same on all ranks from then on."""
+    """After a failure, which ends what was compared: whoever continues does the same on all ranks from then on."""
     _written.clear()
     _plain.clear()
     for ops in _ops.values():

@@ -118,7 +118,7 @@ def _dtensor() -> Any:
 
 
 def from_dtensor(x: Any) -> GlobalTensor:
-    """The same tensor as a global one, on the same memory, without gradients.
+    """The DTensor as a global tensor on the same memory, without gradients.
 
     Raises:
         LayoutError: for placements that have no SBP, and shards that are not balanced.

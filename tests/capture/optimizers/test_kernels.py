@@ -10,7 +10,7 @@ import torch
 import models
 from weft.capture import capture
 from weft.capture.optimizers.attributes import kernels_of
-from weft.capture.optimizers.trials import HeldBytes
+from weft.capture.optimizers.trials import AliveBytes
 from weft.ir.logical import Update
 from weft.ir.nodes import UpdateBytes
 from weft.ir.parsers.graph_parser import parse_graph
@@ -77,7 +77,7 @@ def test_short_floats_run_in_a_loop_on_a_cpu() -> None:
 
 
 def test_held_bytes_come_and_go() -> None:
-    held = HeldBytes()
+    held = AliveBytes()
     a = torch.empty(4)
     held.note([a], [])
     held.note([a[:2]], [a])

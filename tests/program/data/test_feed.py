@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from weft.errors import BatchError
 from weft.layout import Broadcast, Layout, Placement, Split
-from weft.program.data.feed import RowsOfBatch, StandIns, rows_in, rows_of
+from weft.program.data.feed import BatchPlaceholders, RowsOfBatch, rows_in, rows_of
 from weft.runtime.memory.state import region_part
 
 
@@ -37,7 +37,7 @@ def test_parts_of_rows(data: st.DataObject) -> None:
 
 def test_stand_ins_are_whole() -> None:
     batch = RowsOfBatch({"x": torch.zeros(2, 3), "scale": torch.ones(1), "n": 4}, [1, 5], 6)
-    given = StandIns(batch)
+    given = BatchPlaceholders(batch)
     whole = given.whole()
     assert (whole["x"].shape, whole["x"].device.type, whole["n"]) == ((6, 3), "meta", 4)
     assert whole["scale"] is batch.batch["scale"]

@@ -33,7 +33,7 @@ from program.data.datasets import (
 from single_device import is_first, processes
 from weft.errors import UserError
 from weft.program.data.feed import LoadedLeaf
-from weft.program.data.loading import LoadedActs, loaded_ahead, loading_plan
+from weft.program.data.loading import LoadingActs, loading_plan, prefetched
 
 SIZE = 10
 
@@ -53,7 +53,7 @@ def loaded(items: Iterator[Any], ahead: int, **calls: Any) -> Iterator[Any]:
     """Items on the way by a plan for batches of one leaf."""
     leaf = LoadedLeaf("x", "x", (4,), "float32", {0: ((0, 4),)})
     cut, note = calls.get("cut", lambda item: item), calls.get("note", lambda acts: None)
-    return loaded_ahead(items, loading_plan(0, [leaf], ahead), cut, note)
+    return prefetched(items, loading_plan(0, [leaf], ahead), cut, note)
 
 
 @pytest.mark.parametrize("ahead", [1, 2, 100])
@@ -133,7 +133,7 @@ def test_what_goes_wrong_in_a_thread_is_raised() -> None:
 
 
 def test_acts_are_told_before_their_item() -> None:
-    told: list[LoadedActs] = []
+    told: list[LoadingActs] = []
     for number, _ in enumerate(loaded(iter(range(6)), 3, note=told.append)):
         acts = told[number]
         assert (len(told), acts.number) == (number + 1, number)

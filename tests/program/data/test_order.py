@@ -13,7 +13,7 @@ from torch.utils.data import DistributedSampler, RandomSampler, WeightedRandomSa
 
 from program.data.datasets import SAMPLES, Drawn
 from weft.errors import UserError
-from weft.program.data.order import RUN, drawn_by, mixed, of_like_lengths, order_of
+from weft.program.data.order import RUN, by_similar_lengths, drawn_by, mixed, order_of
 
 
 def test_permutations() -> None:
@@ -107,10 +107,10 @@ def test_samples_of_a_batch_have_lengths_alike(seed: int | None) -> None:
     """All samples are there once; what is left for the last batch stays."""
     order = order_of(range(200), None, True, 1, 0)
     lengths = [(7 * number) % 50 for number in range(200)]
-    found = of_like_lengths(order, lengths, 6, seed)
+    found = by_similar_lengths(order, lengths, 6, seed)
     assert sorted(found) == list(range(200))
     assert found[198:] == order[198:]
-    assert of_like_lengths(order, lengths, 6, seed) == found
+    assert by_similar_lengths(order, lengths, 6, seed) == found
 
     def padding(samples: list[int]) -> int:
         batches = [samples[at : at + 6] for at in range(0, 198, 6)]

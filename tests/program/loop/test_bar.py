@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from weft.planning.progress import alone
-from weft.program.loop.bar import Bar
+from weft.program.loop.bar import ProgressBar
 from weft.units import Seconds
 
 
@@ -22,7 +22,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, stdout: Path, shown: bool = True) -> 
     with os.fdopen(near, "w") as stderr, stdout.open("w") as file:
         monkeypatch.setattr(sys, "stderr", stderr)
         monkeypatch.setattr(sys, "stdout", file)
-        with Bar(shown, 2) as bar:
+        with ProgressBar(shown, 2) as bar:
             bar.advance(1, 8, Seconds(0.0))
             sys.stdout.write("a line of the script\n")
             bar.show({"top[5]": 0.25, "[/x]": 1.0})
@@ -56,6 +56,6 @@ def test_nothing_is_written_to_a_file(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with Bar(True, 1) as bar:
+    with ProgressBar(True, 1) as bar:
         bar.advance(1, 8, Seconds(0.0))
     assert capfd.readouterr() == ("", "")

@@ -22,7 +22,7 @@ from weft.errors import InternalError, NoAnswer, RankFailure
 from weft.layout import REDUCTIONS
 from weft.runtime.channels import shared, shared_link
 from weft.runtime.channels.channel import reduce_in_order
-from weft.runtime.channels.shared import SharedChannel, takers
+from weft.runtime.channels.shared import SharedChannel, received_uses
 from weft.runtime.channels.shared_link import (
     SLOT_BYTES,
     SLOTS,
@@ -183,9 +183,9 @@ def test_a_chunk_is_reduced_over_all_ranks_before_the_next(
 
             return both
 
-        return [noted(*each) for each in enumerate(takers(size, index, reduction))]
+        return [noted(*each) for each in enumerate(received_uses(size, index, reduction))]
 
-    monkeypatch.setattr(shared, "takers", noting)
+    monkeypatch.setattr(shared, "received_uses", noting)
     chunks = 3 * SLOTS
     pieces = [torch.ones(chunks * SLOT_BYTES // 4) for _ in range(size)]
     on_ranks(size, lambda channel: channel.reduce_scatter([[one] for one in pieces], "sum"))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from weft.runtime.memory import state as copies
-from weft.runtime.memory.state import ahead_of_use
+from weft.runtime.memory.state import prefetching_copies
 
 GPU = torch.device("cuda", 0)
 
@@ -66,7 +66,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[Stream]:
 def test_the_reader_waits_and_keeps_the_memory(streams: list[Stream]) -> None:
     (reader,) = streams
     parts: Any = [Part(GPU), Part(torch.device("cpu"))]
-    with ahead_of_use([GPU, torch.device("cpu")]) as found:
+    with prefetching_copies([GPU, torch.device("cpu")]) as found:
         (_, own) = streams
     assert streams == [reader]
     assert own is not reader
@@ -75,13 +75,13 @@ def test_the_reader_waits_and_keeps_the_memory(streams: list[Stream]) -> None:
     assert event.stream is own
     assert [part.readers for part in parts] == [[reader], []]
     assert not own.waits
-    with ahead_of_use([GPU]):  # a thread has one stream for each device
+    with prefetching_copies([GPU]):  # a thread has one stream for each device
         assert streams == [reader, own]
 
 
 def test_on_the_host_nothing_waits(streams: list[Stream]) -> None:
     part: Any = Part(torch.device("cpu"))
-    with ahead_of_use([torch.device("cpu")]) as found:
+    with prefetching_copies([torch.device("cpu")]) as found:
         assert len(streams) == 1
     found.wait_for([part])
     assert not streams[0].waits

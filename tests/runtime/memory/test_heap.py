@@ -15,10 +15,10 @@ import torch
 
 from weft.runtime.memory import heap
 from weft.runtime.memory.heap import (
+    defragment,
     give_back,
     is_free_to_choose,
     keep_freed_memory,
-    lay_together,
 )
 from weft.runtime.world import distributed
 
@@ -101,7 +101,7 @@ def test_tensors_stay_the_same_objects():
     views = [each[0] for each in tensors]
     before = [each.clone() for each in tensors]
     storages = [each.untyped_storage().data_ptr() for each in tensors]
-    assert lay_together([*tensors, tensors[0]], 2**30) == sum(each.nbytes for each in tensors)
+    assert defragment([*tensors, tensors[0]], 2**30) == sum(each.nbytes for each in tensors)
     for tensor, view, value in zip(tensors, views, before, strict=True):
         torch.testing.assert_close(tensor, value, rtol=0, atol=0)
         assert tensor.stride() == value.stride() or tensor.is_contiguous() != value.is_contiguous()
@@ -145,11 +145,11 @@ def test_copies_take_no_more_than_there_is_room(monkeypatch):
 
     monkeypatch.setattr(heap, "_move", move)
     large, *small = (torch.ones(size * MIB, dtype=torch.uint8) for size in (5, 2, 2, 2))
-    assert lay_together([large, *small], 4 * MIB) == 6 * MIB
+    assert defragment([large, *small], 4 * MIB) == 6 * MIB
     assert sorted(map(sum, taken)) == [2 * MIB, 4 * MIB]
     taken.clear()
-    assert lay_together([large], 4 * MIB) == 0
-    assert lay_together([large, *small], 2**30) == 11 * MIB
+    assert defragment([large], 4 * MIB) == 0
+    assert defragment([large, *small], 2**30) == 11 * MIB
     assert len(taken) == 1
 
 
@@ -158,7 +158,7 @@ def test_the_highest_go_first(monkeypatch):
     found = []
     monkeypatch.setattr(heap, "_move", lambda portion: found.extend(portion) or 1)
     tensors = [torch.ones(MIB) for _ in range(4)]
-    lay_together(tensors, 2**30)
+    defragment(tensors, 2**30)
     places = [each.data_ptr() for each in found]
     assert places == sorted((each.data_ptr() for each in tensors), reverse=True)
 
@@ -178,14 +178,14 @@ def test_the_highest_go_first(monkeypatch):
 def test_what_has_no_memory_of_its_own_stays(make):
     tensor = make()
     place = tensor.data_ptr()
-    assert lay_together([tensor], 2**30) == 0
+    assert defragment([tensor], 2**30) == 0
     assert tensor.data_ptr() == place
 
 
 @OURS
 def test_nothing_moves_where_the_allocator_is_the_user_s(monkeypatch):
     monkeypatch.setattr(heap, "keep_freed_memory", lambda: False)
-    assert lay_together([torch.ones(MIB)], 2**30) == 0
+    assert defragment([torch.ones(MIB)], 2**30) == 0
 
 
 @OURS
@@ -196,6 +196,6 @@ def test_tensors_stay_where_there_is_no_memory_for_copies(monkeypatch):
     monkeypatch.setattr(mmap, "mmap", full)
     tensor = torch.ones(MIB)
     place = tensor.data_ptr()
-    assert lay_together([tensor], 2**30) == 0
+    assert defragment([tensor], 2**30) == 0
     assert tensor.data_ptr() == place
     assert tensor.all()

@@ -15,15 +15,22 @@ from typing import Any
 import pytest
 
 from weft.runtime.world import launch as module
-from weft.runtime.world.launch import Elsewhere, Ending, Exit, Fleet, Interrupts, launch
+from weft.runtime.world.launch import (
+    Exit,
+    Interrupts,
+    LaunchResult,
+    NodeProcesses,
+    RemoteFailure,
+    launch,
+)
 
 HEAD = "import os, signal, sys, threading\nrank = os.environ['RANK']\n"
 WAIT = "threading.Event().wait()\n"
 
 
-def ran(text: str, fleet: Fleet | None = None, **options: Any) -> Ending:
+def ran(text: str, fleet: NodeProcesses | None = None, **options: Any) -> LaunchResult:
     command = [sys.executable, "-S", "-c", HEAD + text]
-    return launch(command, fleet or Fleet(2), dict(os.environ), **options)
+    return launch(command, fleet or NodeProcesses(2), dict(os.environ), **options)
 
 
 def test_all_end_well() -> None:
@@ -35,7 +42,7 @@ def test_all_end_well() -> None:
 def test_each_process_finds_its_numbers(tmp_path: Path) -> None:
     names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE"
     told = "' '.join(os.environ[name] for name in NAMES.split())".replace("NAMES", repr(names))
-    ran(f"open('{tmp_path}/' + rank, 'w').write({told})\n", Fleet(2, 4, 6, 1, 2))
+    ran(f"open('{tmp_path}/' + rank, 'w').write({told})\n", NodeProcesses(2, 4, 6, 1, 2))
     assert (tmp_path / "4").read_text() == "4 0 6 2 1 2"
     assert (tmp_path / "5").read_text() == "5 1 6 2 1 2"
 
@@ -45,10 +52,10 @@ def test_cores_are_shared_unless_the_user_says_otherwise(
 ) -> None:
     text = f"open('{tmp_path}/threads', 'w').write(os.environ['OMP_NUM_THREADS'])\n"
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    ran(text, Fleet(1))
+    ran(text, NodeProcesses(1))
     assert (tmp_path / "threads").read_text() == "7"
     monkeypatch.delenv("OMP_NUM_THREADS")
-    ran(text, Fleet(10**6 - (10**6 - 1)))
+    ran(text, NodeProcesses(10**6 - (10**6 - 1)))
     assert int((tmp_path / "threads").read_text()) == len(os.sched_getaffinity(0))
 
 
@@ -91,7 +98,9 @@ def test_a_rank_that_still_runs_is_asked_where_it_has_a_handler(tmp_path: Path) 
     text = f"if rank == '1': signal.signal(signal.SIGQUIT, {answer})\n"
     text += f"open('{tmp_path}/ready' + rank, 'w')\nwhile rank == '0' and not all("
     text += f"os.path.exists('{tmp_path}/ready' + each) for each in '12'): pass\n"
-    ending = ran(f"{text}if rank == '0': os._exit(3)\n{WAIT}", Fleet(3), asks=signal.SIGQUIT)
+    ending = ran(
+        f"{text}if rank == '0': os._exit(3)\n{WAIT}", NodeProcesses(3), asks=signal.SIGQUIT
+    )
     assert sorted(each.code for each in ending.exits) == [-15, -15, 3]
     assert (tmp_path / "1").read_text() == "here"
     assert not (tmp_path / "2").exists()
@@ -109,13 +118,13 @@ def test_ranks_are_asked_when_another_node_has_failed(tmp_path: Path) -> None:
             pass
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
-        events.put(Elsewhere("node 1: boom"))
+        events.put(RemoteFailure("node 1: boom"))
 
     thread = threading.Thread(target=told_once_it_listens)
     thread.start()
-    ending = ran(text + WAIT, Fleet(1), events=events, asks=signal.SIGQUIT)
+    ending = ran(text + WAIT, NodeProcesses(1), events=events, asks=signal.SIGQUIT)
     thread.join(20)
-    assert ending.elsewhere == Elsewhere("node 1: boom")
+    assert ending.elsewhere == RemoteFailure("node 1: boom")
     assert path.exists()
 
 
@@ -140,7 +149,10 @@ def test_the_usual_times_end_all_within_ten_seconds() -> None:
 def test_what_a_rank_started_ends_with_it(tmp_path: Path) -> None:
     child = "[sys.executable, '-S', '-c', 'import time; time.sleep(500)']"
     text = f"import subprocess\nchild = subprocess.Popen({child})\n"
-    ran(f"{text}open('{tmp_path}/child', 'w').write(str(child.pid))\nos._exit(3)\n", Fleet(1))
+    ran(
+        f"{text}open('{tmp_path}/child', 'w').write(str(child.pid))\nos._exit(3)\n",
+        NodeProcesses(1),
+    )
     path = Path("/proc", (tmp_path / "child").read_text(), "stat")
     deadline = time.monotonic() + 20
     while path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z":
@@ -161,10 +173,10 @@ def test_what_a_rank_started_serves_it_until_it_has_ended(tmp_path: Path) -> Non
 
 def test_the_failure_of_another_node_ends_the_processes_here() -> None:
     events: SimpleQueue[Any] = SimpleQueue()
-    events.put(Elsewhere("node 1: boom"))
+    events.put(RemoteFailure("node 1: boom"))
     ending = ran(WAIT, events=events)
     assert ending.failed
-    assert ending.elsewhere == Elsewhere("node 1: boom")
+    assert ending.elsewhere == RemoteFailure("node 1: boom")
     assert all(each.asked for each in ending.exits)
 
 
@@ -201,7 +213,7 @@ def test_an_interrupt_leaves_ranks_their_time(hurried: bool, tmp_path: Path) -> 
     text += f"if rank == '1': os.kill(os.getppid(), signal.SIGTERM)\n{WAIT}"
     started = time.monotonic()
     with Interrupts() as interrupts, pytest.raises(KeyboardInterrupt):
-        ran(text, Fleet(2), interrupts=interrupts, grace=60.0)
+        ran(text, NodeProcesses(2), interrupts=interrupts, grace=60.0)
     assert time.monotonic() - started < 30
     names = [path.name for path in tmp_path.iterdir()]
     assert names == [] if hurried else "1" in names

@@ -10,8 +10,8 @@ from queue import SimpleQueue
 import pytest
 
 from weft.errors import UserError
-from weft.runtime.world.launch import Fleet
-from weft.runtime.world.launchers import Joined, Launchers, Nodes
+from weft.runtime.world.launch import NodeProcesses
+from weft.runtime.world.launchers import JoinedNode, Launchers, Nodes
 from weft.runtime.world.store import NodesStore
 from weft.runtime.world.store_server import Server
 
@@ -47,9 +47,11 @@ def job(count: int) -> Iterator[Job]:
     found.server.close()
 
 
-def met(*launchers: tuple[Launchers, int], least: int | None = None) -> list[tuple[Fleet, int]]:
+def met(
+    *launchers: tuple[Launchers, int], least: int | None = None
+) -> list[tuple[NodeProcesses, int]]:
     """The fleets of launchers with so many ranks that meet for a start, and its number."""
-    found: SimpleQueue[tuple[int, Joined | BaseException]] = SimpleQueue()
+    found: SimpleQueue[tuple[int, JoinedNode | BaseException]] = SimpleQueue()
     with ExitStack() as stack:
 
         def join(number: int, launcher: Launchers, ranks: int) -> None:
@@ -71,7 +73,7 @@ def met(*launchers: tuple[Launchers, int], least: int | None = None) -> list[tup
             if isinstance(each, BaseException):
                 raise each
         joined = [every[number] for number in range(len(launchers))]
-        return [(each.fleet, each.start) for each in joined if isinstance(each, Joined)]
+        return [(each.fleet, each.start) for each in joined if isinstance(each, JoinedNode)]
 
 
 def test_ranks_stay_on_their_hosts_and_a_new_one_fills_the_gap() -> None:

@@ -18,8 +18,8 @@ from weft.errors import UserError
 from weft.runtime.world import launchers
 from weft.runtime.world import store as frames
 from weft.runtime.world import store_server as module
-from weft.runtime.world.launch import Elsewhere, Fleet
-from weft.runtime.world.launchers import Joined
+from weft.runtime.world.launch import NodeProcesses, RemoteFailure
+from weft.runtime.world.launchers import JoinedNode
 from weft.runtime.world.store import NodesStore, answer, authenticate, split_address
 from weft.runtime.world.store_server import Server
 
@@ -136,11 +136,11 @@ def test_a_store_that_is_silent_has_gone(silent: NodesStore) -> None:
 
 
 def test_a_launcher_sees_that_the_store_is_silent(silent: NodesStore) -> None:
-    events: SimpleQueue[Elsewhere] = SimpleQueue()
+    events: SimpleQueue[RemoteFailure] = SimpleQueue()
     launchers._watch(silent, events)
     assert "which keeps the store of the job, has gone" in events.get(timeout=5).text
     with pytest.raises(OSError, match="closed|descriptor|pipe"):
-        Joined(Fleet(1), {}, events, silent).finish()
+        JoinedNode(NodeProcesses(1), {}, events, silent).finish()
 
 
 @pytest.mark.skipif(not hasattr(socket, "TCP_USER_TIMEOUT"), reason="Linux's options")

@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from weft.search.moves.sequences import MadeLater, StrategyMove, chained
+from weft.search.moves.sequences import LazyMoves, StrategyMove, chained
 from weft.strategy.strategy import Strategy
 
 
@@ -19,7 +19,7 @@ def named(made: list[str], letter: str, number: int) -> StrategyMove:
 def test_moves_are_made_when_they_are_asked_for() -> None:
     made: list[str] = []
     parts = [
-        MadeLater(count, partial(named, made, letter))
+        LazyMoves(count, partial(named, made, letter))
         for letter, count in zip("abc", (2, 0, 3), strict=True)
     ]
     moves = chained((*parts, (StrategyMove("last", lambda strategy: strategy),)))

@@ -8,7 +8,7 @@ from torch import nn
 import weft
 from search.jobs import dense, loss
 from weft.ir.logical import LogicalGraph
-from weft.search.steps.exchanged import WaysBack, trained
+from weft.search.steps.exchanged import GradientPaths, trained
 from weft.search.steps.linears import forward
 
 WIDTH, ROWS = 16, 64
@@ -20,9 +20,9 @@ def graph_of(model: nn.Module) -> LogicalGraph:
     return weft.Job(model, loss, torch.optim.SGD(own), batch).stored().graph
 
 
-def ways(graph: LogicalGraph) -> tuple[WaysBack, str]:
+def ways(graph: LogicalGraph) -> tuple[GradientPaths, str]:
     """The ways of a step whose layers are all whole, and what its last layer reads."""
-    found, last = WaysBack(graph), ""
+    found, last = GradientPaths(graph), ""
     for call in forward(graph):
         found.over(call, None, stops=False)
         reads = [name for name in call.uses if graph.values[name].shape == (ROWS, WIDTH)]

@@ -208,7 +208,7 @@ def _check_operands(node: torch.fx.Node) -> None:
 def _try_on_whole_numbers(node: torch.fx.Node, tried: set[tuple[object, ...]]) -> None:
     """Refuse a call whose tensors hold whole numbers alone, and whose kernel does not know these.
 
-    Of most kernels nothing but a call tells. One is tried once for the dtypes that it is given.
+    Most kernels show their demands only when called, so each kernel is tried once for its dtypes.
     """
     op: Any = node.target
     values: list[Any] = [each.meta.get("val") for each in (*node.all_input_nodes, node)]
@@ -237,7 +237,6 @@ def _try_on_whole_numbers(node: torch.fx.Node, tried: set[tuple[object, ...]]) -
 
 
 def _dtypes(node: torch.fx.Node, *places: int) -> list[torch.dtype]:
-    """Those of the operands at some places that are tensors."""
     operands = [node.args[place] for place in places if place < len(node.args)]
     return [each.meta["val"].dtype for each in operands if isinstance(each, torch.fx.Node)]
 

@@ -222,7 +222,7 @@ def functional(
 class _Functional(torch.fx.Interpreter):
     """Runs a graph of which writes become values.
 
-    Such a value may lie otherwise than the tensor that was written, and so may what is made of it; a
+    Such a value may lie differently from the tensor that was written, and so may what is made of it; a
     view that does not fit it any more is a copy, where nothing writes to either of them later.
     """
 

@@ -59,7 +59,7 @@ def retrace(
     """The graph of `make_fx(function, table)(*inputs)`, recorded lightly; None when it is not like the first trace.
 
     Args:
-        function: to be run; anew by `make_fx` when this gives None.
+        function: to be run; again by `make_fx` when this gives None.
         inputs: nests of fake tensors.
         table: decompositions.
         like: of what `make_fx` gave for other shapes; None where it is not to be compared, and may read tensors

@@ -21,7 +21,7 @@ from weft.ops import has_rule
 
 aten = torch.ops.aten
 TABLE: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
-# What functionalization leaves of writes that overwrite a whole tensor: the old contents do not matter.
+# The ops that functionalization leaves of writes to a whole tensor: the old contents do not matter.
 _OVERWRITES: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
 
 
@@ -247,7 +247,7 @@ _STRIDED: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
 
 
 def fallback() -> Decompositions:
-    """Decompositions of the ops that no rule knows; rules that users declare are looked up anew each time."""
+    """Decompositions of the ops that no rule knows; rules that users declare are looked up again each time."""
     found = {op: function for op, function in _core().items() if not _has_rule(str(op))}
     return {**found, **_OWN}
 
@@ -337,7 +337,6 @@ def _zeros(size: Sequence[int], **options: Any) -> torch.Tensor:
 
 @stands_for(_OWN, "index_fill.int_Tensor")
 def _index_fill(self: torch.Tensor, dim: int, index: torch.Tensor, value: torch.Tensor) -> Any:
-    """As torch's own, which takes no negative indices."""
     size = self.shape[dim] if self.dim() else 1
     index = torch.where(index < 0, index + size, index)
     return _core()[aten.index_fill.int_Tensor](self, dim, index, value)

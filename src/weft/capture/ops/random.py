@@ -32,8 +32,6 @@ TABLE: dict[torch._ops.OpOverload, Callable[..., Any]] = {}
 
 
 def _stands_for(*names: str) -> Callable[[Function], Function]:
-    """As `stands_for`, for calls without a generator; those with one get NotImplemented, which leaves the op."""
-
     def note(function: Function) -> Function:
         stands_for(TABLE, *names)(without_generator(function))
         return function

@@ -380,7 +380,7 @@ def _target_rows(
 ) -> tuple[Tensor, Tensor]:
     """Targets as [n, s], and their lengths.
 
-    Of targets in a vector none needs more places than there are steps, and one: longer ones fit in no
+    No target in a vector needs more places than the number of time steps plus one: longer ones fit in no
     way, nor does that part of them.
     """
     if targets.dim() == 2:

@@ -105,7 +105,7 @@ def kernels_of(
     fused, lists = options.get("fused"), options.get("foreach")
     differentiable = options.get("differentiable")
     open_choice = "fused" in options and fused is None and lists is not False
-    # On CPUs fused kernels take 16-bit parameters, too, but round otherwise than loops, and that of SGD leaves whole
+    # On CPUs fused kernels take 16-bit parameters, too, but round differently from loops, and that of SGD leaves whole
     # vectors of them as they are (seen with torch 2.13).
     fusible = device_type in _get_fused_kernels_supported_devices() and all(
         dtype.is_floating_point and (device_type != "cpu" or dtype.itemsize >= 4)

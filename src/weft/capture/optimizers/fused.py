@@ -150,7 +150,7 @@ def updates(op: Any) -> bool:
 
 @cache
 def foreach() -> dict[torch._ops.OpOverload, Callable[..., Any]]:
-    """For every `_foreach_*` that has one: torch's own loop over the tensors."""
+    """For every `_foreach_*` op that has one, torch's own loop over the tensors."""
     every = sorted({schema.name for schema in torch._C._jit_get_all_schemas()})
     names = [name.removeprefix("aten::") for name in every if name.startswith("aten::_foreach_")]
     packets = (getattr(aten, name) for name in names if hasattr(aten, name))

@@ -107,7 +107,7 @@ def update_rules(
 
     Raises:
         CaptureError: naming the optimizer, when its step cannot run on tensors without data; when
-            no parameter needs a master.
+            no parameter needs an FP32 main parameter.
     """
     if masters and groups and not any(_is_half(parameters[name]) for name in groups):
         raise CaptureError(

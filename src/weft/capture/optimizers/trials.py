@@ -102,7 +102,7 @@ def step(
 
 
 @final
-class HeldBytes:
+class AliveBytes:
     """The bytes of the tensors that ops have made and that are alive."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class StepObserver(DispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()
         self.mixing: list[str] = []
         self.draws: list[str] = []
-        self.held = HeldBytes()
+        self.held = AliveBytes()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:

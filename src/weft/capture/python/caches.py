@@ -15,10 +15,10 @@ import torch
 from torch.fx.graph import CodeGen
 
 from weft.capture.fx.private import is_fake, root_of, written_in
-from weft.capture.python.reachable import is_users, plain_function
+from weft.capture.python.reachable import is_user_code, plain_function
 from weft.capture.python.symbolic import is_symbolic
 from weft.capture.python.unbacked import is_unbacked
-from weft.capture.python_guards import MISSING, Exactly, Guard, is_plain, question_guard
+from weft.capture.python_guards import MISSING, BitwiseEqual, Guard, is_plain, question_guard
 from weft.errors import CaptureError
 
 # Ops that take no value from their operand, only its shape and dtype.
@@ -129,7 +129,7 @@ def kept_results(entries: Iterable[Guard]) -> list[Guard]:
             value = value.func
         if isinstance(value, types.MethodType | staticmethod | classmethod):
             value = value.__func__
-        if isinstance(value, _lru_cache_wrapper) and is_users(value):
+        if isinstance(value, _lru_cache_wrapper) and is_user_code(value):
             memos[id(value)] = value
     found = []
     for memo in memos.values():
@@ -166,13 +166,13 @@ def _calls_of(memo: _Memo) -> Iterator[_Arguments]:
         yield key[:at], dict(zip(pairs[::2], pairs[1::2], strict=True))
 
 
-def _called(function: Callable[..., Any], arguments: _Arguments) -> Exactly:
+def _called(function: Callable[..., Any], arguments: _Arguments) -> BitwiseEqual:
     """The plain result of a call now, as the step would have it; `MISSING` where it cannot be had."""
     try:
         value = function(*arguments[0], **arguments[1])
-    except Exception:  # of the user's function: the step, planned anew, says what is wrong
+    except Exception:  # of the user's function: the step, planned again, says what is wrong
         value = MISSING
-    return Exactly(copy.deepcopy(value) if is_plain(value) else MISSING)
+    return BitwiseEqual(copy.deepcopy(value) if is_plain(value) else MISSING)
 
 
 def stands_in(value: Any) -> bool:

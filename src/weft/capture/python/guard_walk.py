@@ -29,11 +29,11 @@ from torch import nn
 
 from weft.capture.python.reachable import (
     Keys,
-    asked_in,
     bound_to,
     cells_of,
+    getattr_names,
     globals_of,
-    is_users,
+    is_user_code,
     names_in,
     plain_function,
     texts_in,
@@ -315,7 +315,7 @@ class Walk(ABC):
             for name, value in function.keywords.items():
                 self.put(function.keywords, name, value, f"the keyword {name} of a partial")
             function = function.func
-        if plain is None or id(plain) in self._functions or not is_users(plain):
+        if plain is None or id(plain) in self._functions or not is_user_code(plain):
             return
         self._functions.add(id(plain))
         title, code = plain.__qualname__, plain.__code__
@@ -335,7 +335,7 @@ class Walk(ABC):
     def know(self, code: types.CodeType) -> None:
         """The step may run this code."""
         self.named |= names_in(code)
-        self._asked |= asked_in(code)
+        self._asked |= getattr_names(code)
         self.keys.add(code)
 
     def _variables(self, function: types.FunctionType) -> list[Any]:

@@ -29,7 +29,7 @@ def user_functions(function: Any, model: nn.Module) -> list[types.FunctionType]:
     found: dict[int, types.FunctionType] = {}
     while waiting:
         plain = plain_function(waiting.pop())
-        if plain is None or id(plain) in found or not is_users(plain):
+        if plain is None or id(plain) in found or not is_user_code(plain):
             continue
         found[id(plain)] = plain
         waiting += [
@@ -55,7 +55,7 @@ def hooks_of(model: nn.Module) -> list[Any]:
         for name in MODULE_HOOKS:
             hooks = getattr(owner, name, None)
             found += hooks.values() if isinstance(hooks, dict) else []
-    return [each for each in found if is_users(each)]
+    return [each for each in found if is_user_code(each)]
 
 
 def bound_to(function: Any) -> Iterator[Any]:
@@ -110,7 +110,7 @@ def texts_in(code: types.CodeType) -> frozenset[str]:
     return frozenset(filter(str.isidentifier, texts))
 
 
-def asked_in(code: types.CodeType) -> frozenset[str]:
+def getattr_names(code: types.CodeType) -> frozenset[str]:
     """The texts that a function which asks for attributes by `getattr` or `hasattr` names, with those inside it."""
     texts: set[Any] = set()
     for each in codes_in(code):
@@ -125,7 +125,7 @@ def _globals_in(code: types.CodeType) -> tuple[str, ...]:
     return tuple(dict.fromkeys(step.argval for step in steps if step.opname in _GLOBALS))
 
 
-def is_users(function: Any) -> bool:
+def is_user_code(function: Any) -> bool:
     """True where a function is the user's own, not of a library that is installed."""
     plain = plain_function(function)
     if plain is None:

@@ -2,7 +2,7 @@
 
 While a step is traced, each read of an attribute is noted: of a module, of an object of the user's, of settings that a
 library's module holds, at any depth, in its own methods and properties too. Objects that the step itself makes are not
-noted, as it makes them anew each time. All else is noted by a walk (`weft.capture.python.guard_walk`).
+noted, as it makes them again each time. All else is noted by a walk (`weft.capture.python.guard_walk`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import nn
 from weft.capture.fx.private import is_fake
 from weft.capture.python.caches import Cache
 from weft.capture.python.guard_walk import CONTAINERS, HOLDERS, Walk, alone
-from weft.capture.python.reachable import hooks_of, is_users, user_functions
+from weft.capture.python.reachable import hooks_of, is_user_code, user_functions
 from weft.capture.python.side_effects import check_unmoved, depends_on
 from weft.capture.python.symbolic import is_symbolic
 from weft.capture.python.tensor_reads import values_of
@@ -205,7 +205,7 @@ class PythonRecorder(Walk):
     def module(self, module: nn.Module, text: str, inner: bool) -> None:
         """Note the attributes that are read of a module; `inner` of the model's own."""
         if id(module) not in self._seen:
-            users = is_users(type(module).forward) or users_module(type(module).__module__)
+            users = is_user_code(type(module).forward) or users_module(type(module).__module__)
             seen = _SeenObject(module, dict(vars(module)), text, users, True, inner)
             self._seen[id(module)] = seen
             if inner:

@@ -3,7 +3,7 @@
 While a step is captured, a `SymbolicNumber` stands where the user keeps such a number. Counted with other numbers it
 is another one; added to a tensor, or multiplied by one, it is a tensor of no dimensions, which is written before every
 step. Whatever else is done with it is done with the number itself, and what came of it is compared before every
-step: where that is something else, the step is planned anew.
+step: where that is something else, the step is planned again.
 
 The same stand for counters when a step that changes them is traced once more: it may count on, and read none.
 """
@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
 from weft.capture.fx.private import is_fake
-from weft.capture.python_guards import Exactly, Guard, question_guard
+from weft.capture.python_guards import BitwiseEqual, Guard, question_guard
 from weft.capture.tree import Shut
 
 _DTYPES = (torch.float32, torch.float64)
@@ -113,7 +113,7 @@ class SymbolicLeaf(SymbolicNumber):
 
 @final
 class SymbolicNumbers:
-    """The numbers that change, of one capture, and leaves of the batch that are no tensors.
+    """The numbers that change, of one capture, and entries of the batch that are no tensors.
 
     Args:
         entries: where the user keeps them, and what they are now.
@@ -122,7 +122,7 @@ class SymbolicNumbers:
             else is done with them is an outcome.
 
     Attributes:
-        outcomes: what was done with them otherwise than by counting, and what came of it.
+        outcomes: what was done with them differently from by counting, and what came of it.
         tensors: that stand for them, and how to compute each.
     """
 
@@ -154,7 +154,7 @@ class SymbolicNumbers:
                     entry.put(entry.value)
 
     def outcome(self, compute: Callable[[], Any], text: str) -> Any:
-        """The result of `compute`, which every step compares: for another one the step is planned anew."""
+        """The result of `compute`, which every step compares: for another one the step is planned again."""
         self.outcomes.append(question_guard(None, compute, text))
         return self.outcomes[-1].value
 
@@ -233,7 +233,7 @@ class _Place:
 
 
 def _class_of(value: Any) -> type[SymbolicNumber] | None:
-    """The class that stands for a leaf of the batch."""
+    """The class that stands for an entry of the batch."""
     if type(value) in _TYPES:
         return SymbolicNumber if math.isfinite(value) else None
     return SymbolicLeaf if type(value) in (str, bytes, list, tuple, dict) else None
@@ -246,7 +246,7 @@ def can_follow(entry: Guard) -> bool:
 
 def _itself(number: SymbolicNumber) -> Any:
     """The number, of which from now on every step must have the same."""
-    return number._all.outcome(lambda: Exactly(number._compute()), number._text).number
+    return number._all.outcome(lambda: BitwiseEqual(number._compute()), number._text).number
 
 
 def _call(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:

@@ -27,7 +27,7 @@ from weft.capture.fx.generators import replaced
 from weft.capture.fx.private import Refusal, is_fake
 from weft.capture.optimizer_groups import Optimizers
 from weft.capture.python.unbacked import refuse_value
-from weft.capture.python_guards import Exactly
+from weft.capture.python_guards import BitwiseEqual
 from weft.errors import CaptureError
 from weft.files import PACKAGE, in_library
 
@@ -154,11 +154,11 @@ def _without_state(plain: Callable[..., Any]) -> Callable[..., Any]:
     return read
 
 
-def values_of(tensor: Tensor) -> Exactly | bytes:
+def values_of(tensor: Tensor) -> BitwiseEqual | bytes:
     """The values of a tensor, to be compared: as numbers, or many of them as bytes."""
     with torch._C.DisableTorchFunction(), _disable_current_modes():
         if tensor.numel() <= _SHOWN:
-            return Exactly(TensorBase.tolist(tensor))
+            return BitwiseEqual(TensorBase.tolist(tensor))
         plain = tensor.detach().resolve_conj().resolve_neg().to("cpu", copy=True)
         return TensorBase.numpy(plain.reshape(-1).view(torch.uint8)).tobytes()
 

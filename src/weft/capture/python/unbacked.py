@@ -108,7 +108,7 @@ _noted: list[weakref.ref[UnbackedNumber]] = []
 
 
 def forget_numbers() -> None:
-    """Begin to note those that are made anew."""
+    """Begin to note those that are made again."""
     _noted.clear()
 
 

@@ -364,7 +364,7 @@ def _updates(boundary: Boundary, inputs: Sequence[Input], results: Sequence[Ref]
 def _for_main_parameters(
     updates: list[Update], inputs: Sequence[Input], reader: _Reader
 ) -> Iterator[Call]:
-    """Casts of gradients to the dtype of the masters that they update, which `updates` then read."""
+    """Casts of gradients to the dtype of the FP32 main parameters that they update, which `updates` then read."""
     masters = {x.value.name: x.value for x in inputs if x.key.endswith(f".{MASTER}")}
     for place, update in enumerate(updates):
         for master in (masters[ref.name] for ref in update.states if ref.name in masters):

@@ -3,7 +3,7 @@
 Whoever runs a step may put what it computes anywhere: into an `lru_cache`, a default argument, an attribute of an
 object with slots. `weft.capture.tracing.mutations.mutations_undone` looks at what the step names; the rest is
 found here by what is alive after the capture, taken out again, and refused unless it is a cache that each
-step makes anew.
+step makes again.
 """
 
 from __future__ import annotations

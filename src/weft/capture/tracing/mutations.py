@@ -88,7 +88,7 @@ class MutableState:
     def kept(self) -> dict[int, str]:
         """Tensors without data that places outside of the model hold now, by id: the names of the places.
 
-        Those in containers of its modules are among them; of their attributes, `PythonRecorder.caches` knows.
+        Places in containers of its modules are included; `PythonRecorder.caches` knows attributes of modules.
         """
         found: dict[int, str] = {}
         places = list(self._places())

@@ -80,7 +80,7 @@ def _traced_again(
     """`module`, where the step gives it once more from what it has left; None where `run` finds nothing then.
 
     Numbers of the `changes` are counted on, and may not be read; of what the step has kept it may read what is made
-    of constants and shapes, which each step makes anew.
+    of constants and shapes, which each step makes again.
     """
     changed = [*changes, *(replace(each, value=MISSING) for each in step.made)]
     refused = depends_on(changed) if changed else may_hold_state(next(iter(kept.values())))

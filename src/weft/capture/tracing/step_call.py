@@ -213,7 +213,7 @@ class StepCall:
             raise in_function(self.loss_fn, error) from None
 
     def constants(self) -> Iterator[Guard]:
-        """The leaves of the batch that are no tensors, but for numbers that are inputs already."""
+        """The entries of the batch that are no tensors, but for numbers that are inputs already."""
         space = self.batch.constants
         for leaf in self.batch.leaves:
             if isinstance(leaf, Static) and not is_symbolic(space[leaf.key]):

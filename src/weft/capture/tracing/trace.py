@@ -99,7 +99,7 @@ def trace_step(
 
     The forward runs under `casts`; with "fp16" the gradients start from `weft.loss_seed`.
     Recurrent layers with a parameter in `apart` are taken apart. With the skeletons of a trace for other
-    shapes it is quicker, where this one is like that. Numbers in the places `changing` become constants that are
+    shapes it is faster, where this one is like that. Numbers in the places `changing` become constants that are
     written before every step, where the step counts with them. Tensors without data that it leaves somewhere are
     noted in `left`.
 
@@ -137,7 +137,7 @@ def trace_step(
     assert found is not None  # `_trace` raises
     leaves = list(found[1].constants())
     containers = [each for each in leaves if isinstance(each.value, list | tuple | dict)]
-    # Where something takes no stand-in for one leaf of the batch, others are followed all the same.
+    # Where something takes no stand-in for one entry of the batch, others are followed all the same.
     for of_batch in (leaves, containers, []):
         numbers = SymbolicNumbers(changing, of_batch)
         if numbers.entries:

@@ -1,1 +1,1 @@
-"""Families of ops that become several calls where their layouts split them."""
+"""Decompositions of ops that become several calls where their layouts split them."""

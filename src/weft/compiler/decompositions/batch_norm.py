@@ -14,7 +14,12 @@ from math import prod
 from typing import final
 
 from weft.cached import cached_property
-from weft.compiler.decompositions.decomposition import Decomposition, Placed, SampleStatistics, Site
+from weft.compiler.decompositions.decomposition import (
+    DecomposableCall,
+    Decomposition,
+    Placed,
+    SampleStatistics,
+)
 from weft.hardware import CostModel
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
 from weft.layout import SBP, Broadcast, Layout, Partial, Split
@@ -76,8 +81,8 @@ def _over(sbp: SBP) -> bool:
     return isinstance(sbp, Split) and sbp.dim != _CHANNELS
 
 
-def _expand(site: Site) -> Iterator[Placed]:
-    """One small reduction in between, where what is normalized is split otherwise than by channels."""
+def _expand(site: DecomposableCall) -> Iterator[Placed]:
+    """One small reduction in between, where what is normalized is split differently from by channels."""
     if _in_training(site.call) and any(map(_over, site.reads[0].sbp)):
         parts = _BatchNormParts(site.graph, site.call, site.reads, site.values)
         yield from parts.backward() if site.call.op == _BACKWARD else parts.forward()

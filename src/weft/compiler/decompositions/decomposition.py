@@ -1,9 +1,9 @@
-"""Families: ops that deduction sees as one call and that become several where their layouts split them.
+"""Decompositions: ops that deduction sees as one call and that become several where their layouts split them.
 
-A family says in one module what its ops do beyond their rules (`weft.ops.rules`): which signatures
+A decomposition says in one module what its ops do beyond their rules (`weft.ops.rules`): which signatures
 are legal because the call can be taken apart, what the reductions inside cost, which calls it
 becomes, and what it does to samples that come in micro-batches. `weft.compiler.decompositions.table`
-lists the families; deduction, the split in time and `explain` ask there.
+lists the decompositions; deduction, the split in time and `explain` ask there.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Count: TypeAlias = tuple[str, tuple[Call, ...]]
 
 @final
 @dataclass(frozen=True)
-class Site:
+class DecomposableCall:
     """A call that may be decomposed.
 
     Attributes:
@@ -70,7 +70,7 @@ class SampleStatistics:
 @final
 @dataclass(frozen=True)
 class Decomposition:
-    """The work of a family of ops beyond its rules.
+    """The work of a decomposition of ops beyond its rules.
 
     Attributes:
         ops: the ops that it speaks of.
@@ -89,7 +89,7 @@ class Decomposition:
     ops: frozenset[str]
     signatures: Callable[[OpCall, int, bool], tuple[Signature, ...]] = lambda *_: ()
     cost: Callable[[OpCall, Signature, tuple[int, ...], int, CostModel], float] = lambda *_: 0.0
-    expand: Callable[[Site], Iterable[Placed]] = lambda _: ()
+    expand: Callable[[DecomposableCall], Iterable[Placed]] = lambda _: ()
     statistics: SampleStatistics | None = None
     counts: Callable[[LogicalGraph, Call], Iterable[Count]] = lambda *_: ()
     ignores_counts: Callable[[Call], bool] = lambda _: False

@@ -17,7 +17,7 @@ from typing import final
 
 from weft.compiler.assignment import Assignment
 from weft.compiler.context import Context
-from weft.compiler.decompositions.decomposition import Placed, Site, replaced
+from weft.compiler.decompositions.decomposition import DecomposableCall, Placed, replaced
 from weft.compiler.decompositions.log_softmax import BACKWARD, FORWARD, LogSoftmax, row_sums
 from weft.compiler.graph.rewriting import only_result
 from weft.hardware import is_launched
@@ -44,7 +44,7 @@ def fuse_class_losses(
             fused = _instead(graph, node, assignment, numbers)
             if fused is not None:
                 number = numbers[id(node)]
-                site = Site(graph, node, assignment.operands[number], values)
+                site = DecomposableCall(graph, node, assignment.operands[number], values)
                 instead[number] = tuple(LogSoftmax(site).statistics())
                 instead |= {each: (placed,) if placed else () for each, placed in fused.items()}
     return replaced(graph, assignment, instead, values) if instead else (graph, assignment)

@@ -15,7 +15,12 @@ from collections.abc import Iterator
 from math import prod
 from typing import Any, final
 
-from weft.compiler.decompositions.decomposition import Count, Decomposition, Placed, Site
+from weft.compiler.decompositions.decomposition import (
+    Count,
+    DecomposableCall,
+    Decomposition,
+    Placed,
+)
 from weft.hardware import CostModel
 from weft.ir.logical import Arg, Call, LogicalGraph, Ref, Value
 from weft.layout import SBP, Broadcast, Layout, Partial, Reduction, Split
@@ -65,7 +70,7 @@ def _cost(
     return model.boxing(Bytes(count * groups * 2 * (parts - 1) * rows), count)
 
 
-def _expand(site: Site) -> Iterator[Placed]:
+def _expand(site: DecomposableCall) -> Iterator[Placed]:
     """Taken apart where an operand is split along the dimension of the softmax."""
     parts = LogSoftmax(site)
     if any(parts.split in layout.sbp for layout in site.reads):
@@ -86,7 +91,7 @@ def _split_by_classes(call: OpCall) -> Split | None:
 class LogSoftmax:
     """One log-softmax, or its backward, taken apart; notes the layouts of what it makes."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self, site: DecomposableCall) -> None:
         self.node, self.reads, self.values = site.call, site.reads, site.values
         dim: Any = self.node.args[_DIM[self.node.op]]
         self.split = Split(normal_dim(dim, len(self.result.shape)))

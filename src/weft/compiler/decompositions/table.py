@@ -1,4 +1,4 @@
-"""The table of families, and what the passes ask of it."""
+"""The table of decompositions, and what the passes ask of it."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from weft.compiler.assignment import Assignment
 from weft.compiler.decompositions import batch_norm, log_softmax
 from weft.compiler.decompositions.decomposition import (
+    DecomposableCall,
     Decomposition,
     Placed,
     SampleStatistics,
-    Site,
     replaced,
 )
 from weft.hardware import CostModel
@@ -26,12 +26,12 @@ _MADE_BY = {
 
 
 def decomposition_of(op: str) -> Decomposition | None:
-    """The family of an op; None where its rule says all."""
+    """The decomposition of an op; None where its rule says all."""
     return _FAMILIES.get(op)
 
 
 def legal_signatures(call: OpCall, parts: int, empty: bool = False) -> tuple[Signature, ...]:
-    """The signatures of one call's rule, and those of its family."""
+    """The signatures of one call's rule, and those of its decomposition."""
     declared = signatures_with_windows(call, parts, empty)
     family = decomposition_of(call.op)
     return (*declared, *family.signatures(call, parts, empty)) if family else declared
@@ -52,7 +52,9 @@ def expand(graph: LogicalGraph, assignment: Assignment) -> tuple[LogicalGraph, A
     for index, node in enumerate(graph.nodes):
         family = decomposition_of(node.op) if isinstance(node, Call) else None
         if family is not None and isinstance(node, Call) and index in assignment.operands:
-            calls = tuple(family.expand(Site(graph, node, assignment.operands[index], values)))
+            calls = tuple(
+                family.expand(DecomposableCall(graph, node, assignment.operands[index], values))
+            )
             if calls:
                 instead[index] = calls
     return replaced(graph, assignment, instead, values) if instead else (graph, assignment)

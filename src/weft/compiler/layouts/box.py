@@ -154,7 +154,7 @@ def deduce(
     """Choose the layouts of all values and operands of `graph` on `placement`.
 
     Hints are fixed points. Free inputs: parameters and buffers are Broadcast or split on any dimension (Broadcast
-    when that is as cheap), batch leaves Broadcast or split on their first, constants Broadcast; an optimizer's state
+    when that is as cheap), batch entries Broadcast or split on their first, constants Broadcast; an optimizer's state
     follows its parameter. An update runs in the layout of its target; outputs are Broadcast. A variable stored in
     shards is laid out as if whole, and then sharded for storage (`deduce_stored`).
 

@@ -17,7 +17,7 @@ from weft.compiler.layouts.options import (
     SignatureOptions,
     start,
 )
-from weft.compiler.layouts.problem import OpChoice, Problem, ReadEdge, Share
+from weft.compiler.layouts.problem import OpChoice, Problem, ReadEdge, SharedBoxing
 from weft.compiler.layouts.solver import minimize
 from weft.errors import RuleError
 from weft.layout import Broadcast
@@ -68,12 +68,12 @@ def settle(
     choice: LayoutChoice,
     free: Mapping[int, Collection[int]],
 ) -> LayoutChoice:
-    """Choose some variables anew while the others keep what they have.
+    """Choose some variables again while the others keep what they have.
 
     Cost and bound stay those of `choice`: what is stored otherwise is no part of them.
 
     Args:
-        free: for an axis, the variables that are chosen anew along it.
+        free: for an axis, the variables that are chosen again along it.
     """
     form = known.number(form_of(problem))
     key = form, choice, tuple((axis, frozenset(each)) for axis, each in free.items())
@@ -100,8 +100,8 @@ def form_of(problem: Problem) -> tuple[object, ...]:
         match variable:
             case OpChoice(call=call, thin=thin, times=times, pinned=pinned):
                 variables.append((OpChoice, call, thin, times, pinned))
-            case Share(spec=spec, thin=thin):
-                variables.append((Share, spec, thin))
+            case SharedBoxing(spec=spec, thin=thin):
+                variables.append((SharedBoxing, spec, thin))
             case _:
                 variables.append(variable)
     return tuple(variables), tuple(problem.edges)
@@ -114,7 +114,7 @@ def solve(
     choice: LayoutChoice,
     free: Collection[int] | None = None,
 ) -> LayoutChoice:
-    """Choose all signatures along some axes anew, or only those of some variables.
+    """Choose all signatures along some axes again, or only those of some variables.
 
     Boxing between others is no choice then, and not counted.
     """
@@ -152,11 +152,11 @@ def options_of(
         RuleError: when an op has no rule.
     """
     found: list[SignatureOptions] = []
-    shares: dict[int, Share] = {}
+    shares: dict[int, SharedBoxing] = {}
     for number, (variable, signatures) in enumerate(zip(problem.variables, chosen, strict=True)):
         if free is not None and number not in free:
             found.append(known.as_it_is(signatures))
-        elif isinstance(variable, Share):
+        elif isinstance(variable, SharedBoxing):
             shares[number] = variable
             found.append(_NONE)
         else:

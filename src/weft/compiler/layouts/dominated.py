@@ -1,4 +1,4 @@
-"""Choices that can be left out of a minimisation because another choice of the same variable is never dearer.
+"""Choices that can be left out of a minimisation because another choice of the same variable is never more expensive.
 
 Dead-end elimination (Goldstein 1994): a choice goes when another costs no more whatever the
 neighbours choose. At least one best solution stays, so what is proven of the rest is proven of the
@@ -41,7 +41,7 @@ class _Pruning:
         around: for each variable its neighbours, each with the table that has the variable first.
         kinds: for each variable a number for its own table and those of its neighbours.
         names: the same as bytes, to look them up.
-        worst: by table and choices on both sides: how much dearer each choice is than each other
+        worst: by table and choices on both sides: how much more expensive each choice is than each other
             in the worst case; layers share tables, so most are there already.
         kept: the places of the choices that stay, by everything they depend on: the variable's kind and
             choices, and each neighbour's choices.
@@ -95,7 +95,7 @@ class _Pruning:
         return True
 
     def _worst(self, mine: Choices, other: int, table: Table, name: tuple[int, bool]) -> Table:
-        """The most by which each choice is dearer than each other one, on one table."""
+        """The most by which each choice is more expensive than each other one, on one table."""
         theirs = self.left[other]
         key = (name, mine.tobytes(), self.names[other])
         if key not in self.worst:

@@ -19,7 +19,7 @@ from weft.compiler.hints import Hints, is_hint
 from weft.compiler.layouts.boxing_costs import Table
 from weft.compiler.layouts.coordinate_descent import costs_of, form_of, joined, options_of
 from weft.compiler.layouts.options import Known, PerAxis, SignatureOptions, start
-from weft.compiler.layouts.problem import Given, Problem, Share, build
+from weft.compiler.layouts.problem import FreeVariable, Problem, SharedBoxing, build
 from weft.compiler.layouts.solver import Solution, minimize, total
 from weft.hardware import CostModel
 from weft.ir.logical import Call, Input, LogicalGraph, Node, Output
@@ -149,7 +149,7 @@ def freed(
     )
     # What is charged beside calls and boxing is no part of the sum.
     for place, variable in enumerate(problem.variables):
-        if isinstance(variable, Given):
+        if isinstance(variable, FreeVariable):
             choices = variable.choices
             if variable.sent:
                 sbps: tuple[SBP, ...] = (Broadcast(), *map(Split, range(len(variable.spec.shape))))
@@ -198,7 +198,7 @@ def standing(
     node_of = {place: number for number, place in problem.variable_of.items()}
     found: dict[int, int] = {}
     for place, variable in enumerate(problem.variables):
-        if isinstance(variable, Share):
+        if isinstance(variable, SharedBoxing):
             layout = assignment.shared.get(variable.value) or assignment.values[variable.value]
             found[place] = _number(options[place], ((layout,), (layout,)))
         elif place in node_of:

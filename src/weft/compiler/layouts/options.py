@@ -26,7 +26,7 @@ from weft.compiler.layouts.boxing_costs import (
     sbp_numbers,
 )
 from weft.compiler.layouts.intent import charges, forbidden
-from weft.compiler.layouts.problem import Given, OpChoice, ReadEdge, Share, Variable
+from weft.compiler.layouts.problem import FreeVariable, OpChoice, ReadEdge, SharedBoxing, Variable
 from weft.compiler.signatures import halo_cost
 from weft.errors import LayoutError
 from weft.hardware import CostModel
@@ -99,9 +99,9 @@ def start(variable: Variable, axes: int) -> PerAxis:
             return pinned
         case OpChoice(call=call):
             operands, results = len(call.operands), len(call.results)
-        case Given(choices=choices):
+        case FreeVariable(choices=choices):
             operands, results = 1, len(choices[0][0].results)
-        case Share():
+        case SharedBoxing():
             operands, results = 1, 1
     return (Signature((Broadcast(),) * operands, (Broadcast(),) * results),) * axes
 
@@ -186,7 +186,9 @@ class Known:
             self.options[signatures] = SignatureOptions((signatures,), np.zeros(1))
         return self.options[signatures]
 
-    def of(self, variable: OpChoice | Given, axes: Axes, chosen: PerAxis) -> SignatureOptions:
+    def of(
+        self, variable: OpChoice | FreeVariable, axes: Axes, chosen: PerAxis
+    ) -> SignatureOptions:
         """The options of a variable along free axes while the others keep their `chosen` signatures.
 
         A call may take only signatures under which those of later axes stay legal, and that leave no rank without
@@ -209,7 +211,7 @@ class Known:
         return found
 
     def shared(
-        self, share: Share, seen: frozenset[SBPs], axes: Axes, chosen: PerAxis
+        self, share: SharedBoxing, seen: frozenset[SBPs], axes: Axes, chosen: PerAxis
     ) -> SignatureOptions:
         """The options of a Share: what its value may be made or wanted in along free axes, and what it has."""
         key = share.spec, share.thin, seen, axes, chosen
@@ -279,13 +281,13 @@ class Known:
         given = call, one, self.grid, axis, self.cost_model
         return reduction_cost(*given) + halo_cost(*given)
 
-    def _of_given(self, given: Given, axes: Axes, chosen: PerAxis) -> SignatureOptions:
+    def _of_given(self, given: FreeVariable, axes: Axes, chosen: PerAxis) -> SignatureOptions:
         free = (given.choices[axis] if axis in axes else (one,) for axis, one in enumerate(chosen))
         fit = self._fitting(given, tuple(product(*free)))
         costs = [sum(self._charge(given, axis, every) for axis in axes) for every in fit]
         return SignatureOptions(fit, np.array(costs, np.float64))
 
-    def _charge(self, given: Given, axis: int, every: PerAxis) -> float:
+    def _charge(self, given: FreeVariable, axis: int, every: PerAxis) -> float:
         """The charge for splitting an input that the user left free, or for its copies."""
         model = self.cost_model
         sbps = tuple([one.operands[0] for one in every])
@@ -302,7 +304,9 @@ class Known:
         """Bytes of the copies of a tensor that a split along `axis` would save."""
         return idle_bytes(spec, axis, sbps[:axis] + sbps[axis + 1 :], self.grid)
 
-    def _fitting(self, port: Given | Share, every: Sequence[PerAxis]) -> tuple[PerAxis, ...]:
+    def _fitting(
+        self, port: FreeVariable | SharedBoxing, every: Sequence[PerAxis]
+    ) -> tuple[PerAxis, ...]:
         """The signatures that leave no rank without elements where it must have some; all, where none does so."""
         shape, grid, thin = port.spec.shape, self.grid, port.thin
         fit = tuple(

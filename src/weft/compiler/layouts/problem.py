@@ -34,7 +34,7 @@ class OpChoice(NamedTuple):
 
 
 @final
-class Given(NamedTuple):
+class FreeVariable(NamedTuple):
     """A variable with its own list of signatures for each axis.
 
     An input's signature is (its SBP) -> (its SBP): what comes in as its operand is its new version
@@ -46,7 +46,7 @@ class Given(NamedTuple):
         prefer_broadcast: true where a Split needs a better reason than a tie.
         thin: where splits of the tensor may leave ranks empty.
         sent: true where it comes from another stage: every copy of it is sent.
-        fed: true where it is a leaf of the batch: every copy of it is held.
+        fed: true where it is an entry of the batch: every copy of it is held.
     """
 
     spec: TensorSpec
@@ -58,7 +58,7 @@ class Given(NamedTuple):
 
 
 @final
-class Share(NamedTuple):
+class SharedBoxing(NamedTuple):
     """The layout to which a value with several readers is boxed once for all of them."""
 
     spec: TensorSpec
@@ -66,7 +66,7 @@ class Share(NamedTuple):
     thin: Thin = _NOWHERE
 
 
-Variable: TypeAlias = OpChoice | Given | Share
+Variable: TypeAlias = OpChoice | FreeVariable | SharedBoxing
 
 
 @final
@@ -167,7 +167,7 @@ def build(
         elif isinstance(node, Call):
             variable = _call(node, placement, problem, hints)
         elif isinstance(node, Output):
-            variable = Given(
+            variable = FreeVariable(
                 graph.values[node.value.name].spec,
                 ((Signature((Broadcast(),), ()),),) * placement.axes,
             )
@@ -181,7 +181,7 @@ def build(
     for name in sorted(hints.leaving):
         spec = graph.values[name].spec
         leaves = problem.add(
-            Given(spec, (_whole(spec),) * placement.axes, thin=thin.get(name, _NOWHERE))
+            FreeVariable(spec, (_whole(spec),) * placement.axes, thin=thin.get(name, _NOWHERE))
         )
         problem.read(name, leaves, 0, spec)
     return problem
@@ -204,7 +204,7 @@ def _connect(
             problem.maker_of[value.name] = (here, result)
             if readers[value.name] > 1:
                 share = problem.add(
-                    Share(value.spec, value.name, problem.thin.get(value.name, _NOWHERE))
+                    SharedBoxing(value.spec, value.name, problem.thin.get(value.name, _NOWHERE))
                 )
                 problem.read(value.name, share, 0, value.spec)
                 problem.share_of[value.name] = share
@@ -263,7 +263,7 @@ def _call(node: Call, placement: Placement, problem: Problem, hints: Hints) -> V
         (*_whole(call.operands[0]), _same(Partial())) if sbp is None else (_same(sbp),)
         for sbp in hinted_sbps(node, placement)
     )
-    return Given(call.operands[0], tuple(choices), thin=thin.get(node.operands[0], _NOWHERE))
+    return FreeVariable(call.operands[0], tuple(choices), thin=thin.get(node.operands[0], _NOWHERE))
 
 
 def _whole(spec: TensorSpec) -> tuple[Signature, ...]:
@@ -280,7 +280,7 @@ def _input(
     whole: Collection[str],
     thin: ThinSplits,
     free: tuple[SBP, ...],
-) -> Given:
+) -> FreeVariable:
     hinted = hints.inputs.get(node.key, (None,) * placement.axes)
     if node.value.name in whole:
         hinted = (Broadcast(),) * placement.axes
@@ -288,7 +288,7 @@ def _input(
     prefer = node.role in ("parameter", "buffer")
     allowed = thin.get(node.value.name, _NOWHERE)
     fed = node.role == "batch"
-    return Given(node.value.spec, tuple(choices), prefer, allowed, fed=fed)
+    return FreeVariable(node.value.spec, tuple(choices), prefer, allowed, fed=fed)
 
 
 def _free(node: Input) -> tuple[SBP, ...]:

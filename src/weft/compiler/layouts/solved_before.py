@@ -6,7 +6,7 @@ other has one. So a slice that only one of them has stands for what it is taken 
 Deductions of such graphs are the same problem with other costs, which grow and shrink with the sizes.
 While no tensor is more than `NEAR` times as large or as small, what was cheapest is still about the
 cheapest: it is taken over, when the rule of every call allows it and no rank is left without elements.
-Everything else is deduced anew.
+Everything else is deduced again.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def exchanged_in_parts(program: LocalProgram, parts: int) -> Iterator[Collective
 
 
 def batch_leaves(program: LocalProgram, parts: int) -> Sequence[LocalInput]:
-    """The leaves of the batch that can be cut: those with as many samples as most of them have."""
+    """The entries of the batch that can be cut: those with as many samples as most of them have."""
     leaves = [each for each in program.inputs if each.role == "batch" and each.value.shape]
     sizes = Counter(each.value.shape[0] for each in leaves)
     size = max(sizes, key=lambda one: sizes[one], default=0)

@@ -226,11 +226,11 @@ class _Segment:
             for base in (self.bases.get(name, name), self.shared.get(name, name))
         }
 
-    def most(self, taken: Collection[Taken]) -> Counter[Kind]:
+    def most(self, taken: Collection[OwnedStorage]) -> Counter[Kind]:
         """The most that the calls take at a time; values are freed after their last use."""
         return self._highest(taken)[0]
 
-    def live(self, taken: Collection[Taken]) -> dict[str, Bytes]:
+    def live(self, taken: Collection[OwnedStorage]) -> dict[str, Bytes]:
         """The values, with their bytes, that calls have made and that are there when they take most."""
         highest = self._highest(taken)[1]
         return {
@@ -241,7 +241,7 @@ class _Segment:
             and (value.name in self.lasting or self.last[value.name] >= highest)
         }
 
-    def _highest(self, taken: Collection[Taken]) -> tuple[Counter[Kind], int]:
+    def _highest(self, taken: Collection[OwnedStorage]) -> tuple[Counter[Kind], int]:
         """The memory that is taken when it is most, and the place of the call that runs then."""
         ending: dict[int, list[tuple[Kind, Bytes]]] = {}
         for each in taken:
@@ -319,7 +319,7 @@ def _in_place(each: Exchange) -> TypeGuard[Collective]:
 
 
 def _exchanged(
-    collectives: Sequence[tuple[Exchange, Bytes]], taken: Collection[Taken]
+    collectives: Sequence[tuple[Exchange, Bytes]], taken: Collection[OwnedStorage]
 ) -> Counter[Kind]:
     """The memory that exchanges take. An input of an all-reduce goes once there is a copy of it."""
     most, now = Counter[Kind](), Counter[Kind]()
@@ -374,7 +374,7 @@ def _copied(value: LocalValue, region: Region) -> Bytes:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Taken:
+class OwnedStorage:
     """A storage that nobody but the act holds: the names under which it reads it, kind and bytes."""
 
     names: frozenset[str]
@@ -384,7 +384,7 @@ class Taken:
 
 # The most that an act takes beside what it reads and keeps, by kind, given what it may free on the
 # way.
-Extra: TypeAlias = Callable[[Collection[Taken]], Counter[Kind]]
+Extra: TypeAlias = Callable[[Collection[OwnedStorage]], Counter[Kind]]
 
 
 @final
@@ -404,7 +404,7 @@ class ActMemory:
     """
 
     extra: Extra = lambda taken: Counter()
-    live: Callable[[Collection[Taken]], Mapping[str, Bytes]] = lambda taken: {}
+    live: Callable[[Collection[OwnedStorage]], Mapping[str, Bytes]] = lambda taken: {}
     fresh: Mapping[str, tuple[Kind, Bytes]] = field(default_factory=dict)
     bases: Mapping[str, str] = field(default_factory=dict)
     kept: frozenset[str] = frozenset()

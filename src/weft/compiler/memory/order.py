@@ -24,7 +24,7 @@ class Moment(NamedTuple):
 def moments(plan: RankPlan) -> Iterator[Moment]:
     """The acts of one step, micro-batch after micro-batch.
 
-    A communication goes on beside what follows, until somebody reads what it makes or the next one
+    A communication continues beside what follows, until somebody reads what it makes or the next one
     on its queue begins.
     """
     open_acts: dict[str, tuple[Communicate, int]] = {}
@@ -85,7 +85,7 @@ class Base(NamedTuple):
 
 
 @final
-class Left(NamedTuple):
+class FilledRegister(NamedTuple):
     """A register that an actor fills.
 
     Attributes:
@@ -115,8 +115,8 @@ class ActVersions(NamedTuple):
     acts: int
     reads: tuple[tuple[str, int], ...]
     gives: bool
-    kept: tuple[Left, ...]
-    left: tuple[Left, ...]
+    kept: tuple[FilledRegister, ...]
+    left: tuple[FilledRegister, ...]
 
 
 def versions_of(plan: RankPlan, acts: Sequence[ActMemory]) -> list[ActVersions]:
@@ -133,7 +133,9 @@ def versions_of(plan: RankPlan, acts: Sequence[ActMemory]) -> list[ActVersions]:
         for name, base in act.bases.items():
             if own := registers.get(name):
                 under = standing(act.under[base], act) if base in act.under else None
-                left.append(Left(name, own.rate, len(own.consumers), standing(base, act), under))
+                left.append(
+                    FilledRegister(name, own.rate, len(own.consumers), standing(base, act), under)
+                )
         found.append(
             ActVersions(
                 actor.acts,

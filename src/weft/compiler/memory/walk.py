@@ -13,8 +13,15 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple, final
 
-from weft.compiler.memory.act import Taken, act_memory, gradient_sources
-from weft.compiler.memory.order import ActVersions, Base, Left, Moment, moments, versions_of
+from weft.compiler.memory.act import OwnedStorage, act_memory, gradient_sources
+from weft.compiler.memory.order import (
+    ActVersions,
+    Base,
+    FilledRegister,
+    Moment,
+    moments,
+    versions_of,
+)
 from weft.compiler.memory.strides import out_of_order
 from weft.ir.alias import KINDS, Kind, Memory
 from weft.ir.plan import Collective, Communicate, RankPlan
@@ -107,7 +114,7 @@ class _Extra(NamedTuple):
 
     kinds: Counter[Kind]
     total: int
-    taken: frozenset[Taken]
+    taken: frozenset[OwnedStorage]
 
 
 @final
@@ -233,12 +240,14 @@ class MemoryWalk:
         key = (actor, *free)
         known = self.extras.get(key)
         if known is None:
-            taken = frozenset([Taken(frozenset(found), kind, size) for found, kind, size in free])
+            taken = frozenset(
+                [OwnedStorage(frozenset(found), kind, size) for found, kind, size in free]
+            )
             kinds = self.acts[actor].extra(taken)
             known = self.extras[key] = _Extra(kinds, kinds.total(), taken)
         return known
 
-    def _publish(self, touched: ActVersions, left: Iterable[Left], micro: int) -> None:
+    def _publish(self, touched: ActVersions, left: Iterable[FilledRegister], micro: int) -> None:
         acts, versions = touched.acts, self.versions
         made: dict[str, VersionStorage] = {}
 

@@ -1,6 +1,6 @@
 """The facts of a graph that the split in time needs before it walks it: origins of values.
 
-Leaves of the batch are cut into micro-batches: a user's dimension d is dimension d + 1 of the input.
+Entries of the batch are cut into micro-batches: a user's dimension d is dimension d + 1 of the input.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def on_cut_leaves(graph: LogicalGraph, context: Context) -> Context:
 
 # Before a batch is cut in time: what need not wait for micro-batches stands alone.
 #
-# That is what only borrows a shape or a device, counts of targets, and sums over a leaf of the batch, which are taken
+# That is what only borrows a shape or a device, counts of targets, and sums over an entry of the batch, which are taken
 # of the leaf as it is cut, once a step, so that no rank has to gather it.
 
 
@@ -241,5 +241,5 @@ def joined(parts: tuple[Any, ...]) -> Any:
 
 
 def cut_leaves(graph: LogicalGraph) -> frozenset[str]:
-    """The inputs that hold a leaf of the batch as (micro-batches, part of the batch, ...)."""
+    """The inputs that hold an entry of the batch as (micro-batches, part of the batch, ...)."""
     return frozenset(node.value.name for node in graph.of_kind(Input) if node.cut)

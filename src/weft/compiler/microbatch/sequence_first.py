@@ -205,7 +205,7 @@ class Tokens:
 
 
 def tokens_of(graph: LogicalGraph, hints: Hints, placement: Placement) -> Iterator[Tokens]:
-    """The leaves of the batch that are split along time while ranks have several sequences."""
+    """The entries of the batch that are split along time while ranks have several sequences."""
     for node in graph.of_kind(Input):
         sbps = hints.inputs.get(node.key, ()) if node.role == "batch" else ()
         for sbp in sbps:

@@ -1,6 +1,6 @@
 """Cut the batch in time: the same training step, computed in micro-batches.
 
-Before: the whole-batch graph, without layouts. After: leaves of the batch are (micro-batches, part,
+Before: the whole-batch graph, without layouts. After: entries of the batch are (micro-batches, part,
 ...), calls on one micro-batch run once for each (the loop), all others once a step. Time is one more
 axis along which rules split calls: a gradient is Partial along it and is accumulated, as late as
 its readers allow; what is Split is packed where it is wanted whole. Masks and counts are those of

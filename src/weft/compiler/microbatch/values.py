@@ -16,7 +16,7 @@ from weft.layout import SBP, Broadcast, Partial, Split
 from weft.ops import Signature
 from weft.ops.rule import rule_of
 
-# Where a value comes from that is not read in the form of a result: a leaf of the batch in parts; what needs no
+# Where a value comes from that is not read in the form of a result: an entry of the batch in parts; what needs no
 # micro-batch; a view that is taken of the whole.
 _Origin: TypeAlias = Literal["leaf", "nothing", "view"]
 # The op that takes one micro-batch's part of a cut batch entry.

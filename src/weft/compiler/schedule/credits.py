@@ -47,7 +47,7 @@ def preset_slots(web: ActorGraph, preset: Preset) -> dict[Slot, int]:
     """The copies that a named schedule gives.
 
     Raises:
-        StrategyError: a stage must hold more micro-batches than it was given: all, before the first goes on.
+        StrategyError: a stage must hold more micro-batches than it was given: all, before the first continues.
     """
     found = fewest_slots(web)
     for link in _loop_links(web):

@@ -163,7 +163,7 @@ def with_priorities(actors: Sequence[Actor], preset: Preset) -> tuple[Actor, ...
     """The actors of a rank with the priorities of a schedule.
 
     Work that runs once a step goes first when the loop waits for it, and last otherwise. Where ranks have one stage
-    each, a forward that has begun is ended before a backward goes on: the next stage waits for it.
+    each, a forward that has begun is ended before a backward continues: the next stage waits for it.
     """
     early, last = _early_actors(actors), 1 + 3 * preset.stages
     alone = preset.around == preset.stages > 1

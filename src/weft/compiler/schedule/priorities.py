@@ -137,7 +137,7 @@ def _places(draft: PlanDraft, rules: ZeroRules) -> dict[int, float]:
     for ring in gather_rings(draft.program, actors, rules):
         last = 0.5
         for turn, gather in enumerate(ring):
-            # Updates make parameters anew, later.
+            # Updates make parameters again, later.
             made = (makers.get(name, gather.id) for name in actors[gather.id].consumes)
             before = [id for id in made if id < gather.id]
             if gather.id in begins:

@@ -72,7 +72,7 @@ def plan_ranks(
 
     Raises:
         StrategyError: when the schedule does not fit the stages, or a stage must hold more than it was given.
-        InternalError: when the plans would hang; the message names the circle.
+        InternalError: when the plans would hang; the message names the cycle.
     """
     planner = _RanksPlanner(
         rows, communicators, context, Durations(context.costs, communicators, families)
@@ -104,7 +104,7 @@ class PlansCandidate:
     """Plans with copies, before the order of communicators is fixed.
 
     Attributes:
-        web: the plans as they were before.
+        actor graph: the plans as they were before.
         split: true where weights' gradients are split from the backward.
         plans, simulation: with copies.
     """

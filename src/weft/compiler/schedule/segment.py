@@ -3,7 +3,7 @@
 Before: a `Schedule` of one rank. After: actors in the order of their work. A run ends where a
 communication can start (its input is there), where the next node waits for a communication that
 the run has not waited for yet, and where the next part of the step begins. Gradients of a
-micro-batch that were reduced are added up a few reductions later: the backward goes on meanwhile.
+micro-batch that were reduced are added up a few reductions later: the backward continues meanwhile.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ class StepParts:
         return found
 
     def comes_again(self, name: str, reader: ScheduleItem) -> bool:
-        """True where a value is made anew for each act of its reader."""
+        """True where a value is made again for each act of its reader."""
         return name in self._loop or not self.of(reader).looped
 
 
@@ -282,7 +282,7 @@ def gather(program: LocalProgram, schedule: Schedule, parts: StepParts) -> Sched
 
     Communications come as soon as they may, in their old order on each communicator, so that all
     ranks agree on it; weight gradients come last. In a single stage the loop is cut where a
-    reduction of once a step has its last gradient: it starts while the last micro-batch goes on.
+    reduction of once a step has its last gradient: it starts while the last micro-batch continues.
     """
     line = _Line(parts, list(schedule))
     line.wire(program)

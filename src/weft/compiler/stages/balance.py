@@ -2,10 +2,10 @@
 
 The forward calls, in order, are cut into runs. A run costs what its forward and its backward cost.
 First the places between modules near the root are tried as cuts, then deeper ones, until the
-dearest stage is at most `TOLERANCE` times as dear as an even share; so repeated blocks stay whole
-where they can, and deeper cuts are only where few bytes cross. Among the cuts whose dearest stage
+most expensive stage is at most `TOLERANCE` times as dear as an even share; so repeated blocks stay whole
+where they can, and deeper cuts are only where few bytes cross. Among the cuts whose most expensive stage
 is near the best, those are taken that let the fewest bytes across. No stage may be next to nothing: where
-one product is dearer than an even share, as a head over many words is, the rest still goes to all stages, and
+one product is more expensive than an even share, as a head over many words is, the rest still goes to all stages, and
 the product's result is not sent away only to be summed.
 """
 
@@ -25,14 +25,14 @@ from weft.ops.cost import tensor_bytes
 
 Floats = NDArray[np.float64]
 
-# How much dearer than an even share the dearest stage may be for the sake of a better border.
+# How much more expensive than an even share the most expensive stage may be for the sake of a better border.
 TOLERANCE = 1.2
-# How much dearer than the least possible it may be for fewer bytes across.
+# How much more expensive than the least possible it may be for fewer bytes across.
 SLACK = 1.05
 # How many times the bytes of cuts nearer the root may cross at a deeper one: in the middle of a
 # block or of the loss, many times what goes from block to block would.
 WIDER = 1.5
-# How dear the dearest stage may be for its cuts to say what usually crosses.
+# How dear the most expensive stage may be for its cuts to say what usually crosses.
 USABLE = 1.5
 # The share of an even part (without the most expensive call) that each stage costs at least, where there are such
 # cuts.
@@ -66,7 +66,7 @@ def _cuts(
 
     Args:
         depths: of the places between two calls.
-        least: what part of an even share of all but the dearest call a stage costs.
+        least: what part of an even share of all but the most expensive call a stage costs.
     """
     share = max(costs.sum() / count, costs.max())
     rest = (costs.sum() - costs.max()) / max(count - 1, 1)
@@ -140,7 +140,9 @@ def _bytes_across(graph: LogicalGraph, calls: Sequence[Call]) -> Floats:
 def _best_cuts(
     places: Sequence[int], costs: Floats, across: Floats, count: int, least: float
 ) -> tuple[list[int], float]:
-    """The cuts among `places`, and what the dearest stage costs; infinite where some stage costs less than `least`."""
+    """The cuts among `places`, and what the most expensive stage costs; infinite where some stage costs less than
+    `least`.
+    """
     ends = np.array([0, *places, len(costs)])
     before = np.concatenate(([0.0], np.cumsum(costs)))[ends]
     # work[i, j]: what a stage from end i to end j costs; none may be empty.

@@ -2,7 +2,7 @@
 
 Before: a graph whose calls have stages. After: one graph for each stage that has nodes. A value
 `x` that another stage makes is called `x.at1` in stage 1, an input that nothing but its producer's
-layout fixes (see `stages/join.py`, which turns it into boxing). A leaf of the batch or a constant is
+layout fixes (see `stages/join.py`, which turns it into boxing). An entry of the batch or a constant is
 an input of its own, under its own key, in every stage whose ranks have it not yet.
 """
 
@@ -31,7 +31,7 @@ from weft.ir.logical import (
 )
 from weft.ir.nodes import Sent, renamed
 
-# Made anew in every stage that reads them: they read nothing.
+# Made again in every stage that reads them: they read nothing.
 _MADE_ANYWHERE = ("aten.arange", "aten.full.", "aten.ones.", "aten.zeros.", "aten.scalar_tensor")
 
 
@@ -57,7 +57,7 @@ def cut_stages(graph: LogicalGraph, stages: Stages) -> tuple[StageGraph, ...]:
     """The graphs of the stages that have nodes, in order."""
     owners = _owners(graph, stages)
     found: list[StageGraph] = []
-    # For each leaf of the batch and constant, the stages that have it as an input of their own.
+    # For each entry of the batch and constant, the stages that have it as an input of their own.
     fed: dict[str, list[int]] = {}
     for stage in range(len(stages.placements)):
         part = _Part(graph, stages, owners, stage, fed).cut()
@@ -75,7 +75,7 @@ def cut_stages(graph: LogicalGraph, stages: Stages) -> tuple[StageGraph, ...]:
 def copy_sources(graph: LogicalGraph) -> LogicalGraph:
     """The graph with what costs next to nothing made in every stage that reads it.
 
-    These are constants such as positions, and one micro-batch's part of a leaf of the batch.
+    These are constants such as positions, and one micro-batch's part of an entry of the batch.
     """
     names: dict[tuple[str, int], str] = {}
     nodes: list[Node] = []
@@ -112,7 +112,7 @@ def _copies(graph: LogicalGraph, node: Call) -> Iterator[tuple[Call, int]]:
 def _owners(graph: LogicalGraph, stages: Stages) -> dict[str, int]:
     """The stage that has each value: where it is made, or where a variable lives.
 
-    A leaf of the batch or a constant is owned by the first stage that reads it, an update where its
+    An entry of the batch or a constant is owned by the first stage that reads it, an update where its
     target lives.
     """
     found: dict[str, int] = {}
@@ -195,7 +195,7 @@ class _Part:
 
     def _input(self, name: str, here: str) -> Input:
         node = self.graph.producers[name]
-        assert isinstance(node, Input)  # a leaf of the batch, or a constant
+        assert isinstance(node, Input)  # an entry of the batch, or a constant
         return replace(node, value=replace(node.value, name=here))
 
     def _free(self, here: str, name: str) -> Input:

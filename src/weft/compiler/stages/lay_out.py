@@ -39,7 +39,7 @@ class Deduced:
         cost: what they cost.
         bound: the least that any could cost, along the axis solved last with the others as they are.
         proven: whether they are the cheapest, along each axis with the others as they are.
-        broken: how often a parameter is used otherwise than the user laid it out, because its op
+        broken: how often a parameter is used differently from the user laid it out, because its op
             admits nothing else.
         taken: whether they are those of another shape of the batch, of which all this is said.
         solved: the deduction, for further shapes.

@@ -8,7 +8,7 @@ up, as sums do not pass a conversion that loses something:
     %w.sum  = aten._to_copy(%w.wide, bfloat16)      not in a part of the sum
 
 Where gradients are to be added up as they are, the conversions between them and the optimizer, in
-graphs with float32 parameters or masters, take the whole sum: `weft.cast_whole`.
+graphs with float32 parameters or FP32 main parameters, take the whole sum: `weft.cast_whole`.
 
 In which dtype sums of several ranks travel, of gradients and of activations, is said once layouts are known. Before: a
 boxing adds up the parts of ranks in the dtype in which they were made. After, where gradients are to be reduced in

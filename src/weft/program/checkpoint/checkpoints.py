@@ -170,7 +170,7 @@ class Checkpoints:
         path: the folder, on a file system that all processes see.
         every: how many steps lie between two that `save_when_due` writes.
         keep: how many of the newest stay; those before are taken away. The one of the least score stays, too.
-        wait: False goes on as soon as all is copied, as `Program.save` does; one more may stay then.
+        wait: False continues as soon as all is copied, as `Program.save` does; one more may stay then.
         score: of the figures of `weft.fit`, the one that is best where it is least.
     """
 

@@ -81,7 +81,7 @@ def export(
         folder: that is not there yet: "model.safetensors", or "model-00001-of-00003.safetensors", … with an index.
         most: bytes of a file.
         dtype: that floating-point tensors are rounded to, such as "bfloat16"; as they are without.
-        masters: take the float32 master of each parameter that has one.
+        masters: take the FP32 main parameters of each parameter that has one.
 
     Raises:
         UserError: there is no checkpoint, it is damaged or holds no model; or the folder cannot be written.
@@ -259,8 +259,8 @@ _CLASSES: Mapping[tuple[str, str], Any] = {
 class Distcp:
     """The tensors of such a checkpoint (a folder with ".metadata"), by the names that a weft checkpoint has for them.
 
-    Those of {"model": …} and {"optimizer": {"state": …}} keep their names; a model that was saved alone is "model.…".
-    Raises DamagedCheckpoint where it cannot be read, or names what no such metadata is made of.
+    Entries of {"model": …} and {"optimizer": {"state": …}} keep their names; a model that was saved alone is
+    "model.…". Raises DamagedCheckpoint where it cannot be read, or names what no such metadata is made of.
     """
 
     def __init__(self, folder: Path) -> None:

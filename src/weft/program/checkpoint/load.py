@@ -364,7 +364,7 @@ class _CheckpointReader:
             self.idle(into)
 
     def waiting(self, into: Read) -> None:
-        """Keep the masters that were saved of parameters that no plan updates so far."""
+        """Keep the FP32 main parameters that were saved of parameters that no plan updates so far."""
         precision, found = self.state.setting.options.precision, {}
         for key, parameter in self.state.idle().items():
             tensor, stored = parameter.tensor, self.manifest.tensors.get(MASTERS + key)

@@ -32,7 +32,7 @@ from weft.program.live.ownership import named_variables
 from weft.program.live.sharded_values import parts_of
 from weft.program.live.updated import agree
 from weft.program.live.variables import state_dict_names
-from weft.program.setting import Setting
+from weft.program.setting import ProgramSetting
 from weft.program.training.training import Training
 from weft.tensor import GlobalTensor
 from weft.tensor.dispatch.interleaved import stored_in
@@ -151,12 +151,12 @@ def _runs(shares: Shares, start: int, length: int) -> Iterator[tuple[int, int, i
 class ProgramState:
     """The tensors and states of a program."""
 
-    setting: Setting
+    setting: ProgramSetting
     graph: LogicalGraph
     training: Training
 
     def variables(self) -> Iterator[SavedTensor]:
-        """Parameters, buffers, masters and the loss scale; a tied tensor under each of its names."""
+        """Parameters, buffers, FP32 main parameters and the loss scale; a tied tensor under each of its names."""
         names: dict[str, list[str]] = {}
         for name, key in state_dict_names(self.setting.model).items():
             names.setdefault(key, []).append(MODEL + name)
@@ -171,7 +171,7 @@ class ProgramState:
             yield self._entry(name, node.key, node.value, node.shares)
 
     def waiting(self) -> Iterator[SavedTensor]:
-        """The masters of parameters that no plan updates so far, as a checkpoint had them."""
+        """The FP32 main parameters of parameters that no plan updates so far, as a checkpoint had them."""
         waiting = self.training.masters.waiting
         for key, parameter in self.idle().items():
             if key in waiting:
@@ -234,7 +234,7 @@ class ProgramState:
         for key, parameter in named_variables(self.setting.model).items():
             for held in (each.state.get(parameter) or {} for each in optimizers):
                 known = {n: x for n, x in held.items() if not (isinstance(x, Tensor) and x.is_meta)}
-                if any(x is not None for x in known.values()):  # others begin anew
+                if any(x is not None for x in known.values()):  # others begin again
                     tensors = [name for name, x in known.items() if isinstance(x, Tensor)]
                     others = {name: x for name, x in known.items() if name not in tensors}
                     found[key] = tensors, to_json(others, STATE + key, {})

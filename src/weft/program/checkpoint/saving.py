@@ -1,4 +1,4 @@
-"""The state of a program: as whole tensors, in checkpoints, and how it goes on from there."""
+"""The state of a program: as whole tensors, in checkpoints, and how it continues from there."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ class ProgramSaving(ProgramPart):
         wait: bool = True,
         replace: bool = False,
     ) -> None:
-        """Write a checkpoint: parameters, buffers, optimizer states, masters, loss scale, options of groups, steps.
+        """Write a checkpoint: parameters, buffers, optimizer states, FP32 main parameters, loss scale, options of
+        groups, steps.
 
         And what modules give by `get_extra_state()`.
 
@@ -54,10 +55,10 @@ class ProgramSaving(ProgramPart):
 
         Args:
             path: on a file system that all processes see.
-            extra: more that `load` gives back: numbers, texts, tensors, lists and dicts of them, and objects with
+            extra: more that `load` returns: numbers, texts, tensors, lists and dicts of them, and objects with
                 `state_dict` and `load_state_dict` such as learning-rate schedulers. Where they differ between
                 processes, each keeps its own; global tensors in them must be the same on all.
-            wait: False goes on as soon as all is copied to host memory; a thread writes meanwhile. The next `save`,
+            wait: False continues as soon as all is copied to host memory; a thread writes meanwhile. The next `save`,
                 `load`, `wait_for_saved` and `close` wait for it, and raise what has failed.
             replace: True puts it in the place of what is at `path`, once it is whole; else nothing may be there.
 
@@ -97,7 +98,7 @@ class ProgramSaving(ProgramPart):
         """Go on from a checkpoint that `save` wrote, in any layout, on any number of ranks.
 
         Files that `torch.distributed.checkpoint` has written as safetensors are read too, with names as `save` gives
-        them or the plain ones of a model's `state_dict()`; states that they lack begin anew, or stay. Each rank reads
+        them or the plain ones of a model's `state_dict()`; states that they lack begin again, or stay. Each rank reads
         what it holds. Every process must call it.
 
         Args:
@@ -143,8 +144,8 @@ class ProgramSaving(ProgramPart):
         rank.
 
         Args:
-            masters: give the float32 master of each parameter that has one, in place of what it is
-                when rounded, so that `load_full_state_dict` goes on exactly there.
+            masters: give the FP32 main parameters of each parameter that has one, in place of what it is
+                when rounded, so that `load_full_state_dict` continues exactly there.
         """
         core, model = self._core, self._core.setting.model
         core.enter("full_state_dict")
@@ -159,7 +160,7 @@ class ProgramSaving(ProgramPart):
     def load_full_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Set parameters and buffers from whole tensors, as `full_state_dict` gives them.
 
-        Masters take the values as they are given, parameters what they are when rounded.
+        FP32 main parameters take the values as they are given, parameters what they are when rounded.
 
         Raises:
             UserError: naming the entries that are missing, unknown, or of another shape.

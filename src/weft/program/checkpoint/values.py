@@ -23,7 +23,7 @@ from weft.ir.logical import Call
 from weft.layout import Partial
 from weft.ops.cost import dtype_name
 from weft.program.checkpoint.manifest import DTYPES
-from weft.program.setting import Setting
+from weft.program.setting import ProgramSetting
 from weft.tensor import GlobalTensor
 from weft.version import __version__
 
@@ -212,7 +212,7 @@ def _why_not_values(tensor: Tensor, kind: str) -> tuple[str, str] | None:
     return None
 
 
-def about_program(setting: Setting, steps: int, optimizers: Optimizers) -> dict[str, Any]:
+def about_program(setting: ProgramSetting, steps: int, optimizers: Optimizers) -> dict[str, Any]:
     """All but the tensors of a program that has made so many steps, as JSON."""
     groups: list[list[Any]] = [[] for _ in optimizers.each]
     for i, each in enumerate(optimizers.each):
@@ -249,7 +249,7 @@ def _trained(model: nn.Module, optimizers: Optimizers) -> list[list[Any]]:
 
 
 def check_program(
-    about: Mapping[str, Any], setting: Setting, graph: LogicalGraph, optimizers: Optimizers
+    about: Mapping[str, Any], setting: ProgramSetting, graph: LogicalGraph, optimizers: Optimizers
 ) -> None:
     """Raise UserError unless a checkpoint is of the same parameter groups, and of the same seed where that matters."""
     steps, saved = about.get("steps", 0), about.get("groups", [])

@@ -22,7 +22,7 @@ from weft.tensor import GlobalTensor
 
 
 def layouts_of_shards(batch: Any) -> dict[str, Layout]:
-    """The layouts of those leaves of a batch that are global tensors, by key."""
+    """The layouts of those entries of a batch that are global tensors, by key."""
     found, _ = flatten(batch, "batch")
     return {key: leaf.spec.layout for key, leaf in found if isinstance(leaf, GlobalTensor)}
 
@@ -109,7 +109,7 @@ class CutBatch:
         return cut
 
 
-def uncut(batch: Any) -> Any:
+def whole_batch_of(batch: Any) -> Any:
     """The batch as a step takes it, whether it was cut ahead or not."""
     return batch.whole if isinstance(batch, CutBatch) else batch
 
@@ -127,7 +127,7 @@ def is_on_the_host(batch: Any) -> bool:
 @final
 @dataclass(frozen=True)
 class LoadedLeaf:
-    """A leaf of the batch, with its key for users, the name of its input, its shape as this process loads it.
+    """An entry of the batch, with its key for users, the name of its input, its shape as this process loads it.
 
     Attributes:
         parts: for each rank of this process that takes some of it, the region of the input, which has a dimension
@@ -144,8 +144,8 @@ class LoadedLeaf:
 
 
 @final
-class StandIns:
-    """Makes leaves of the whole batch of the leaves of a batch, without values where this process has only a part.
+class BatchPlaceholders:
+    """Makes leaves of the whole batch of the entries of a batch, without values where this process has only a part.
 
     A tensor that has not as many rows as `RowsOfBatch` is the same for the whole batch, and stands for itself.
 
@@ -156,7 +156,7 @@ class StandIns:
     """
 
     def __init__(self, batch: Any) -> None:
-        batch = uncut(batch)
+        batch = whole_batch_of(batch)
         self.rows = batch if isinstance(batch, RowsOfBatch) else None
         self.batch = batch if self.rows is None else self.rows.batch
         self.held: dict[int, Tensor] = {}
@@ -237,7 +237,7 @@ class Feeder:
             and self._devices == other._devices
             and self._spec == other._spec
         )
-        cut = (batch.take() if alike else None) or self.cut(uncut(batch))
+        cut = (batch.take() if alike else None) or self.cut(whole_batch_of(batch))
         if not self._compared:
             return cut.parts, BatchChecksums()
         parts = (
@@ -254,7 +254,7 @@ class Feeder:
         Raises:
             BatchError: when the batch differs from the example.
         """
-        given, held = StandIns(batch), dict[str, Tensor]()
+        given, held = BatchPlaceholders(batch), dict[str, Tensor]()
         leaves = self._spec.read_batch(batch) if given.rows is None else None
         if leaves is None:  # in any container, or global tensors, or only some rows are here
             leaves = self._spec.flatten_batch(given.batch, given)
@@ -294,7 +294,7 @@ class Feeder:
         return next(iter(self._devices))
 
     def loaded_leaves(self, rows: Sequence[int] | None) -> list[LoadedLeaf]:
-        """The leaves of a batch as they are loaded here, and cut; `rows` are those that are loaded, None for all."""
+        """The entries of a batch as they are loaded here, and cut; `rows` are those that are loaded, None for all."""
         names = {rank: str(each) for rank, each in self._devices.items() if each.type != "cpu"}
 
         def shape(leaf: TensorLeaf) -> tuple[int, ...]:
@@ -338,7 +338,7 @@ class Feeder:
 
     def takes(self, batch: Any) -> bool:
         """True where a batch looks as the example did."""
-        given = StandIns(batch)
+        given = BatchPlaceholders(batch)
         try:
             self._spec.flatten_batch(given.batch, given)
         except BatchError:
@@ -348,12 +348,12 @@ class Feeder:
     def note_constants(self, batch: Any) -> None:
         """Note what is no tensor in a batch, for the guards to compare."""
         if self._spec.constants:
-            given = StandIns(batch)
+            given = BatchPlaceholders(batch)
             self._spec.note_constants(given.batch, given)
 
     def differs_in_shape(self, batch: Any) -> bool:
         """True where a batch is built like the example, but for shapes of its tensors."""
-        given = StandIns(batch)
+        given = BatchPlaceholders(batch)
         return self._spec.differs_in_shape(given.batch, given)
 
 

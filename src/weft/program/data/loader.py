@@ -14,10 +14,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, default_colla
 
 from weft.errors import UserError, check, is_number, is_whole, wrong
 from weft.program.data.feed import CutBatch, RowsOfBatch
-from weft.program.data.loading import Ahead, loaded_ahead
-from weft.program.data.order import mixed, of_like_lengths, order_of, whole_number, whole_numbers
+from weft.program.data.loading import PrefetchedBatches, prefetched
+from weft.program.data.order import by_similar_lengths, mixed, order_of, whole_number, whole_numbers
 from weft.program.data.samples import HINT, LoadedRows, Samples, Stream, begin_worker, with_workers
-from weft.program.data.whole_batch import mark_whole
+from weft.program.data.whole_batch import mark_batch_whole
 
 # Samples that all processes load at the begin of a loop, to compare them.
 COMPARED = 3
@@ -137,7 +137,7 @@ class Loader:
         """The batches of the epoch that are still to come, none after its last one; then the next epoch begins."""
         return self._taken(None)
 
-    def _taken(self, way: Ahead | None) -> Iterator[Any]:
+    def _taken(self, way: PrefetchedBatches | None) -> Iterator[Any]:
         """Like `__iter__`; `way` takes batches from the workers, and cuts them, before they are asked for.
 
         The place of the loader is behind the last batch that was asked for. Without workers none is loaded ahead: what
@@ -153,7 +153,7 @@ class Loader:
             def cut(loaded: LoadedRows) -> LoadedRows:
                 return loaded if loaded.error else replace(loaded, batch=way.cut(loaded.batch))
 
-            loading = loaded_ahead(loading, plan, cut, way.note)
+            loading = prefetched(loading, plan, cut, way.note)
         for loaded in loading:
             if loop != self._loops:
                 raise UserError(
@@ -164,7 +164,7 @@ class Loader:
                 raise UserError(f"weft.Loader: {loaded.error}")
             self._step += 1
             if not isinstance(loaded.batch, RowsOfBatch | CutBatch):
-                mark_whole(loaded.batch)
+                mark_batch_whole(loaded.batch)
             yield loaded.batch
         self.epoch, self._step, self._samples = self.epoch + 1, 0, None
 
@@ -244,7 +244,7 @@ class Loader:
             )
         mixes = self._shuffle or self._sampler is not None
         seed = mixed(self._seed, self.epoch, len(order)) if mixes else None
-        return of_like_lengths(order, self._lengths, self.batch_size, seed)
+        return by_similar_lengths(order, self._lengths, self.batch_size, seed)
 
     def _mapped(self) -> Iterator[LoadedRows]:
         order, size = self._order(), self.batch_size

@@ -103,7 +103,7 @@ PATIENCE = Seconds(5.0)
 
 
 @final
-class LoadedActs(NamedTuple):
+class LoadingActs(NamedTuple):
     """The acts that have brought one batch to its step: their plan, the number of the step in that, and their spans.
 
     Each run has a plan of its own, in which steps count from 0.
@@ -115,7 +115,7 @@ class LoadedActs(NamedTuple):
 
 
 @final
-class Ahead(NamedTuple):
+class PrefetchedBatches(NamedTuple):
     """The way of batches to their steps, where some are loaded ahead of these.
 
     Attributes:
@@ -126,14 +126,14 @@ class Ahead(NamedTuple):
 
     plan: Callable[[Sequence[int] | None], RankPlan]
     cut: Callable[[Any], Any]
-    note: Callable[[LoadedActs], None]
+    note: Callable[[LoadingActs], None]
 
 
-def loaded_ahead(
+def prefetched(
     items: Iterator[Any],
     plan: RankPlan,
     cut: Callable[[Any], Any],
-    note: Callable[[LoadedActs], None],
+    note: Callable[[LoadingActs], None],
 ) -> Iterator[Any]:
     """The same items in the same order, each cut, as the actors of a plan bring them.
 
@@ -150,7 +150,7 @@ def loaded_ahead(
     try:
         loading.start()
         for number, item in enumerate(loading.taken()):
-            note(LoadedActs(plan, number, loading.spans(number)))
+            note(LoadingActs(plan, number, loading.spans(number)))
             yield item
     finally:
         loading.end()

@@ -101,7 +101,7 @@ def order_of(
     return found
 
 
-def of_like_lengths(
+def by_similar_lengths(
     order: Sequence[int], lengths: Sequence[int], size: int, seed: int | None
 ) -> list[int]:
     """The same samples, so that those of a batch have lengths alike, and little of it is padding.

@@ -114,7 +114,7 @@ class Buckets:
 _WHOLE = "_weft_whole"
 
 
-def mark_whole(batch: Any) -> None:
+def mark_batch_whole(batch: Any) -> None:
     """Note that a batch is whole, so that no program takes it for rows of this process."""
     for _, leaf in flatten(batch, "batch")[0]:
         if isinstance(leaf, torch.Tensor):

@@ -52,7 +52,7 @@ DEAREST = 3
 
 
 def exchange_lines(compiled: Compiled) -> Iterator[str]:
-    """The exchanges of a rank in a step, a line for each group, and the dearest of them."""
+    """The exchanges of a rank in a step, a line for each group, and the most expensive of them."""
     graph = compiled.graph
     every = tuple(exchanges(compiled))
     ranks = len({rank for placement in graph.placements for rank in placement.ranks})
@@ -241,7 +241,7 @@ def strategy_words(compiled: Compiled, options: Options) -> str:
 
 
 def _batch(graph: LogicalGraph) -> Iterator[str]:
-    """Along which axes and dimensions leaves of the batch are split."""
+    """Along which axes and dimensions entries of the batch are split."""
     cut = cut_leaves(graph)
     found: dict[tuple[int, int, int], None] = {}
     for node in graph.of_kind(Input):

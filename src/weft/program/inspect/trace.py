@@ -26,7 +26,7 @@ from weft.ir.plan import (
     RankPlan,
     Transfer,
 )
-from weft.program.data.loading import COPIES, LOAD, LoadedActs
+from weft.program.data.loading import COPIES, LOAD, LoadingActs
 from weft.program.inspect.tables import table, text_of
 from weft.runtime.recording import Record, Span
 from weft.runtime.world.world import World
@@ -55,7 +55,7 @@ class Trace:
 
     Attributes:
         ranks: the rows of each rank, on one clock.
-        batch: the leaves of the batch that the steps were planned for.
+        batch: the entries of the batch that the steps were planned for.
     """
 
     ranks: tuple[RankTrace, ...]
@@ -139,7 +139,7 @@ def gather_trace(
     compiled: Compiled,
     records: Mapping[int, Record],
     waits: Mapping[int, StepSpan],
-    loads: Mapping[int, LoadedActs] = MappingProxyType({}),
+    loads: Mapping[int, LoadingActs] = MappingProxyType({}),
 ) -> Trace:
     """Gather the traces of all ranks, with waits for batches and what brought them; every process must call it.
 
@@ -175,25 +175,25 @@ def gather_trace(
 _NAMES = {LOAD: "load", COPIES: "copy", COMPUTE: "step"}
 
 
-def with_loading(trace: RankTrace, loads: Mapping[int, LoadedActs]) -> RankTrace:
+def with_loading(trace: RankTrace, loads: Mapping[int, LoadingActs]) -> RankTrace:
     """The trace of a rank with rows for the queues that load and copy, by the acts that brought the batches of steps.
 
     They stand there with the number of the step for which they were, which ran later; in between what the queue waited
-    for, such as the copy of a register that a slow step gives back late.
+    for, such as the copy of a register that a slow step returns late.
     """
     wanted = {each.number for each in trace.steps} & loads.keys()
     queues: dict[str, None] = {}
     slices: list[Slice] = []
     passed: list[Arrow] = []
     # Plans of two loops may be equal, and count their steps each from 0.
-    loops: dict[int, dict[int, LoadedActs]] = {}
+    loops: dict[int, dict[int, LoadingActs]] = {}
     for step, acts in loads.items():
         loops.setdefault(id(acts.plan), {})[step] = acts
     for own in loops.values():
         if not own.keys() & wanted:
             continue
         spans = tuple(span for acts in own.values() for span in acts.spans)
-        ran = Ran(next(iter(own.values())).plan, Record((), spans))
+        ran = RecordedActs(next(iter(own.values())).plan, Record((), spans))
         # The program's number of each step of the loop.
         steps = {acts.number: step for step, acts in own.items()}
         queues.update(dict.fromkeys(queue for queue in ran.queues if queue in (LOAD, COPIES)))
@@ -209,7 +209,7 @@ def with_loading(trace: RankTrace, loads: Mapping[int, LoadedActs]) -> RankTrace
     )
 
 
-def _loading_slices(ran: Ran, steps: Mapping[int, int]) -> Iterator[Slice]:
+def _loading_slices(ran: RecordedActs, steps: Mapping[int, int]) -> Iterator[Slice]:
     def name(actor: int) -> str:
         return _NAMES[ran.plan.actors[actor].queue]
 
@@ -226,7 +226,7 @@ def _loading_slices(ran: Ran, steps: Mapping[int, int]) -> Iterator[Slice]:
 
 @final
 @dataclass(frozen=True)
-class Ran:
+class RecordedActs:
     """A plan, and when its acts ran."""
 
     plan: RankPlan
@@ -278,7 +278,7 @@ def rank_trace(
     waits: Mapping[int, StepSpan],
 ) -> RankTrace:
     """The rows of a rank; `lines`: the user's line of each value, `waits`: for batches, by the number of the step."""
-    ran = Ran(plan, record)
+    ran = RecordedActs(plan, record)
     ranks = {communicator.queue: communicator.ranks for communicator in communicators}
     slices = [*_slices(ran, ranks, lines)]
     return RankTrace(
@@ -292,7 +292,7 @@ def rank_trace(
     )
 
 
-def _slices(ran: Ran, ranks: dict[str, tuple[int, ...]], lines: Lines) -> Iterator[Slice]:
+def _slices(ran: RecordedActs, ranks: dict[str, tuple[int, ...]], lines: Lines) -> Iterator[Slice]:
     making = ActSlices(ran.plan, lines)
     names: Names = making.names.__getitem__
     for queue, row in ran.rows.items():
@@ -321,7 +321,7 @@ def _peers(actor: Communicate, ranks: tuple[int, ...], own: int) -> tuple[int, .
     return tuple(sorted(found - {own}))
 
 
-def _levels(ran: Ran) -> Iterator[Level]:
+def _levels(ran: RecordedActs) -> Iterator[Level]:
     """The memory that the rank held, as the plan says of the order in which its acts ran."""
     for step, start in ran.begins.items():
         times = {
@@ -344,7 +344,7 @@ def _levels(ran: Ran) -> Iterator[Level]:
 Names = Callable[[int], str]
 
 
-def wait(ran: Ran, span: Span, free: int, names: Names) -> Iterator[Slice]:
+def wait(ran: RecordedActs, span: Span, free: int, names: Names) -> Iterator[Slice]:
     """The wait for the last of an act's dependencies, while its queue was free since `free`, in nanoseconds."""
     late: tuple[int, Dependency] | None = None
     for need in dependencies(ran.plan, ran.key(span)):
@@ -365,7 +365,7 @@ def wait(ran: Ran, span: Span, free: int, names: Names) -> Iterator[Slice]:
     yield Slice(queue, f"waits for {what} {other_name}", "wait", free, end, details)
 
 
-def last_waits(ran: Ran) -> Iterator[Slice]:
+def last_waits(ran: RecordedActs) -> Iterator[Slice]:
     """At the end of each step the compute queue waits for the others."""
     for step, begin, end, number in ran.record.steps:
         ends = {
@@ -380,7 +380,7 @@ def last_waits(ran: Ran) -> Iterator[Slice]:
             )
 
 
-def arrows(ran: Ran) -> Iterator[Arrow]:
+def arrows(ran: RecordedActs) -> Iterator[Arrow]:
     """The arrows from one queue to another."""
     for span in ran.record.spans:
         target = ran.actor(span).queue

@@ -35,7 +35,7 @@ from weft.program.live.sharded_values import (
     whole_of,
 )
 from weft.program.live.updated import agree
-from weft.program.live.variables import retired
+from weft.program.live.variables import without_ddp_reducers
 from weft.runtime.memory.state import Variables
 from weft.runtime.world.world import World
 from weft.tensor import GlobalTensor
@@ -253,7 +253,7 @@ def _check_free(
                 raise UserError(reason if kept else str(error)) from None
             check_unread(key, tensor)
 
-    with retired(model):
+    with without_ddp_reducers(model):
         run_on_all(world, "what is taken over", check)
 
 

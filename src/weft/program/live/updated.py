@@ -33,8 +33,8 @@ class Updated:
 
     Attributes:
         gradient: as the plan makes it, in the shares of the parameter.
-        inputs: what the update writes: the parameter, then its states, its master among them.
-        states: the values of its states by name, but for its master.
+        inputs: what the update writes: the parameter, then its states, its FP32 main parameter among them.
+        states: the values of its states by name, but for its FP32 main parameter.
         shares: of those states that are stored in shares, by name.
     """
 
@@ -60,7 +60,7 @@ class Updated:
     def states_laid(self, found: Mapping[str, Any]) -> dict[str, Any]:
         """The states that the user's optimizer holds, as the plan wants them (themselves where they lie so).
 
-        None where the update is to begin anew; None in the place of a tensor says so, as torch's SGD has it.
+        None where the update is to begin again; None in the place of a tensor says so, as torch's SGD has it.
         """
         self.check_states(found)
         made = {name: x for name, x in found.items() if x is not None or name not in self.states}

@@ -18,7 +18,7 @@ from weft.ir import LogicalGraph
 from weft.ir.logical import Input
 from weft.ir.nodes import MASTER
 from weft.program.data.feed import layouts_on, shares_of
-from weft.program.setting import Setting
+from weft.program.setting import ProgramSetting
 from weft.runtime.memory.state import Variables, local_part
 from weft.tensor.dispatch.interleaved import in_shares
 
@@ -26,7 +26,7 @@ from weft.tensor.dispatch.interleaved import in_shares
 _EXTRA = "_extra_state"
 
 
-def add_loss_scale(setting: Setting, graph: LogicalGraph) -> None:
+def add_loss_scale(setting: ProgramSetting, graph: LogicalGraph) -> None:
     """Give the states of a loss scale their first values, on the ranks where they live."""
     for node in graph.of_kind(Input):
         layout = node.value.layout
@@ -39,7 +39,9 @@ def add_loss_scale(setting: Setting, graph: LogicalGraph) -> None:
 
 
 def add_main_parameters(every: Mapping[int, Variables], graph: LogicalGraph) -> None:
-    """Give those masters of parameters that are not there yet their first values: those of the parameters."""
+    """Give those FP32 main parameters of parameters that are not there yet their first values: those of the
+    parameters.
+    """
     for rank, variables in every.items():
         for key in layouts_on(graph, rank, "state"):
             parameter, _, state = key.rpartition(".")
@@ -92,7 +94,7 @@ def _check_whole(names: Mapping[str, str], graph: LogicalGraph, state: object) -
             )
 
 
-def load_whole(setting: Setting, graph: LogicalGraph, state: Mapping[str, Tensor]) -> None:
+def load_whole(setting: ProgramSetting, graph: LogicalGraph, state: Mapping[str, Tensor]) -> None:
     """Write each rank's part of whole tensors into its variables, once all names and shapes are right."""
     names = state_dict_names(setting.model)
     _check_whole(names, graph, state)
@@ -112,7 +114,7 @@ def load_whole(setting: Setting, graph: LogicalGraph, state: Mapping[str, Tensor
 _wrappers: WeakKeyDictionary[nn.Module, WeakSet[DistributedDataParallel]] = WeakKeyDictionary()
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrap_model(model: nn.Module) -> nn.Module:
     """The model that `DistributedDataParallel`, `DataParallel` or `torch.compile` wraps; others as they are.
 
     Parts of it that `torch.compile` wraps take the wrapper's place, so that all names are those of the plain model.
@@ -166,7 +168,7 @@ def _check_plain(model: object) -> None:
 
 
 @contextmanager
-def retired(model: nn.Module) -> Iterator[None]:
+def without_ddp_reducers(model: nn.Module) -> Iterator[None]:
     """Take out the reducers of a model's `DistributedDataParallel`, which hold its tensors.
 
     Calls of a wrapper then go straight to the model; when what is done inside raises, they raise:

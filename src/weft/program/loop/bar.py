@@ -28,7 +28,7 @@ _SHOWN = 4
 
 
 @final
-class Bar:
+class ProgressBar:
     """Counts steps and samples, and shows them where it is asked to.
 
     Args:
@@ -49,7 +49,7 @@ class Bar:
         self._steps = self._samples = 0
         self._waited = 0.0
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> ProgressBar:
         if not self._stack.enter_context(alone()):
             self._progress.disable = True
         self._stack.enter_context(self._progress)
@@ -91,7 +91,7 @@ class Bar:
 
 
 @final
-class Means:
+class RunningMeans:
     """The mean of each number that steps have returned since it was last asked for."""
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from weft.program.agreement import run_on_all
 from weft.program.checkpoint.checkpoints import SCORE, Checkpoints, check_names, claim_for_job
 from weft.program.checkpoint.manifest import check_place
 from weft.program.data.loader import Loader
-from weft.program.loop.bar import Bar, Means
+from weft.program.loop.bar import ProgressBar, RunningMeans
 from weft.program.loop.logs import Figures, Log, begin_logs, end_log, log_of
 from weft.program.program import Program
 from weft.program.stepping import batches_of
@@ -78,9 +78,9 @@ def fit(
 ) -> Fitted:
     """Train until so many steps or epochs are made. Every process calls it.
 
-    Where `checkpoint` has a checkpoint and the program has made no step yet, the loop goes on from the newest: program,
-    schedulers, the loader's place and `extra`. SIGTERM and Ctrl-C end it after the same step on all processes, with a
-    checkpoint. It returns once that is written.
+    Where `checkpoint` has a checkpoint and the program has made no step yet, the loop continues from the newest:
+    program, schedulers, the loader's place and `extra`. SIGTERM and Ctrl-C end it after the same step on all
+    processes, with a checkpoint. It returns once that is written.
 
     Args:
         program: that trains.
@@ -93,7 +93,7 @@ def fit(
         evaluate_every: steps between evaluations; by default there is one after each epoch. There is one at the end,
             too, unless a signal ends the loop.
         checkpoint: writes checkpoints when they are due, and at the end.
-        extra: more that checkpoints keep, as `Program.save` takes it; what has `load_state_dict` goes on, too.
+        extra: more that checkpoints keep, as `Program.save` takes it; what has `load_state_dict` continues, too.
         schedulers: of learning rates, stepped after each update. One that steps by a figure, as `ReduceLROnPlateau`
             does, is the user's to step, in `evaluate`.
         accumulate: batches whose gradients one update adds up; their mean is the user's to take in the loss.
@@ -141,9 +141,9 @@ def fit(
             stack.push(partial(end_log, each))
         step = program.steps
         run_on_all(program.world, "the logs", lambda: begin_logs(logs, step) if first else None)
-        loop.stopping = Stopping(program.exchange)
+        loop.stopping = StopSignals(program.exchange)
         stack.enter_context(loop.stopping.listening())
-        loop.bar = stack.enter_context(Bar(progress and first, steps))
+        loop.bar = stack.enter_context(ProgressBar(progress and first, steps))
         why = loop.until_its_end()
         if checkpoint is not None and not checkpoint.wait:
             program.wait_for_saved()
@@ -179,14 +179,14 @@ class _Loop:
     evaluate_every: int | None
     log_every: int
     stop: Callable[[int, Figures], bool] | None
-    bar: Bar = field(init=False)
-    stopping: Stopping = field(init=False)
+    bar: ProgressBar = field(init=False)
+    stopping: StopSignals = field(init=False)
     saved: int = 0
     scored: int = -1
     made: int = 0
     counted: int = 0
     unscored: int = 0
-    means: Means = field(default_factory=Means)
+    means: RunningMeans = field(default_factory=RunningMeans)
     seen: set[str] = field(default_factory=set)
     last: dict[str, float] = field(default_factory=dict)
     told: tuple[int, dict[str, float]] = (-1, {})
@@ -382,7 +382,7 @@ _MOST = 1000
 
 
 @final
-class Stopping:
+class StopSignals:
     """The decision that a loop is to end, the same on all processes.
 
     Args:

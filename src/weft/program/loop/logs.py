@@ -37,9 +37,9 @@ class Log(Protocol):
 
 @final
 class JsonLines:
-    """A file with a JSON object for each step that is logged, null for what is not finite; one that is there goes on.
+    """A file with a JSON object for each step that is logged, null for what is not finite; one that is there continues.
 
-    Lines of steps after the one that a loop goes on from, which are made anew, go.
+    Lines of steps after the one that a loop continues from, which are made again, go.
 
     Args:
         path: of the file.

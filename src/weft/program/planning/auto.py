@@ -31,7 +31,7 @@ from weft.program.live.variables import add_loss_scale, add_main_parameters
 from weft.program.planning.build import close_all
 from weft.program.planning.step import Step
 from weft.program.planning.variants import Planned, Variant, agreed_costs, planner_of, variant_of
-from weft.program.setting import Setting
+from weft.program.setting import ProgramSetting
 from weft.runtime.compiled.choice import Kernels
 from weft.runtime.memory.heap import give_back
 from weft.runtime.memory.state import Variables, local_part
@@ -92,7 +92,7 @@ def chosen(
 ) -> list[PlacedStrategy]:
     """The strategy that a search finds, and the ranks of a placement in its grid. Every process must call it.
 
-    Where the search is to measure, as many as it says, not all of one kind, the quickest by simulation first.
+    Where the search is to measure, as many as it says, not all of one kind, the fastest by simulation first.
 
     Args:
         world: of all ranks.
@@ -180,7 +180,7 @@ _FIRST, _SECONDS, _LEAST, _MOST = 2, 0.5, 3, 1000
 # Candidates that took at most so many times as long as the fastest run again, in so many rounds in all at most; or
 # until two trials of one lie no further apart than so.
 _NEAR, _ROUNDS, _CLOSE = 1.2, 5, 0.01
-# A strategy that says more must be quicker by so much: so far trials of one strategy lie apart, run by run.
+# A strategy that says more must be faster by so much: so far trials of one strategy lie apart, run by run.
 _WORTH = 0.03
 # Every floating-point element of what has no values yet.
 _VALUE = 0.02
@@ -204,9 +204,9 @@ class Trials:
         """The fastest candidate; of those that are about as fast the one that says the least, then the first.
 
         Candidates near the fastest run again, in reverse and back, until trials tell them apart: other load of the
-        machine must not decide between them. The least time of a candidate counts; how far its two quickest trials
+        machine must not decide between them. The least time of a candidate counts; how far its two fastest trials
         lie apart, in the median of all, says how far others may, and be equally fast. One that says more must besides
-        be quicker by 3 %. Candidates that cannot be planned here, or fail while they run, are left out, unless all
+        be faster by 3 %. Candidates that cannot be planned here, or fail while they run, are left out, unless all
         are. Each process must call it; all get the same.
 
         Args:
@@ -226,7 +226,7 @@ class Trials:
                 break
             for number in alike if turn % 2 == 0 else alike[::-1]:
                 self._try(number, candidates[number], found, errors)
-            # The distance of the two quickest trials, as a share of the quickest.
+            # The distance of the two fastest trials, as a share of the fastest.
             both = [sorted(times)[:2] for times in found.values() if len(times) > 1]
             apart = median([(second - first) / first for first, second in both] or [0.0])
             alike = _within(found, 1 + apart)
@@ -253,7 +253,7 @@ class Trials:
         """The first strategies that lay out the model as open programs do. Every process must call it.
 
         Args:
-            found: the quickest first.
+            found: the fastest first.
             count: how many are returned at most.
             held: how open programs lay the model.
 
@@ -317,7 +317,7 @@ class Trials:
             gc.collect()
             give_back()
 
-    def _laid(self, strategy: Strategy, placement: Placement) -> tuple[Setting, Planned]:
+    def _laid(self, strategy: Strategy, placement: Placement) -> tuple[ProgramSetting, Planned]:
         step, world = self.step, self.world
         held = live_shardings(step.model, world)
         planner = planner_of(world, step, strategy, placement, self.kernels, held)
@@ -327,7 +327,7 @@ class Trials:
         variables = unless_failed(
             world, "values", lambda: {rank: self._variables(graph, rank) for rank in planner.ranks}
         )
-        setting = Setting(
+        setting = ProgramSetting(
             step.model, world, placement, planner.options, variables, 0, strategy, self.kernels
         )
         add_loss_scale(setting, graph)
@@ -352,7 +352,7 @@ class Trials:
                 found[key] = part.to(device, dtype, copy=True).contiguous()
         return Variables(found)
 
-    def _timed(self, setting: Setting, variant: Variant) -> Seconds:
+    def _timed(self, setting: ProgramSetting, variant: Variant) -> Seconds:
         """Seconds of a step, after some whose time only says how many steps are to count."""
 
         def valued(leaf: Tensor) -> Tensor:

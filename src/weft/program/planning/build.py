@@ -29,9 +29,9 @@ from weft.ir.nodes import MASTER, VARIABLE_ROLES
 from weft.ir.plan import RankPlan
 from weft.layout import SBP, Broadcast, Layout, Placement, Shares, Split
 from weft.program.agreement import differences, gathered, run_on_all
-from weft.program.data.feed import StandIns, layouts_of_shards, layouts_on
+from weft.program.data.feed import BatchPlaceholders, layouts_of_shards, layouts_on
 from weft.program.live.ownership import LiveShardings
-from weft.program.setting import Setting
+from weft.program.setting import ProgramSetting
 from weft.runtime.channels.channel import Channel
 from weft.runtime.compiled.choice import UNCOMPILED
 from weft.runtime.devices.backend import backend_of
@@ -63,7 +63,7 @@ def local_ranks(world: World, placement: Placement) -> tuple[int, ...]:
 
 
 def build(
-    setting: Setting,
+    setting: ProgramSetting,
     constants: Mapping[str, Tensor],
     compiled: Compiled,
     optimizers: Optimizers,
@@ -98,7 +98,7 @@ def close_all(executors: Mapping[int, RankExecutor]) -> None:
 
 
 def _executor(
-    setting: Setting,
+    setting: ProgramSetting,
     constants: Mapping[str, Tensor],
     compiled: Compiled,
     plan: RankPlan,
@@ -139,7 +139,7 @@ def _executor(
 
 
 def make_graph_runner(
-    setting: Setting, compiled: Compiled, plan: RankPlan, device: torch.device
+    setting: ProgramSetting, compiled: Compiled, plan: RankPlan, device: torch.device
 ) -> GraphRunner | None:
     """The replayer of segments as CUDA graphs; None on other devices, and where ranks share a process."""
     # Only one thread of a process may capture at a time, and none may wait for the device then.
@@ -154,7 +154,7 @@ def make_graph_runner(
 
 
 def evaluation(
-    setting: Setting,
+    setting: ProgramSetting,
     trained: Compiled,
     function: Callable[[nn.Module, Any], Any],
     batch: Any,
@@ -178,7 +178,7 @@ def evaluation(
         setting.model,
         function,
         None,
-        StandIns(batch).whole(),
+        BatchPlaceholders(batch).whole(),
         device_type,
         training=False,
         precision=precision.compute,
@@ -192,7 +192,7 @@ def evaluation(
 
 
 def compiled_like(
-    setting: Setting,
+    setting: ProgramSetting,
     trained: Compiled,
     graph: LogicalGraph,
     leaves: Mapping[str, Layout] | None = None,
@@ -244,7 +244,9 @@ def with_lying(
 
 
 def _with_states(shares: Mapping[str, Shares], graph: LogicalGraph) -> dict[str, Shares]:
-    """Shares of variables, and of masters and states, whose elements are updated with those of their parameter."""
+    """Shares of variables, and of FP32 main parameters and states, whose elements are updated with those of their
+    parameter.
+    """
     found = {**shares, **{f"{key}.{MASTER}": each for key, each in shares.items()}}
     inputs = {node.value.name: node for node in graph.of_kind(Input)}
     for update in graph.of_kind(Update):

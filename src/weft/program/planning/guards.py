@@ -1,4 +1,4 @@
-"""Guards: facts of the capture that the user may change between steps; compared before every step, planned anew."""
+"""Guards: facts of the capture that the user may change between steps; compared before every step, planned again."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from weft.capture.python.hooks import Hooks
 from weft.capture.python.symbolic import can_follow
 from weft.capture.python_guards import Guard
 from weft.errors import UserError
-from weft.program.checksums import checksums, is_often
+from weft.program.checksums import checksums, is_checked_step
 from weft.runtime.executor.rank_executor import RankExecutor
 from weft.tensor import GlobalTensor
 
@@ -140,7 +140,7 @@ class ExternalTensors:
         every = self._tensors.values()
         if self._added is None:
             self._on_devices = checksums((x for x in every if not x.is_cpu), 0)
-        if self._seen != self._added or is_often(step):
+        if self._seen != self._added or is_checked_step(step):
             self._found = checksums((x for x in every if x.is_cpu), 0, self._on_devices)
         self._added = self._seen
         return self._found

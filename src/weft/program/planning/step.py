@@ -20,8 +20,8 @@ from weft.errors import UserError
 from weft.planning.progress import uncollected
 from weft.planning.stored_step import StoredStep
 from weft.program.agreement import LEAF
-from weft.program.data.feed import StandIns, layouts_of_shards
-from weft.program.live.variables import unwrapped
+from weft.program.data.feed import BatchPlaceholders, layouts_of_shards
+from weft.program.live.variables import unwrap_model
 from weft.program.planning.guards import Guards
 from weft.strategy.precision import Precision, precision_of
 from weft.strategy.strategy import Strategy
@@ -71,16 +71,16 @@ class Step:
         optimizer: Optimizing,
         example_batch: Any,
     ) -> None:
-        self.model = unwrapped(model)
+        self.model = unwrap_model(model)
         self.loss_fn = loss_fn
         self.optimizer = optimizer
         self.example_batch = example_batch
         self.optimizers = optimizers_of(optimizer)
-        self._batch = StandIns(example_batch).whole()
+        self._batch = BatchPlaceholders(example_batch).whole()
         # How leaves of the example lie that are global tensors.
         self.leaves = layouts_of_shards(example_batch)
         self._known: list[_CaptureFor] = []
-        # The same step for other shapes, whose captures make those of this one quicker.
+        # The same step for other shapes, whose captures make those of this one faster.
         self._like: Step | None = None
         # Where numbers of Python stand that have changed since a capture; for other shapes too.
         self._changing: dict[tuple[int, Any], Guard] = {}
@@ -177,7 +177,7 @@ class Step:
         return tuple(_facts(self.model, self.optimizers))
 
     def asked(self) -> dict[str, str]:
-        """Parameters, buffers, groups, options and leaves of the batch, as `check_alike` takes them."""
+        """Parameters, buffers, groups, options and entries of the batch, as `check_alike` takes them."""
         found = dict(fact.split(": ", 1) for fact in self.facts())
         for leaf in describe_batch(self._batch).leaves:
             found[f"{LEAF}{leaf.key}"] = str(leaf)

@@ -33,12 +33,19 @@ from weft.layout import Placement
 from weft.planning.progress import uncollected
 from weft.program.agreement import gathered, run_on_all
 from weft.program.checksums import BatchChecksums
-from weft.program.data.feed import CutParts, Feeder, RowsOfBatch, StandIns, shares_of, uncut
+from weft.program.data.feed import (
+    BatchPlaceholders,
+    CutParts,
+    Feeder,
+    RowsOfBatch,
+    shares_of,
+    whole_batch_of,
+)
 from weft.program.live.ownership import LiveShardings
 from weft.program.planning.build import build, close_all, local_ranks, with_lying
 from weft.program.planning.guards import Guards
 from weft.program.planning.step import Step
-from weft.program.setting import Setting
+from weft.program.setting import ProgramSetting
 from weft.runtime.compiled.choice import Kernels
 from weft.runtime.executor.rank_executor import RankExecutor
 from weft.runtime.world.world import World
@@ -79,7 +86,7 @@ class Variant:
 
     def step(
         self,
-        setting: Setting,
+        setting: ProgramSetting,
         number: int,
         feeds: Mapping[int, Mapping[str, Tensor]],
         update: bool,
@@ -88,7 +95,7 @@ class Variant:
         """Run step `number` of the program on what each rank takes of a batch; its results, and metrics.
 
         Args:
-            stamp: that messages among some ranks carry; None where there is nothing to compare.
+            checksum: that messages among some ranks carry; None where there is nothing to compare.
         """
         numbers = self.numbers
         self.guards.outside.follow(self.executors.values())
@@ -128,7 +135,7 @@ class Variants:
 
     def __init__(
         self,
-        setting: Setting,
+        setting: ProgramSetting,
         first: Planned,
         step: Step,
         plan: Callable[[Any], Planned],
@@ -219,7 +226,7 @@ class Variants:
             if variant.serves(batch):
                 enter(variant.name)
                 return variant
-        whole = StandIns(batch).whole()
+        whole = BatchPlaceholders(batch).whole()
         shapes = _shapes(describe_batch(whole))
         values = all(each.guards.changed() for each in self._all)
         if values and self._for_values + 1 == MOST:
@@ -234,7 +241,7 @@ class Variants:
                 "most; pad batches to a few lengths"
             )
         self._step.follow(self.current.guards.numbers_changed())
-        batch = uncut(batch)  # of which global tensors say how they lie
+        batch = whole_batch_of(batch)  # of which global tensors say how they lie
         batch = whole if isinstance(batch, RowsOfBatch) else batch
         started = time.perf_counter()
         enter(f"{shapes} (planned anew, no. {len(self._all)})")
@@ -270,7 +277,9 @@ class Variants:
         return variant_of(self.setting, len(self._all), planned, self.optimizers)
 
 
-def variant_of(setting: Setting, number: int, planned: Planned, optimizers: Optimizers) -> Variant:
+def variant_of(
+    setting: ProgramSetting, number: int, planned: Planned, optimizers: Optimizers
+) -> Variant:
     """A plan, ready to run. Every process must call it."""
     captured, compiled = planned
     executors = build(setting, captured.constants, compiled, optimizers)
@@ -351,7 +360,7 @@ class Planner:
         return captured, compiled
 
     def variants(
-        self, setting: Setting, step: Step, first: Planned, note: Callable[[Compiled], None]
+        self, setting: ProgramSetting, step: Step, first: Planned, note: Callable[[Compiled], None]
     ) -> Variants:
         """The step for all batches, beginning with `first`, as which variables lie; `note` is told each plan."""
         return Variants(

@@ -24,7 +24,7 @@ from weft.ir.logical import ROLES, Input, Ref, Update, Value
 from weft.program.live.sharded_values import by_placement, of_rank
 from weft.program.live.updated import Updated
 from weft.program.planning.build import build, close_all, compiled_like
-from weft.program.setting import Setting
+from weft.program.setting import ProgramSetting
 from weft.program.training.states import follow
 from weft.runtime.executor.rank_executor import RankExecutor
 
@@ -65,7 +65,7 @@ MOST = 16
 class Gradients:
     """The gradients of the parameters that a program updates."""
 
-    def __init__(self, setting: Setting, optimizers: Optimizers) -> None:
+    def __init__(self, setting: ProgramSetting, optimizers: Optimizers) -> None:
         self._setting = setting
         self._optimizers = optimizers
         self._members: dict[str, Updated] = {}
@@ -76,7 +76,7 @@ class Gradients:
         # All parameters that may have a gradient for the optimizers, by name.
         self._parameters: dict[str, Tensor] = {}
         # Gradients that an optimizer has used, or that stood when the model was compiled, and their
-        # versions: a loop clears such before it goes on.
+        # versions: a loop clears such before it continues.
         self._used: dict[str, tuple[Tensor, int]] | None = None
         # Parameters that get no gradient here, though `backward()` might give one; None until it is said.
         self._left_out: list[str] | None = None

@@ -1,4 +1,6 @@
-"""The states of parameters: what optimizers keep, in the user's and on the ranks the same memory; float32 masters."""
+"""The states of parameters: what optimizers keep, in the user's and on the ranks the same memory; FP32 main
+parameters.
+"""
 
 from __future__ import annotations
 
@@ -127,7 +129,7 @@ class States:
         return self._members.values()
 
     def put(self, values: Mapping[str, Mapping[int, dict[str, Any]]]) -> None:
-        """Let the ranks keep other states, by parameter and rank; the update of what is not there begins anew."""
+        """Let the ranks keep other states, by parameter and rank; the update of what is not there begins again."""
         for key, member in self._members.items():
             self.optimizer.state.pop(member.parameter, None)
             for rank, variables in self._variables.items():
@@ -236,15 +238,15 @@ def _keep(variables: Variables, key: str, own: dict[str, Any] | None) -> bool:
 
 @final
 class MainParameters:
-    """The masters of all ranks of this process.
+    """The FP32 main parameters of all ranks of this process.
 
     Args:
-        variables: of the ranks, with their masters.
+        variables: of the ranks, with their FP32 main parameters.
 
     Attributes:
-        nodes: of all masters, by key, as the plans have them that ran so far.
-        waiting: masters of parameters that no plan updates so far, by the parameter, as a checkpoint had them: laid
-            like the parameter, or whole where it is an ordinary tensor.
+        nodes: of all FP32 main parameters, by key, as the plans have them that ran so far.
+        waiting: FP32 main parameters of parameters that no plan updates so far, by the parameter, as a checkpoint had
+            them: laid like the parameter, or whole where it is an ordinary tensor.
     """
 
     def __init__(self, variables: Mapping[int, Variables]) -> None:
@@ -275,7 +277,7 @@ class MainParameters:
         ]
 
     def whole(self, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All masters, as plain copies by the keys of their parameters. Collective."""
+        """All FP32 main parameters, as plain copies by the keys of their parameters. Collective."""
         found: dict[str, Tensor] = {}
         for node in self.nodes.values():
             key, value = node.key.removesuffix(f".{MASTER}"), node.value
@@ -291,12 +293,14 @@ class MainParameters:
         return found | {key: whole_of(each) for key, each in self.waiting.items()}
 
     def wait(self, masters: Mapping[str, tuple[Tensor, Tensor]]) -> None:
-        """Keep masters of parameters that no plan updates so far, each as parameter and master, in place of others."""
+        """Keep FP32 main parameters of parameters that no plan updates so far, each as parameter and FP32 main
+        parameter, in place of others.
+        """
         self.waiting = {key: master for key, (_, master) in masters.items()}
         self._frozen = {key: parameter for key, (parameter, _) in masters.items()}
 
     def fill_waiting(self, whole: Mapping[str, Tensor]) -> None:
-        """Let the masters that wait for a plan be what whole tensors hold, by the parameters' keys."""
+        """Let the FP32 main parameters that wait for a plan be what whole tensors hold, by the parameters' keys."""
         for key, waiting in self.waiting.items():
             value = whole[key].to(waiting.dtype)
             if isinstance(waiting, GlobalTensor):
@@ -307,7 +311,7 @@ class MainParameters:
             self.waiting[key] = waiting
 
     def take(self) -> None:
-        """Let masters be what was written to their parameters."""
+        """Let FP32 main parameters be what was written to their parameters."""
         for parameter, master in self._pairs:
             follow(master, parameter)
         for key, master in self.waiting.items():

@@ -1,4 +1,6 @@
-"""The state that a program keeps between steps, beside its plans: of optimizers, masters, gradients that stay."""
+"""The state that a program keeps between steps, beside its plans: of optimizers, FP32 main parameters, gradients that
+stay.
+"""
 
 from __future__ import annotations
 
@@ -21,21 +23,21 @@ from weft.ir.logical import Update
 from weft.program.agreement import run_on_all
 from weft.program.live.updated import agree, updated
 from weft.program.planning.variants import Variants
-from weft.program.setting import Setting
+from weft.program.setting import ProgramSetting
 from weft.program.training.gradients import Gradients
 from weft.program.training.states import MainParameters, States, check_states
-from weft.runtime.memory.heap import lay_together
+from weft.runtime.memory.heap import defragment
 
 
 @final
 class Training:
-    """The states, masters and gradients of a program; of one that evaluates, none.
+    """The states, FP32 main parameters and gradients of a program; of one that evaluates, none.
 
     Args:
         optimizers: the user's; none in evaluation.
     """
 
-    def __init__(self, setting: Setting, optimizers: Optimizers) -> None:
+    def __init__(self, setting: ProgramSetting, optimizers: Optimizers) -> None:
         self._setting = setting
         self.optimizers = optimizers
         self.states = tuple(States(optimizers, each, setting.variables) for each in optimizers.each)
@@ -89,7 +91,7 @@ class Training:
         new = (each.made() for each in self.states if not is_foreign(each.optimizer))
         made = [tensor for every in new for tensor in every]
         if made:
-            lay_together(made, room)
+            defragment(made, room)
         for each in self.states:
             each.show(updated or (), surely=not self.gradients.skips)
             if updated is not None:

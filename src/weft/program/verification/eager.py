@@ -294,7 +294,7 @@ class PlainUpdate:
 
     Attributes:
         tensors: the live parameters, by key.
-        values: whole, before the update; of masters where there are any.
+        values: whole, before the update; of FP32 main parameters where there are any.
         states: whole, before the update, by key and name.
         gradients: whole.
         bounds: how far rounding may move an element of each gradient.
@@ -382,7 +382,7 @@ def _between(
         )
     if not expected.numel():
         return Compared(kind, name)
-    # A master is compared by way of its parameter.
+    # An FP32 main parameter is compared by way of its parameter.
     here = found.to(expected.device, torch.float64)
     rounded = torch.stack([x.to(found.dtype).to(torch.float64) for x in every])
     change = largest(expected) if before is None else difference(expected, before)

@@ -32,7 +32,7 @@ class Channel(ABC):
             thread of this process has work meanwhile.
         interruptible: true where a wait ends at once when a rank fails or the user interrupts, in the
             main thread, too.
-        stamp: of the step that runs (`weft.runtime.failures.call_log`); goes with messages, where the transport
+        checksum: of the step that runs (`weft.runtime.failures.call_log`); goes with messages, where the transport
             has room for it, and is compared with the receiver's. Elsewhere `compare` does.
     """
 
@@ -98,8 +98,10 @@ class Channel(ABC):
     def close(self) -> None:
         """Give back what the communicator holds."""
 
-    def compare(self) -> None:  # noqa: B027  # most transports have room for stamps
-        """Compare a new stamp with those of peers, before a step sends anything, where messages have no room for it."""
+    def compare(self) -> None:  # noqa: B027  # most transports have room for checksums
+        """Compare a new checksum with those of peers, before a step sends anything, where messages have no room for
+        it.
+        """
 
     def all_reduce(self, tensors: Sequence[Tensor], reduction: str) -> None:
         """Reduce tensors over all ranks, in place; every rank gets the same bits.

@@ -30,7 +30,7 @@ from weft.runtime.channels.channel import (
 from weft.runtime.failures.call_log import check_step_checksum
 from weft.runtime.failures.failure_store import CallThread, FailureStore, first_line
 
-# No exchange has so many pieces for a peer; the last place is that of a stamp.
+# No exchange has so many pieces for a peer; the last place is that of a checksum.
 _PLACES = 1 << 20
 _STAMP = _PLACES - 1
 # The turn of an exchange that runs by itself, behind those of an overlapped reduction.
@@ -70,7 +70,7 @@ class ProcessChannel(Channel):
 
     @property
     def board(self) -> FailureStore:
-        """The board by which failures and long waits are made known to all ranks."""
+        """The failure store by which failures and long waits are made known to all ranks."""
         return self._board
 
     def close(self) -> None:
@@ -100,8 +100,8 @@ class GroupChannel(ProcessChannel):
     """A communicator over a process group of `torch.distributed`.
 
     Attributes:
-        has_room: true where messages carry stamps.
-        beside: a channel of the host between the same ranks, by which they compare stamps elsewhere.
+        has_room: true where messages carry checksums.
+        beside: a channel of the host between the same ranks, by which they compare checksums elsewhere.
     """
 
     has_room = False
@@ -129,7 +129,9 @@ class GroupChannel(ProcessChannel):
             self.beside.close()
 
     def compare(self) -> None:
-        """Compare a new stamp in rounds, after which each rank has heard, by others, of all: none goes on alone."""
+        """Compare a new checksum in rounds, after which each rank has heard, by others, of all: none continues
+        alone.
+        """
         beside = self.beside
         if beside is None or self.stamp == beside.stamp:
             return
@@ -163,7 +165,7 @@ class GlooChannel(GroupChannel):
     """A communicator between CPU processes.
 
     Nothing ends Gloo's waits. Where somebody is told of failures, as executors are, another thread
-    looks around meanwhile; else Gloo waits in another thread. The stamp of a step goes to each peer
+    looks around meanwhile; else Gloo waits in another thread. The checksum of a step goes to each peer
     with the first message that it gets in the step.
     """
 
@@ -173,7 +175,7 @@ class GlooChannel(GroupChannel):
         super().__init__(*arguments)
         self._other = CallThread(f"weft rank {self.rank} gloo")
         self._overlapped = OverlappedReduction(self, self.device)
-        # The stamps that went with messages to, and came from, peers by their numbers in the group.
+        # The checksums that went with messages to, and came from, peers by their numbers in the group.
         self._went: dict[int, int] = {}
         self._came: dict[int, int] = {}
 
@@ -243,7 +245,7 @@ class GlooChannel(GroupChannel):
         return wait
 
     def _unstamped(self, stamped: dict[int, int], peers: Sequence[int]) -> list[int]:
-        """The peers with which no stamp of this step was exchanged; it is from now on."""
+        """The peers with which no checksum of this step was exchanged; it is from now on."""
         new = [peer for peer in dict.fromkeys(peers) if stamped.get(peer, 0) != self.stamp]
         stamped.update(dict.fromkeys(new, self.stamp))
         return new

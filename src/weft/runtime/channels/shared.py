@@ -114,7 +114,7 @@ class SharedChannel(ProcessChannel):
             part.nbytes for peer, parts in enumerate(pieces) if peer != self.index for part in parts
         )
         links = [self._links[peer] for peer in sorted(self._links)]
-        takes = takers(self.size, self.index, reduction)
+        takes = received_uses(self.size, self.index, reduction)
         with self._explained("a reduction"):
             for number, (peer, take) in enumerate(zip(sorted(self._links), takes, strict=True)):
                 links[number].stamp = self.stamp
@@ -186,7 +186,7 @@ class SharedChannel(ProcessChannel):
                 raise RuntimeError(str(error)) from error
 
 
-def takers(size: int, index: int, reduction: str) -> list[Take]:
+def received_uses(size: int, index: int, reduction: str) -> list[Take]:
     """For each peer of a rank, the uses of the received data, in order, one chunk at a time."""
     combine = COMBINE[reduction]
     # Reductions of peers before this rank, until its own numbers are read: by where the result goes.

@@ -34,7 +34,7 @@ LOOK_SECONDS = 0.2
 SLOTS = 4
 SLOT_BYTES = 2**19
 _NUMBER = struct.Struct("q")
-# Before the bytes of a slot stands their number, and the stamp of the step that they belong to.
+# Before the bytes of a slot stands their number, and the checksum of the step that they belong to.
 _HEADER = struct.Struct("qq")
 _LINE = 64
 _STRIDE = _LINE + SLOT_BYTES
@@ -79,7 +79,7 @@ class SharedLink:
         in_place: true where places may be sent from, too: none is taken before it was sent.
         turn: true when the next chunk may be taken; until then it stays where it is.
         peer_sent, peer_received: the peer's chunks since the beginning, as last looked up.
-        stamp: goes with every chunk; `check(stamp, came)` is called with that of every chunk that came.
+        checksum: goes with every chunk; `check(checksum, came)` is called with that of every chunk that came.
         closed: true where the peer has gone; what it sent before can still be received.
     """
 

@@ -317,7 +317,7 @@ def _compiled(code: Code) -> Boxed:
     if source is not None:
         try:
             return load(source)
-        except Exception:  # what was kept may lack what it needs: made anew
+        except Exception:  # what was kept may lack what it needs: made again
             file.unlink(missing_ok=True)
     with FakeTensorMode():
         examples = [spec.empty() for spec in code.inputs]

@@ -109,7 +109,7 @@ class CudaStreams(Streams):
         ]
 
     def _await(self, marks: _Marks) -> None:
-        """Wait on the host for a step, as long as the device goes on."""
+        """Wait on the host for a step, as long as the device continues."""
         pending = marks.pending()
         deadline = time.monotonic() + self._timeout
         while not marks.all.query():

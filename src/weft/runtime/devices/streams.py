@@ -105,7 +105,7 @@ class Inline(Streams):
         self._ended = [0] * len(launches)
 
     def begin(self) -> None:
-        """Nothing goes on from step to step."""
+        """Nothing continues from step to step."""
 
     def enter(self, launch: Launch) -> None:
         self._begun[launch.place] = perf_counter_ns()

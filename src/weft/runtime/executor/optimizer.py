@@ -170,7 +170,7 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
 class OptimizerUpdates:
     """Updates of one optimizer's parameters.
 
-    A parameter with a master is updated by way of it: the optimizer sees the float32 copy alone.
+    A parameter with an FP32 main parameter is updated by way of it: the optimizer sees the float32 copy alone.
 
     Args:
         user: the user's optimizer. Its `param_groups` are read before every step, so schedules
@@ -195,7 +195,7 @@ class OptimizerUpdates:
         if self._foreign:
             # Its step may ask whether they are parameters that train.
             self._shards = [torch.nn.Parameter(shard) for shard in self._shards]
-        # Parameters and the masters that they are rounded from.
+        # Parameters and the FP32 main parameters that they are rounded from.
         self._rounded = [
             (variables[key].detach(), shard.detach())
             for key, shard in zip(self._keys, self._shards, strict=True)

@@ -150,7 +150,7 @@ class RankExecutor(ABC):
             once all work is on its way, for use on the current stream.
 
         Raises:
-            BatchError: when a leaf of the batch is missing.
+            BatchError: when an entry of the batch is missing.
             RankFailure: when an actor of this rank raised (its error is the cause), when another
                 rank failed, or when nothing happened for the time-out. No later step will run.
         """
@@ -224,7 +224,7 @@ class RankExecutor(ABC):
                 )
 
     def put_checksum(self, stamp: Callable[[tuple[int, ...]], int]) -> None:
-        """Put a stamp on messages of the next step among some ranks (`weft.runtime.failures.call_log`)."""
+        """Put a checksum on messages of the next step among some ranks (`weft.runtime.failures.call_log`)."""
         for channel in self._rank.channels.values():
             channel.stamp = stamp(channel.ranks)
 

@@ -202,11 +202,11 @@ def looking(
 
 # Stamps: what a rank takes to be the same on all ranks in a step, as one number that travels with messages.
 #
-# A stamp goes with what ranks send each other anyway, and is compared where it arrives, before what it
-# came with is used. 0 is no stamp.
+# A checksum goes with what ranks send each other anyway, and is compared where it arrives, before what it
+# came with is used. 0 is no checksum.
 
 
-# Bits of the checksums, from the lowest; one bit above them makes every stamp differ from 0.
+# Bits of the checksums, from the lowest; one bit above them makes every checksum differ from 0.
 _BITS = {"batch": 18, "written": 14, "options": 14, "call": 16}
 
 
@@ -236,7 +236,7 @@ class StepChecksum:
 
 
 def check_step_checksum(own: int, other: int, peer: int) -> None:
-    """Check that the stamp which came with a message is this rank's."""
+    """Check that the checksum which came with a message is this rank's."""
     if own == other or not own or not other:
         return
     parts = {}

@@ -1,4 +1,4 @@
-"""The board by which failures and long waits travel between processes: entries in the job's store.
+"""The failure store by which failures and long waits travel between processes: entries in the job's store.
 
 The first error is kept; the ranks that it wakes name it.
 """
@@ -50,11 +50,11 @@ class FailureStore:
     """The first failure of the job, known to all ranks. Every rank has an entry of its own, which it watches.
 
     Args:
-        store: the job's store (`torch.distributed.Store`); used over two connections of the board's
+        store: the job's store (`torch.distributed.Store`); used over two connections of the failure store's
             own.
 
     Attributes:
-        lookout: looks around for those who wait long.
+        watchdog: looks around for those who wait long.
     """
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
@@ -79,7 +79,7 @@ class FailureStore:
         atexit.register(self.close)
 
     def renew(self) -> None:
-        """Forget a failure, as the job goes on; when all ranks know that it does."""
+        """Forget a failure, as the job continues; when all ranks know that it does."""
         self._write(self._rank, _CLOSED)
         self._thread.join(timeout=5)
         self.failed, self._cause = False, ""
@@ -116,7 +116,7 @@ class FailureStore:
     def cause(self, seconds: float) -> PeerFailure | None:
         """The failure that another rank announced, or announces within so many seconds; no wait once this one failed.
 
-        Who waited on would hold what it works with, for longer than the rank that goes on has it.
+        Who waited on would hold what it works with, for longer than the rank that continues has it.
         """
         self._known.wait(seconds)
         # Another one each time: with the frames that it was raised through, it holds on to whoever called.

@@ -76,7 +76,7 @@ def _of_glibc(name: str) -> Callable[..., int] | None:
     return getattr(ctypes.CDLL(None), name, None)
 
 
-def lay_together(tensors: Iterable[Tensor], room: int) -> int:
+def defragment(tensors: Iterable[Tensor], room: int) -> int:
     """Move tensors on the CPU to one place of the heap, and give what is free then to the system.
 
     Nothing moves where the process's allocator is not weft's to set up. Call it between steps: nobody may read or
@@ -128,7 +128,7 @@ def _portions(ordered: Sequence[UntypedStorage], room: int) -> Iterator[list[Unt
 
 
 def _move(portion: Sequence[UntypedStorage]) -> int:
-    """Give storages memory anew, the one with the lowest address first; their bytes, 0 where copies find no room."""
+    """Give storages memory again, the one with the lowest address first; their bytes, 0 where copies find no room."""
     try:  # outside of the heap, which must not grow by them
         copies = [_outside(storage) for storage in portion]
     except OSError:

@@ -232,7 +232,7 @@ _current: Any = torch.cuda.current_stream  # torch does not type it
 
 @final
 class Arrival:
-    """The end of all that was put on its way in one `ahead_of_use`: an event for each device with streams."""
+    """The end of all that was put on its way in one `prefetching_copies`: an event for each device with streams."""
 
     def __init__(self) -> None:
         self.events: Mapping[torch.device, Any] = {}
@@ -247,7 +247,7 @@ class Arrival:
 
 
 @contextmanager
-def ahead_of_use(devices: Iterable[torch.device]) -> Iterator[Arrival]:
+def prefetching_copies(devices: Iterable[torch.device]) -> Iterator[Arrival]:
     """While this lasts, copies of this thread to some devices go to streams of their own."""
     streams = {device: _stream_of(device) for device in devices if device.type == "cuda"}
     arrival = Arrival()

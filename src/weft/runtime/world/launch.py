@@ -34,7 +34,7 @@ ANSWER_SECONDS = 0.2
 
 @final
 @dataclass(frozen=True)
-class Fleet:
+class NodeProcesses:
     """The processes of this node, among all of the job."""
 
     ranks: int
@@ -78,7 +78,7 @@ class Exit:
 
 @final
 @dataclass(frozen=True)
-class Elsewhere:
+class RemoteFailure:
     """The failure of another node, in words."""
 
     text: str
@@ -91,16 +91,16 @@ class Interrupted:
 
 
 # For the processes of a node, and of its job.
-Happening: TypeAlias = Exit | Elsewhere | Interrupted
+Happening: TypeAlias = Exit | RemoteFailure | Interrupted
 
 
 @final
 @dataclass(frozen=True)
-class Ending:
+class LaunchResult:
     """The end of the processes of a node."""
 
     exits: tuple[Exit, ...]
-    elsewhere: Elsewhere | None = None
+    elsewhere: RemoteFailure | None = None
 
     @property
     def failed(self) -> bool:
@@ -110,21 +110,21 @@ class Ending:
 
 def launch(
     command: Sequence[str],
-    fleet: Fleet,
+    fleet: NodeProcesses,
     environment: Mapping[str, str],
     events: SimpleQueue[Any] | None = None,
     tell: Callable[[Exit], object] = lambda _: None,
     interrupts: Interrupts | None = None,
     asks: int | None = None,
     grace: float = SHUTDOWN_SECONDS,
-) -> Ending:
+) -> LaunchResult:
     """Run `command` once for each rank of this node and wait for all of them.
 
     Each process shares the cores fairly with the others unless OMP_NUM_THREADS says otherwise.
 
     Args:
-        environment: variables of all processes, without those of `Fleet.environment`.
-        events: where failures of other nodes come as `Elsewhere`.
+        environment: variables of all processes, without those of `NodeProcesses.environment`.
+        events: where failures of other nodes come as `RemoteFailure`.
         asks: a signal for processes that still run a while after another one has failed, before they are told to end.
         grace: seconds that processes have to end when this process was told to end.
 
@@ -155,7 +155,7 @@ def launch(
             found.collect()
     if isinstance(first, Interrupted):
         raise KeyboardInterrupt
-    return Ending(tuple(found.exits), first if isinstance(first, Elsewhere) else None)
+    return LaunchResult(tuple(found.exits), first if isinstance(first, RemoteFailure) else None)
 
 
 @final
@@ -241,7 +241,7 @@ class _Processes:
             self.states[rank] = _state(pid)
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGTERM)
-            # One that is stopped hears of nothing until it goes on.
+            # One that is stopped hears of nothing until it continues.
             _send(pid, signal.SIGCONT)
         self.settle(SHUTDOWN_SECONDS if seconds is None else seconds, hurried=seconds is not None)
         for process in self.started.values():

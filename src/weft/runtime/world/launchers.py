@@ -18,7 +18,14 @@ from queue import SimpleQueue
 from typing import Any, final
 
 from weft.errors import UserError
-from weft.runtime.world.launch import SECRET, STORE, Elsewhere, Exit, Fleet, given_secret
+from weft.runtime.world.launch import (
+    SECRET,
+    STORE,
+    Exit,
+    NodeProcesses,
+    RemoteFailure,
+    given_secret,
+)
 from weft.runtime.world.store import NodesStore, StoreError, message_mac, split_address
 from weft.runtime.world.store_server import Server
 
@@ -48,10 +55,10 @@ def start_key(start: int, name: object) -> str:
 
 @final
 @dataclass(frozen=True)
-class Joined:
+class JoinedNode:
     """This node, once all have come."""
 
-    fleet: Fleet
+    fleet: NodeProcesses
     environment: Mapping[str, str]
     events: SimpleQueue[Any]
     store: NodesStore
@@ -80,34 +87,34 @@ class Joined:
             )
         return ()
 
-    def say_failed(self, text: str) -> Elsewhere | None:
+    def say_failed(self, text: str) -> RemoteFailure | None:
         """Tell the other nodes what has failed here; gives what one of them has told before."""
         own = f"{here(self.fleet)}: {text}".encode()
         with suppress(OSError):
             found = self.store.compare_set(self.failed, "", own)
-            return None if found == own else Elsewhere(found.decode())
+            return None if found == own else RemoteFailure(found.decode())
         return None
 
-    def failure(self, seconds: float) -> Elsewhere | None:
+    def failure(self, seconds: float) -> RemoteFailure | None:
         """The failure that another node tells within so many seconds."""
         with suppress(OSError):  # none, or the store has gone
-            return Elsewhere(self.store.get(self.failed, seconds).decode())
+            return RemoteFailure(self.store.get(self.failed, seconds).decode())
         return None
 
-    def finish(self) -> Elsewhere | None:
+    def finish(self) -> RemoteFailure | None:
         """Say that this node is done, and wait until all are, or until one has failed; gives that failure."""
         keys = [start_key(self.start, f"done/{each}") for each in range(self.fleet.nodes)]
         self.store.will(self.failed, None)
         self.store.set(keys[self.fleet.node], "")
         while not self.store.check(keys):
             if self.store.check([self.failed]):
-                return Elsewhere(self.store.get(self.failed, 0).decode())
+                return RemoteFailure(self.store.get(self.failed, 0).decode())
             with suppress(TimeoutError):
                 self.store.wait(keys, timedelta())
         return None
 
 
-def here(fleet: Fleet) -> str:
+def here(fleet: NodeProcesses) -> str:
     """The name of a node for messages."""
     return f"node {fleet.node} ({socket.gethostname()})"
 
@@ -140,7 +147,7 @@ class Launchers:
     @contextmanager
     def joined(
         self, ranks: int, least: int | None = None, seconds: float = JOIN_SECONDS
-    ) -> Iterator[Joined]:
+    ) -> Iterator[JoinedNode]:
         """Meet the other nodes for the start that is under way.
 
         A later start waits for all nodes, too: for one that has gone, until it is started again. With `least` it goes
@@ -160,7 +167,7 @@ class Launchers:
         environment = {STORE: self.nodes.address, SECRET: self._secret}
         if name := _interface(store.local):
             environment |= {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
-        found = Joined(fleet, environment, SimpleQueue(), store, start)
+        found = JoinedNode(fleet, environment, SimpleQueue(), store, start)
         store.will(found.failed, f"{here(fleet)} has gone")
         watched = store.clone()
         arguments = watched, found.events, start
@@ -185,7 +192,7 @@ class Launchers:
         with suppress(OSError):
             self._store.set(_OVER, "")
 
-    def _fleet(self, start: int, ranks: int, least: int | None, seconds: float) -> Fleet:
+    def _fleet(self, start: int, ranks: int, least: int | None, seconds: float) -> NodeProcesses:
         store, closed = self._store, start_key(start, _TAKING_PART)
         number = store.add(start_key(start, "came"), 1) - 1
         entry = [self.nodes.count, self._own, ranks]
@@ -214,7 +221,7 @@ class Launchers:
             f"{self.nodes.count} nodes have come to {self.nodes.address} already; start weft run once on each of them"
         )
 
-    def _taken(self, start: int, ranks: int) -> Fleet:
+    def _taken(self, start: int, ranks: int) -> NodeProcesses:
         every = self._taking_part(start)
         names, counts = [name for name, _ in every], [count for _, count in every]
         if self._own not in names and not start:
@@ -225,7 +232,7 @@ class Launchers:
                 "here again when it has failed the next time"
             )
         number = names.index(self._own)
-        return Fleet(ranks, sum(counts[:number]), sum(counts), number, len(every))
+        return NodeProcesses(ranks, sum(counts[:number]), sum(counts), number, len(every))
 
     def _came(self, start: int) -> list[tuple[str, int]]:
         """Name and ranks of the nodes that have come and are still there, as many as there are to be."""
@@ -335,5 +342,5 @@ def _watch(store: NodesStore, events: SimpleQueue[Any], start: int = 0) -> None:
             continue
         except OSError:
             text = f"the node at {store.address}, which keeps the store of the job, has gone"
-        events.put(Elsewhere(text))
+        events.put(RemoteFailure(text))
         return

@@ -1,4 +1,4 @@
-"""Moves of layouts: signatures of groups of ops and of single ones, along edges, parameters, leaves of the batch."""
+"""Moves of layouts: signatures of groups of ops and of single ones, along edges, parameters, entries of the batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from weft.layout import SBP, broadcast, split
 from weft.ops import Signature
 from weft.patterns import around, first_match
 from weft.planning.stored_step import StoredStep
-from weft.search.moves.sequences import MadeLater, Several, StrategyMove, chained
+from weft.search.moves.sequences import LazyMoves, Several, StrategyMove, chained
 from weft.search.steps.parts import ForwardCalls
 from weft.search.steps.repeated import Blocks, folded
 from weft.strategy.strategy import Strategy
@@ -192,7 +192,7 @@ class LayoutMoves:
                 return StrategyMove(f"{name} deduced", partial(_signed, calls=calls, text=None))
             return self._signed(name, calls, _nth(every, number - 1))
 
-        return MadeLater(count + 1 if count > 1 else 0, made)
+        return LazyMoves(count + 1 if count > 1 else 0, made)
 
     def _signed(self, name: str, calls: tuple[str, ...], each: Signatures) -> StrategyMove:
         texts = tuple(map(str, each))

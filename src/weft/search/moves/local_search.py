@@ -18,7 +18,7 @@ from weft.search.candidate import Candidate
 from weft.search.measures import Measures
 from weft.search.moves.neighbours import Moves, Neighbours
 from weft.search.moves.sequences import StrategyMove
-from weft.search.space import fits, hand_only
+from weft.search.space import fits, is_planned_as_is
 from weft.search.state import Best, SearchState
 from weft.search.tuning import NEAR_STAGED, PATIENCE, TEMPERATURE
 from weft.strategy.strategy import Strategy
@@ -34,7 +34,7 @@ def improve(state: SearchState, seed: int, neighbours: Moves | None = None) -> N
     """Try moves from the best strategy and from others, as long as the budget lasts.
 
     Args:
-        state: of the search; what is quicker is kept there, and what is known of moves from the best.
+        state: of the search; what is faster is kept there, and what is known of moves from the best.
         seed: of what is drawn.
         neighbours: the moves; by default all.
     """
@@ -62,7 +62,7 @@ class LocalSearch:
         return self._state.log.best
 
     def descend_with_and_without_stages(self) -> None:
-        """Descend from the best, and in half of the time from the quickest with stages, or without, as it has not."""
+        """Descend from the best, and in half of the time from the fastest with stages, or without, as it has not."""
         best = self.best
         other = self._state.log.best_staged_otherwise(best) or self._quickest_cut()
         if other is None or other.measures.seconds > (1 + NEAR_STAGED) * best.measures.seconds:
@@ -75,7 +75,7 @@ class LocalSearch:
         self._state.log.plan(f"{other.name}; improved", reached)
 
     def _quickest_cut(self) -> Best | None:
-        """The quickest of some cuts of the best into stages, without its signatures: they are of calls on all ranks."""
+        """The fastest of some cuts of the best into stages, without its signatures: they are of calls on all ranks."""
         best, found = self.best, list[Best]()
         bare = replace(best.strategy, signatures=self._state.facts.base.signatures)
         if bare.stages:
@@ -92,7 +92,7 @@ class LocalSearch:
         return min(found, key=lambda each: each.measures.seconds, default=None)
 
     def descend(self, name: str, strategy: Strategy, here: Measures) -> tuple[Strategy, bool]:
-        """Take moves that make a step quicker, until none of all does.
+        """Take moves that make a step faster, until none of all does.
 
         Returns:
             The strategy that it ends at; false where the budget ended before.
@@ -182,7 +182,7 @@ class LocalSearch:
         return f"{self._name.partition('; ')[0]}; {change}"
 
     def proven(self) -> str:
-        """Knowledge of moves from the best, in words; descends where one is quicker after all."""
+        """Knowledge of moves from the best, in words; descends where one is faster after all."""
         while True:
             best = self.best
             _, ended = self.descend(best.name, best.strategy, best.measures)
@@ -195,7 +195,7 @@ class LocalSearch:
                     return said
 
     def _pairs(self) -> str:
-        """All pairs of moves from the best, where they are few; ends where one is quicker."""
+        """All pairs of moves from the best, where they are few; ends where one is faster."""
         strategy, here = self.best.strategy, self.best.measures
         changes = [
             each for each in self._neighbours.every(strategy) if each.on(strategy) != strategy
@@ -226,7 +226,7 @@ class LocalSearch:
         if additive is not None:
             yield best.name, additive.cheapest
         points = list[Candidate]()
-        if not hand_only(facts.base) and ranks > 1:
+        if not is_planned_as_is(facts.base) and ranks > 1:
             flat = facts.samples >= ranks
             points += [Candidate(ranks)] if flat else []
             points += [Candidate(1, ranks, layouts="columns")] if facts.linears.rows else []

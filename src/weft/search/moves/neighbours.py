@@ -249,7 +249,7 @@ class Neighbours:
 
 # Moves of ZeRO for one group of parameters: those of one place in all blocks, of all blocks, the rest, vectors.
 #
-# A strategy says levels by patterns. Moves read the level of each place, change some, and write all anew in one form:
+# A strategy says levels by patterns. Moves read the level of each place, change some, and write all again in one form:
 # equal levels give equal strategies, whatever way led there.
 
 

@@ -29,7 +29,7 @@ class StrategyMove:
 
 @final
 @dataclass(frozen=True)
-class MadeLater:
+class LazyMoves:
     """So many moves; `make` makes the one of a number, from 0, when it is asked for."""
 
     count: int
@@ -45,10 +45,10 @@ class MadeLater:
         return map(self.make, range(self.count))
 
 
-Several: TypeAlias = Sequence[StrategyMove] | MadeLater
+Several: TypeAlias = Sequence[StrategyMove] | LazyMoves
 
 
-def chained(parts: Iterable[Several]) -> MadeLater:
+def chained(parts: Iterable[Several]) -> LazyMoves:
     """Sequences of moves, one after the other, as one; none of them is gone through."""
     filled = tuple(part for part in parts if len(part))
     ends = tuple(accumulate(map(len, filled)))
@@ -57,4 +57,4 @@ def chained(parts: Iterable[Several]) -> MadeLater:
         part = bisect_right(ends, place)
         return filled[part][place - (ends[part - 1] if part else 0)]
 
-    return MadeLater(ends[-1] if ends else 0, made)
+    return LazyMoves(ends[-1] if ends else 0, made)

@@ -104,7 +104,7 @@ def sums(graph: LogicalGraph, cuts: Mapping[str, str]) -> tuple[Sum, ...]:
 
 
 @final
-class WayBack(NamedTuple):
+class GradientPath(NamedTuple):
     """The path along which partial gradients flow.
 
     Attributes:
@@ -117,7 +117,7 @@ class WayBack(NamedTuple):
 
 
 @final
-class WaysBack:
+class GradientPaths:
     """The ways of gradients: from a tensor back to where parts of it must have been added up.
 
     The sum is due at a trained parameter, and at the result of a row-parallel layer. A gradient may stay in parts up
@@ -154,7 +154,7 @@ class WaysBack:
         """True where a tensor needs a gradient."""
         return name in self._differentiable
 
-    def widest(self, name: str) -> WayBack | None:
+    def widest(self, name: str) -> GradientPath | None:
         """The way whose smallest tensor is the largest, of those that are left; None where there is none."""
         waiting: list[tuple[int, int, tuple[str, ...]]] = [(-self._size(name), 0, (name,))]
         seen = set[str]()
@@ -166,7 +166,7 @@ class WaysBack:
             seen.add(last)
             if last in self._ends:
                 self._used.update(way)
-                return WayBack(Bytes(-width), self._ends[last])
+                return GradientPath(Bytes(-width), self._ends[last])
             uses = self._maker[last].uses if last in self._maker else ()
             for each in self._differentiable.intersection(uses):
                 heappush(waiting, (max(width, -self._size(each)), steps + 1, (*way, each)))
@@ -185,7 +185,7 @@ class _Walk:
         self._weights = {
             node.value.name: node for node in graph.of_kind(Input) if node.role == "parameter"
         }
-        self._ways = WaysBack(graph)
+        self._ways = GradientPaths(graph)
         self._seen_as: dict[str, str] = {}
         self._parts: dict[str, frozenset[str]] = {}
         self._rows: dict[str, Sum] = {}

@@ -1,4 +1,4 @@
-"""The facts of a step that floors and estimates are made of: its calls, parameters, blocks and linear layers."""
+"""The facts of a step that lower bounds and estimates are made of: its calls, parameters, blocks and linear layers."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class StepFacts:
 
     @cached_property
     def laid(self) -> frozenset[str]:
-        """The names of parameters and buffers that the user splits, whatever a point says."""
+        """The names of parameters and buffers that the user splits, whatever a candidate says."""
         said = self.base.parameters
         split = {
             pattern
@@ -110,7 +110,7 @@ class StepFacts:
 
     @cached_property
     def guided(self) -> bool:
-        """True where the user says how activations or the batch lie: what points exchange hangs on that, too."""
+        """True where the user says how activations or the batch lie: what candidates exchange depends on that, too."""
         said = self.base.batch or self.base.activations or self.base.signatures
         return bool(said) or any(each.hint is not None for each in self.step.graph.of_kind(Call))
 

@@ -24,7 +24,7 @@ MOST_RECIPES = 256
 
 @final
 class _OpFacts:
-    """The facts known of one op: how it runs otherwise than by a recipe, and recipes by arguments and layouts."""
+    """The facts known of one op: how it runs differently from by a recipe, and recipes by arguments and layouts."""
 
     __slots__ = ("aliases", "recipes", "slots", "views", "way", "writes")
 
@@ -141,7 +141,7 @@ def _viewed(
 def _other_way(
     kind: Any, known: _OpFacts, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    """The result of an op that runs otherwise than by a recipe; NotImplemented for others."""
+    """The result of an op that runs differently from by a recipe; NotImplemented for others."""
     if known.writes:  # which all ranks must do alike
         every = pytree.tree_leaves((args, kwargs))
         written = next((x for x in every if isinstance(x, kind)), None)

@@ -111,7 +111,7 @@ def ordered(tensor: Any, implicit: str = "") -> Any:
 def stand_in(tensor: Any, why: str) -> Any:
     """The tensor that an op sees in place of one that is stored in shares: an ordered copy, whose writes go there."""
     made = ordered(tensor, why)
-    made.origin = InOrder(tensor, partial(ordered, implicit=why), elements=True)
+    made.origin = InterleavedOrigin(tensor, partial(ordered, implicit=why), elements=True)
     made.hold = tensor.hold
     return made
 
@@ -165,7 +165,7 @@ def originals(made: Any, of: dict[int, Any]) -> Any:
 # Views that had to be copied: a write to one reaches what it was taken of, and all its other copies.
 #
 # Views between ranks' memories cannot share it where layouts differ. So each copy remembers its source and how it was
-# taken; a write goes to the source, and copies that are still in use are taken anew.
+# taken; a write goes to the source, and copies that are still in use are taken again.
 #
 # Views by strides are reads and writes at positions of a dense tensor.
 
@@ -175,7 +175,7 @@ _PRUNED = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ViewOrigin:
     """The tensor that a copied view was taken of.
 
     Attributes:
@@ -203,11 +203,11 @@ class Origin:
 
 @final
 @dataclass(frozen=True, slots=True)
-class InOrder(Origin):
+class InterleavedOrigin(ViewOrigin):
     """The tensor that an ordered copy was made of, which is stored in shares (`weft.tensor.dispatch.interleaved`)."""
 
     def written(self, made: Any) -> Any:
-        """All of it."""
+        """The written values, which are the whole tensor."""
         return made
 
 
@@ -231,7 +231,7 @@ def note_copies(
     if not copies:
         return
     for number, result in copies:
-        result.origin = Origin(source, _one_of(view, number), elements)
+        result.origin = ViewOrigin(source, _one_of(view, number), elements)
     base = base_of(source)
     base.copies = [*living_copies(base), *(weakref.ref(result) for _, result in copies)]
 
@@ -322,7 +322,7 @@ def note_aliases(kind: Any, source: Any, made: Any) -> None:
 
 
 def parted_aliases(lender: Any) -> list[Any]:
-    """Those that share the memory of what has a hold, which does not know them from now on."""
+    """The views that share the memory of an owned tensor; the owner forgets them from now on."""
     known = _aliases.pop(lender, ())  # type: ignore[no-untyped-call]
     living = [each for one in known if (each := one()) is not None]
     for each in living:

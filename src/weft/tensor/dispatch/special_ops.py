@@ -1,4 +1,4 @@
-"""Ops that run otherwise than by their rule: taken apart as the compiled path does, or written in place.
+"""Ops that run differently from by their rule: taken apart as the compiled path does, or written in place.
 
 Kernels below dispatch get no lazy conjugates and negatives: torch calls `__torch_dispatch__` with all
 dispatch keys above Python's excluded, those that resolve lazy conjugates and negatives among them. A kernel
@@ -68,7 +68,7 @@ _SPECIAL: dict[Any, Way] = {
 
 
 def special_handling(op: Any) -> Way | None:
-    """The way to run an op otherwise than by its rule; None when its rule, or none, is all there is."""
+    """The way to run an op differently from by its rule; None when its rule, or none, is all there is."""
     name = op._schema.name.partition("::")[2]
     if op in _SPECIAL:
         return _SPECIAL[op]
@@ -248,8 +248,8 @@ _stream = _Stream()
 def manual_seed(seed: int | None) -> None:
     """Seed the random ops on global tensors; call it with the same seed on every rank.
 
-    This starts the numbers anew each time. With None, and as long as it was never called, they use torch's seed, and
-    start anew when `torch.manual_seed` is called with another one; with the same one they go on, as they take nothing
+    This starts the numbers again each time. With None, and as long as it was never called, they use torch's seed, and
+    start again when `torch.manual_seed` is called with another one; with the same one they go on, as they take nothing
     from torch's generator that could tell. The draws of a compiled step depend on the `seed` of `weft.compile` alone,
     neither on this nor on `torch.manual_seed`.
 

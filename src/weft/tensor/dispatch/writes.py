@@ -13,7 +13,13 @@ from torch.utils import _pytree as pytree
 
 from weft.capture.ops.decompositions import overwrites
 from weft.errors import LayoutError, UserError
-from weft.tensor.dispatch.interleaved import InOrder, base_of, living_copies, relaid, stand_in
+from weft.tensor.dispatch.interleaved import (
+    InterleavedOrigin,
+    base_of,
+    living_copies,
+    relaid,
+    stand_in,
+)
 from weft.tensor.dispatch.operands import all_global, common_mesh, gathered
 from weft.tensor.divergence import user_line
 
@@ -127,7 +133,7 @@ def write(target: Any, made: Any) -> None:
     origin = getattr(target, "origin", None)
     if origin is not None:
         write(origin.source, origin.written(made))
-        if isinstance(origin, InOrder):  # who stands in for one op follows no writes
+        if isinstance(origin, InterleavedOrigin):  # who stands in for one op follows no writes
             _set(target, made)
         return
     _set(target, made)
