@@ -1,7 +1,7 @@
 """Checks of the ops of a trace: random numbers, writes, and dtypes that torch's kernels do not know.
 
 Writes are refused where PyTorch refuses them or leaves their result open: to one place for several elements, and to
-memory that the same op reads through another view. Of ops that write arguments which they do not return, shapes on
+memory that the same op reads through another view. Where an op writes arguments that it does not return, shapes on
 tensors without data cannot be trusted: torch's observers of quantization give their buffers the shape that they need
 in their first call. Dtypes are checked because tensors without data pass where the kernels refuse real tensors.
 """

@@ -1,6 +1,6 @@
 """The walk over all of Python that a step may read: functions, variables, classes, containers, objects, tensors.
 
-The value in each place is noted (numbers by value, other objects by identity), then the values inside it. Of a dict
+The value in each place is noted (numbers by value, other objects by identity), then the values inside it. From a dict
 that the code reads by literal keys alone, only the items under these keys are noted.
 """
 
