@@ -113,7 +113,7 @@ def test_a_check_runs_in_every_step(check: Callable[[Tensor], None]) -> None:
     expected = plain_training(model, loss, [good] * 2)
     with compiled(model, loss, good, [0, 1], weft.data_parallel()) as program:
         assert_same_training(program, [good] * 2, expected)
-        with raises_on_a_rank("test_caught.py:"):
+        with raises_on_a_rank("test_assertions.py:"):
             program.step(bad)
 
 

@@ -111,7 +111,7 @@ def test_on_a_full_disk_the_first_process_hears_of_another_s_failure(
 ) -> None:
     """As long as the files of that one are there, there is no room for its note."""
     (tmp_path / "beside").mkdir()
-    write, note = writing.write_file, writing.write_whole
+    write, note = writing.write_file, writing.write_atomically
 
     def cut_short(folder: Path, file: str, pieces: Any) -> Any:
         write(folder, file, pieces)

@@ -149,7 +149,9 @@ class ProgramSaving(ProgramPart):
         """
         core, model = self._core, self._core.setting.model
         core.enter("full_state_dict")
-        names, variables = state_dict_names(model), named_variables(model)
+        # A process that does not call it is told of here, also where no tensor needs an exchange.
+        names = run_on_all(core.setting.world, "names", lambda: state_dict_names(model))
+        variables = named_variables(model)
         whole = {key: whole_of(variables[key]) for key in dict.fromkeys(names.values())}
         if masters:  # which are what users have written to their parameters
             core.training.take()

@@ -288,10 +288,10 @@ class _Loading:
             while True:
                 queue.serve()
         except BaseException as error:
-            # The thread of a queue has ended; where nobody asked it to, the step's queue raises why.
-            cause = error.__cause__ if isinstance(error, ActError) and error.__cause__ else error
+            # The thread of a queue has ended; where nobody asked it to, the step's queue raises why. No name of this
+            # frame may hold the error: its traceback holds the frame, and with it the batch, until a collection.
             if not self._unwanted:
-                self._failure = cause
+                self._failure = (error.__cause__ if isinstance(error, ActError) else None) or error
                 self._compute.mailbox.put(Stop())
 
 

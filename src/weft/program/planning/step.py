@@ -180,11 +180,10 @@ class Step:
         """Parameters, buffers, groups, options and entries of the batch, as `check_alike` takes them."""
         found = dict(fact.split(": ", 1) for fact in self.facts())
         for leaf in describe_batch(self._batch).leaves:
-            found[f"{LEAF}{leaf.key}"] = str(leaf)
-            # Texts and lists, which a step need not read, by their type.
+            # Texts and lists, which a step need not read, by their type: a list of rows elsewhere has no other text.
             value = leaf.value if isinstance(leaf, Static) else None
-            if isinstance(value, str | bytes | list | tuple | dict):
-                found[f"{LEAF}{leaf.key}"] = f"a {type(value).__name__}"
+            by_type = isinstance(value, str | bytes | list | tuple | dict)
+            found[f"{LEAF}{leaf.key}"] = f"a {type(value).__name__}" if by_type else str(leaf)
         return found
 
     @property
