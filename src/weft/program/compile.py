@@ -25,7 +25,7 @@ from weft.program.live.ownership import live_shardings
 from weft.program.live.variables import add_loss_scale, add_main_parameters
 from weft.program.planning.auto import SPARE, Trials, asked_of, chosen
 from weft.program.planning.build import local_ranks
-from weft.program.planning.step import Step
+from weft.program.planning.step import Step, asked_of_step
 from weft.program.planning.variants import Planned, Variants, planner_of
 from weft.program.program import Program
 from weft.program.setting import ProgramSetting
@@ -146,7 +146,7 @@ def compile(
         given = model, loss_fn, optimizer, example_batch, verify
         step, example = session.all("the step", lambda: session.step(*given))
         if world.several:
-            check_alike(world, "model and optimizer", step.asked)
+            check_alike(world, "model and optimizer", lambda: asked_of_step(step))
         if auto is not None:
             found, ranks = session.searched(step, auto)
             session = replace(session, strategy=found, placement=ranks)

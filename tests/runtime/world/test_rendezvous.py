@@ -17,9 +17,9 @@ import os, sys
 import torch
 from torch import nn
 import weft
-from weft.runtime.world.rendezvous import say_at_end
+from weft.runtime.world.rendezvous import report_exit_at_end
 
-say_at_end()
+report_exit_at_end()
 if "first" in sys.argv:
     torch.distributed.init_process_group("gloo")
 if os.environ["RANK"] == "1":

@@ -176,16 +176,6 @@ class Step:
         """The facts of model and optimizers as they are now that the graph depends on, "name: value" each."""
         return tuple(_facts(self.model, self.optimizers))
 
-    def asked(self) -> dict[str, str]:
-        """Parameters, buffers, groups, options and entries of the batch, as `check_alike` takes them."""
-        found = dict(fact.split(": ", 1) for fact in self.facts())
-        for leaf in describe_batch(self._batch).leaves:
-            # Texts and lists, which a step need not read, by their type: a list of rows elsewhere has no other text.
-            value = leaf.value if isinstance(leaf, Static) else None
-            by_type = isinstance(value, str | bytes | list | tuple | dict)
-            found[f"{LEAF}{leaf.key}"] = f"a {type(value).__name__}" if by_type else str(leaf)
-        return found
-
     @property
     def changing(self) -> list[Guard]:
         """The numbers of Python that are inputs of the step where they can be, as they are now."""
@@ -283,3 +273,14 @@ class Job:
         return Step(self.model, self.loss_fn, self.optimizer, self.example_batch).stored(
             device_type, strategy
         )
+
+
+def asked_of_step(step: Step) -> dict[str, str]:
+    """Parameters, buffers, groups, options and entries of the batch, as `check_alike` takes them."""
+    found = dict(fact.split(": ", 1) for fact in step.facts())
+    for leaf in describe_batch(step._batch).leaves:
+        # Texts and lists, which a step need not read, by their type: a list of rows elsewhere has no other text.
+        value = leaf.value if isinstance(leaf, Static) else None
+        by_type = isinstance(value, str | bytes | list | tuple | dict)
+        found[f"{LEAF}{leaf.key}"] = f"a {type(value).__name__}" if by_type else str(leaf)
+    return found
