@@ -146,9 +146,13 @@ def pipeline_plans(draw: st.DrawFn) -> tuple[RankPlan, ...]:
     micro_batches = draw(st.integers(1, 5))
     name: Schedule = draw(st.sampled_from(("gpipe", "1f1b")))
     rule = Preset(name, stages, stages, micro_batches)
-    web = pipeline(rule, split=draw(st.booleans()))
-    copies = draw(st.sampled_from((preset_slots(web, rule), fewest_slots(web), enough_slots(web))))
-    return tuple(with_copies(plan, copies) for plan in web.plans)
+    actor_graph = pipeline(rule, split=draw(st.booleans()))
+    copies = draw(
+        st.sampled_from(
+            (preset_slots(actor_graph, rule), fewest_slots(actor_graph), enough_slots(actor_graph))
+        )
+    )
+    return tuple(with_copies(plan, copies) for plan in actor_graph.plans)
 
 
 # ------------------------------------------------------------------------------------------- times

@@ -3,7 +3,7 @@
 No two classes have one name, and no class, module or package is named by a word that the glossary has in its column
 "not". Words are compared, not letters: "task" is in `Task` and `next_task.py`, not in `Multitasking`.
 Docstrings say the thing itself: none begins with a word that asks, such as "Whether", and no sentence with "What",
-"That", "Those", "Of" or "As".
+"That", "Those", "Of" or "As". They name arguments, attributes and files that are there (`tools/docstrings.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+
+from tools.docstrings import misnamed_arguments, unknown_files
 
 GLOSSARY = Path("docs/glossary.md")
 SOURCE = Path("src/weft")
@@ -113,6 +115,13 @@ def complaints(root: Path) -> Iterator[str]:
             f'{path.relative_to(root)}:{line}: a sentence begins with "{word}"; let it say the thing: '
             'a noun ("Bytes that …"), a verb ("Find …"), or "True where …"'
         )
+    for path, line, name in misnamed_arguments(source):
+        yield (
+            f"{path.relative_to(root)}:{line}: the docstring documents {name}, which is no parameter or attribute; "
+            "name it as the code does, and indent a continuation of the line before"
+        )
+    for path, line, name in unknown_files(root, source):
+        yield f"{path.relative_to(root)}:{line}: names the file {name}, which is not there"
     glossary = (root / GLOSSARY).read_text()
     yield from (f"{GLOSSARY}: {word} has two rows" for word in doubled(glossary))
     instead = ruled_out(glossary)

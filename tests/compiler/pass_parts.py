@@ -156,9 +156,9 @@ def with_copies_of_1f1b(graph: LogicalGraph) -> Parts:
         planned(local(graph, rank), prioritise, staged=True, groups=groups, rule=rule)
         for rank in (0, 1)
     ]
-    web = ActorGraph(tuple(plans), {})
+    actor_graph = ActorGraph(tuple(plans), {})
     return registers_text(plans[0]), registers_text(
-        with_copies(plans[0], preset_slots(web, ONE_F_ONE_B))
+        with_copies(plans[0], preset_slots(actor_graph, ONE_F_ONE_B))
     )
 
 

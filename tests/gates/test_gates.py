@@ -44,7 +44,7 @@ def tree(
         f"tools/{name}.py"
         for name in (
             *("cached_properties", "code_names", "gates", "house", "leaves", "mirror", "pages"),
-            *("readme", "site_pages", "words"),
+            *("docstrings", "readme", "site_pages", "words"),
         )
     )
     for name in ("pyproject.toml", *tools):
@@ -444,6 +444,38 @@ def test_words_fires_for_a_docstring_that_asks(tree: Path, text: str, word: str)
 
 def test_words_takes_a_docstring_that_says_the_thing(tree: Path) -> None:
     write(tree / "src/weft/ir/good.py", '"""True where it is so: what it is, and how."""\n')
+    assert GATE["words"].run(tree).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            'def f(stamp: int) -> int:\n    """It.\n\n    Args:\n        checksum: one.\n    """\n',
+            "checksum",
+        ),
+        (
+            'class A:\n    """It.\n\n    Attributes:\n        lower bounds: two.\n    """\n',
+            "lower bounds",
+        ),
+        ('"""See `ir/gone.py`."""\n', "names the file ir/gone.py"),
+        ("x = 1  # as gone.py has it\n", "names the file gone.py"),
+    ],
+    ids=["argument", "attribute", "file", "file in a comment"],
+)
+def test_words_fires_for_a_docstring_that_names_what_is_not_there(
+    tree: Path, text: str, said: str
+) -> None:
+    write(tree / "src/weft/ir/bad.py", text)
+    assert_fires(GATE["words"], tree, "src/weft/ir/bad.py", said)
+
+
+def test_words_takes_a_docstring_that_names_what_is_there(tree: Path) -> None:
+    text = (
+        '"""It goes by `ir/good.py`."""\n\n\ndef f(one: int, two: int) -> int:\n'
+        '    """It.\n\n    Args:\n        one, two: numbers, which\n            go on: so.\n    """\n'
+    )
+    write(tree / "src/weft/ir/good.py", text)
     assert GATE["words"].run(tree).returncode == 0
 
 

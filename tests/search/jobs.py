@@ -108,7 +108,7 @@ def arranged(
     base: Strategy = Strategy(),  # noqa: B008 (frozen)
     every_rank: bool = False,
 ) -> SearchState:
-    """The beginning of a search whose points are in its queue."""
+    """The beginning of a search whose candidates are in its queue."""
     found = begun(step, topology, limit, base)
     found.arrange(space_of(found.facts, every_rank))
     return found
@@ -117,21 +117,21 @@ def arranged(
 @cache
 def reserve() -> int:
     """Bytes that each device of "h100x2" reserves."""
-    return begun(layers(), "h100x2").floors.reserve
+    return begun(layers(), "h100x2").lower_bounds.reserve
 
 
-def planned(found: SearchState, point: Candidate) -> Measures:
-    """The measures of a point, planned whole."""
-    answer = found.evaluator.of(found.strategy(point))
-    assert isinstance(answer, Measures), f"{point}: {answer}"
+def planned(found: SearchState, candidate: Candidate) -> Measures:
+    """The measures of a candidate, planned whole."""
+    answer = found.evaluator.of(found.strategy(candidate))
+    assert isinstance(answer, Measures), f"{candidate}: {answer}"
     return answer
 
 
-def least_of(floors: LowerBounds, point: Candidate) -> float:
-    """Seconds that a step of a point takes at least."""
-    return float(floors.least(CandidateTable.of([point]))[0])
+def least_of(lower_bounds: LowerBounds, candidate: Candidate) -> float:
+    """Seconds that a step of a candidate takes at least."""
+    return float(lower_bounds.least(CandidateTable.of([candidate]))[0])
 
 
-def least_memory_of(floors: LowerBounds, point: Candidate) -> float:
-    """Bytes that a rank of a point takes at least."""
-    return float(floors.memory(CandidateTable.of([point]))[0])
+def least_memory_of(lower_bounds: LowerBounds, candidate: Candidate) -> float:
+    """Bytes that a rank of a candidate takes at least."""
+    return float(lower_bounds.memory(CandidateTable.of([candidate]))[0])

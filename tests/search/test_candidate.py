@@ -1,4 +1,4 @@
-"""A point: its name, its grid, and the strategy of it."""
+"""A candidate: its name, its grid, and the strategy of it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PIPED = Candidate(2, 3, 2, "columns", micro_batches=4, schedule="1f1b", turns=2)
 
 
 @pytest.mark.parametrize(
-    ("point", "name", "grid"),
+    ("candidate", "name", "grid"),
     [
         (Candidate(4), "data 4", (4,)),
         (Candidate(4, layouts="free"), "data 4, free layouts", (4,)),
@@ -42,14 +42,14 @@ PIPED = Candidate(2, 3, 2, "columns", micro_batches=4, schedule="1f1b", turns=2)
     ],
     ids=str,
 )
-def test_it_has_a_name_and_a_grid(point: Candidate, name: str, grid: tuple[int, ...]) -> None:
-    assert str(point) == name
-    assert point.grid == grid
+def test_it_has_a_name_and_a_grid(candidate: Candidate, name: str, grid: tuple[int, ...]) -> None:
+    assert str(candidate) == name
+    assert candidate.grid == grid
 
 
-def of(point: Candidate, base: Strategy = Strategy()) -> Strategy:  # noqa: B008 (frozen)
-    """The strategy of a point."""
-    return point.strategy(LINEARS, base, BLOCKS, Experts(("experts.up",), 8))
+def of(candidate: Candidate, base: Strategy = Strategy()) -> Strategy:  # noqa: B008 (frozen)
+    """The strategy of a candidate."""
+    return candidate.strategy(LINEARS, base, BLOCKS, Experts(("experts.up",), 8))
 
 
 def test_data_parallelism_splits_the_batch_alone() -> None:
@@ -128,10 +128,10 @@ def test_all_that_is_fixed_comes_first() -> None:
 
 
 @pytest.mark.parametrize(
-    "point", [PIPED, Candidate(4, zero=3, outer=True, offload=2, experts=True)]
+    "candidate", [PIPED, Candidate(4, zero=3, outer=True, offload=2, experts=True)]
 )
-def test_numbers_of_a_point_are_the_point(point: Candidate) -> None:
-    assert point_of(list(row_of(point))) == point
+def test_numbers_of_a_point_are_the_point(candidate: Candidate) -> None:
+    assert point_of(list(row_of(candidate))) == candidate
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Points by column say what each of them says by itself."""
+"""Candidates by column say what each of them says by itself."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_some_are_made_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("point", "by_hand"),
+    ("candidate", "by_hand"),
     [
         (Candidate(4), True),
         (Candidate(4, zero=3, micro_batches=8), True),
@@ -111,5 +111,5 @@ def test_some_are_made_others() -> None:
     ],
     ids=str,
 )
-def test_some_are_written_by_hand(point: Candidate, by_hand: bool) -> None:
-    assert CandidateTable.of([point]).by_hand.tolist() == [by_hand]
+def test_some_are_written_by_hand(candidate: Candidate, by_hand: bool) -> None:
+    assert CandidateTable.of([candidate]).by_hand.tolist() == [by_hand]

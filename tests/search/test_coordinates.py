@@ -1,4 +1,4 @@
-"""Coordinates of points: numbers in columns and back, and what each may be."""
+"""Coordinates of candidates: numbers in columns and back, and what each may be."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def test_each_field_of_a_point_is_one_in_its_order() -> None:
     assert list(COLUMNS.values()) == list(range(len(names)))
 
 
-@pytest.mark.parametrize("point", [Candidate(4), OTHER])
-def test_points_are_read_back_from_numbers_with_their_types(point: Candidate) -> None:
-    row = row_of(point)
+@pytest.mark.parametrize("candidate", [Candidate(4), OTHER])
+def test_points_are_read_back_from_numbers_with_their_types(candidate: Candidate) -> None:
+    row = row_of(candidate)
     assert all(type(each) is int for each in row)
     found = point_of(list(row))
-    assert found == point
-    assert [type(each) for each in astuple(found)] == [type(each) for each in astuple(point)]
-    assert row[COLUMNS["layouts"]] == layouts_code(point.layouts)
-    assert row[COLUMNS["schedule"]] == schedule_code(point.schedule)
-    assert all(may_be(name, value) for name, value in zip(COLUMNS, astuple(point), strict=True))
+    assert found == candidate
+    assert [type(each) for each in astuple(found)] == [type(each) for each in astuple(candidate)]
+    assert row[COLUMNS["layouts"]] == layouts_code(candidate.layouts)
+    assert row[COLUMNS["schedule"]] == schedule_code(candidate.schedule)
+    assert all(may_be(name, value) for name, value in zip(COLUMNS, astuple(candidate), strict=True))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Points planned one after the other: which is next, and which are left for later."""
+"""Candidates planned one after the other: which is next, and which are left for later."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from weft.search.record import Learned
 from weft.search.state import NO_TIME, NOT_QUICKER, SearchState
 from weft.strategy.strategy import Strategy
 
-# Above what the device reserves. All points with ZeRO 3 take more than these bytes by small steps, but for those with
-# blocks that run again.
+# Above what the device reserves. All candidates with ZeRO 3 take more than these bytes by small steps, but for those
+# with blocks that run again.
 LIMIT = 330_000
-# With that fixed there are few points.
+# With that fixed there are few candidates.
 FEW = Strategy(stages=1, zero=weft.Zero(3))
 
 
@@ -32,7 +32,7 @@ def timed(search: SearchState, seconds: float = 1e6) -> SearchState:
 
 
 def probed(search: SearchState) -> list[bool]:
-    """For each point by hand true where it was looked at."""
+    """For each candidate by hand true where it was looked at."""
     return [search.estimates.probed(each) for each in search._by_hand]
 
 
@@ -49,7 +49,7 @@ def test_one_point_of_each_kind_is_looked_at() -> None:
 def test_without_small_steps_one_point_of_each_kind_is_planned() -> None:
     search = timed(arranged(layers(), "h100x2"))
     Enumeration(search).probe_kinds()
-    kinds = kinds_of(CandidateTable.of(tuple(search.points))).tolist()
+    kinds = kinds_of(CandidateTable.of(tuple(search.candidates))).tolist()
     assert sorted(kinds) == sorted(set(kinds_of(search._by_hand).tolist()))
 
 
@@ -101,36 +101,36 @@ def test_the_first_plan_is_one_that_ends_in_time(monkeypatch: pytest.MonkeyPatch
     """Where the quickest would take longer than there is, the quickest of those that were looked at and would not."""
     search = arranged(decoder(8), "h100x2")
     others = [Candidate(2, zero=3), Candidate(2, micro_batches=2)]
-    for point in others:
-        search.estimates.look(point)
+    for candidate in others:
+        search.estimates.look(candidate)
     wanted = min(others, key=lambda each: search.estimates.about(each)[0])
-    monkeypatch.setattr(SearchState, "in_time", lambda _, point: point in others)
+    monkeypatch.setattr(SearchState, "in_time", lambda _, candidate: candidate in others)
     monkeypatch.setattr(SearchState, "affords", lambda _: not search.planned)
     Enumeration(search).plan(True, likely=True)
-    assert list(search.points) == [wanted]
+    assert list(search.candidates) == [wanted]
 
 
 def test_points_are_planned_in_their_order_until_none_is_likely() -> None:
     """Those by hand, or the others; what is not, comes with the rest."""
     search = arranged(decoder(2), "h100x2", base=FEW)
-    points = Enumeration(search)
-    points.plan(True, likely=True)
-    count = len(search.points)
-    assert all(CandidateTable.of(tuple(search.points)).by_hand)
-    points.plan(True, likely=False)
-    assert len(search.points) >= count
-    points.plan(False, likely=False)
+    candidates = Enumeration(search)
+    candidates.plan(True, likely=True)
+    count = len(search.candidates)
+    assert all(CandidateTable.of(tuple(search.candidates)).by_hand)
+    candidates.plan(True, likely=False)
+    assert len(search.candidates) >= count
+    candidates.plan(False, likely=False)
     assert not len(search.queue)
     assert search._skipped[NOT_QUICKER] >= 0
     assert search.best is not None
-    took = [each.seconds for each in search.points.values() if isinstance(each, Measures)]
+    took = [each.seconds for each in search.candidates.values() if isinstance(each, Measures)]
     assert search.best[2].seconds == min(took)
 
 
 def test_as_few_blocks_run_again_as_have_room() -> None:
     search = arranged(decoder(8), "h100x2", reserve() + LIMIT, FEW, every_rank=True)
     Enumeration(search).plan(False, likely=False)
-    again = {each.recompute for each in search.points}
+    again = {each.recompute for each in search.candidates}
     assert again - {0, 8}
     assert search.best is not None
     assert search.best[2].memory <= reserve() + LIMIT
@@ -138,28 +138,28 @@ def test_as_few_blocks_run_again_as_have_room() -> None:
 
 def test_a_point_whose_plan_would_end_late_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     search = arranged(decoder(2), "h100x2", base=FEW)
-    search.plan_point(Candidate(2, zero=3))
+    search.plan_candidate(Candidate(2, zero=3))
     monkeypatch.setattr(SearchState, "in_time", lambda *_: False)
     left = len(search.queue)
     Enumeration(search).plan(True, likely=False)
     Enumeration(search).plan(False, likely=False)
-    assert len(search.points) == 1
+    assert len(search.candidates) == 1
     assert search._skipped[NO_TIME] + search._skipped[NOT_QUICKER] == left
 
 
 def test_far_slower_points_of_an_earlier_search_are_not_planned() -> None:
     first = arranged(decoder(2), "h100x2", base=FEW)
     slow, quick = Candidate(1), Candidate(2, zero=3)
-    known = {each: first.plan_point(each) for each in (slow, quick)}
+    known = {each: first.plan_candidate(each) for each in (slow, quick)}
     pinned = Strategy(stages=1, clip_norm=1.0)
     second = arranged(decoder(2), "h100x2", base=pinned)
-    learned = Learned(points=known)
-    search = SearchState(second.evaluator, second.floors, second.budget, learned)
-    search.arrange(second.queue.points)
-    search.plan_point(quick)
+    learned = Learned(candidates=known)
+    search = SearchState(second.evaluator, second.lower_bounds, second.budget, learned)
+    search.arrange(second.queue.candidates)
+    search.plan_candidate(quick)
     Enumeration(search).plan(True, likely=False)
     if search.learned.was_slower(slow, 1.1 * search.log.quickest):
-        assert slow not in search.points
+        assert slow not in search.candidates
         assert search._skipped[SLOWER_BEFORE] >= 1
 
 
@@ -167,7 +167,7 @@ def test_a_point_for_which_no_look_ends_in_time_is_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     search = arranged(decoder(8), "h100x2", base=FEW)
-    search.plan_point(Candidate(2, zero=3))
+    search.plan_candidate(Candidate(2, zero=3))
     monkeypatch.setattr(SearchState, "probes_in_time", lambda *_: False)
     Enumeration(search).plan(True, likely=False)
     assert search.queue.left_out > 0
@@ -179,21 +179,21 @@ def test_the_next_point_is_planned_ahead(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(Evaluator, "ahead", lambda _, strategy, *__: ahead.append(str(strategy)))
     search.budget = Budget.of(1.0, 2)
     Enumeration(search).plan(True, likely=False)
-    first, _ = search.points
+    first, _ = search.candidates
     assert ahead
     assert str(search.strategy(first)) not in ahead
 
 
 def test_others_are_better_that_were_looked_at_and_should_be_quicker() -> None:
     search = arranged(decoder(8), "h100x2")
-    search.plan_point(Candidate(1, micro_batches=4))
-    points = Enumeration(search)
-    assert not points.others_are_better()
+    search.plan_candidate(Candidate(1, micro_batches=4))
+    candidates = Enumeration(search)
+    assert not candidates.others_are_better()
     other = Candidate(2, recompute=8)
     assert not CandidateTable.of([other]).by_hand[0]
     search.estimates.look(other)
     quicker = search.estimates.about(other)[0] < search.log.quickest
-    assert points.others_are_better() == quicker
+    assert candidates.others_are_better() == quicker
     crowded = Enumeration(arranged(decoder(8), "h100x2", reserve() + LIMIT))
     assert crowded.is_crowded
     assert crowded.others_are_better()
@@ -205,7 +205,7 @@ def test_the_cheapest_layouts_are_of_data_parallel_and_told_with_it(
     search, told = arranged(layers(), "h100x2"), list[int]()
     monkeypatch.setattr(search, "_told", lambda state: told.append(state.planned))
     Enumeration(search).plan_cheapest()
-    assert list(search.points) == [Candidate(2)]
+    assert list(search.candidates) == [Candidate(2)]
     tried = {each.name: each for each in search.result().tried}
     assert any("cheapest layouts" in each for each in tried)
     # The layer behind the loss has a row for each class.
@@ -247,25 +247,25 @@ def test_the_cheapest_are_left_out(monkeypatch: pytest.MonkeyPatch, why: str) ->
     if why == "no look":
         monkeypatch.setattr(SearchState, "may_probe", lambda _: False)
     elif why == "known before":
-        # With something else fixed: the strategy of the point is none that was planned.
-        search.learned = Learned(points={Candidate(2): Unplannable("fixed otherwise")})
+        # With something else fixed: the strategy of the candidate is none that was planned.
+        search.learned = Learned(candidates={Candidate(2): Unplannable("fixed otherwise")})
     elif why == "too few samples":
         monkeypatch.setitem(vars(search.facts), "samples", 1)
     Enumeration(search).plan_cheapest()
-    assert bool(search.points) == (not why)
+    assert bool(search.candidates) == (not why)
 
 
 @pytest.mark.parametrize("more", [-1, 0])
 def test_of_what_surely_lacks_room_no_layouts_are_planned(
     monkeypatch: pytest.MonkeyPatch, more: int
 ) -> None:
-    """By its floor, before small steps are planned."""
-    limit = int(least_memory_of(begun(decoder(8), "h100x2").floors, Candidate(2))) + more
+    """By its lower bound, before small steps are planned."""
+    limit = int(least_memory_of(begun(decoder(8), "h100x2").lower_bounds, Candidate(2))) + more
     search, looked = timed(arranged(decoder(8), "h100x2", limit)), list[Candidate]()
-    monkeypatch.setattr(Estimates, "look", lambda _, point: looked.append(point))
+    monkeypatch.setattr(Estimates, "look", lambda _, candidate: looked.append(candidate))
     Enumeration(search).plan_cheapest()
     assert looked == ([] if more else [Candidate(2)])
-    assert not search.points
+    assert not search.candidates
 
 
 def test_after_some_that_lack_room_the_smallest_is_next() -> None:
@@ -296,7 +296,7 @@ def test_after_some_that_lack_room_the_smallest_is_next() -> None:
         search.estimates,
     )
     for each in (Candidate(2), Candidate(2, zero=1), Candidate(1)):
-        search.plan_point(each)
+        search.plan_candidate(each)
     search.budget = Budget.of(1.0, 4)
     Enumeration(search).plan(True, likely=True)
-    assert list(search.points)[3] == Candidate(2, zero=3)
+    assert list(search.candidates)[3] == Candidate(2, zero=3)

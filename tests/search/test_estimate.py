@@ -1,4 +1,4 @@
-"""Estimates: the roofline of points, what measures of others make of it, and which points should have room."""
+"""Estimates: the roofline of candidates, what measures of others make of it, and which candidates should have room."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from weft.search.tuning import LIKELY
 from weft.strategy.strategy import Strategy
 from weft.units import Bytes, Seconds
 
-RESERVE = begun(decoder(8), "h100x2").floors.reserve
+RESERVE = begun(decoder(8), "h100x2").lower_bounds.reserve
 SHARDED = Candidate(2, zero=3)
 AGAIN = replace(SHARDED, recompute=8)
 NOTHING = Seconds(0.0), Seconds(0.0)
@@ -30,8 +30,8 @@ def estimates(limit: int | None = None, topology: str = "h100x2") -> Estimates:
     return begun(decoder(8), topology, None if limit is None else RESERVE + limit).estimates
 
 
-def seconds(found: Estimates, *points: Candidate) -> list[float]:
-    return [float(found.about(each)[0]) for each in points]
+def seconds(found: Estimates, *candidates: Candidate) -> list[float]:
+    return [float(found.about(each)[0]) for each in candidates]
 
 
 def measured(seconds: float, memory: float) -> Measures:
@@ -40,13 +40,13 @@ def measured(seconds: float, memory: float) -> Measures:
 
 def test_a_roofline_is_above_its_floor_and_counts_for_many_points_as_for_one() -> None:
     search = begun(decoder(4), "h100x4")
-    points = space_of(search.facts, every_rank=False)
-    every = roofline(points, search.floors)
-    plain = ~points.laid("free") & (points.recompute + points.offload == 0)
-    assert (every.seconds[plain] >= 0.99 * search.floors.least(points)[plain]).all()
+    candidates = space_of(search.facts, every_rank=False)
+    every = roofline(candidates, search.lower_bounds)
+    plain = ~candidates.laid("free") & (candidates.recompute + candidates.offload == 0)
+    assert (every.seconds[plain] >= 0.99 * search.lower_bounds.least(candidates)[plain]).all()
     assert (every.beside >= 0).all()
-    for number in range(0, len(points), len(points) // 20):
-        one = roofline(CandidateTable.of([points.point(number)]), search.floors)
+    for number in range(0, len(candidates), len(candidates) // 20):
+        one = roofline(CandidateTable.of([candidates.candidate(number)]), search.lower_bounds)
         assert one.seconds[0] == every.seconds[number]
         assert one.beside[0] == pytest.approx(every.beside[number])
 
@@ -54,14 +54,16 @@ def test_a_roofline_is_above_its_floor_and_counts_for_many_points_as_for_one() -
 def test_what_takes_longer_by_its_roofline_takes_longer_when_it_is_planned() -> None:
     """Of data parallel, layers cut, stages and shards, where each is twice as far apart as estimates err."""
     search = begun(layers(), "flexflow-k80x4")
-    points = (
+    candidates = (
         Candidate(4),
         Candidate(1),
         Candidate(4, zero=3),
         Candidate(2, 2, layouts="columns"),
         Candidate(2),
     )
-    found = [(search.estimates.about(each)[0], planned(search, each).seconds) for each in points]
+    found = [
+        (search.estimates.about(each)[0], planned(search, each).seconds) for each in candidates
+    ]
     for one in found:
         for other in found:
             assert one[0] < 2 * other[0] or one[1] > other[1]
@@ -100,8 +102,8 @@ def test_samples_are_near_by_their_quotient() -> None:
     """Small micro-batches take longer than by their roofline; the fewer samples, the more so."""
     found, plain = estimates(), estimates()
     many, few = Candidate(1), Candidate(1, micro_batches=4)
-    for point, times in ((many, 2.0), (few, 9.0)):
-        found.learn(point, measured(times * seconds(plain, point)[0], RESERVE))
+    for candidate, times in ((many, 2.0), (few, 9.0)):
+        found.learn(candidate, measured(times * seconds(plain, candidate)[0], RESERVE))
     middle = Candidate(1, micro_batches=2)
     assert seconds(found, middle)[0] / seconds(plain, middle)[0] == pytest.approx(9.0)
 
@@ -125,11 +127,11 @@ def test_a_pipeline_stands_by_its_point_without_stages() -> None:
     """To a few hundredths of what its plan takes, once that was looked at."""
     search = begun(decoder(8), "h100x2")
     for schedule in ("gpipe", "1f1b", "zero_bubble", ""):
-        point = replace(PIPE, schedule=schedule)
-        assert not search.estimates.probed(replace(point, micro_batches=2))
-        search.estimates.look(point)
-        assert search.estimates.probed(point)
-        found, whole = search.estimates.measures(point), planned(search, point)
+        candidate = replace(PIPE, schedule=schedule)
+        assert not search.estimates.probed(replace(candidate, micro_batches=2))
+        search.estimates.look(candidate)
+        assert search.estimates.probed(candidate)
+        found, whole = search.estimates.measures(candidate), planned(search, candidate)
         assert found is not None
         assert found.seconds == pytest.approx(whole.seconds, rel=0.15)
         assert found.memory - RESERVE == pytest.approx(whole.memory - RESERVE, rel=0.15)
@@ -196,7 +198,7 @@ def test_what_was_not_planned_whole_needs_room_to_spare() -> None:
 def test_what_comes_to_activations_is_the_same_for_more_samples() -> None:
     """Where only the batch is cut; what is less than estimated is so by a part."""
     few, many = (replace(SHARDED, micro_batches=number) for number in (1, 4))
-    rough = roofline(CandidateTable.of((few, many)), estimates().floors)
+    rough = roofline(CandidateTable.of((few, many)), estimates().lower_bounds)
     held, beside = rough.states + rough.beside, rough.beside
     for over in (0.5 * beside[1], -0.5 * beside[1]):
         found = estimates()
@@ -212,7 +214,7 @@ def test_what_an_earlier_search_measured_counts() -> None:
     free.estimates.look(SHARDED)
     looks, whole = free.estimates.looks, measured(1.5, RESERVE + 10)
     learned = Learned({}, {}, {AGAIN: whole}, looks)
-    found = SearchState(free.evaluator, free.floors, free.budget, learned).estimates
+    found = SearchState(free.evaluator, free.lower_bounds, free.budget, learned).estimates
     assert found.probed(AGAIN)
     assert found.probed(SHARDED)
     assert found.measures(AGAIN) == whole

@@ -1,4 +1,4 @@
-"""Exchanges of points: gradients along the data axis, sums along the tensor axis, and what floors leave out."""
+"""Exchanges of candidates: gradients along the data axis, sums along the tensor axis, and what bounds leave out."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ def exchanges(
     topology: str | Topology = "h100x4",
     base: weft.Strategy = weft.Strategy(),  # noqa: B008 (frozen)
 ) -> Exchanges:
-    return begun(step or layers(), topology, base=base).floors.exchanges
+    return begun(step or layers(), topology, base=base).lower_bounds.exchanges
 
 
-def reduced(found: Exchanges, *points: Candidate, least: bool = False) -> list[float]:
-    return list(map(float, found.reduction(CandidateTable.of(points), least)))
+def reduced(found: Exchanges, *candidates: Candidate, least: bool = False) -> list[float]:
+    return list(map(float, found.reduction(CandidateTable.of(candidates), least)))
 
 
-def added_up(found: Exchanges, *points: Candidate, least: bool = False) -> list[float]:
-    return list(map(float, found.sums(CandidateTable.of(points), least)))
+def added_up(found: Exchanges, *candidates: Candidate, least: bool = False) -> list[float]:
+    return list(map(float, found.sums(CandidateTable.of(candidates), least)))
 
 
 def collective(
@@ -57,7 +57,7 @@ def test_data_parallel_adds_up_all_gradients_of_weights() -> None:
     whole = collective(found, "all_reduce", GRADIENTS, ALL)
     shards = collective(found, "reduce_scatter", GRADIENTS, ALL)
     expected = [whole, shards, shards, 0.0, 0.0]
-    points = (
+    candidates = (
         Candidate(4),
         Candidate(4, zero=1),
         Candidate(4, zero=3),
@@ -65,7 +65,7 @@ def test_data_parallel_adds_up_all_gradients_of_weights() -> None:
         Candidate(1),
     )
     assert shards < whole
-    assert reduced(found, *points) == pytest.approx(expected, **SHARP)
+    assert reduced(found, *candidates) == pytest.approx(expected, **SHARP)
 
 
 def test_grids_add_up_parts_between_ranks_that_hold_the_same() -> None:
@@ -114,10 +114,10 @@ def test_at_least_what_is_around_a_layer_is_gathered_where_it_is_smaller() -> No
 
 
 def test_at_least_weights_are_gathered_where_they_are_smaller_than_sums() -> None:
-    point = Candidate(1, 4, layouts="columns")
+    candidate = Candidate(1, 4, layouts="columns")
     few, many = exchanges(few_samples(), SLOW), exchanges(many_samples(), SLOW)
-    assert added_up(few, point, least=True) == added_up(few, point)
-    assert 0 < added_up(many, point, least=True)[0] < added_up(many, point)[0]
+    assert added_up(few, candidate, least=True) == added_up(few, candidate)
+    assert 0 < added_up(many, candidate, least=True)[0] < added_up(many, candidate)[0]
 
 
 @pytest.mark.parametrize("step", [few_samples, many_samples], ids=lambda f: f.__name__)
@@ -135,7 +135,8 @@ def test_each_point_of_many_has_its_own_seconds(least: bool) -> None:
     space = space_of(found.facts, every_rank=True)
     some = space.where((space.recompute == 0) & (space.offload == 0))
     one_by_one = [
-        reduced(found, point, least=least) + added_up(found, point, least=least) for point in some
+        reduced(found, candidate, least=least) + added_up(found, candidate, least=least)
+        for candidate in some
     ]
     at_once = zip(
         reduced(found, *some, least=least), added_up(found, *some, least=least), strict=True

@@ -1,4 +1,4 @@
-"""Points keep what is fixed, each strategy once."""
+"""Candidates keep what is fixed, each strategy once."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ def test_each_strategy_is_one_point(schedule: Schedule | None) -> None:
     found = begun(decoder(4), "h100x2", base=base)
     space = space_of(found.facts, every_rank=False)
     facts = found.facts
-    counted = Counter(str(point.strategy(facts.linears, base, facts.blocks)) for point in space)
+    counted = Counter(
+        str(candidate.strategy(facts.linears, base, facts.blocks)) for candidate in space
+    )
     assert max(counted.values()) == 1
-    staged = {(point.turns, point.schedule) for point in space if point.stages > 1}
+    staged = {(candidate.turns, candidate.schedule) for candidate in space if candidate.stages > 1}
     once = {(1, name) for name in ("", "gpipe", "1f1b", "zero_bubble")}
     assert (
         staged
@@ -63,15 +65,15 @@ def test_points_with_zero_by_patterns_have_its_highest_level() -> None:
     for zero, level in (({"0.*": weft.Zero(1), "*": weft.Zero(3)}, 3), ({"*": None}, 0)):
         found = begun(layers(), "h100x4", base=Strategy(zero=zero))
         space = space_of(found.facts, every_rank=False)
-        assert {point.zero for point in space} == {level}
-        assert {point.data > 1 for point in space} == ({True} if level else {True, False})
+        assert {candidate.zero for candidate in space} == {level}
+        assert {candidate.data > 1 for candidate in space} == ({True} if level else {True, False})
 
 
 def test_micro_batches_in_flight_are_fixed_with_as_many_stages() -> None:
     base = Strategy(in_flight=(2, 1))
     found = begun(decoder(4), "h100x4", base=base)
     space = space_of(found.facts, every_rank=False)
-    assert {point.stages * point.turns for point in space} == {2}
+    assert {candidate.stages * candidate.turns for candidate in space} == {2}
     best = weft.search(decoder(4), "h100x4", moves=6, fixed=base).best
     assert best.in_flight == (2, 1)
     start = Strategy(stages=4, micro_batches=4, in_flight=(4, 3, 2, 1))
@@ -86,20 +88,20 @@ def test_one_stage_is_fixed_too() -> None:
     """Unlike no stages at all, which leave their number to the search."""
     found = begun(decoder(4), "h100x4", base=Strategy(stages=1))
     space = space_of(found.facts, every_rank=False)
-    assert {point.stages for point in space} == {1}
+    assert {candidate.stages for candidate in space} == {1}
     free = space_of(begun(decoder(4), "h100x4").facts, every_rank=False)
-    assert {point.stages for point in free} == {1, 2, 4}
+    assert {candidate.stages for candidate in free} == {1, 2, 4}
     best = weft.search(decoder(4), "flexflow-k80x4", moves=3, fixed=Strategy(stages=1)).best
     assert best.stages == 1
 
 
 def test_a_layout_of_all_parameters_holds() -> None:
-    """Points of data parallelism lay all parameters out themselves, but for what is fixed."""
+    """Candidates of data parallelism lay all parameters out themselves, but for what is fixed."""
     fixed = Strategy(parameters={"*": weft.split(0)})
     found = begun(layers(), "h100x2", base=fixed)
     space = space_of(found.facts, every_rank=False)
-    for point in space:
-        strategy = point.strategy(found.facts.linears, fixed, None)
+    for candidate in space:
+        strategy = candidate.strategy(found.facts.linears, fixed, None)
         assert strategy.parameters["*"] == weft.split(0)
 
 
@@ -130,17 +132,17 @@ def test_what_can_be_written_by_hand_can_be_fixed(
 
 
 def test_samples_that_ranks_do_not_divide_are_shared_unevenly() -> None:
-    """As data parallel by hand does it; floors hold, and estimates count the rank with the most."""
+    """As data parallel by hand does it; lower bounds hold, and estimates count the rank with the most."""
     found = begun(job(64, 5).stored(), "flexflow-k80x4")
     space = space_of(found.facts, every_rank=True)
-    points = [each for each in space if each.layouts == "data" and each.stages == 1]
-    assert {(each.data, each.micro_batches, each.zero) for each in points} == {
+    candidates = [each for each in space if each.layouts == "data" and each.stages == 1]
+    assert {(each.data, each.micro_batches, each.zero) for each in candidates} == {
         (4, 1, level) for level in range(4)
     }
-    for point in space:
-        answer = found.evaluator.of(found.strategy(point))
-        assert isinstance(answer, Measures), f"{point}: {answer}"
-        assert least_of(found.floors, point) <= answer.seconds
+    for candidate in space:
+        answer = found.evaluator.of(found.strategy(candidate))
+        assert isinstance(answer, Measures), f"{candidate}: {answer}"
+        assert least_of(found.lower_bounds, candidate) <= answer.seconds
     one = CandidateTable.of([Candidate(4)])
     assert one.unevenness(5).tolist() == [1.6]
     assert one.unevenness(8).tolist() == one.unevenness(0).tolist() == [1.0]
@@ -162,8 +164,10 @@ def test_what_is_said_of_each_axis_has_a_grid_of_as_many(fixed: Strategy, axes: 
     step = job(32).stored()
     found = begun(step, "h100x4", base=fixed)
     space = space_of(found.facts, every_rank=False)
-    assert {len(point.grid) for point in space} == axes
-    assert {len(space.point(n).grid) - count for n, count in enumerate(space.axes.tolist())} == {0}
+    assert {len(candidate.grid) for candidate in space} == axes
+    assert {
+        len(space.candidate(n).grid) - count for n, count in enumerate(space.axes.tolist())
+    } == {0}
     best = weft.search(step, "h100x4", moves=1, fixed=fixed, planners=0).best
     assert len(best.grid) in axes
 

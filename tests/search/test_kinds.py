@@ -14,6 +14,8 @@ def test_all_points_by_hand_have_a_kind() -> None:
         "zero_bubble": "zero bubble",
     }
     piped = [Candidate(1, stages=2, micro_batches=4, schedule=schedule) for schedule in schedules]
-    points = CandidateTable.of([*piped, Candidate(1, 2, layouts="sequence"), Candidate(2, zero=2)])
-    found = [KINDS[number] for number in kinds_of(points)]
+    candidates = CandidateTable.of(
+        [*piped, Candidate(1, 2, layouts="sequence"), Candidate(2, zero=2)]
+    )
+    found = [KINDS[number] for number in kinds_of(candidates)]
     assert found == [*schedules.values(), "Megatron grid", "ZeRO 2"]

@@ -91,7 +91,7 @@ def test_no_result_without_one_that_fits() -> None:
 
 
 def test_nothing_is_below_the_bound() -> None:
-    """Before points were looked at there is none."""
+    """Before candidates were looked at there is none."""
     found = searched(quick=QUICK)
     assert found.bound == 0.0
     assert "bound: none is known" in str(found.result())

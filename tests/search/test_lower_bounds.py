@@ -1,4 +1,4 @@
-"""Floors are below what plans take, also on slow links and two kinds."""
+"""Lower bounds are below what plans take, also on slow links and two kinds."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def test_floors_are_below_steps(topology: Topology, step: Callable[[], StoredSte
     found = begun(step(), topology)
     space = space_of(found.facts, every_rank=False)
     few = np.flatnonzero(space.micro_batches <= 4).tolist()
-    for point in map(space.point, random.Random(0).sample(few, 4)):
-        _check(found, point)
+    for candidate in map(space.candidate, random.Random(0).sample(few, 4)):
+        _check(found, candidate)
 
 
 class Towers(nn.Module):
@@ -156,11 +156,11 @@ def behind_a_layer() -> StoredStep:
 )
 def test_floors_hold_where_less_is_exchanged(step: Callable[[], StoredStep]) -> None:
     found = begun(step(), SLOW)
-    for point in (
+    for candidate in (
         *(Candidate(4), Candidate(4, zero=1), Candidate(2, stages=2, micro_batches=2)),
         *(Candidate(1, 4, layouts="columns"), Candidate(2, 2, layouts="columns")),
     ):
-        _check(found, point)
+        _check(found, candidate)
 
 
 @pytest.mark.parametrize("step", [few_samples, many_samples], ids=lambda f: f.__name__)
@@ -175,14 +175,14 @@ def test_floors_hold_where_less_is_exchanged(step: Callable[[], StoredStep]) -> 
     ids=str,
 )
 def test_floors_hold_for_zero_by_patterns(zero: Any, step: Callable[[], StoredStep]) -> None:
-    """Of the quickest points by floor, the nearest to it, and of drawn ones."""
+    """Of the quickest candidates by lower bound, the nearest to it, and of drawn ones."""
     found = begun(step(), SLOW, base=weft.Strategy(zero=zero))
     space = space_of(found.facts, every_rank=False)
     few = np.flatnonzero(space.micro_batches <= 2).tolist()
-    quick = sorted(few, key=lambda number: found.floors.least(space)[number])[:2]
-    for point in map(space.point, [*quick, *random.Random(0).sample(few, 3)]):
-        assert found.strategy(point).zero == zero
-        _check(found, point)
+    quick = sorted(few, key=lambda number: found.lower_bounds.least(space)[number])[:2]
+    for candidate in map(space.candidate, [*quick, *random.Random(0).sample(few, 3)]):
+        assert found.strategy(candidate).zero == zero
+        _check(found, candidate)
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_floors_hold_for_parameters_that_are_split(
     """Their gradients need not be added up, nor have room whole: classes by hand, in data parallel too."""
     fixed = weft.Strategy(parameters={pattern: weft.split(0)})
     found = begun(step(), SLOW, base=fixed)
-    for point in (Candidate(4), Candidate(4, zero=1)):
-        _check(found, point)
+    for candidate in (Candidate(4), Candidate(4, zero=1)):
+        _check(found, candidate)
 
 
 def test_floors_hold_for_signatures_that_are_fixed() -> None:
@@ -211,20 +211,23 @@ def test_floors_hold_for_signatures_that_are_fixed() -> None:
     _check(begun(step, SLOW, base=fixed), Candidate(4))
 
 
-def _check(found: SearchState, point: Candidate) -> None:
-    measures = planned(found, point)
-    assert least_of(found.floors, point) <= measures.seconds, str(point)
-    assert least_memory_of(found.floors, point) <= measures.memory, str(point)
+def _check(found: SearchState, candidate: Candidate) -> None:
+    measures = planned(found, candidate)
+    assert least_of(found.lower_bounds, candidate) <= measures.seconds, str(candidate)
+    assert least_memory_of(found.lower_bounds, candidate) <= measures.memory, str(candidate)
 
 
 def test_blocks_that_run_again_take_what_all_their_calls_take() -> None:
-    """Products alone are the floor; what is between them is a large part of a decoder."""
+    """Products alone are the lower bound; what is between them is a large part of a decoder."""
     found = begun(decoder(8), "h100x2")
     kept, again = (Candidate(2, recompute=count) for count in (0, 8))
-    floors, work = found.floors, found.floors.work
+    lower_bounds, work = found.lower_bounds, found.lower_bounds.work
     least, about = (
-        [float(work.busy(CandidateTable.of([point]), least=each)[0]) for point in (kept, again)]
+        [
+            float(work.busy(CandidateTable.of([candidate]), least=each)[0])
+            for candidate in (kept, again)
+        ]
         for each in (True, False)
     )
     assert 0 < least[1] - least[0] < about[1] - about[0]
-    assert least_of(floors, again) <= planned(found, again).seconds
+    assert least_of(lower_bounds, again) <= planned(found, again).seconds

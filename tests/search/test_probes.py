@@ -71,6 +71,6 @@ def test_lines_meet_the_whole_step(zero: int, micro_batches: int) -> None:
     )
     assert isinstance(line, Measures)
     assert isinstance(whole, Measures)
-    reserve = search.floors.reserve
+    reserve = search.lower_bounds.reserve
     assert line.seconds == pytest.approx(whole.seconds, rel=0.03)
     assert line.memory - reserve == pytest.approx(whole.memory - reserve, rel=0.03)

@@ -1,4 +1,4 @@
-"""The queue of points: which comes out, and which have room."""
+"""The queue of candidates: which comes out, and which have room."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from weft.units import Bytes, Seconds
 FLAT = [Candidate(2), Candidate(2, micro_batches=2), Candidate(2, micro_batches=4), Candidate(1)]
 
 
-def queue(points: list[Candidate], limit: int | None = None) -> CandidateQueue:
+def queue(candidates: list[Candidate], limit: int | None = None) -> CandidateQueue:
     search = begun(decoder(8), "h100x2", limit)
     return CandidateQueue(
-        CandidateTable.of(points), np.arange(1.0, 1 + len(points)), search.estimates
+        CandidateTable.of(candidates), np.arange(1.0, 1 + len(candidates)), search.estimates
     )
 
 
 def every(found: CandidateQueue, count: int = 99) -> list[Candidate]:
-    return [point for point, _ in found.first(np.ones(len(found.points), np.bool_), count)]
+    return [
+        candidate for candidate, _ in found.first(np.ones(len(found.candidates), np.bool_), count)
+    ]
 
 
 def test_the_quickest_by_estimate_is_the_first() -> None:
@@ -68,22 +70,22 @@ def test_what_is_refused_without_stages_comes_last_in_stages_too() -> None:
     ones = np.ones(3, np.bool_)
     assert every(found)[-1] == pipe[1]
     assert found.first(ones, 3)[-1][1] == np.inf
-    for point in (pipe[0], Candidate(1)):
-        found.take(point)
+    for candidate in (pipe[0], Candidate(1)):
+        found.take(candidate)
     assert every(found, 1) == [pipe[1]]
     assert not list(found.with_room(ones, looked=False))
 
 
 def test_those_with_room_come_in_their_order() -> None:
     search = arranged(decoder(8), "h100x2", reserve() + 330_000)
-    found, ones = search.queue, np.ones(len(search.queue.points), np.bool_)
+    found, ones = search.queue, np.ones(len(search.queue.candidates), np.bool_)
     assert not list(found.with_room(ones, looked=True))
     roomy = list(found.with_room(ones, looked=False))
     assert [seconds for _, seconds in roomy] == sorted(seconds for _, seconds in roomy)
-    assert all(search.estimates.has_room(point) for point, _ in roomy[:20])
+    assert all(search.estimates.has_room(candidate) for candidate, _ in roomy[:20])
     again = Candidate(2, zero=3, recompute=8)
     search.estimates.look(again)
-    assert again in [point for point, _ in found.with_room(ones, looked=True)]
+    assert again in [candidate for candidate, _ in found.with_room(ones, looked=True)]
 
 
 def test_the_smallest_is_the_one_of_least_memory() -> None:

@@ -70,22 +70,26 @@ def test_what_is_none_is_told(tmp_path: Path, entry: str, wrong: Any) -> None:
 
 
 def row_of(**changed: object) -> list[object]:
-    """The row of a point, with coordinates that it cannot have."""
+    """The row of a candidate, with coordinates that it cannot have."""
     return [*{**asdict(Candidate(2)), **changed}.values()]
 
 
 @pytest.mark.parametrize(
     ("entry", "row", "said"),
     [
-        ("points", [*row_of()[:-1], [1, 2, 3, 4]], "expected the 12 coordinates of a point"),
-        ("points", [*row_of(data=0), [1, 2, 3, 4]], "expected a point's data, found 0"),
-        ("points", [*row_of(data=True), [1, 2, 3, 4]], "expected a point's data, found True"),
-        ("points", [*row_of(layouts="rows"), [1, 2, 3, 4]], "point's layouts, found 'rows'"),
-        ("points", [*row_of(layouts=["data"]), [1, 2, 3, 4]], r"point's layouts, found \['data'\]"),
-        ("points", [*row_of(schedule="soon"), [1, 2, 3, 4]], "point's schedule, found 'soon'"),
-        ("points", [*row_of(zero=True), [1, 2, 3, 4]], "expected a point's zero, found True"),
-        ("points", [*row_of(outer=0), [1, 2, 3, 4]], "expected a point's outer, found 0"),
-        ("points", [*row_of(recompute=-1), [1, 2, 3, 4]], "a point's recompute, found -1"),
+        ("points", [*row_of()[:-1], [1, 2, 3, 4]], "expected the 12 coordinates of a candidate"),
+        ("points", [*row_of(data=0), [1, 2, 3, 4]], "expected a candidate's data, found 0"),
+        ("points", [*row_of(data=True), [1, 2, 3, 4]], "expected a candidate's data, found True"),
+        ("points", [*row_of(layouts="rows"), [1, 2, 3, 4]], "candidate's layouts, found 'rows'"),
+        (
+            "points",
+            [*row_of(layouts=["data"]), [1, 2, 3, 4]],
+            r"candidate's layouts, found \['data'\]",
+        ),
+        ("points", [*row_of(schedule="soon"), [1, 2, 3, 4]], "candidate's schedule, found 'soon'"),
+        ("points", [*row_of(zero=True), [1, 2, 3, 4]], "expected a candidate's zero, found True"),
+        ("points", [*row_of(outer=0), [1, 2, 3, 4]], "expected a candidate's outer, found 0"),
+        ("points", [*row_of(recompute=-1), [1, 2, 3, 4]], "a candidate's recompute, found -1"),
         ("looks", [*row_of(), None, "soon"], "a number that is not below 0, found 'soon'"),
     ],
 )
@@ -137,7 +141,7 @@ def test_measures_count_for_the_same_step_and_machine_only() -> None:
     found = weft.search(step, "h100x2", moves=3).record
     assert found.learned_of(step, machine, Strategy()) == found.learned
     assert found.learned_of(step, machine_of("h100x4"), Strategy()) == Learned()
-    # In another precision points take something else; strategies say theirs.
+    # In another precision candidates take something else; strategies say theirs.
     other = found.learned_of(step, machine, Strategy(precision=weft.Precision(compute="bf16")))
     assert other == Learned(found.learned.answers, found.learned.longer)
     assert other.answers
@@ -152,18 +156,18 @@ def test_measures_count_for_the_same_step_and_machine_only() -> None:
     ],
 )
 def test_points_count_no_more_where_all_of_them_take_something_else(fixed: Any) -> None:
-    """Zero of a level is a coordinate of a point; by patterns, in their order, it is not."""
+    """Zero of a level is a coordinate of a candidate; by patterns, in their order, it is not."""
     step, machine = layers(), machine_of("h100x2")
     made = replace(RECORD, step=step.fingerprint, machine=machine.fingerprint)
     same = replace(made, fixed=Strategy(**fixed))
-    assert made.learned_of(step, machine, Strategy(zero=weft.Zero(3))).points
-    assert same.learned_of(step, machine, Strategy(**fixed)).points
+    assert made.learned_of(step, machine, Strategy(zero=weft.Zero(3))).candidates
+    assert same.learned_of(step, machine, Strategy(**fixed)).candidates
     for record, other in ((made, Strategy(**fixed)), (same, Strategy())):
         found = record.learned_of(step, machine, other)
-        assert (found.points, found.answers) == ({}, RECORD.learned.answers)
+        assert (found.candidates, found.answers) == ({}, RECORD.learned.answers)
     if "zero" in fixed:
         turned = Strategy(zero=dict(reversed(fixed["zero"].items())))
-        assert not same.learned_of(step, machine, turned).points
+        assert not same.learned_of(step, machine, turned).candidates
 
 
 def test_points_count_no_more_where_a_layout_is_free_again() -> None:
@@ -177,8 +181,8 @@ def test_points_count_no_more_where_a_layout_is_free_again() -> None:
         fixed = Strategy(**pin)
         made = replace(RECORD, fixed=fixed, step=step.fingerprint, machine=machine.fingerprint)
         for same in (fixed, replace(fixed, micro_batches=2)):
-            assert made.learned_of(step, machine, same).points
+            assert made.learned_of(step, machine, same).candidates
         free = made.learned_of(step, machine, Strategy())
-        assert (free.points, free.answers) == ({}, RECORD.learned.answers)
+        assert (free.candidates, free.answers) == ({}, RECORD.learned.answers)
     more = replace(made, fixed=Strategy()).learned_of(step, machine, Strategy(**pins[0]))
-    assert more.points
+    assert more.candidates

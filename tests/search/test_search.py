@@ -34,30 +34,30 @@ from weft.strategy.strategy import Strategy
 
 @cache
 def every(topology: str) -> dict[Candidate, Measures]:
-    """All points of the space of the two layers, planned and simulated, with no floors."""
+    """All candidates of the space of the two layers, planned and simulated, with no lower bounds."""
     found = begun(layers(), topology)
     measures = {}
-    for point in space_of(found.facts, every_rank=False):
-        strategy = point.strategy(found.facts.linears, Strategy(), found.facts.blocks)
+    for candidate in space_of(found.facts, every_rank=False):
+        strategy = candidate.strategy(found.facts.linears, Strategy(), found.facts.blocks)
         answer = found.evaluator.of(strategy)
         if isinstance(answer, Measures):
-            measures[point] = answer
+            measures[candidate] = answer
     return measures
 
 
 @pytest.mark.parametrize("topology", ["h100x2", "flexflow-k80x4"])
 def test_it_finds_what_trying_everything_finds(topology: str) -> None:
-    """Floors leave nothing out that would be the best; and none is above what a plan takes."""
+    """Lower bounds leave nothing out that would be the best; and none is above what a plan takes."""
     all_of_them = every(topology)
     best = min(each.seconds for each in all_of_them.values())
     found = weft.search(layers(), topology, moves=100)
     assert found.seconds <= best
     assert found.bound <= best
     assert 0 <= found.gap < 1
-    floors = begun(layers(), topology).floors
-    for point, measures in all_of_them.items():
-        assert least_of(floors, point) <= measures.seconds, str(point)
-        assert least_memory_of(floors, point) <= measures.memory, str(point)
+    lower_bounds = begun(layers(), topology).lower_bounds
+    for candidate, measures in all_of_them.items():
+        assert least_of(lower_bounds, candidate) <= measures.seconds, str(candidate)
+        assert least_memory_of(lower_bounds, candidate) <= measures.memory, str(candidate)
 
 
 def test_the_cheapest_layouts_are_among_the_first_that_are_tried() -> None:
@@ -88,15 +88,15 @@ def test_no_strategy_by_hand_is_quicker() -> None:
 
 @pytest.mark.parametrize("topology", ["h100x4", "flexflow-p100x4"])
 def test_floors_of_a_decoder_are_below_its_steps(topology: str) -> None:
-    """Of points of all kinds, drawn: stages, tensor parallelism, split sequences, shards, recompute."""
+    """Of candidates of all kinds, drawn: stages, tensor parallelism, split sequences, shards, recompute."""
     found = begun(decoder(4), topology)
     space = space_of(found.facts, every_rank=False)
-    for point in random.Random(0).sample(list(space), 5):
-        strategy = point.strategy(found.facts.linears, Strategy(), found.facts.blocks)
+    for candidate in random.Random(0).sample(list(space), 5):
+        strategy = candidate.strategy(found.facts.linears, Strategy(), found.facts.blocks)
         answer = found.evaluator.of(strategy)
-        assert isinstance(answer, Measures), f"{point}: {answer}"
-        assert least_of(found.floors, point) <= answer.seconds, str(point)
-        assert least_memory_of(found.floors, point) <= answer.memory, str(point)
+        assert isinstance(answer, Measures), f"{candidate}: {answer}"
+        assert least_of(found.lower_bounds, candidate) <= answer.seconds, str(candidate)
+        assert least_memory_of(found.lower_bounds, candidate) <= answer.memory, str(candidate)
 
 
 def test_equal_arguments_give_equal_results() -> None:
@@ -230,7 +230,7 @@ def test_wide_layers_without_numbered_blocks_are_cut() -> None:
 
 
 def test_layers_without_numbered_blocks_have_pipelines_where_memory_is_tight() -> None:
-    """Nothing but what keeps few micro-batches has room; each plan that lacks it says so of points alike."""
+    """Nothing but what keeps few micro-batches has room; each plan that lacks it says so of candidates alike."""
     with torch.device("meta"):
         model = dense(*[4096] * 9)
         batch = {"x": torch.empty(2048, 4096), "y": torch.empty(2048, dtype=torch.int64)}

@@ -50,7 +50,7 @@ def test_the_whole_is_known_after_two_halves() -> None:
 
 @pytest.mark.thorough
 def test_a_pin_skips_what_was_far_slower(plans: list[Strategy]) -> None:
-    """Its points are not planned again; those near the best are, with the pin."""
+    """Its candidates are not planned again; those near the best are, with the pin."""
     first = weft.search(decoder(), "h100x4", moves=12)
     pin = Strategy(parameters={"head.weight": weft.broadcast})
     plans.clear()

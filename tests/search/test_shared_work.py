@@ -23,15 +23,15 @@ SHARP: Any = {"rel": 1e-9}
 @cache
 def work(topology: str | Topology = "h100x4", blocks: int = 0) -> SharedWork:
     """Of two layers, or of a decoder of so many blocks."""
-    return begun(decoder(blocks) if blocks else layers(), topology).floors.work
+    return begun(decoder(blocks) if blocks else layers(), topology).lower_bounds.work
 
 
-def busy(found: SharedWork, *points: Candidate, least: bool = False) -> list[float]:
-    return list(map(float, found.busy(CandidateTable.of(points), least)))
+def busy(found: SharedWork, *candidates: Candidate, least: bool = False) -> list[float]:
+    return list(map(float, found.busy(CandidateTable.of(candidates), least)))
 
 
-def chain(found: SharedWork, *points: Candidate) -> list[float]:
-    return list(map(float, found.chain(CandidateTable.of(points))))
+def chain(found: SharedWork, *candidates: Candidate) -> list[float]:
+    return list(map(float, found.chain(CandidateTable.of(candidates))))
 
 
 def test_a_line_goes_through_both() -> None:
@@ -56,8 +56,8 @@ def test_equal_ranks_share_all_but_starts() -> None:
     found = work()
     whole = found.of_kind[0]
     expected = [whole.calls / ranks + whole.starts + whole.update / ranks for ranks in (1, 2, 4)]
-    points = Candidate(1), Candidate(2), Candidate(2, 2, layouts="columns")
-    assert busy(found, *points) == pytest.approx(expected, **SHARP)
+    candidates = Candidate(1), Candidate(2), Candidate(2, 2, layouts="columns")
+    assert busy(found, *candidates) == pytest.approx(expected, **SHARP)
 
 
 def test_products_start_in_each_micro_batch_and_stages_share_them() -> None:
@@ -113,19 +113,19 @@ def test_cross_entropies_count_where_classes_stay_whole() -> None:
     assert busy(found, data, least=True) == pytest.approx(busy(found, data), **SHARP)
     assert busy(found, cut)[0] - busy(found, cut, least=True)[0] == pytest.approx(losses, rel=1e-5)
     split = weft.Strategy(parameters={"2.weight": weft.split(0)})
-    laid = begun(layers(), "h100x4", base=split).floors.work
+    laid = begun(layers(), "h100x4", base=split).lower_bounds.work
     assert busy(laid, data)[0] - busy(laid, data, least=True)[0] == pytest.approx(losses, rel=1e-5)
 
 
 def test_whole_updates_are_made_by_all() -> None:
     """Along the data axis, but for those that ZeRO shards."""
     found = work()
-    points = CandidateTable.of(
+    candidates = CandidateTable.of(
         (Candidate(4), Candidate(2), Candidate(4, zero=1), Candidate(1, 4, layouts="columns"))
     )
     update = found.of_kind[0].update
     expected = [update * 3 / 4, update / 2, 0.0, 0.0]
-    assert found.updates_again(points).tolist() == pytest.approx(expected, **SHARP)
+    assert found.updates_again(candidates).tolist() == pytest.approx(expected, **SHARP)
 
 
 def test_only_stages_wait_for_one_another() -> None:
@@ -142,8 +142,10 @@ def test_only_stages_wait_for_one_another() -> None:
 @pytest.mark.parametrize("schedule", ["", "gpipe", "1f1b", "zero_bubble"])
 def test_many_micro_batches_shorten_the_chain_to_the_work(schedule: str) -> None:
     found = work(blocks=8)
-    points = [Candidate(1, stages=4, micro_batches=m, schedule=schedule) for m in (1, 2, 4, 1024)]
-    took, calls = chain(found, *points), found.of_kind[0].calls / 4
+    candidates = [
+        Candidate(1, stages=4, micro_batches=m, schedule=schedule) for m in (1, 2, 4, 1024)
+    ]
+    took, calls = chain(found, *candidates), found.of_kind[0].calls / 4
     assert took == sorted(took, reverse=True)
     assert len(set(took)) == 4
     assert took[-1] == pytest.approx(calls, rel=0.01)

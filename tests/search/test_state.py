@@ -1,4 +1,4 @@
-"""A search: its points, what there is time for, who is told, and the result."""
+"""A search: its candidates, what there is time for, who is told, and the result."""
 
 from __future__ import annotations
 
@@ -65,33 +65,37 @@ def elsewhere(found: SearchState) -> None:
 
 def test_points_without_room_are_counted() -> None:
     plain = begun(decoder(2), "h100x2")
-    points = space_of(plain.facts, every_rank=False)
-    least = plain.floors.memory(points)
+    candidates = space_of(plain.facts, every_rank=False)
+    least = plain.lower_bounds.memory(candidates)
     found = arranged(decoder(2), "h100x2", int(least.min() + least.max()) // 2)
-    left = found.queue.points
-    assert 0 < len(left) == len(points) - found._skipped[NO_ROOM]
-    assert found.floors.may_fit(left).all()
-    assert 0 < found.bound == float(found.floors.least(left).min())
+    left = found.queue.candidates
+    assert 0 < len(left) == len(candidates) - found._skipped[NO_ROOM]
+    assert found.lower_bounds.may_fit(left).all()
+    assert 0 < found.bound == float(found.lower_bounds.least(left).min())
     assert arranged(layers(), "h100x2")._skipped[NO_ROOM] == 0
 
 
 def test_a_point_is_planned_learned_from_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     found, told = arranged(layers(), "h100x2"), list[int]()
     monkeypatch.setattr(found, "_told", lambda state: told.append(state.planned))
-    point, count = Candidate(2), len(found.queue)
-    answer = found.plan_point(point)
+    candidate, count = Candidate(2), len(found.queue)
+    answer = found.plan_candidate(candidate)
     assert len(found.queue) == count - 1
-    assert found.points == {point: answer} == {point: found.evaluator.of(found.strategy(point))}
+    assert (
+        found.candidates
+        == {candidate: answer}
+        == {candidate: found.evaluator.of(found.strategy(candidate))}
+    )
     assert len(found.estimates.measured) == 1
     assert found.result().tried[0].by_hand
-    found.plan_point(point)
+    found.plan_candidate(candidate)
     assert len(found.estimates.measured) == 1
     assert told == [1, 1]
 
 
 def test_points_that_are_left_are_counted_by_what_ended() -> None:
     found = arranged(layers(), "h100x2")
-    found.plan_point(Candidate(2))
+    found.plan_candidate(Candidate(2))
     count = len(found.queue)
     assert found.result().skipped[NO_MOVES] == count
     found.budget = Budget.of(1e6, None)
@@ -168,7 +172,7 @@ def test_one_point_is_planned_in_any_case_and_until_one_fits_others_in_time(cloc
     found = timed(limit=1)
     clock.now = 2 * SECONDS
     assert found.must_plan()
-    found.points[Candidate(2)] = found.log.plan("quick", QUICK)
+    found.candidates[Candidate(2)] = found.log.plan("quick", QUICK)
     assert not found.must_plan()
     assert not found.affords()
     # What the last ones took would be too long, if one fitted.
@@ -182,17 +186,19 @@ def test_a_point_is_planned_in_time_whose_plan_ends_or_is_known(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Estimates, "seconds_of_plan", lambda *_: 3.0)
-    found, point = timed(), Candidate(2)
+    found, candidate = timed(), Candidate(2)
     clock.now = 6.5
-    assert found.in_time(point)
+    assert found.in_time(candidate)
     clock.now = 7.5
-    assert not found.in_time(point)
+    assert not found.in_time(candidate)
     # An earlier search has planned it.
-    answer = found.evaluator.of(found.strategy(point))
+    answer = found.evaluator.of(found.strategy(candidate))
     assert isinstance(answer, Measures)
-    assert not found.in_time(point)
-    learned = Learned(points={point: answer})
-    assert SearchState(found.evaluator, found.floors, found.budget, learned).in_time(point)
+    assert not found.in_time(candidate)
+    learned = Learned(candidates={candidate: answer})
+    assert SearchState(found.evaluator, found.lower_bounds, found.budget, learned).in_time(
+        candidate
+    )
 
 
 def test_a_best_that_is_planned_once_more_takes_time_from_points(
@@ -224,7 +230,7 @@ def test_before_any_plan_half_of_the_time_is_for_looks(clock: Clock) -> None:
 
 def test_who_is_told_is_given_the_state() -> None:
     plain, seen = begun(layers(), "h100x2"), list[SearchState]()
-    found = SearchState(plain.evaluator, plain.floors, plain.budget, told=seen.append)
+    found = SearchState(plain.evaluator, plain.lower_bounds, plain.budget, told=seen.append)
     found.log.plan("quick", QUICK)
     assert not seen
     found.tell()

@@ -29,8 +29,8 @@ PIPE = Candidate(1, stages=2, micro_batches=4, schedule="1f1b")
 NOTHING = Seconds(0.0), Seconds(0.0)
 
 
-def seconds(estimates: Estimates, *points: Candidate) -> list[float]:
-    return list(roofline(CandidateTable.of(points), estimates.floors).seconds)
+def seconds(estimates: Estimates, *candidates: Candidate) -> list[float]:
+    return list(roofline(CandidateTable.of(candidates), estimates.lower_bounds).seconds)
 
 
 def test_they_are_few() -> None:
@@ -41,9 +41,9 @@ def test_they_are_few() -> None:
 def test_gradients_hide_behind_the_backward() -> None:
     """HIDING: without it the estimate of data parallel on a slow link is farther from what its plan takes."""
     search = begun(layers(), "flexflow-k80x4")
-    found, floors = CandidateTable.of([Candidate(4)]), search.floors
-    busy, reduced = floors.work.busy(found)[0], floors.exchanges.reduction(found)[0]
-    update = floors.work.updates_again(found)[0]
+    found, lower_bounds = CandidateTable.of([Candidate(4)]), search.lower_bounds
+    busy, reduced = lower_bounds.work.busy(found)[0], lower_bounds.exchanges.reduction(found)[0]
+    update = lower_bounds.work.updates_again(found)[0]
     exposed = seconds(search.estimates, Candidate(4))[0] - busy - update
     assert exposed == pytest.approx(max(reduced - tuning.HIDING * busy, 0.0))
     assert exposed < reduced
@@ -86,7 +86,7 @@ def test_what_should_be_slower_than_the_best_waits_for_moves(blocks: int) -> Non
     Enumeration(search).plan(True, likely=True)
     times = tuning.LIKELY if blocks == 8 else tuning.LIKELY_UNSEEN
     queue, log = search.queue, search.log
-    left = queue.first(queue.points.by_hand, 999)
+    left = queue.first(queue.candidates.by_hand, 999)
     assert all(order > times * log.quickest for _, order in left)
     assert times > 1
 

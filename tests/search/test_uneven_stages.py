@@ -39,23 +39,23 @@ def test_the_busiest_stage(
 
 
 def test_layers_without_numbered_blocks_are_parts_of_stages() -> None:
-    work = begun(step_of(dense(*[64] * 9), 16, 64), "h100x8").floors.work
-    points = CandidateTable.of(tuple(Candidate(1, stages=stages) for stages in (2, 4, 8)))
-    assert work.unevenness(points).tolist() == pytest.approx([1.0, 1.0, 1.0])
+    work = begun(step_of(dense(*[64] * 9), 16, 64), "h100x8").lower_bounds.work
+    candidates = CandidateTable.of(tuple(Candidate(1, stages=stages) for stages in (2, 4, 8)))
+    assert work.unevenness(candidates).tolist() == pytest.approx([1.0, 1.0, 1.0])
 
 
 def test_points_are_as_uneven_as_their_stages() -> None:
-    points = CandidateTable.of(
+    candidates = CandidateTable.of(
         (Candidate(8), Candidate(2, stages=4), Candidate(8, stages=2), Candidate(2, stages=4))
     )
-    assert uneven_stages(points, 8, 0.2).tolist() == pytest.approx([1.0, 1.2, 1.0, 1.2])
+    assert uneven_stages(candidates, 8, 0.2).tolist() == pytest.approx([1.0, 1.2, 1.0, 1.2])
 
 
 @pytest.mark.parametrize("stages", [2, 3, 4])
 def test_stages_are_cut_about_so(stages: int) -> None:
     """In seconds, of the forward and its backward."""
     state = begun(decoder(8), "h100x4")
-    graph, work = state.facts.step.graph, state.floors.work
+    graph, work = state.facts.step.graph, state.lower_bounds.work
     calls = [call for call in graph.of_kind(Call) if call.phase.kind == "forward"]
     stage_of = even_stages(graph, calls, stages, Options().cost_model)
     taken = np.zeros(stages)

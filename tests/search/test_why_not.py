@@ -24,10 +24,10 @@ def sources(
 ) -> Sources:
     return Sources(
         simulated,
-        [replace(point, stages=1, schedule="", turns=1) for point in estimated],
+        [replace(candidate, stages=1, schedule="", turns=1) for candidate in estimated],
         estimated.get,
-        lambda points: np.where(points.zero == 1, 2.0, 0.5),
-        lambda points: np.where(points.zero == 3, 500, 50),
+        lambda candidates: np.where(candidates.zero == 1, 2.0, 0.5),
+        lambda candidates: np.where(candidates.zero == 3, 500, 50),
         limit=200,
     )
 
@@ -52,18 +52,18 @@ def test_each_kind_has_the_best_that_is_known() -> None:
 
 
 def test_what_cannot_be_planned_is_known_by_its_floor() -> None:
-    point = Candidate(4, zero=2)
+    candidate = Candidate(4, zero=2)
     (found,) = why_not(
-        CandidateTable.of([point]), BEST, sources({point: Unplannable("no rule")}, {})
+        CandidateTable.of([candidate]), BEST, sources({candidate: Unplannable("no rule")}, {})
     )
     assert (found.known, found.seconds) == ("at least", 0.5)
 
 
 def test_the_quickest_that_may_have_room_stands_for_what_is_not_known() -> None:
     """Of three that were not looked at: one without room, and one that takes longer, do not say it."""
-    points = [Candidate(4, zero=3), Candidate(8, zero=1), Candidate(16)]
+    candidates = [Candidate(4, zero=3), Candidate(8, zero=1), Candidate(16)]
     known = sources({}, {})
-    assert [each.name for each in why_not(CandidateTable.of(points), BEST, known)] == [
+    assert [each.name for each in why_not(CandidateTable.of(candidates), BEST, known)] == [
         "data 16",
         "data 8, ZeRO 1",
         "data 4, ZeRO 3",

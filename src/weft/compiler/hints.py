@@ -24,7 +24,7 @@ class Hints:
         inputs: for an input's key, one SBP for each axis of the placement; None leaves the axis
             free.
         stored: for a parameter's key, the axis along which its split says how it is stored, not
-            how it is used (`weft.compiler.training.zero`).
+            how it is used (`weft.compiler.training.shards`).
         shares: for a variable's key, in which order another program stores it; no other variable
             is in shares then. None where none has decided that (`weft.compiler.graph.shares`).
         leaving: names of values that other stages read: nothing of them crosses as a part of a sum, so

@@ -113,12 +113,12 @@ class ProgramSteps(ProgramPart):
         self,
         variants: Variants,
         feeds: Mapping[int, Mapping[str, Tensor]],
-        stamp: Callable[[tuple[int, ...]], int] | None,
+        checksum: Callable[[tuple[int, ...]], int] | None,
         update: bool,
     ) -> Any:
         core, variant = self._core, variants.current
         try:
-            results, core.metrics = variant.step(core.setting, core.steps, feeds, update, stamp)
+            results, core.metrics = variant.step(core.setting, core.steps, feeds, update, checksum)
         except BaseException as error:
             core.note_failure(error, variant.executors, variants.renew)
             raise
@@ -252,9 +252,9 @@ class ProgramSteps(ProgramPart):
         core, gradients = self._core, self._core.training.gradients
         keys, executors = gradients.keys(), gradients.executors()
         if core.setting.world.several:
-            stamp = StepChecksums(BatchChecksums(), options, self._chain).among
+            checksum = StepChecksums(BatchChecksums(), options, self._chain).among
             for executor in executors.values():
-                executor.put_checksum(stamp)
+                executor.put_checksum(checksum)
         try:
             core.metrics = gradients.update(executors)
         except BaseException as error:

@@ -204,9 +204,9 @@ DEFAULTS: Mapping[str, int] = {
 }
 
 
-def row_of(point: Candidate) -> tuple[int, ...]:
+def row_of(candidate: Candidate) -> tuple[int, ...]:
     """The numbers of a candidate, by column."""
-    return tuple(_code(name, getattr(point, name)) for name in COLUMNS)
+    return tuple(_code(name, getattr(candidate, name)) for name in COLUMNS)
 
 
 def point_of(row: list[int]) -> Candidate:

@@ -48,8 +48,8 @@ class _Column:
     def __set_name__(self, owner: type[CandidateTable], name: str) -> None:
         self._place = COLUMNS[name]
 
-    def __get__(self, points: CandidateTable, owner: type[CandidateTable]) -> Ints:
-        return points.rows[:, self._place]
+    def __get__(self, candidates: CandidateTable, owner: type[CandidateTable]) -> Ints:
+        return candidates.rows[:, self._place]
 
 
 @final
@@ -59,8 +59,8 @@ class _Truth:
     def __set_name__(self, owner: type[CandidateTable], name: str) -> None:
         self._place = COLUMNS[name]
 
-    def __get__(self, points: CandidateTable, owner: type[CandidateTable]) -> Mask:
-        found: Mask = points.rows[:, self._place] == 1
+    def __get__(self, candidates: CandidateTable, owner: type[CandidateTable]) -> Mask:
+        found: Mask = candidates.rows[:, self._place] == 1
         return found
 
 
@@ -91,10 +91,10 @@ class CandidateTable:
     experts = _Truth()
 
     @staticmethod
-    def of(points: Iterable[Candidate]) -> CandidateTable:
+    def of(candidates: Iterable[Candidate]) -> CandidateTable:
         """These candidates."""
         return CandidateTable(
-            np.array([row_of(each) for each in points], np.int64).reshape(-1, WIDTH)
+            np.array([row_of(each) for each in candidates], np.int64).reshape(-1, WIDTH)
         )
 
     @staticmethod
@@ -109,9 +109,9 @@ class CandidateTable:
         return len(self.rows)
 
     def __iter__(self) -> Iterator[Candidate]:
-        return map(self.point, range(len(self)))
+        return map(self.candidate, range(len(self)))
 
-    def point(self, number: int) -> Candidate:
+    def candidate(self, number: int) -> Candidate:
         """The candidate at an index."""
         found = self._made.get(number)
         if found is None:
@@ -142,25 +142,25 @@ class CandidateTable:
             rows[:, COLUMNS[name]] = numbers
         return CandidateTable(rows)
 
-    def number(self, point: Candidate) -> int | None:
+    def number(self, candidate: Candidate) -> int | None:
         """The row of a candidate; None where it is none of them."""
-        found = np.flatnonzero(self._is(point))
+        found = np.flatnonzero(self._is(candidate))
         return int(found[0]) if len(found) else None
 
-    def without(self, points: Iterable[Candidate]) -> CandidateTable:
+    def without(self, candidates: Iterable[Candidate]) -> CandidateTable:
         """All but these."""
         left = np.ones(len(self), np.bool_)
-        for point in points:
-            left &= ~self._is(point)
+        for candidate in candidates:
+            left &= ~self._is(candidate)
         return self.where(left)
 
-    def _is(self, point: Candidate) -> Mask:
-        found: Mask = (self.rows == np.array(row_of(point))).all(axis=1)
+    def _is(self, candidate: Candidate) -> Mask:
+        found: Mask = (self.rows == np.array(row_of(candidate))).all(axis=1)
         return found
 
-    def flat_as(self, point: Candidate) -> Mask:
+    def flat_as(self, candidate: Candidate) -> Mask:
         """The candidates that equal this one but for stages, turns and schedule."""
-        same = self.rows == np.array(row_of(point))
+        same = self.rows == np.array(row_of(candidate))
         same[:, [COLUMNS[name] for name in ("stages", "schedule", "turns")]] = True
         found: Mask = same.all(axis=1)
         return found
@@ -224,10 +224,10 @@ KINDS = (
 )
 
 
-def kinds_of(points: CandidateTable) -> Ints:
+def kinds_of(candidates: CandidateTable) -> Ints:
     """The kinds of strategies that people write by hand, by their numbers in `KINDS`."""
     grid = KINDS.index("Megatron grid")
     names = [SCHEDULE_NAMES[each] for each in SCHEDULES]
     staged = [KINDS.index(name) if name in KINDS else grid for name in names]
-    alone = np.where(points.laid("data"), points.zero, grid)
-    return np.where(points.stages > 1, np.array(staged)[points.schedule], alone)
+    alone = np.where(candidates.laid("data"), candidates.zero, grid)
+    return np.where(candidates.stages > 1, np.array(staged)[candidates.schedule], alone)

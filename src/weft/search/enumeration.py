@@ -31,7 +31,7 @@ class Enumeration:
     def __init__(self, state: SearchState) -> None:
         self._state, self._queue = state, state.queue
         self._facts, self._estimates = state.facts, state.estimates
-        self._by_hand: Mask = state.queue.points.by_hand
+        self._by_hand: Mask = state.queue.candidates.by_hand
         # Candidates with fewer blocks that run again, which took another's place; and those others, once they stand
         # again.
         self._offered, self._whole = set[Candidate](), set[Candidate]()
@@ -48,18 +48,18 @@ class Enumeration:
         be spent on looks.
         """
         state, plan, took = self._state, 0.0, 0.0
-        for point in self._one_of_each_kind():
+        for candidate in self._one_of_each_kind():
             if not state.affords() or (plan and not state.budget.has(plan + took)):
                 return
-            if not state.probes_in_time(point):
+            if not state.probes_in_time(candidate):
                 continue
             begin = state.budget.now()
             if self._facts.small is None:
-                state.plan_point(point)
+                state.plan_candidate(candidate)
             else:
-                self._estimates.look(point)
-                if self._estimates.has_room(point):
-                    soon = self._estimates.seconds_of_plan(point)
+                self._estimates.look(candidate)
+                if self._estimates.has_room(candidate):
+                    soon = self._estimates.seconds_of_plan(candidate)
                     plan = min(plan, soon) if plan else soon
             took = state.budget.now() - begin
 
@@ -69,13 +69,13 @@ class Enumeration:
         Among candidates about as quick, one with few micro-batches wins: it is planned quickly. Kinds that lack far
         more room than an estimate errs by are left out.
         """
-        points = self._queue.points.where(self._by_hand & self._queue.left)
-        outlook = self._estimates.of(points)
-        kinds, seconds, over = kinds_of(points), outlook.seconds(), outlook.over()
-        order, found = np.lexsort((seconds, points.micro_batches)), list[Candidate]()
+        candidates = self._queue.candidates.where(self._by_hand & self._queue.left)
+        outlook = self._estimates.of(candidates)
+        kinds, seconds, over = kinds_of(candidates), outlook.seconds(), outlook.over()
+        order, found = np.lexsort((seconds, candidates.micro_batches)), list[Candidate]()
         for kind in sorted(set(kinds[over <= ABOUT].tolist())):
             quick = (kinds == kind) & (seconds <= ABOUT * seconds[kinds == kind].min())
-            found.append(points.point(int(order[quick[order]][0])))
+            found.append(candidates.candidate(int(order[quick[order]][0])))
         return found
 
     def probe_smallest(self) -> None:
@@ -84,22 +84,22 @@ class Enumeration:
         With blocks that run again, or none, by small steps. Where there are none, or moves count in place of seconds,
         those are planned of which all blocks run again.
         """
-        state, points = self._state, self._queue.points
-        among: Mask = (points.data == len(self._facts.ranks)) & (points.zero == 3)
-        among &= points.tensor * points.stages == 1
+        state, candidates = self._state, self._queue.candidates
+        among: Mask = (candidates.data == len(self._facts.ranks)) & (candidates.zero == 3)
+        among &= candidates.tensor * candidates.stages == 1
         whole = self._facts.small is None or state.budget.moves < inf
         if whole:
-            among &= points.recompute == self._estimates.blocks
+            among &= candidates.recompute == self._estimates.blocks
         for _ in range(FAILED if self.is_crowded else 0):
             every = self._queue.first(among)
             if not every or not state.affords() or not state.probes_in_time(every[0][0]):
                 return
-            point, _ = every[0]
+            candidate, _ = every[0]
             if whole:
-                has_room = state.log.fits(state.plan_point(point))
+                has_room = state.log.fits(state.plan_candidate(candidate))
             else:
-                self._estimates.look(point)
-                has_room = self._estimates.has_room(point)
+                self._estimates.look(candidate)
+                has_room = self._estimates.has_room(candidate)
             if has_room:
                 return
 
@@ -116,20 +116,20 @@ class Enumeration:
                 state.leave_out(NOT_QUICKER, queue.drop(state.log.quickest))
             own = self._by_hand if by_hand else ~self._by_hand
             among = own if state.log.best is not None else np.ones_like(own)
-            point = self._next(among, likely)
-            if point is None:
+            candidate = self._next(among, likely)
+            if candidate is None:
                 return
             # One with fewer blocks that run again is none of the space.
-            came_out = int(queue.take(point))
-            if not state.must_plan() and not state.in_time(point):
+            came_out = int(queue.take(candidate))
+            if not state.must_plan() and not state.in_time(candidate):
                 state.leave_out(NO_TIME, came_out)
-            elif self._was_slower(point):
+            elif self._was_slower(candidate):
                 state.leave_out(SLOWER_BEFORE, came_out)
             else:
                 for other, _ in queue.first(among):
                     if self._is_ready(other) and state.in_time(other):
                         state.evaluator.ahead(state.strategy(other))
-                state.plan_point(point)
+                state.plan_candidate(candidate)
 
     def others_are_better(self) -> bool:
         """True where candidates that nobody writes by hand should be faster than moves from the best lead to.
@@ -143,31 +143,31 @@ class Enumeration:
     def _next(self, among: Mask, likely: bool) -> Candidate | None:
         """The next candidate; None where none is left, none is likely, or there is no time for a look at it."""
         state, queue = self._state, self._queue
-        if state.log.best is None and self._facts.small is None and len(state.points) >= FAILED:
+        if state.log.best is None and self._facts.small is None and len(state.candidates) >= FAILED:
             return queue.smallest(among)
         while (found := self._first(among)) is not None:
-            point, seconds = found
+            candidate, seconds = found
             if likely and not self._is_likely(seconds):
                 return None
-            if not self._is_ready(point):
+            if not self._is_ready(candidate):
                 if not state.may_probe():
                     return self._known(among, likely)
-                if state.probes_in_time(point):
-                    self._look(point, among)
+                if state.probes_in_time(candidate):
+                    self._look(candidate, among)
                 else:
-                    queue.leave_out(point)
-            elif state.must_plan() and not state.in_time(point):
+                    queue.leave_out(candidate)
+            elif state.must_plan() and not state.in_time(candidate):
                 return self._known(among, likely)
-            elif (planned := self._with_fewer(point)) is not None:
+            elif (planned := self._with_fewer(candidate)) is not None:
                 return planned
         return None
 
-    def _look(self, point: Candidate, among: Mask) -> None:
+    def _look(self, candidate: Candidate, among: Mask) -> None:
         """Look at a candidate, and have those that are next planned by other processes meanwhile."""
         for other, _ in self._queue.first(among, _AHEAD):
             if not self._estimates.probed(other) and not self._estimates.ahead(other):
                 break
-        self._estimates.look(point)
+        self._estimates.look(candidate)
 
     def _first(self, among: Mask) -> tuple[Candidate, float] | None:
         """The next candidate, and its seconds; while nothing fits, the fastest of those that should have room, if
@@ -176,27 +176,27 @@ class Enumeration:
         roomy = self._queue.with_room(among, looked=False) if self._state.log.best is None else ()
         return next(iter(roomy), None) or next(iter(self._queue.first(among)), None)
 
-    def _is_ready(self, point: Candidate) -> bool:
+    def _is_ready(self, candidate: Candidate) -> bool:
         """True where nothing is to be looked at before a candidate is planned."""
-        return self._facts.small is None or self._estimates.probed(point)
+        return self._facts.small is None or self._estimates.probed(candidate)
 
     def _is_likely(self, seconds: float) -> bool:
         times = LIKELY_UNSEEN if self._facts.small is None else LIKELY
         return seconds <= times * self._state.log.quickest
 
-    def _with_fewer(self, point: Candidate) -> Candidate | None:
+    def _with_fewer(self, candidate: Candidate) -> Candidate | None:
         """The candidate, or the one with as few blocks that run again as have room; None where that came out before.
 
         The candidate takes its own place in the order then.
         """
-        if self._facts.small is None or point in self._whole:
-            return point
-        fewer = self._estimates.just_enough(point)
-        if fewer == point or fewer not in self._offered:
+        if self._facts.small is None or candidate in self._whole:
+            return candidate
+        fewer = self._estimates.just_enough(candidate)
+        if fewer == candidate or fewer not in self._offered:
             self._offered.add(fewer)
             return fewer
-        self._whole.add(point)
-        self._queue.as_it_stands(point)
+        self._whole.add(candidate)
+        self._queue.as_it_stands(candidate)
         return None
 
     def _known(self, among: Mask, likely: bool) -> Candidate | None:
@@ -207,29 +207,29 @@ class Enumeration:
         """
         state, queue = self._state, self._queue
         looked = list(islice(queue.with_room(among, looked=True), _NEXT))
-        for point, seconds in looked:
+        for candidate, seconds in looked:
             if likely and not self._is_likely(seconds):
                 return None
-            if state.in_time(point) and (planned := self._with_fewer(point)) is not None:
+            if state.in_time(candidate) and (planned := self._with_fewer(candidate)) is not None:
                 return planned
         if state.log.best is not None:
             return None
         roomy = looked or list(islice(queue.with_room(among, looked=False), _NEXT))
-        every = [point for point, _ in roomy or queue.first(among, _NEXT)]
-        took = {point: self._estimates.seconds_of_plan(point) for point in every}
+        every = [candidate for candidate, _ in roomy or queue.first(among, _NEXT)]
+        took = {candidate: self._estimates.seconds_of_plan(candidate) for candidate in every}
         soon = ABOUT * min(took.values(), default=0.0)
-        quickest = next((point for point in every if took[point] <= soon), None)
+        quickest = next((candidate for candidate in every if took[candidate] <= soon), None)
         return None if quickest is None else self._with_fewer(quickest) or quickest
 
-    def _was_slower(self, point: Candidate) -> bool:
+    def _was_slower(self, candidate: Candidate) -> bool:
         """True where an earlier search, with something else fixed, found a candidate far slower than the best is
         now.
         """
         state = self._state
         return (
             state.log.best is not None
-            and state.learned.was_slower(point, SLOWER * state.log.quickest)
-            and not state.evaluator.knows(state.strategy(point))
+            and state.learned.was_slower(candidate, SLOWER * state.log.quickest)
+            and not state.evaluator.knows(state.strategy(candidate))
         )
 
     def plan_cheapest(self) -> None:
@@ -238,26 +238,27 @@ class Enumeration:
         With nothing else. Where a pipeline is the best, its stages have few layouts, and moves from it lead there by
         many steps only.
         """
-        state, point = self._state, Candidate(len(self._facts.ranks))
-        splits = self._facts.samples >= point.data > 1 and fits(point, self._facts.base)
+        state, candidate = self._state, Candidate(len(self._facts.ranks))
+        splits = self._facts.samples >= candidate.data > 1 and fits(candidate, self._facts.base)
         # Strategies of an earlier search count as starts, also when something else was fixed.
-        if not splits or not (len(self._queue) or state.planned) or point in state.learned.points:
+        known = candidate in state.learned.candidates
+        if known or not splits or not (len(self._queue) or state.planned):
             return
         if self._facts.small is not None and self.is_crowded and state.budget.moves < inf:
             return
         # Tables, and layers behind a loss, whose rows the ranks divide.
         values = {node.key: node.value for node in self._facts.step.graph.of_kind(Input)}
         keys = self._facts.vocabularies
-        parted = [key for key in keys if values[key].shape[0] % point.data == 0]
-        if not self._is_quickly_planned(point, 3 + bool(parted)) or not state.affords():
+        parted = [key for key in keys if values[key].shape[0] % candidate.data == 0]
+        if not self._is_quickly_planned(candidate, 3 + bool(parted)) or not state.affords():
             return
-        found = state.plan_point(point)
+        found = state.plan_candidate(candidate)
         if not isinstance(found, Measures) or not state.affords():
             return
-        strategy = state.strategy(point)
+        strategy = state.strategy(candidate)
         if parted:
             laid = {**dict.fromkeys(parted, split(0)), **strategy.parameters}
-            name, laid_out = f"{point}; vocabularies split", replace(strategy, parameters=laid)
+            name, laid_out = f"{candidate}; vocabularies split", replace(strategy, parameters=laid)
             state.log.plan(name, laid_out, True)
             state.tell()
         whole = state.evaluator.whole(strategy)
@@ -265,18 +266,19 @@ class Enumeration:
         if added is not None:
             # Deduction may give the same signatures, and moves are free then to change what depends on parameters.
             bare = replace(added.cheapest, signatures=self._facts.base.signatures)
-            state.log.plan(f"{point}; cheapest layouts", bare)
-            state.log.plan(f"{point}; cheapest layouts, signatures fixed", added.cheapest)
+            state.log.plan(f"{candidate}; cheapest layouts", bare)
+            state.log.plan(f"{candidate}; cheapest layouts, signatures fixed", added.cheapest)
             state.tell()
 
-    def _is_quickly_planned(self, point: Candidate, plans: int) -> bool:
+    def _is_quickly_planned(self, candidate: Candidate, plans: int) -> bool:
         """True where so many plans of its layouts end in this part of the time, as far as is known."""
         state = self._state
         if self._facts.small is not None:
-            if not state.floors.may_fit(CandidateTable.of([point]))[0] or not state.may_probe():
+            may_fit = state.lower_bounds.may_fit(CandidateTable.of([candidate]))[0]
+            if not may_fit or not state.may_probe():
                 return False
-            self._estimates.look(point)
-            if self._estimates.measures(point) is None:
+            self._estimates.look(candidate)
+            if self._estimates.measures(candidate) is None:
                 return False
-        soon = (plans + ADDED_UP) * self._estimates.seconds_of_plan(point)
+        soon = (plans + ADDED_UP) * self._estimates.seconds_of_plan(candidate)
         return state.budget.part(soon) < state.until

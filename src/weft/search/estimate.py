@@ -65,84 +65,84 @@ _TRAITS = {
 _APART = np.array(tuple(_TRAITS.values()))
 
 
-def roofline(points: CandidateTable, floors: LowerBounds) -> CandidateRoofline:
+def roofline(table: CandidateTable, bounds: LowerBounds) -> CandidateRoofline:
     """The roofline of candidates."""
-    traits, samples = _traits(points, floors.facts.samples)
-    wide = points.laid("free") & (points.tensor > 1)
+    traits, samples = _traits(table, bounds.facts.samples)
+    wide = table.laid("free") & (table.tensor > 1)
     # The batch split over all ranks stands for layouts that deduction finds on two axes.
-    rows = points.laid_as("free", "data").rows
-    rows[wide] = points.where(wide).data_parallel().rows
+    rows = table.laid_as("free", "data").rows
+    rows[wide] = table.where(wide).data_parallel().rows
     flat = CandidateTable(rows)
-    seconds = _seconds(flat, floors) * np.where(wide, FREE, 1.0)
-    return CandidateRoofline(seconds, floors.states(points), _beside(flat, floors), traits, samples)
+    seconds = _seconds(flat, bounds) * np.where(wide, FREE, 1.0)
+    return CandidateRoofline(seconds, bounds.states(table), _beside(flat, bounds), traits, samples)
 
 
-def _traits(points: CandidateTable, samples: int) -> tuple[Ints, Floats]:
-    parts = points.data * points.micro_batches
+def _traits(table: CandidateTable, samples: int) -> tuple[Ints, Floats]:
+    parts = table.data * table.micro_batches
     found = {
-        "layouts": points.layouts,
+        "layouts": table.layouts,
         "uneven": samples % parts > 0,
-        "experts": points.experts,
-        "tensor": points.tensor,
-        "outer": points.outer,
-        "again": points.recompute + 2 * points.offload > 0,
-        "gathers": points.zero == 3,
-        "staged": points.stages > 1,
-        "zero": points.zero,
-        "schedule": points.schedule,
-        "turns": points.turns > 1,
+        "experts": table.experts,
+        "tensor": table.tensor,
+        "outer": table.outer,
+        "again": table.recompute + 2 * table.offload > 0,
+        "gathers": table.zero == 3,
+        "staged": table.stages > 1,
+        "zero": table.zero,
+        "schedule": table.schedule,
+        "turns": table.turns > 1,
     }
     return np.stack([found[name] for name in _TRAITS], axis=1), np.log2(samples // parts + 1)
 
 
-def _seconds(points: CandidateTable, floors: LowerBounds) -> Floats:
-    work, exchanges, samples = floors.work, floors.exchanges, floors.facts.samples
-    m, stages, uneven = points.micro_batches, points.stages, work.unevenness(points)
-    filled = np.where(_puts_off(points), FILLED, 1.0)
+def _seconds(table: CandidateTable, bounds: LowerBounds) -> Floats:
+    work, exchanges, samples = bounds.work, bounds.exchanges, bounds.facts.samples
+    m, stages, uneven = table.micro_batches, table.stages, work.unevenness(table)
+    filled = np.where(_puts_off(table), FILLED, 1.0)
     # A micro-batch goes through all stages, one after the other: with few of them nothing fills the others' time.
-    late = np.maximum((stages - 1) / (m * points.turns) * filled, stages / m - uneven)
-    busy, facts = work.busy(points) * points.unevenness(samples), floors.facts
-    if facts.blocks is not None and points.offload.any():  # to the host and back
-        part = points.offload / facts.blocks.count / points.ranks
+    late = np.maximum((stages - 1) / (m * table.turns) * filled, stages / m - uneven)
+    busy, facts = work.busy(table) * table.unevenness(samples), bounds.facts
+    if facts.blocks is not None and table.offload.any():  # to the host and back
+        part = table.offload / facts.blocks.count / table.ranks
         busy = busy + 2 * work.to_host(Bytes(int(facts.kept))) * part
     # A gather of parameters takes as long as a reduction to shards. With ZeRO 1 there is one of each in a step, with
     # ZeRO 2 a reduction in each micro-batch, with ZeRO 3 also a gather in its forward and one in its backward.
-    levels = [points.zero == level for level in (1, 2, 3)]
-    reduced = exchanges.reduction(points) * np.select(levels, [np.full_like(m, 2), m + 1, 3 * m], 1)
-    exposed = np.maximum(reduced - HIDING * busy, 0.0) + work.updates_again(points)
-    times = np.where(samples % (points.data * m) > 0, UNKNOWN, 1.0)
-    found: Floats = times * ((busy + exchanges.sums(points)) * (uneven + late) + exposed)
+    levels = [table.zero == level for level in (1, 2, 3)]
+    reduced = exchanges.reduction(table) * np.select(levels, [np.full_like(m, 2), m + 1, 3 * m], 1)
+    exposed = np.maximum(reduced - HIDING * busy, 0.0) + work.updates_again(table)
+    times = np.where(samples % (table.data * m) > 0, UNKNOWN, 1.0)
+    found: Floats = times * ((busy + exchanges.sums(table)) * (uneven + late) + exposed)
     return found
 
 
-def _beside(points: CandidateTable, floors: LowerBounds) -> Floats:
+def _beside(table: CandidateTable, bounds: LowerBounds) -> Floats:
     """Bytes that a rank holds beside parameters, states and what its device reserves."""
-    m, s, facts = points.micro_batches, points.stages, floors.facts
+    m, s, facts = table.micro_batches, table.stages, bounds.facts
     count = facts.blocks.count if facts.blocks is not None else 1
     # The first group of ranks holds the most micro-batches, of all its parts together.
-    most = s + np.where(points.turns > 1, (s - 1) / points.turns, 0)
-    flying = np.where(points.scheduled("gpipe"), m, np.minimum(most, m))
+    most = s + np.where(table.turns > 1, (s - 1) / table.turns, 0)
+    flying = np.where(table.scheduled("gpipe"), m, np.minimum(most, m))
     given = facts.base.in_flight
     flying = flying if given is None else np.minimum(max(given), m)
-    again = (points.recompute + points.offload) / count * ~(_puts_off(points) & (points.turns == 1))
+    again = (table.recompute + table.offload) / count * ~(_puts_off(table) & (table.turns == 1))
     # The memory that stays under recompute takes two plans to know: where all have room it does not matter.
-    away = facts.kept - facts.kept_again if again.any() and floors.is_tight else 0.0
+    away = facts.kept - facts.kept_again if again.any() and bounds.is_tight else 0.0
     kept = facts.kept - away * again
-    cut = s * np.where(points.laid("data"), 1, points.tensor)
+    cut = s * np.where(table.laid("data"), 1, table.tensor)
     narrow = facts.parameters * facts.narrowed
-    whole = np.where((points.zero == 1) | (points.zero == 2), narrow * (1 - 1 / points.data), 0.0)
+    whole = np.where((table.zero == 1) | (table.zero == 2), narrow * (1 - 1 / table.data), 0.0)
     # Sums of several micro-batches are there as long as these are; those of one stand in what is kept.
-    summed = np.where(m > 1, facts.trained / np.where(points.zero < 2, 1, points.data), 0.0)
-    ahead = np.minimum(AHEAD * (2 * points.turns - 1) * s / count, 1) * narrow
-    gathered = np.where((points.zero == 3) & (s > 1), ahead, 0.0)
-    part = s * points.data * points.tensor * m
+    summed = np.where(m > 1, facts.trained / np.where(table.zero < 2, 1, table.data), 0.0)
+    ahead = np.minimum(AHEAD * (2 * table.turns - 1) * s / count, 1) * narrow
+    gathered = np.where((table.zero == 3) & (s > 1), ahead, 0.0)
+    part = s * table.data * table.tensor * m
     found: Floats = kept * flying / part + (whole + summed + gathered) / cut
     return found
 
 
-def _puts_off(points: CandidateTable) -> Mask:
+def _puts_off(table: CandidateTable) -> Mask:
     """True for pipelines that may put gradients of weights off: what runs again for a backward is there until these."""
-    found: Mask = (points.stages > 1) & points.scheduled("", "zero_bubble")
+    found: Mask = (table.stages > 1) & table.scheduled("", "zero_bubble")
     return found
 
 
@@ -171,11 +171,11 @@ class _Corrected:
     counts.
     """
 
-    def __init__(self, points: CandidateTable, floors: LowerBounds) -> None:
-        self.rough, self._stages = roofline(points, floors), points.stages
-        self._far = np.full(len(points), inf)
-        self._times = np.ones((3, len(points)))
-        self._planned: Mask = np.zeros(len(points), np.bool_)
+    def __init__(self, table: CandidateTable, bounds: LowerBounds) -> None:
+        self.rough, self._stages = roofline(table, bounds), table.stages
+        self._far = np.full(len(table), inf)
+        self._times = np.ones((3, len(table)))
+        self._planned: Mask = np.zeros(len(table), np.bool_)
         self._seen = 0
 
     def now(self, measured: Sequence[_Measured]) -> tuple[Floats, Floats]:
@@ -212,13 +212,13 @@ class MemoryOutlook:
     planned in their place, where the step has small ones.
     """
 
-    def __init__(self, points: CandidateTable, estimates: Estimates) -> None:
-        floors, blocks = estimates.floors, estimates.blocks
+    def __init__(self, table: CandidateTable, estimates: Estimates) -> None:
+        bounds, blocks = estimates.lower_bounds, estimates.blocks
         self._estimates = estimates
-        several = blocks > 0 and floors.limit is not None and floors.facts.small is not None
-        self._again: Mask = (points.recompute + points.offload == blocks) & several
-        self._own = _Corrected(points, floors)
-        self._kept = _Corrected(points.where(self._again).with_all_kept(), floors)
+        several = blocks > 0 and bounds.limit is not None and bounds.facts.small is not None
+        self._again: Mask = (table.recompute + table.offload == blocks) & several
+        self._own = _Corrected(table, bounds)
+        self._kept = _Corrected(table.where(self._again).with_all_kept(), bounds)
 
     def memory(self) -> Floats:
         """Bytes on a rank."""
@@ -267,23 +267,23 @@ class Estimates:
 
     def __init__(
         self,
-        floors: LowerBounds,
+        bounds: LowerBounds,
         small: Probes,
         strategy: Callable[[Candidate], Strategy],
         learned: Learned,
     ) -> None:
-        self.floors, self._small, self._strategy = floors, small, strategy
+        self.lower_bounds, self._small, self._strategy = bounds, small, strategy
         self.learned, self.measured = learned, list[_Measured]()
         self.looks: dict[Candidate, Probe] = dict(learned.looks)
         for flat, look in learned.looks.items():
             self.learn(flat, look.answer, planned=False)
-        for point, answer in learned.points.items():
-            self.learn(point, answer)
+        for candidate, answer in learned.candidates.items():
+            self.learn(candidate, answer)
 
     @cached_property
     def blocks(self) -> int:
         """Blocks that come again; 0 without any."""
-        found = self.floors.facts.blocks
+        found = self.lower_bounds.facts.blocks
         return found.count if found is not None else 0
 
     def over(self, memory: Floats, margin: Floats) -> Floats:
@@ -293,34 +293,34 @@ class Estimates:
             memory: bytes of candidates by estimate, with what devices reserve.
             margin: times as many bytes that they may take.
         """
-        return (memory - self.floors.reserve) / np.maximum(
-            self.room(margin) - self.floors.reserve, 1
+        return (memory - self.lower_bounds.reserve) / np.maximum(
+            self.room(margin) - self.lower_bounds.reserve, 1
         )
 
     def room(self, margin: Floats) -> Floats:
         """Bytes that candidates may take by estimate, with what devices reserve."""
-        limit, reserve = self.floors.limit, self.floors.reserve
+        limit, reserve = self.lower_bounds.limit, self.lower_bounds.reserve
         room = inf if limit is None else max(limit - reserve, 1)
         return reserve + room / margin
 
-    def of(self, points: CandidateTable) -> MemoryOutlook:
+    def of(self, table: CandidateTable) -> MemoryOutlook:
         """The estimates of some candidates."""
-        return MemoryOutlook(points, self)
+        return MemoryOutlook(table, self)
 
-    def learn(self, point: Candidate, found: Answer | None, planned: bool = True) -> None:
+    def learn(self, candidate: Candidate, found: Answer | None, planned: bool = True) -> None:
         """Correct the estimates of candidates alike by what one takes; those like one that is refused wait.
 
         Args:
-            candidate: which.
+            candidate: the planned candidate.
             found: by a plan of it, or by small steps where it was not `planned`.
         """
         if found is None:
             return
-        own = _Corrected(CandidateTable.of([point]), self.floors)
+        own = _Corrected(CandidateTable.of([candidate]), self.lower_bounds)
         rough = own.rough
         seconds, memory = own.now(self.measured)
         if isinstance(found, Unplannable):
-            if point.tensor == 1:
+            if candidate.tensor == 1:
                 return
             seconds *= UNKNOWN
         else:
@@ -330,130 +330,134 @@ class Estimates:
         beside = max(float(rough.beside[0]), 1.0)
         # Where only the batch is cut, activations are those of one device. Other memory, such as gathered weights and
         # whole gradients, is the same for more samples.
-        as_alone = point.layouts == "data" and point.stages == 1
+        as_alone = candidate.layouts == "data" and candidate.stages == 1
         most = max(held - beside, 0.0) if as_alone else inf
         traits, samples = rough.traits[0], float(rough.samples[0])
         self.measured.append(_Measured(traits, samples, times, held / beside, most, planned))
 
-    def look(self, point: Candidate) -> None:
+    def look(self, candidate: Candidate) -> None:
         """Plan the small steps of a candidate, where nothing is known of it."""
-        for flat in self._needed(point):
+        for flat in self._needed(candidate):
             if flat not in self.looks:
                 strategy = self._strategy(flat)
                 answer = self._small.of(strategy)
                 self.looks[flat] = Probe(answer, self._small.seconds_of_plan(strategy))
                 self.learn(flat, answer, planned=False)
 
-    def probed(self, point: Candidate) -> bool:
+    def probed(self, candidate: Candidate) -> bool:
         """True where nothing has to be planned for a candidate's estimates."""
-        return point in self.learned.points or all(one in self.looks for one in self._needed(point))
+        return candidate in self.learned.candidates or all(
+            one in self.looks for one in self._needed(candidate)
+        )
 
-    def ahead(self, point: Candidate) -> bool:
+    def ahead(self, candidate: Candidate) -> bool:
         """Have a candidate's small steps planned by other processes that have time; false where none has."""
-        missing = () if point in self.learned.points else self._needed(point)
+        missing = () if candidate in self.learned.candidates else self._needed(candidate)
         return all(
             self._small.ahead(self._strategy(one)) for one in missing if one not in self.looks
         )
 
-    def _needed(self, point: Candidate) -> tuple[Candidate, ...]:
+    def _needed(self, candidate: Candidate) -> tuple[Candidate, ...]:
         """The candidates that are looked at for one: of blocks that run again, or wait, also the one with none of
         them.
         """
-        flat = replace(point, stages=1, schedule="", turns=1)
-        if _again(point) and self.floors.limit is not None:
+        flat = replace(candidate, stages=1, schedule="", turns=1)
+        if _again(candidate) and self.lower_bounds.limit is not None:
             return _with_blocks(flat, 0), _with_blocks(flat, self.blocks)
-        return (_with_blocks(flat, self.blocks),) if _again(point) else (flat,)
+        return (_with_blocks(flat, self.blocks),) if _again(candidate) else (flat,)
 
-    def about(self, point: Candidate) -> tuple[Seconds, Bytes]:
+    def about(self, candidate: Candidate) -> tuple[Seconds, Bytes]:
         """Seconds of a step, with room or without, and bytes on a rank."""
-        if 0 < _again(point) < self.blocks:
-            every, none = (_with_blocks(point, count) for count in (self.blocks, 0))
-            part = _again(point) / self.blocks
+        if 0 < _again(candidate) < self.blocks:
+            every, none = (_with_blocks(candidate, count) for count in (self.blocks, 0))
+            part = _again(candidate) / self.blocks
             pairs = zip(self.about(none), self.about(every), strict=True)
             seconds, memory = (one + part * (two - one) for one, two in pairs)
         else:
-            found = _Corrected(CandidateTable.of([point]), self.floors).now(self.measured)
+            found = _Corrected(CandidateTable.of([candidate]), self.lower_bounds).now(self.measured)
             seconds, memory = (float(each[0]) for each in found)
         return Seconds(seconds), Bytes(int(memory))
 
-    def has_room(self, point: Candidate) -> bool:
+    def has_room(self, candidate: Candidate) -> bool:
         """True for a candidate that should fit, as far as is known."""
-        memory = np.array([float(self.about(point)[1])])
-        own = _Corrected(CandidateTable.of([point]), self.floors)
+        memory = np.array([float(self.about(candidate)[1])])
+        own = _Corrected(CandidateTable.of([candidate]), self.lower_bounds)
         own.now(self.measured)
         return bool(self.over(memory, own.margin)[0] <= 1)
 
-    def measures(self, point: Candidate) -> Measures | None:
+    def measures(self, candidate: Candidate) -> Measures | None:
         """The measures of a candidate that was looked at, about; None of others, and where it cannot be planned."""
-        before = self.learned.points.get(point)
+        before = self.learned.candidates.get(candidate)
         if isinstance(before, Measures):
             return before
-        every = [self.looks[one].answer for one in self._needed(point) if one in self.looks]
+        every = [self.looks[one].answer for one in self._needed(candidate) if one in self.looks]
         found = [each for each in every if isinstance(each, Measures)]
-        if len(found) < len(self._needed(point)):
+        if len(found) < len(self._needed(candidate)):
             return None
-        part = _again(point) / self.blocks if _again(point) else 1.0
+        part = _again(candidate) / self.blocks if _again(candidate) else 1.0
         flat = along(found[0], found[-1], part)
-        if point.stages == 1:
+        if candidate.stages == 1:
             return flat
-        seconds, memory = self.about(point)
-        exposed = flat.exposed / point.stages
-        idle = max(seconds - exposed - flat.computing / point.stages, 0.0)
+        seconds, memory = self.about(candidate)
+        exposed = flat.exposed / candidate.stages
+        idle = max(seconds - exposed - flat.computing / candidate.stages, 0.0)
         return Measures(seconds, memory, Seconds(exposed), Seconds(idle))
 
-    def just_enough(self, point: Candidate) -> Candidate:
+    def just_enough(self, candidate: Candidate) -> Candidate:
         """The candidate with as few blocks that run again, or wait, as have room; itself where all must, or none
         must.
         """
-        if self.floors.limit is None or _again(point) != self.blocks or not self.blocks:
-            return point
-        own = _Corrected(CandidateTable.of([point]), self.floors)
+        if self.lower_bounds.limit is None or _again(candidate) != self.blocks or not self.blocks:
+            return candidate
+        own = _Corrected(CandidateTable.of([candidate]), self.lower_bounds)
         own.now(self.measured)
-        none, every = (self.about(_with_blocks(point, count))[1] for count in (0, self.blocks))
+        none, every = (self.about(_with_blocks(candidate, count))[1] for count in (0, self.blocks))
         # With room to spare, where all blocks leave some.
         sure, room = (float(self.room(own.margin * each)[0]) for each in (own.spare, 1.0))
         room = sure if every <= sure else room
         if not every <= room < none:
-            return point
-        parts = point.stages * point.turns
+            return candidate
+        parts = candidate.stages * candidate.turns
         fewest = ceil((none - room) / (none - every) * self.blocks / parts) * parts
-        return _with_blocks(point, min(fewest, self.blocks))
+        return _with_blocks(candidate, min(fewest, self.blocks))
 
-    def seconds_of_plan(self, point: Candidate) -> float:
+    def seconds_of_plan(self, candidate: Candidate) -> float:
         """Seconds in which a candidate would be planned and simulated, about; 0 where no look says it."""
-        flat = self._needed(point)[-1]
-        times = COMPUTED if point.stages > 1 and not point.schedule else 1.0
+        flat = self._needed(candidate)[-1]
+        times = COMPUTED if candidate.stages > 1 and not candidate.schedule else 1.0
         look = self.looks.get(flat)
         known = look is not None and not isinstance(look.answer, Unplannable)
-        return times * (look.seconds if look is not None and known else self._seconds_alike(point))
+        return times * (
+            look.seconds if look is not None and known else self._seconds_alike(candidate)
+        )
 
-    def seconds_of_probe(self, point: Candidate) -> float:
+    def seconds_of_probe(self, candidate: Candidate) -> float:
         """Seconds in which a candidate would be looked at, about; 0 where it was, or where nothing says it."""
-        if self.probed(point) or not self.blocks:
+        if self.probed(candidate) or not self.blocks:
             return 0.0
-        return (FEW + MORE) / self.blocks * self._seconds_alike(point)
+        return (FEW + MORE) / self.blocks * self._seconds_alike(candidate)
 
-    def _seconds_alike(self, point: Candidate) -> float:
+    def _seconds_alike(self, candidate: Candidate) -> float:
         """Seconds in which a candidate without stages would be planned, by the look at the one most alike; 0 without.
 
         By one with as many micro-batches or fewer, layers cut or not: half of the time depends on their number.
         """
         looks = [
-            ((flat.tensor > 1) == (point.tensor > 1), flat.micro_batches, look.seconds)
+            ((flat.tensor > 1) == (candidate.tensor > 1), flat.micro_batches, look.seconds)
             for flat, look in self.looks.items()
-            if flat.micro_batches <= point.micro_batches
+            if flat.micro_batches <= candidate.micro_batches
             and not isinstance(look.answer, Unplannable)
         ]
         _, many, seconds = max(looks, default=(False, 1, 0.0))
-        return seconds * (1 + point.micro_batches / many) / 2
+        return seconds * (1 + candidate.micro_batches / many) / 2
 
 
-def _again(point: Candidate) -> int:
-    return point.recompute + point.offload
+def _again(candidate: Candidate) -> int:
+    return candidate.recompute + candidate.offload
 
 
-def _with_blocks(point: Candidate, count: int) -> Candidate:
+def _with_blocks(candidate: Candidate, count: int) -> Candidate:
     """The candidate with so many blocks that run again, or wait, whichever do."""
-    if point.offload:
-        return replace(point, offload=count)
-    return replace(point, recompute=count) if point.recompute else point
+    if candidate.offload:
+        return replace(candidate, offload=count)
+    return replace(candidate, recompute=count) if candidate.recompute else candidate

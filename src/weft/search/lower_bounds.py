@@ -41,27 +41,27 @@ class Exchanges:
     _bytes: dict[object, float] = field(default_factory=dict, repr=False)
     _grouped: dict[object, list[tuple[int, ...]]] = field(default_factory=dict, repr=False)
 
-    def reduction(self, points: CandidateTable, least: bool = False) -> Floats:
+    def reduction(self, table: CandidateTable, least: bool = False) -> Floats:
         """Seconds in which gradients of weights are added up along the data axis; "free" layouts need add up none.
 
         With `least` each rank may gather what is around a layer, and make the whole gradient.
         """
         if least and self.facts.guided:
-            return np.zeros(len(points))
-        several = (points.data > 1) & ~points.laid("free")
-        found, some = np.zeros(len(points)), points.where(several)
+            return np.zeros(len(table))
+        several = (table.data > 1) & ~table.laid("free")
+        found, some = np.zeros(len(table)), table.where(several)
         whole, sharded = some.laid("data"), some.zero > 0
         form = 2 * ((2 * some.grids + whole) * 2 + sharded) + some.outer
-        found[several] = _for_each(form, lambda number: self._reduced(some.point(number), least))
+        found[several] = _for_each(form, lambda n: self._reduced(some.candidate(n), least))
         return found
 
-    def _reduced(self, point: Candidate, least: bool) -> float:
-        collective: CollectiveKind = "reduce_scatter" if point.zero else "all_reduce"
-        key = point.layouts == "data", collective, least
+    def _reduced(self, candidate: Candidate, least: bool) -> float:
+        collective: CollectiveKind = "reduce_scatter" if candidate.zero else "all_reduce"
+        key = candidate.layouts == "data", collective, least
         size = once(self._bytes, key, lambda: self._gradients(*key))
-        size /= point.tensor * point.stages
+        size /= candidate.tensor * candidate.stages
         whole = Bytes(int(size))
-        return self._collective(collective, whole, point, along_data=True, least=least)
+        return self._collective(collective, whole, candidate, along_data=True, least=least)
 
     def _gradients(self, whole: bool, collective: CollectiveKind, least: bool) -> float:
         """Bytes of gradients that are added up by a collective: of all weights, or of those that are cut."""
@@ -81,18 +81,18 @@ class Exchanges:
             and (whole or each.key.removesuffix(".weight") in cuts)
         )
 
-    def sums(self, points: CandidateTable, least: bool = False) -> Floats:
+    def sums(self, table: CandidateTable, least: bool = False) -> Floats:
         """Seconds in which what layers cut by columns and rows leave in parts along the tensor axis is added up.
 
         With `least` weights may be gathered in place.
         """
-        cut = points.laid("columns") | points.laid("sequence")
-        found = np.zeros(len(points))
-        some = points.where(cut)
+        cut = table.laid("columns") | table.laid("sequence")
+        found = np.zeros(len(table))
+        some = table.where(cut)
         if len(some) and not (least and self._are_cut_otherwise):
             micro = some.micro_batches
             form = (some.grids * (micro.max() + 1) + micro) * 2 + some.outer
-            found[cut] = _for_each(form, lambda number: self._added_up(some.point(number), least))
+            found[cut] = _for_each(form, lambda n: self._added_up(some.candidate(n), least))
         return found
 
     @cached_property
@@ -102,27 +102,28 @@ class Exchanges:
         base = self.facts.base.parameters
         return self.facts.guided or any(first_match(base, each) is not None for each in weights)
 
-    def _added_up(self, point: Candidate, least: bool) -> float:
+    def _added_up(self, candidate: Candidate, least: bool) -> float:
         total = 0.0
         for each, count in Counter(self.facts.sums).items():
-            size = Bytes(int(each.size * self.facts.narrowed / (point.data * point.micro_batches)))
+            parts = candidate.data * candidate.micro_batches
+            size = Bytes(int(each.size * self.facts.narrowed / parts))
             collective: CollectiveKind = "reduce_scatter" if least and each.once else "all_reduce"
-            one = self._collective(collective, size, point, along_data=False, least=least)
-            added = point.micro_batches * one
+            one = self._collective(collective, size, candidate, along_data=False, least=least)
+            added = candidate.micro_batches * one
             if least:
                 weights = Bytes(int(each.weights * self.facts.narrowed))
                 gathered = self._collective(
-                    "all_gather", weights, point, along_data=False, least=True
+                    "all_gather", weights, candidate, along_data=False, least=True
                 )
                 added = min(added, gathered)
             total += count * added
-        return total / point.stages
+        return total / candidate.stages
 
     def _collective(
         self,
         collective: CollectiveKind,
         size: Bytes,
-        point: Candidate,
+        candidate: Candidate,
         *,
         along_data: bool,
         least: bool,
@@ -131,14 +132,14 @@ class Exchanges:
 
         One of the stages has as much as this or more; with unlike links it may be the one whose links are fastest.
         """
-        parts = point.data if along_data else point.tensor
+        parts = candidate.data if along_data else candidate.tensor
         if parts == 1:
             return 0.0
         moved = size * (parts - 1) // parts * (2 if collective == "all_reduce" else 1)
         # Neighbours of a group are as far apart as the other axis is long, where that lies inside.
-        other = point.tensor if along_data else point.data
-        apart = other if along_data != point.outer else 1
-        where = parts, apart, point.ranks
+        other = candidate.tensor if along_data else candidate.data
+        apart = other if along_data != candidate.outer else 1
+        where = parts, apart, candidate.ranks
 
         def seconds() -> float:
             # Neighbours of a communicator are so many ranks apart.
@@ -148,7 +149,7 @@ class Exchanges:
                 where,
                 lambda: [
                     every[begin + place : begin + whole : apart]
-                    for begin in range(0, point.ranks, whole)
+                    for begin in range(0, candidate.ranks, whole)
                     for place in range(apart)
                 ],
             )
@@ -163,7 +164,7 @@ class Exchanges:
                 for first in range(0, min(len(groups), unlike), one)
             )
 
-        return once(self._seconds, (collective, size, where, least and point.stages), seconds)
+        return once(self._seconds, (collective, size, where, least and candidate.stages), seconds)
 
     @cached_property
     def _node(self) -> int:
@@ -214,43 +215,43 @@ class LowerBounds:
         """True where pieces of calls are known to be no faster than their part of the whole."""
         return isinstance(self._costs, TopologyCosts | DefaultDevice)
 
-    def least(self, points: CandidateTable) -> Floats:
+    def least(self, table: CandidateTable) -> Floats:
         """Seconds that steps of candidates take at least."""
         if not self.exact:
             # The operations of the step over those that all devices can do in a second, in any dtype.
             capacities = map(self._costs.capacity, self.facts.ranks)
             peaks = sorted(max(each.peaks.values(), default=0.0) for each in capacities)
             used = np.cumsum(peaks[::-1])
-            return self.facts.flops / used[points.ranks - 1] if peaks[0] else np.zeros(len(points))
+            return self.facts.flops / used[table.ranks - 1] if peaks[0] else np.zeros(len(table))
         work, exchanges = self.work, self.exchanges
-        floors = (
-            work.chain(points),
-            work.busy(points, least=True),
-            exchanges.reduction(points, least=True),
-            exchanges.sums(points, least=True),
+        lower_bounds = (
+            work.chain(table),
+            work.busy(table, least=True),
+            exchanges.reduction(table, least=True),
+            exchanges.sums(table, least=True),
         )
-        found: Floats = np.max(floors, axis=0)
+        found: Floats = np.max(lower_bounds, axis=0)
         return found
 
-    def states(self, points: CandidateTable) -> Floats:
+    def states(self, table: CandidateTable) -> Floats:
         """Bytes of parameters and optimizer states of each candidate on a rank, with what its device reserves.
 
         Where devices have unlike limits, as they compare with the least of these: `Measures.memory`.
         """
-        found: Floats = np.maximum(self.variables(points) + self._beside[points.ranks - 1], 0.0)
+        found: Floats = np.maximum(self.variables(table) + self._beside[table.ranks - 1], 0.0)
         return found
 
-    def variables(self, points: CandidateTable) -> Floats:
+    def variables(self, table: CandidateTable) -> Floats:
         """Bytes of variables of each candidate on a rank, the mean of all: parameters, buffers and optimizer states."""
-        cut = np.where(points.laid("data"), 1, points.tensor)
-        shards = np.where((points.zero > 0) | points.laid("free"), points.data, 1)
+        cut = np.where(table.laid("data"), 1, table.tensor)
+        shards = np.where((table.zero > 0) | table.laid("free"), table.data, 1)
         whole = self.facts.states + self.facts.parameters
-        split = points.experts & (shards == 1)
-        left = whole - np.where(split, self.facts.expert_bytes * (1 - 1 / points.data), 0.0)
+        split = table.experts & (shards == 1)
+        left = whole - np.where(split, self.facts.expert_bytes * (1 - 1 / table.data), 0.0)
         # What the user splits may be so along all axes.
         laid = self.facts.laid_bytes
-        every = points.data * points.tensor
-        found: Floats = ((left - laid) / (cut * shards) + laid / every) / points.stages
+        every = table.data * table.tensor
+        found: Floats = ((left - laid) / (cut * shards) + laid / every) / table.stages
         return found
 
     @cached_property
@@ -276,11 +277,11 @@ class LowerBounds:
         states = float(self.states(CandidateTable.of([Candidate(ranks)]))[0])
         return states + self.facts.kept / ranks > self.limit
 
-    def memory(self, points: CandidateTable) -> Floats:
+    def memory(self, table: CandidateTable) -> Floats:
         """Bytes that a rank takes at least, for each candidate."""
-        return np.floor(self.states(points))
+        return np.floor(self.states(table))
 
-    def may_fit(self, points: CandidateTable) -> Mask:
+    def may_fit(self, table: CandidateTable) -> Mask:
         """True for candidates that take no more memory at least than the limit."""
-        found: Mask = self.memory(points) <= (inf if self.limit is None else self.limit)
+        found: Mask = self.memory(table) <= (inf if self.limit is None else self.limit)
         return found

@@ -31,15 +31,15 @@ class CandidateQueue:
         left_out: candidates that came out, for want of time to look at them.
     """
 
-    def __init__(self, points: CandidateTable, least: Floats, estimates: Estimates) -> None:
-        self.points, self._least, self._estimates = points, least, estimates
-        self.left: Mask = np.ones(len(points), np.bool_)
+    def __init__(self, candidates: CandidateTable, least: Floats, estimates: Estimates) -> None:
+        self.candidates, self._least, self._estimates = candidates, least, estimates
+        self.left: Mask = np.ones(len(candidates), np.bool_)
         self.left_out = 0
         # Candidates whose small steps were planned, or cannot be; those that stand for others with fewer blocks again.
-        self._looked: Mask = np.zeros(len(points), np.bool_)
-        self._refused: Mask = np.zeros(len(points), np.bool_)
-        self._as_few: Mask = np.ones(len(points), np.bool_)
-        self._order: Floats = np.zeros(len(points))
+        self._looked: Mask = np.zeros(len(candidates), np.bool_)
+        self._refused: Mask = np.zeros(len(candidates), np.bool_)
+        self._as_few: Mask = np.ones(len(candidates), np.bool_)
+        self._order: Floats = np.zeros(len(candidates))
         self._known, self._looks = -1, 0
 
     def __len__(self) -> int:
@@ -47,7 +47,7 @@ class CandidateQueue:
 
     @cached_property
     def _outlook(self) -> MemoryOutlook:
-        return self._estimates.of(self.points)
+        return self._estimates.of(self.candidates)
 
     def _now(self) -> Floats:
         """Seconds by which all candidates are ordered now; endless where they cannot be planned."""
@@ -62,7 +62,7 @@ class CandidateQueue:
     def _note_looks(self) -> None:
         looks = list(self._estimates.looks.items())
         for flat, look in looks[self._looks :]:
-            alike = self.points.flat_as(flat)
+            alike = self.candidates.flat_as(flat)
             self._looked |= alike
             if isinstance(look.answer, Unplannable):
                 self._refused |= alike
@@ -74,22 +74,22 @@ class CandidateQueue:
         self.left &= ~gone
         return int(gone.sum())
 
-    def take(self, point: Candidate) -> bool:
+    def take(self, candidate: Candidate) -> bool:
         """Leave out a candidate, which is planned; false where it is none of those that are left."""
-        number = self.points.number(point)
+        number = self.candidates.number(candidate)
         was_left = number is not None and bool(self.left[number])
         if number is not None:
             self.left[number] = False
         return was_left
 
-    def leave_out(self, point: Candidate) -> None:
+    def leave_out(self, candidate: Candidate) -> None:
         """Leave out a candidate for want of time to look at it."""
-        self.take(point)
+        self.take(candidate)
         self.left_out += 1
 
-    def as_it_stands(self, point: Candidate) -> None:
+    def as_it_stands(self, candidate: Candidate) -> None:
         """Have a candidate stand for itself, with all its blocks again: one with fewer of them has been offered."""
-        number = self.points.number(point)
+        number = self.candidates.number(candidate)
         if number is not None:
             self._as_few[number] = False
             self._known = -1
@@ -105,7 +105,7 @@ class CandidateQueue:
         else:
             near = np.argpartition(now, min(count, len(now) - 1))[:count].tolist() if count else []
             every = sorted(near, key=lambda one: (now[one], one))
-        return [(self.points.point(one), float(now[one])) for one in every]
+        return [(self.candidates.candidate(one), float(now[one])) for one in every]
 
     def with_room(self, among: Mask, looked: bool) -> Iterator[tuple[Candidate, float]]:
         """Candidates that are left and should have room, the fastest first; with `looked` only such as were looked at.
@@ -117,7 +117,7 @@ class CandidateQueue:
         roomy: Mask = counts & (over * self._outlook.spare <= 1)
         numbers = np.flatnonzero(roomy if roomy.any() else counts & (over <= 1))
         for number in numbers[np.argsort(now[numbers], kind="stable")]:
-            yield self.points.point(int(number)), float(now[number])
+            yield self.candidates.candidate(int(number)), float(now[number])
 
     def smallest(self, among: Mask) -> Candidate | None:
         """The candidate that takes the least memory by estimate, of equal ones the fastest."""
@@ -126,4 +126,4 @@ class CandidateQueue:
             return None
         memory = np.where(counts, self._outlook.memory(), inf)
         least = np.flatnonzero(memory <= memory.min())
-        return self.points.point(int(least[self._now()[least].argmin()]))
+        return self.candidates.candidate(int(least[self._now()[least].argmin()]))

@@ -144,10 +144,10 @@ def to_json(learned: Learned) -> dict[str, Any]:
     return {
         "answers": {key: _answer_json(each) for key, each in learned.answers.items()},
         "longer": {key: each.seconds for key, each in learned.longer.items()},
-        "points": [[*astuple(point), _answer_json(each)] for point, each in learned.points.items()],
+        "points": [[*astuple(key), _answer_json(each)] for key, each in learned.candidates.items()],
         "looks": [
-            [*astuple(point), _answer_json(look.answer), look.seconds]
-            for point, look in learned.looks.items()
+            [*astuple(candidate), _answer_json(look.answer), look.seconds]
+            for candidate, look in learned.looks.items()
         ],
     }
 
@@ -194,10 +194,10 @@ def _number(found: Any) -> float:
 
 def _point(row: list[Any]) -> Candidate:
     if len(row) != WIDTH:
-        raise ValueError(f"expected the {WIDTH} coordinates of a point, found {row!r}")
+        raise ValueError(f"expected the {WIDTH} coordinates of a candidate, found {row!r}")
     for name, found in zip(COLUMNS, row, strict=True):
         if not may_be(name, found):
-            raise ValueError(f"expected a point's {name}, found {found!r}")
+            raise ValueError(f"expected a candidate's {name}, found {found!r}")
     return Candidate(*row)
 
 
@@ -228,10 +228,10 @@ class Learned:
 
     answers: Mapping[str, Answer] = field(default_factory=dict)
     longer: Mapping[str, TooSlow] = field(default_factory=dict)
-    points: Mapping[Candidate, Answer] = field(default_factory=dict)
+    candidates: Mapping[Candidate, Answer] = field(default_factory=dict)
     looks: Mapping[Candidate, Probe] = field(default_factory=dict)
 
-    def was_slower(self, point: Candidate, seconds: float) -> bool:
+    def was_slower(self, candidate: Candidate, seconds: float) -> bool:
         """True where a candidate took longer than that."""
-        found = self.points.get(point)
+        found = self.candidates.get(candidate)
         return isinstance(found, Measures) and found.seconds > seconds

@@ -64,9 +64,9 @@ def search(
         topology: the machine, as `weft.simulate` takes it.
         seconds: that the search may take.
         fixed: entries that are set hold for every strategy; the others are searched. A graph file's precision holds,
-        too.
+            too.
         start: a strategy that is tried first, with all that is fixed; or an earlier search, of which the best is. Its
-        measurements are reused where step and machine are the same, so that less is planned.
+            measurements are reused where step and machine are the same, so that less is planned.
         memory_limit: bytes of a device that a rank may take, with what the device reserves; by default what it has.
         seed: of what is drawn.
         moves: how many strategies are planned at most, in place of seconds.
@@ -90,12 +90,12 @@ def search(
     with passed_over(), Planners(count) as processes:
         processes.begin(len(stored.graph.nodes))
         facts = StepFacts(stored, machine, base)
-        floors = LowerBounds(facts, machine.least_limit)
+        lower_bounds = LowerBounds(facts, machine.least_limit)
         learned = Learned()
         if isinstance(earlier, SearchRecord):
             learned = earlier.learned_of(stored, machine, base)
         evaluator = Evaluator(stored, machine, facts.ranks, planners=processes)
-        state = SearchState(evaluator, floors, budget, learned, told)
+        state = SearchState(evaluator, lower_bounds, budget, learned, told)
         _plan_given(state, first, every_rank)
         move = partial(improve, state, seed)
         if is_planned_as_is(base):
@@ -115,20 +115,20 @@ def _phases(
 
     First candidates that should be quick, and moves, each for a part of the time; then all that is left.
     """
-    points = Enumeration(state)
-    by_hand, others = partial(points.plan, True), partial(points.plan, False)
+    candidates = Enumeration(state)
+    by_hand, others = partial(candidates.plan, True), partial(candidates.plan, False)
     if (
         state.budget.moves < inf
     ):  # all candidates before moves: what so many find depends on no clock
-        yield 1.0, points.probe_smallest
-        yield 1.0, points.plan_cheapest
+        yield 1.0, candidates.probe_smallest
+        yield 1.0, candidates.plan_cheapest
     else:
-        yield 0.4, points.probe_smallest
-        yield 0.4, points.probe_kinds
-        yield 0.4, points.plan_cheapest
+        yield 0.4, candidates.probe_smallest
+        yield 0.4, candidates.probe_kinds
+        yield 0.4, candidates.plan_cheapest
         yield 0.4, partial(by_hand, likely=True)
         likely = partial(others, likely=True)
-        first, second = (likely, move) if points.others_are_better() else (move, likely)
+        first, second = (likely, move) if candidates.others_are_better() else (move, likely)
         yield 0.7, first
         yield 0.9, second
         # What was not reached in its part of the time: nothing by hand that should be faster is left out for moves.

@@ -100,9 +100,9 @@ class SharedWork:
         whole = few + self.facts.along * (more - few)
         return max(1 - self._blocks * (more - few) / (MORE - FEW) / max(whole, 1e-30), 0.0)
 
-    def unevenness(self, points: CandidateTable) -> Floats:
+    def unevenness(self, table: CandidateTable) -> Floats:
         """Seconds of the busiest stage over the mean of all, where stages are cut evenly; 1 without any."""
-        return uneven_stages(points, self.facts.parts, self.outside)
+        return uneven_stages(table, self.facts.parts, self.outside)
 
     @cached_property
     def of_kind(self) -> Mapping[int, StepWork]:
@@ -164,55 +164,55 @@ class SharedWork:
         call = OpCall("weft.offload", (operand(0),), (), (whole,), (whole,))
         return self._costs.of_call(self.facts.ranks[0], call).seconds
 
-    def busy(self, points: CandidateTable, least: bool = False) -> Floats:
+    def busy(self, table: CandidateTable, least: bool = False) -> Floats:
         """Seconds of the busiest compute queue; of `least` without what some plan of the candidate can leave out."""
-        starts = self._of_ranks(points, lambda each: each.starts)
-        update = self._of_ranks(points, lambda each: each.update)
-        calls = self._calls(points, least)
-        return calls + points.micro_batches * starts / points.stages + update
+        starts = self._of_ranks(table, lambda each: each.starts)
+        update = self._of_ranks(table, lambda each: each.update)
+        calls = self._calls(table, least)
+        return calls + table.micro_batches * starts / table.stages + update
 
-    def updates_again(self, points: CandidateTable) -> Floats:
+    def updates_again(self, table: CandidateTable) -> Floats:
         """Seconds in which a rank updates what others update, too: all along the data axis where nothing is sharded."""
-        update = self._of_ranks(points, lambda each: each.update)
-        return np.where(points.zero == 0, update * (points.data - 1), 0.0)
+        update = self._of_ranks(table, lambda each: each.update)
+        return np.where(table.zero == 0, update * (table.data - 1), 0.0)
 
-    def chain(self, points: CandidateTable) -> Floats:
+    def chain(self, table: CandidateTable) -> Floats:
         """Seconds of the longest chain through all stages, at least, by the parts above; 0 without any.
 
         A stage waits, in each step, for the forward of those before it and, where backward and forward take turns, for
         their backward, but for gradients of weights; of stages of any size, the best balance counts. 0, too, where
         parts are not in line, or devices of several kinds: slow ones may be last, with little work.
         """
-        calls = self._calls(points, least=True)
-        both = points.scheduled("gpipe", "1f1b")
-        forward = _SURELY * self._of_ranks(points, lambda each: each.forward)
+        calls = self._calls(table, least=True)
+        both = table.scheduled("gpipe", "1f1b")
+        forward = _SURELY * self._of_ranks(table, lambda each: each.forward)
         waited = np.where(both, _WAITED * calls, np.minimum(forward, _WAITED * calls))
-        late = np.where(both, (calls - waited) / points.micro_batches, 0.0)
+        late = np.where(both, (calls - waited) / table.micro_batches, 0.0)
         # A stage does its part of all micro-batches, and waits before it for one of them in each stage before it. The
         # balance of stages that ends first has all of them end at the same time.
-        part = np.minimum(waited / (np.maximum(calls - late, 1e-30) * points.micro_batches), 1.0)
-        share = 1 - (1 - part) ** points.stages
-        found = waited * points.stages / points.micro_batches / np.maximum(share, 1e-30)
+        part = np.minimum(waited / (np.maximum(calls - late, 1e-30) * table.micro_batches), 1.0)
+        share = 1 - (1 - part) ** table.stages
+        found = waited * table.stages / table.micro_batches / np.maximum(share, 1e-30)
         in_line = self.facts.sequential and len(self.of_kind) == 1
-        none = (points.stages == 1) | (points.turns > 1) | (not in_line)
+        none = (table.stages == 1) | (table.turns > 1) | (not in_line)
         return np.where(none, 0.0, found)
 
-    def _calls(self, points: CandidateTable, least: bool) -> Floats:
-        calls = self._of_ranks(points, lambda each: each.calls)
-        again = self._of_ranks(points, lambda each: each.again if least else each.all_again)
-        calls += again * points.recompute / self._blocks
+    def _calls(self, table: CandidateTable, least: bool) -> Floats:
+        calls = self._of_ranks(table, lambda each: each.calls)
+        again = self._of_ranks(table, lambda each: each.again if least else each.all_again)
+        calls += again * table.recompute / self._blocks
         if not least:
             return calls
-        losses = self._of_ranks(points, lambda each: each.losses)
-        whole = points.laid("data") & (not self.facts.laid and not self.facts.guided)
+        losses = self._of_ranks(table, lambda each: each.losses)
+        whole = table.laid("data") & (not self.facts.laid and not self.facts.guided)
         return calls - np.where(whole, 0.0, losses)
 
     @cached_property
     def _blocks(self) -> int:
         return self.facts.blocks.count if self.facts.blocks is not None else 1
 
-    def _of_ranks(self, points: CandidateTable, seconds: Callable[[StepWork], float]) -> Floats:
-        every, inverse = np.unique(points.ranks, return_inverse=True)
+    def _of_ranks(self, table: CandidateTable, seconds: Callable[[StepWork], float]) -> Floats:
+        every, inverse = np.unique(table.ranks, return_inverse=True)
         found = [
             once(self._shared, int(ranks), partial(self._shared_by, int(ranks))) for ranks in every
         ]
@@ -258,9 +258,9 @@ def unevenness_of(blocks: int, outside: float, stages: int, turns: int) -> float
     return min(whole, _busiest(_PIECES * blocks, outside, stages, turns))
 
 
-def uneven_stages(points: CandidateTable, blocks: int, outside: float) -> Floats:
+def uneven_stages(table: CandidateTable, blocks: int, outside: float) -> Floats:
     """The same of candidates; 1 for those without stages."""
-    pairs, inverse = np.unique(np.stack([points.stages, points.turns]), axis=1, return_inverse=True)
+    pairs, inverse = np.unique(np.stack([table.stages, table.turns]), axis=1, return_inverse=True)
     every = [unevenness_of(blocks, outside, int(stages), int(turns)) for stages, turns in pairs.T]
     return np.array(every)[inverse.reshape(-1)]
 

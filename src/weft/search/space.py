@@ -28,7 +28,7 @@ from weft.strategy.text import LAYOUTS
 from weft.units import counted
 
 
-def points(facts: StepFacts, every_rank: bool, idle: bool) -> CandidateTable:
+def candidates(facts: StepFacts, every_rank: bool, idle: bool) -> CandidateTable:
     """All candidates of the space of a step, each once.
 
     Here all blocks are recomputed or none: how many suffice is found when the memory of both is known.
@@ -160,13 +160,13 @@ def is_planned_as_is(base: Strategy) -> bool:
     return isinstance(base.stages, tuple) and bool(base.stages)
 
 
-def fits(point: Candidate, base: Strategy) -> bool:
+def fits(candidate: Candidate, base: Strategy) -> bool:
     """True where a candidate has the stages, micro-batches, schedule, shards, recompute and grid that were fixed.
 
     Raises:
         StrategyError: when something is fixed that no candidate can have.
     """
-    return bool(fitting(CandidateTable.of([point]), base)[0])
+    return bool(fitting(CandidateTable.of([candidate]), base)[0])
 
 
 def fitting(found: CandidateTable, base: Strategy) -> Mask:
@@ -178,7 +178,7 @@ def fitting(found: CandidateTable, base: Strategy) -> Mask:
     axis = zero_axis(base.zero)
     if axis is not None and axis > 1:
         raise StrategyError(
-            f"fixed: points of the search have a data axis and a tensor axis, and ZeRO along axis {axis} "
+            f"fixed: candidates of the search have a data axis and a tensor axis, and ZeRO along axis {axis} "
             "is none of these; give it axis 0"
         )
     # A grid has the axis of the shards, and an axis for each SBP of what is said for every axis.
@@ -200,7 +200,7 @@ def fitting(found: CandidateTable, base: Strategy) -> Mask:
     mask &= (found.offload == 0) | (not base.offload)
     if base.grid:
         grid = tuple(base.grid)
-        mask &= np.fromiter((point.grid == grid for point in found), np.bool_, len(found))
+        mask &= np.fromiter((candidate.grid == grid for candidate in found), np.bool_, len(found))
     return mask
 
 
@@ -222,7 +222,7 @@ def space_of(facts: StepFacts, every_rank: bool) -> CandidateTable:
     """
     base = facts.base
     for idle in (False, True):
-        every = points(facts, every_rank, idle)
+        every = candidates(facts, every_rank, idle)
         mask = fitting(every, base)
         if facts.statistics:
             mask &= every.micro_batches == base.micro_batches

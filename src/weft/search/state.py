@@ -43,7 +43,7 @@ class SearchState:
 
     Args:
         evaluator: plans and simulates.
-        lower bounds: of candidates.
+        bounds: lower bounds of candidates.
         budget: what may be spent.
         learned: of an earlier search.
         told: is given the state, at each `tell`.
@@ -60,45 +60,45 @@ class SearchState:
     def __init__(
         self,
         evaluator: Evaluator,
-        floors: LowerBounds,
+        bounds: LowerBounds,
         budget: Budget,
         learned: Learned = Learned(),  # noqa: B008 (frozen)
         told: Told = lambda _: None,
     ) -> None:
-        self.evaluator, self.floors, self.budget = evaluator, floors, budget
-        self.facts, self.learned = floors.facts, learned
+        self.evaluator, self.lower_bounds, self.budget = evaluator, bounds, budget
+        self.facts, self.learned = bounds.facts, learned
         self._told = told
         evaluator.learn(learned.answers, learned.longer)
         small = Probes(self.facts, evaluator)
-        self.estimates = Estimates(floors, small, self.strategy, learned)
-        self.log = SearchLog(evaluator, floors.limit)
+        self.estimates = Estimates(bounds, small, self.strategy, learned)
+        self.log = SearchLog(evaluator, bounds.limit)
         self.queue = CandidateQueue(CandidateTable.of(()), np.zeros(0), self.estimates)
-        self._by_hand, self.points = CandidateTable.of(()), dict[Candidate, Answer]()
+        self._by_hand, self.candidates = CandidateTable.of(()), dict[Candidate, Answer]()
         self.until, self._skipped = 1.0, Counter[str]()
         self._additive: dict[str, AdditivePart | None] = {}
 
-    def arrange(self, points: CandidateTable) -> None:
+    def arrange(self, table: CandidateTable) -> None:
         """Take the candidates of a space: those that may have room; those that people write by hand have a row each."""
-        self._by_hand, room = points.where(points.by_hand), self.floors.may_fit(points)
+        self._by_hand, room = table.where(table.by_hand), self.lower_bounds.may_fit(table)
         self.leave_out(NO_ROOM, int((~room).sum()))
-        points = points.where(room)
-        least = self.floors.least(points)
-        self.queue = CandidateQueue(points, least, self.estimates)
+        table = table.where(room)
+        least = self.lower_bounds.least(table)
+        self.queue = CandidateQueue(table, least, self.estimates)
         self.log.least = Seconds(float(least.min(initial=inf)))
 
-    def strategy(self, point: Candidate) -> Strategy:
+    def strategy(self, candidate: Candidate) -> Strategy:
         """The strategy of a candidate."""
         facts = self.facts
-        return point.strategy(facts.linears, facts.base, facts.blocks, facts.experts)
+        return candidate.strategy(facts.linears, facts.base, facts.blocks, facts.experts)
 
-    def plan_point(self, point: Candidate) -> Answer:
+    def plan_candidate(self, candidate: Candidate) -> Answer:
         """Plan a candidate, which is left no more then."""
-        self.queue.take(point)
-        by_hand = bool(CandidateTable.of([point]).by_hand[0])
-        found = self.log.plan(str(point), self.strategy(point), by_hand)
-        if isinstance(found, Measures) and point not in self.points:
-            self.estimates.learn(point, found)
-        self.points[point] = found
+        self.queue.take(candidate)
+        by_hand = bool(CandidateTable.of([candidate]).by_hand[0])
+        found = self.log.plan(str(candidate), self.strategy(candidate), by_hand)
+        if isinstance(found, Measures) and candidate not in self.candidates:
+            self.estimates.learn(candidate, found)
+        self.candidates[candidate] = found
         self.tell()
         return found
 
@@ -151,24 +151,24 @@ class SearchState:
 
     def must_plan(self) -> bool:
         """True where one candidate is planned in any case: nothing fits so far, and none was."""
-        return self.log.best is None and not self.points
+        return self.log.best is None and not self.candidates
 
-    def in_time(self, point: Candidate) -> bool:
+    def in_time(self, candidate: Candidate) -> bool:
         """True where there should be time to plan a candidate."""
-        if point in self.learned.points and self.evaluator.knows(self.strategy(point)):
+        if candidate in self.learned.candidates and self.evaluator.knows(self.strategy(candidate)):
             return True
-        soon = self.estimates.seconds_of_plan(point)
+        soon = self.estimates.seconds_of_plan(candidate)
         return self.budget.has(soon + self._seconds_at_end(soon))
 
     def may_probe(self) -> bool:
         """True where small steps of one more candidate may be planned: some of the time is for whole ones."""
         return self.affords() and (self.planned > 0 or self.budget.part() < self.until / 2)
 
-    def probes_in_time(self, point: Candidate) -> bool:
+    def probes_in_time(self, candidate: Candidate) -> bool:
         """True where there should be time to look at a candidate: those of many micro-batches take longer than
         others.
         """
-        return self.budget.has(self.estimates.seconds_of_probe(point))
+        return self.budget.has(self.estimates.seconds_of_probe(candidate))
 
     def _seconds_at_end(self, unknown: float) -> float:
         """Seconds in which the best is planned once more at the end: another process, or an earlier search, did it.
@@ -196,17 +196,17 @@ class SearchState:
         log, left = self.log, len(self.queue) + self.queue.left_out
         skipped = self._skipped + Counter({NO_TIME if self.budget.ends < inf else NO_MOVES: left})
         if log.best is None:
-            raise UserError(nothing_fits(log.tried.values(), self.floors.limit, left))
+            raise UserError(nothing_fits(log.tried.values(), self.lower_bounds.limit, left))
         best, whole = log.best, self._whole(log.best)
-        estimates, floors = self.estimates, self.floors
+        estimates, lower_bounds = self.estimates, self.lower_bounds
         probed = [flat for flat, look in estimates.looks.items() if look.answer is not None]
-        known = self.points, probed, estimates.measures
-        sources = Sources(*known, floors.least, floors.memory, floors.limit)
+        known = self.candidates, probed, estimates.measures
+        sources = Sources(*known, lower_bounds.least, lower_bounds.memory, lower_bounds.limit)
         return SearchResult(
             best.strategy,
             whole.simulation,
             self.bound,
-            rows(log.tried, key_of(best.strategy), self.floors.limit),
+            rows(log.tried, key_of(best.strategy), self.lower_bounds.limit),
             {**skipped, **dict(log.refused.most_common(_REASONS))},
             not_searched(self.facts.statistics),
             log.locality or NO_MOVE,
@@ -237,9 +237,9 @@ class SearchState:
         """The best so far, and all that was learned; once something fits."""
         assert self.log.best is not None
         evaluator, facts = self.evaluator, self.facts
-        points = {**self.learned.points, **self.points}
+        candidates = {**self.learned.candidates, **self.candidates}
         looks = dict(self.estimates.looks)
-        learned = Learned(dict(evaluator.answers), evaluator.longer, points, looks)
+        learned = Learned(dict(evaluator.answers), evaluator.longer, candidates, looks)
         step, machine = facts.step.fingerprint, facts.machine.fingerprint
         return SearchRecord(self.log.best.strategy, facts.base, step, machine, learned)
 

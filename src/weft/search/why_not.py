@@ -67,27 +67,27 @@ class Sources:
     """
 
     simulated: Mapping[Candidate, Measures | Unplannable]
-    probed: Collection[Candidate]
+    looked_at: Collection[Candidate]
     estimated: Callable[[Candidate], Measures | None]
     least: Callable[[CandidateTable], Floats]
     held: Callable[[CandidateTable], Floats]
     limit: int | None
 
 
-def why_not(points: CandidateTable, best: Measures, sources: Sources) -> tuple[WhyNot, ...]:
+def why_not(table: CandidateTable, best: Measures, sources: Sources) -> tuple[WhyNot, ...]:
     """The rows of all kinds that these candidates have."""
-    kinds = kinds_of(points)
-    every = ((kind, points.where(kinds == number)) for number, kind in enumerate(KINDS))
+    kinds = kinds_of(table)
+    every = ((kind, table.where(kinds == number)) for number, kind in enumerate(KINDS))
     return tuple(_of_kind(kind, own, best, sources) for kind, own in every if len(own))
 
 
-def _of_kind(kind: str, points: CandidateTable, best: Measures, sources: Sources) -> WhyNot:
-    known = [point for point in sources.simulated if points.number(point) is not None]
-    flat = [points.where(points.flat_as(each)) for each in sources.probed]
-    known += [point for each in flat for point in each]
-    rows = {point: _known(kind, point, best, sources) for point in dict.fromkeys(known)}
+def _of_kind(kind: str, table: CandidateTable, best: Measures, sources: Sources) -> WhyNot:
+    known = [candidate for candidate in sources.simulated if table.number(candidate) is not None]
+    flat = [table.where(table.flat_as(each)) for each in sources.looked_at]
+    known += [candidate for each in flat for candidate in each]
+    rows = {candidate: _known(kind, candidate, best, sources) for candidate in dict.fromkeys(known)}
     found = [row for row in rows.values() if row is not None]
-    rest = points.without([point for point, row in rows.items() if row is not None])
+    rest = table.without([candidate for candidate, row in rows.items() if row is not None])
     found += [_at_least(kind, rest, best, sources)] if len(rest) else []
     limit = inf if sources.limit is None else sources.limit
 
@@ -98,28 +98,28 @@ def _of_kind(kind: str, points: CandidateTable, best: Measures, sources: Sources
     return min(found, key=place)
 
 
-def _known(kind: str, point: Candidate, best: Measures, sources: Sources) -> WhyNot | None:
-    found, known = sources.simulated.get(point), "simulated"
+def _known(kind: str, candidate: Candidate, best: Measures, sources: Sources) -> WhyNot | None:
+    found, known = sources.simulated.get(candidate), "simulated"
     if not isinstance(found, Measures):
-        found, known = sources.estimated(point), "estimated"
+        found, known = sources.estimated(candidate), "estimated"
     if not isinstance(found, Measures):
         return None
     over = too_much(found.memory, sources.limit)
     slower = found.seconds > best.seconds
     why = over or (loses_by(found, best) if slower else "")
-    return WhyNot(kind, str(point), known, found.seconds, found.memory, why)  # type: ignore[arg-type]
+    return WhyNot(kind, str(candidate), known, found.seconds, found.memory, why)  # type: ignore[arg-type]
 
 
-def _at_least(kind: str, points: CandidateTable, best: Measures, sources: Sources) -> WhyNot:
+def _at_least(kind: str, table: CandidateTable, best: Measures, sources: Sources) -> WhyNot:
     """The one that is not ruled out, or rules out all: of those that may have room the fastest."""
-    least, held = sources.least(points), sources.held(points)
+    least, held = sources.least(table), sources.held(table)
     over = held > (inf if sources.limit is None else sources.limit)
     number = int(np.lexsort((np.where(over, held, least), over))[0])
     seconds, memory = Seconds(float(least[number])), Bytes(int(held[number]))
     why = too_much(memory, sources.limit)
     if not why:
         why = "no quicker, whatever its plan" if seconds >= best.seconds else "not reached"
-    return WhyNot(kind, str(points.point(number)), "at least", seconds, memory, why)
+    return WhyNot(kind, str(table.candidate(number)), "at least", seconds, memory, why)
 
 
 @final

@@ -57,7 +57,7 @@ class Tasks:
             begin of a step.
         needs: the tasks that must have ended before each.
         lane: the number of the lane of each task; -1 where it begins as soon as it may. The first task of a lane, by
-        number, begins among those that may.
+            number, begins among those that may.
         seconds: how long each lasts.
         lanes: by number, those of communicators first.
     """

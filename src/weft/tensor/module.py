@@ -98,7 +98,7 @@ def whole(value: Any) -> Any:
 
     Args:
         value: a tensor, dicts, lists and tuples of such, or a module, of which it is a copy, without gradients. Other
-        objects stay as they are.
+            objects stay as they are.
     """
     if not isinstance(value, nn.Module):
         return pytree.tree_map_only(GlobalTensor, GlobalTensor.full, value)

@@ -82,7 +82,7 @@ class RankTrace:
         queues: its queues, with the ranks of the communicators; from the first row to the last.
         steps: those recorded.
         slices: acts and waits, ordered by queue and time. Slices of one queue do not overlap, except a
-        communication's wait, which lies inside its slice.
+            communication's wait, which lies inside its slice.
         arrows: what passed between its queues.
         levels: what it held, as its plan says of the order in which the acts ran.
         data: the waits for the batches of steps, each before its step.

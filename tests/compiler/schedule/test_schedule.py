@@ -25,17 +25,19 @@ SIZES = [(2, 4), (4, 8), (3, 9)]
 TWICE = {"backward": 2.0}
 
 
-def simulated(web: ActorGraph, copies: Mapping[Slot, int]) -> SimulatedStep:
-    return simulate_step([with_copies(plan, copies) for plan in web.plans], web.seconds)
+def simulated(actor_graph: ActorGraph, copies: Mapping[Slot, int]) -> SimulatedStep:
+    return simulate_step(
+        [with_copies(plan, copies) for plan in actor_graph.plans], actor_graph.seconds
+    )
 
 
 def by_name(name: Schedule, stages: int, micro_batches: int, around: int = 0) -> Preset:
     return Preset(name, stages, around or stages, micro_batches)
 
 
-def kept(web: ActorGraph, found: SimulatedStep, stage: int) -> int:
+def kept(actor_graph: ActorGraph, found: SimulatedStep, stage: int) -> int:
     """The most micro-batches that have begun their forward and not ended their backward in a stage."""
-    plan = web.plans[stage % len(web.plans)]
+    plan = actor_graph.plans[stage % len(actor_graph.plans)]
     own = [
         actor for actor in plan.actors if isinstance(actor, Compute) and actor.phase.stage == stage
     ]
@@ -55,23 +57,23 @@ def test_bubble_and_memory_of_gpipe_and_1f1b(
     name: Schedule, stages: int, micro_batches: int
 ) -> None:
     rule = by_name(name, stages, micro_batches)
-    web = pipeline(rule, seconds=TWICE)
-    found = simulated(web, preset_slots(web, rule))
+    actor_graph = pipeline(rule, seconds=TWICE)
+    found = simulated(actor_graph, preset_slots(actor_graph, rule))
     # (S - 1) / (M + S - 1) of the time is bubble.
     assert found.makespan == 3 * (micro_batches + stages - 1)
     for stage in range(stages):
         in_flight = micro_batches if name == "gpipe" else min(micro_batches, stages - stage)
-        assert kept(web, found, stage) == in_flight
+        assert kept(actor_graph, found, stage) == in_flight
 
 
 @pytest.mark.parametrize(("stages", "micro_batches"), [(2, 8), (4, 8), (4, 12)])
 def test_zero_bubble_is_as_short_as_published(stages: int, micro_batches: int) -> None:
     """ZB-H1: a bubble of (S - 1) (F + B - W), with no more in flight than 1F1B's first stage has."""
     rule = by_name("zero_bubble", stages, micro_batches)
-    web = pipeline(rule, split=True)
-    found = simulated(web, preset_slots(web, rule))
+    actor_graph = pipeline(rule, split=True)
+    found = simulated(actor_graph, preset_slots(actor_graph, rule))
     assert found.makespan == 3 * micro_batches + stages - 1
-    assert all(kept(web, found, stage) <= stages for stage in range(1, stages))
+    assert all(kept(actor_graph, found, stage) <= stages for stage in range(1, stages))
 
 
 @pytest.mark.parametrize(
@@ -79,8 +81,8 @@ def test_zero_bubble_is_as_short_as_published(stages: int, micro_batches: int) -
 )
 def test_interleaved_has_a_smaller_bubble(around: int, stages: int, micro_batches: int) -> None:
     rule = by_name("interleaved", stages, micro_batches, around)
-    web = pipeline(rule)
-    found = simulated(web, preset_slots(web, rule))
+    actor_graph = pipeline(rule)
+    found = simulated(actor_graph, preset_slots(actor_graph, rule))
     chunks = stages // around
     busy, plain = 2 * micro_batches * chunks, 2 * (around - 1) * chunks
     bubble = found.makespan - busy
@@ -97,27 +99,27 @@ def test_megatron_counts_of_interleaved_stages() -> None:
 def test_computed_copies_are_those_of_1f1b() -> None:
     """With free transfers the slowest cycle of stage s takes 3 (S - s) seconds, and each queue 3."""
     rule = by_name("zero_bubble", 4, 8)
-    web = pipeline(rule, seconds=TWICE)
-    copies = enough_slots(web)
+    actor_graph = pipeline(rule, seconds=TWICE)
+    copies = enough_slots(actor_graph)
     assert [copies[stage, f"s{stage}"] for stage in range(4)] == [4, 3, 2, 1]
-    plans = [with_copies(plan, copies) for plan in web.plans]
-    ratio, _ = max_cycle_ratio(ActorGraph(tuple(plans), web.seconds).marked_graph(copies))
-    assert ratio == web.busiest == 3
+    plans = [with_copies(plan, copies) for plan in actor_graph.plans]
+    ratio, _ = max_cycle_ratio(ActorGraph(tuple(plans), actor_graph.seconds).marked_graph(copies))
+    assert ratio == actor_graph.busiest == 3
     less = {**copies, (1, "s1"): 2}
-    assert simulated(web, less).makespan > simulated(web, copies).makespan
+    assert simulated(actor_graph, less).makespan > simulated(actor_graph, copies).makespan
 
 
 def test_fewest_copies_run_one_micro_batch_at_a_time() -> None:
     rule = by_name("zero_bubble", 3, 4)
-    web = pipeline(rule, seconds=TWICE)
-    assert set(fewest_slots(web).values()) == {1}
-    assert simulated(web, fewest_slots(web)).makespan == 4 * 3 * 3
+    actor_graph = pipeline(rule, seconds=TWICE)
+    assert set(fewest_slots(actor_graph).values()) == {1}
+    assert simulated(actor_graph, fewest_slots(actor_graph)).makespan == 4 * 3 * 3
 
 
 def test_what_is_read_after_a_barrier_exists_for_every_micro_batch() -> None:
     """A loss over the whole batch: all forwards before the first backward."""
-    web = pipeline(by_name("1f1b", 1, 5))
-    plan = web.plans[0]
+    actor_graph = pipeline(by_name("1f1b", 1, 5))
+    plan = actor_graph.plans[0]
     forward, backward = (actor for actor in plan.actors if isinstance(actor, Compute))
     forward = replace(forward, produces=(*forward.produces, "all"))
     backward = replace(backward, id=2, consumes=(*backward.consumes, "loss"))
@@ -127,19 +129,19 @@ def test_what_is_read_after_a_barrier_exists_for_every_micro_batch() -> None:
         Register(value("loss"), "activation", 1, (2,)),
     )
     kept = (replace(each, consumers=(2,)) for each in plan.registers)
-    web = ActorGraph(
+    actor_graph = ActorGraph(
         (replace(plan, actors=actors, registers=(*kept, *once)),), {0: [1.0, 1.0, 1.0]}
     )
-    assert fewest_slots(web) == {(0, "s0"): 5}
-    assert simulated(web, fewest_slots(web)).makespan == 11
+    assert fewest_slots(actor_graph) == {(0, "s0"): 5}
+    assert simulated(actor_graph, fewest_slots(actor_graph)).makespan == 11
     with pytest.raises(InternalError, match="a free copy of s0, of 4"):
-        simulated(web, {(0, "s0"): 4})
+        simulated(actor_graph, {(0, "s0"): 4})
 
 
 def test_a_circle_of_ranks_is_named() -> None:
     """The last stage's forward waits for what the first stage makes of its gradient."""
-    web = pipeline(by_name("1f1b", 2, 2))
-    first, last = web.plans
+    actor_graph = pipeline(by_name("1f1b", 2, 2))
+    first, last = actor_graph.plans
     back = next(actor.id for actor in first.actors if isinstance(actor, Compute) and actor.id)
     begins, ends = first.actors[0], first.actors[back]
     assert isinstance(begins, Compute)
@@ -152,7 +154,7 @@ def test_a_circle_of_ranks_is_named() -> None:
         registers=(*first.registers, control),
     )
     with pytest.raises(InternalError) as error:
-        fewest_slots(ActorGraph((stuck, last), web.seconds))
+        fewest_slots(ActorGraph((stuck, last), actor_graph.seconds))
     text = str(error.value)
     assert "rank 0: forward of stage 0, Compute 0 on compute waits for rank 0: backward" in text
     assert "rank 1: backward of stage 1, Compute" in text
@@ -168,9 +170,9 @@ def test_transfers_that_take_long_get_more_copies() -> None:
 
 def test_room_bounds_copies() -> None:
     rule = by_name("zero_bubble", 4, 8)
-    web = pipeline(rule, seconds=TWICE)
+    actor_graph = pipeline(rule, seconds=TWICE)
     # Two more of 4,000 bytes on the first rank, none on the second: it sets the pace of 9 seconds.
-    copies = enough_slots(web, {0: 8100, 1: 100, 2: 10**6, 3: 10**6})
+    copies = enough_slots(actor_graph, {0: 8100, 1: 100, 2: 10**6, 3: 10**6})
     assert copies[0, "s0"] <= 3
     assert (copies[1, "s1"], copies[2, "s2"]) == (1, 1)
 

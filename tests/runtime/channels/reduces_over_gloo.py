@@ -34,7 +34,7 @@ if __name__ == "__main__":
             (torch.bfloat16, "sum"),
         ]
     ):
-        channel.stamp = number + 1  # as if each were a step
+        channel.checksum = number + 1  # as if each were a step
         found = [of(rank, count, dtype) for count in COUNTS]
         before = channel.sent["all_reduce"]
         channel.all_reduce(found, reduction)

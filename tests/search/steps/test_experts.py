@@ -1,4 +1,4 @@
-"""Experts of mixtures, and points that split them."""
+"""Experts of mixtures, and candidates that split them."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ def test_points_that_split_them_hold_less_and_keep_their_floors() -> None:
     every = space_of(found.facts, every_rank=True)
     split = every.where(every.experts & (every.micro_batches == 1) & (every.recompute == 0))
     assert len(split)
-    for point in list(split)[::3]:
-        if point.zero not in (0, 1) or point.schedule == "zero_bubble":
+    for candidate in list(split)[::3]:
+        if candidate.zero not in (0, 1) or candidate.schedule == "zero_bubble":
             continue
-        strategy = found.strategy(point)
+        strategy = found.strategy(candidate)
         assert all(name in strategy.parameters for name in found.facts.experts.parameters)
         measures = found.evaluator.of(strategy)
-        assert isinstance(measures, Measures), (str(point), measures)
-        assert least_of(found.floors, point) <= measures.seconds
-        assert least_memory_of(found.floors, point) <= measures.memory
+        assert isinstance(measures, Measures), (str(candidate), measures)
+        assert least_of(found.lower_bounds, candidate) <= measures.seconds
+        assert least_memory_of(found.lower_bounds, candidate) <= measures.memory
 
 
 @pytest.mark.thorough

@@ -1,9 +1,9 @@
 """Checks, by trials, that an update goes by nothing that copies of an optimizer lack: above all of foreign ones.
 
-A rank updates its parts by such copies (`given.py`), each with some of the parameters. So an update may look at its own
-parameter, with its gradient, state and attributes, at the options of its group, and at what the user has put on the
-optimizer; not at its place among others, at random numbers, or at what steps have left in the optimizer itself. Trials
-on small tensors with values show what ops do not.
+A rank updates its parts by such copies (`attributes.py`), each with some of the parameters. So an update may look at
+its own parameter, with its gradient, state and attributes, at the options of its group, and at what the user has put
+on the optimizer; not at its place among others, at random numbers, or at what steps have left in the optimizer
+itself. Trials on small tensors with values show what ops do not.
 """
 
 from __future__ import annotations

@@ -274,7 +274,7 @@ class PythonRecorder(Walk):
         for kind, part in zip(_PARTS, _parts_of(seen.owner), strict=True):
             self.add(size_guard(part, f"{kind} of {where}"))
             for name, value in part.items():
-                # Of the model's own, others are refused (`weft.program.live.places`).
+                # Of the model's own, others are refused (`weft.program.live.ownership`).
                 if value is None or not seen.inner:
                     self.add(Guard(part, name, value, seen.of(name)))
             if not seen.inner:

@@ -6,7 +6,7 @@ split of the parts that its outputs are cut into, so activations would go from r
 `Shares` with as many blocks as there are ranks along the split.
 
 Before: a graph without layouts, and hints. After: an equal graph, in which inputs say in which order they are stored.
-Calls that do not care about the order stay as they are (`joined/dims.py`); those that cut the dimension into parts,
+Calls that do not care about the order stay as they are (`joined_dims.py`); those that cut the dimension into parts,
 or join it, do so within each block. Parameters that another program has stored interleaved, and this one reads
 otherwise, are first put back in order.
 """

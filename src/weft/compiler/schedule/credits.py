@@ -34,46 +34,46 @@ Group: TypeAlias = "tuple[int, int | str, str]"
 ENOUGH = 1.02
 
 
-def fewest_slots(web: ActorGraph) -> dict[Slot, int]:
+def fewest_slots(graph: ActorGraph) -> dict[Slot, int]:
     """One slot for each register, and one for each micro-batch where all must be made before the first is read."""
     found: dict[Slot, int] = {}
-    for link in _loop_links(web):
-        needed = web.micro_batches if web.crosses_barrier(link) else 1
+    for link in _loop_links(graph):
+        needed = graph.micro_batches if graph.crosses_barrier(link) else 1
         found[link.slot] = max(needed, found.get(link.slot, 1))
     return found
 
 
-def preset_slots(web: ActorGraph, preset: Preset) -> dict[Slot, int]:
+def preset_slots(graph: ActorGraph, preset: Preset) -> dict[Slot, int]:
     """The copies that a named schedule gives.
 
     Raises:
         StrategyError: a stage must hold more micro-batches than it was given: all, before the first continues.
     """
-    found = fewest_slots(web)
-    for link in _loop_links(web):
-        wanted = _of_link(web, link, preset)
-        found[link.slot] = max(found[link.slot], min(wanted, web.micro_batches))
+    found = fewest_slots(graph)
+    for link in _loop_links(graph):
+        wanted = _of_link(graph, link, preset)
+        found[link.slot] = max(found[link.slot], min(wanted, graph.micro_batches))
     return found
 
 
-def _of_link(web: ActorGraph, link: Link, preset: Preset) -> int:
+def _of_link(graph: ActorGraph, link: Link, preset: Preset) -> int:
     """The copies of a value on a link: as many as micro-batches in flight where a stage keeps it from forward to
     backward, two where it passes between queues. Tensors that arrive also wait for as many slots as their sender is
     ahead.
     """
-    source, target = web.actor(link.source), web.actor(link.target)
+    source, target = graph.actor(link.source), graph.actor(link.target)
     if source is None or target is None:
         return 1
     stage, every, kept = (
         source.phase.stage,
-        web.micro_batches,
+        graph.micro_batches,
         source.phase.kind != target.phase.kind,
     )
     ahead, most = 0, preset.in_flight(stage) if kept else 1
     if isinstance(source, Communicate):
-        senders = (web.actor(each.source) for each in web.into[link.source])
+        senders = (graph.actor(each.source) for each in graph.into[link.source])
         ahead = max((abs(stage - each.phase.stage) for each in senders if each), default=0)
-    elif preset.given and kept and most < every and web.crosses_barrier(link):
+    elif preset.given and kept and most < every and graph.crosses_barrier(link):
         raise StrategyError(
             f"in_flight={preset.given} lets stage {stage} hold {most} micro-batches, but it must hold all {every}: "
             f"they wait for one another before the backward of the first; give it {every}, or leave in_flight out"
@@ -82,7 +82,7 @@ def _of_link(web: ActorGraph, link: Link, preset: Preset) -> int:
     return most + ahead if kept else 1 + max(ahead, int(crosses))
 
 
-def enough_slots(web: ActorGraph, room: Mapping[int, Bytes] | None = None) -> dict[Slot, int]:
+def enough_slots(graph: ActorGraph, room: Mapping[int, Bytes] | None = None) -> dict[Slot, int]:
     """The fewest copies with which the loop turns as fast as its busiest queue allows.
 
     From the fewest that are live, registers on the slowest cycle get copies until the cycle ratio
@@ -93,11 +93,11 @@ def enough_slots(web: ActorGraph, room: Mapping[int, Bytes] | None = None) -> di
         room: for each rank, the bytes that more copies may take; unbounded by default.
     """
     search, goal = (
-        _CopySearch(web, fewest_slots(web), dict(room) if room is not None else None),
-        web.busiest,
+        _CopySearch(graph, fewest_slots(graph), dict(room) if room is not None else None),
+        graph.busiest,
     )
     while True:
-        ratio, cycle = max_cycle_ratio(web.marked_graph(search.copies))
+        ratio, cycle = max_cycle_ratio(graph.marked_graph(search.copies))
         if ratio <= goal * ENOUGH or not cycle or not search.loosen(cycle, goal):
             return search.copies
 
@@ -113,7 +113,7 @@ class _CopySearch:
             copies.
     """
 
-    web: ActorGraph
+    graph: ActorGraph
     copies: dict[Slot, int]
     room: dict[int, Bytes] | None
     groups: dict[Group, list[Slot]] = field(default_factory=dict)
@@ -121,10 +121,10 @@ class _CopySearch:
     sizes: dict[Slot, Bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for link in _loop_links(self.web):
+        for link in _loop_links(self.graph):
             self.sizes[link.slot] = link.register.value.nbytes
             # Values kept for a stage's backward get copies together, those that arrive apart; all else alone.
-            source, target = self.web.actor(link.source), self.web.actor(link.target)
+            source, target = self.graph.actor(link.source), self.graph.actor(link.target)
             group: Group = (link.slot[0], link.slot[1], "passes")
             if source is not None and target is not None and source.phase.kind != target.phase.kind:
                 arrives = isinstance(source, Communicate)
@@ -147,7 +147,7 @@ class _CopySearch:
         for label in loose:
             wanted = {slot for each in label for slot in self.groups[self.group_of[each]]}
             fewest_slots = min(self.copies[each] for each in label)
-            more = min(lack, self.web.micro_batches - fewest_slots)
+            more = min(lack, self.graph.micro_batches - fewest_slots)
             slots = tuple(sorted(slot for slot in wanted if self.copies[slot] == fewest_slots))
             if more > 0:  # else it has a copy for every micro-batch
                 choices.append((sum(self.sizes[slot] for slot in slots), slots, more))
@@ -172,10 +172,10 @@ class _CopySearch:
         return True
 
 
-def _loop_links(web: ActorGraph) -> list[Link]:
+def _loop_links(graph: ActorGraph) -> list[Link]:
     return [
         link
-        for link in web.links
+        for link in graph.links
         if link.register.rate > 1 and not link.register.full and link.register.kind != "control"
     ]
 

@@ -1,7 +1,7 @@
 """The plans of ranks: of all together, with priorities, copies, and the order of every communicator.
 
 Before: the local programs of all ranks, of which those that are alike have one representative
-(`schedule/fold/`). After: their plans, simulated on one virtual clock (`weft.simulator.clock`), which found
+(`schedule/equal_ranks/`). After: their plans, simulated on one virtual clock (`weft.simulator.clock`), which found
 the orders; `Scheduled.simulation` proves that they cannot hang. Every rank does this for all ranks and gets the same.
 See docs/decisions/schedules.md. Ranks of one stage that acts once a step are planned without the others: they
 act in the order of the graph, and nothing has to be simulated.
@@ -95,7 +95,7 @@ def plan_ranks(
             own = planner.plan(split_backward(program) if found.split else program, rule)
             ready[program.rank] = like(own, ready[classes[program.rank]])
     plans = tuple(ready[program.rank] for program in programs)
-    return Scheduled(rule.name if named else "computed", plans, found.web.seconds, classes)
+    return Scheduled(rule.name if named else "computed", plans, found.graph.seconds, classes)
 
 
 @final
@@ -104,21 +104,21 @@ class PlansCandidate:
     """Plans with copies, before the order of communicators is fixed.
 
     Attributes:
-        actor graph: the plans as they were before.
+        graph: the plans as they were before.
         split: true where weights' gradients are split from the backward.
         plans, simulation: with copies.
     """
 
-    web: ActorGraph
+    graph: ActorGraph
     split: bool
     plans: tuple[RankPlan, ...]
     simulation: SimulatedStep
 
     @staticmethod
-    def of(web: ActorGraph, split: bool, copies: Mapping[Slot, int]) -> PlansCandidate:
+    def of(graph: ActorGraph, split: bool, copies: Mapping[Slot, int]) -> PlansCandidate:
         """Plans with copies, simulated."""
-        plans = tuple(with_copies(plan, copies) for plan in web.plans)
-        return PlansCandidate(web, split, plans, simulate_step(plans, web.seconds))
+        plans = tuple(with_copies(plan, copies) for plan in graph.plans)
+        return PlansCandidate(graph, split, plans, simulate_step(plans, graph.seconds))
 
     def peaks(self) -> dict[int, Bytes]:
         """The most bytes that each rank holds."""
@@ -140,24 +140,24 @@ class _RanksPlanner:
         """The plans among which is chosen: each must be better than those before it to be worth it."""
         splits, limit = rule.row.splits_weights, self.context.options.memory_limit
         if self.context.options.schedule is not None:
-            web = self.web(programs, rule, splits)
-            yield PlansCandidate.of(web, splits, preset_slots(web, rule))
+            graph = self.graph(programs, rule, splits)
+            yield PlansCandidate.of(graph, splits, preset_slots(graph, rule))
             return
-        whole = self.web(programs, rule)
+        whole = self.graph(programs, rule)
         if len(self.context.stages.placements) == 1 or whole.micro_batches == 1:
             yield PlansCandidate.of(whole, False, fewest_slots(whole))
             return
-        both = (whole, False), (self.web(programs, rule, split=True), True)
-        for web, split in both if not rule.given else ():
+        both = (whole, False), (self.graph(programs, rule, split=True), True)
+        for graph, split in both if not rule.given else ():
             # As many copies as pay and the memory limit leaves room for, above the fewest.
             room = None
             if limit is not None:
-                held = PlansCandidate.of(web, split, fewest_slots(web)).peaks()
+                held = PlansCandidate.of(graph, split, fewest_slots(graph)).peaks()
                 room = {rank: Bytes(limit - peak) for rank, peak in held.items()}
-            yield PlansCandidate.of(web, split, enough_slots(web, room))
-        for web, split in both:
+            yield PlansCandidate.of(graph, split, enough_slots(graph, room))
+        for graph, split in both:
             if split or rule.given or not splits:
-                yield PlansCandidate.of(web, split, preset_slots(web, rule))
+                yield PlansCandidate.of(graph, split, preset_slots(graph, rule))
 
     def better(self, old: PlansCandidate, new: PlansCandidate) -> PlansCandidate:
         """The new one, if its step is shorter and it keeps the memory limit."""
@@ -166,7 +166,7 @@ class _RanksPlanner:
             return old
         return new if limit is None or max(new.peaks().values()) <= limit else old
 
-    def web(
+    def graph(
         self, programs: Sequence[LocalProgram], rule: Preset, split: bool = False
     ) -> ActorGraph:
         """The plans before copies and orders are given, and how long their acts take."""
@@ -220,7 +220,7 @@ class Scheduled:
         plans: of the ranks that were planned: of each class of equal ranks the first, and those
             that were asked for.
         seconds: how long acts of the first of each class take; nothing where nothing had to be decided.
-        classes: for each rank of the program, the first of those that are like it (`schedule/fold/`).
+        classes: for each rank of the program, the first of those that are like it (`schedule/equal_ranks/`).
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 Before: a graph whose calls have stages. After: one graph for each stage that has nodes. A value
 `x` that another stage makes is called `x.at1` in stage 1, an input that nothing but its producer's
-layout fixes (see `stages/join.py`, which turns it into boxing). An entry of the batch or a constant is
+layout fixes (see `join_stages`, which turns it into boxing). An entry of the batch or a constant is
 an input of its own, under its own key, in every stage whose ranks have it not yet.
 """
 

@@ -1,4 +1,4 @@
-"""Lay out a graph stage by stage: layouts, boxing within each stage, and the stages joined again (`join.py`).
+"""Lay out a graph stage by stage: layouts, boxing within each stage, and the stages joined again (`cut.py`).
 
 Each stage is deduced on its own placement, in order. A value that comes from an earlier stage is wanted as it lies
 there, along the axes that have as many ranks in both; one from a later stage, such as a gradient, as it is

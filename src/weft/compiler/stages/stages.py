@@ -3,7 +3,7 @@
 Every call of a graph has a stage in its phase; every variable has a home, the stage where it lives
 and is updated. `choose_stages` decides both (`Stages` of `compiler/context.py`). The graph is then
 cut (`stages/cut.py`), each part is deduced and boxed on its own placement as if it were alone, and the
-parts are joined again by boxing between placements (`stages/join.py`).
+parts are joined again by boxing between placements (`stages/cut.py`).
 """
 
 from __future__ import annotations

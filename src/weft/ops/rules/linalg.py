@@ -94,7 +94,7 @@ def _checked(call: OpCall) -> Factors:
 
 BIASED: RuleOptions = {"linear": ((0, 1), (0, 2)), "added": (0,)}
 
-# `weft.class_scores` is what a product that makes split logits becomes (`weft.compiler.decompositions.class_loss`).
+# `weft.class_scores` is what a product that makes split logits becomes (`weft.compiler.decompositions.fused_losses`).
 rule((*aten("mm"), "weft.class_scores"), "m k+, k n -> m n", linear=EITHER)
 rule(aten("bmm"), "b m k+, b k n -> b m n", linear=EITHER)
 rule(aten("matmul"), "... m k+, ... k n -> ... m n", linear=EITHER)

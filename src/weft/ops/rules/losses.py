@@ -161,7 +161,7 @@ def _from_first_class(scores: int) -> Adapt:
     return adapt
 
 
-# The ops of a cross-entropy split by classes (`weft.compiler.decompositions.class_loss`).
+# The ops of a cross-entropy split by classes (`weft.compiler.decompositions.fused_losses`).
 
 
 @rule("weft.sum_exp")

@@ -88,7 +88,7 @@ def fit(
         steps: of the program, with those made before: batches, also where an update takes several; it ends after the
             update that reaches them.
         epochs: of the loader, with those made before. With a loader other than `weft.Loader`, a run that resumes
-        inside an epoch repeats that epoch from its start.
+            inside an epoch repeats that epoch from its start.
         evaluate: gives figures, as of a program that `Program.evaluation` makes.
         evaluate_every: steps between evaluations; by default there is one after each epoch. There is one at the end,
             too, unless a signal ends the loop.

@@ -90,7 +90,7 @@ class Variant:
         number: int,
         feeds: Mapping[int, Mapping[str, Tensor]],
         update: bool,
-        stamp: Callable[[tuple[int, ...]], int] | None,
+        checksum: Callable[[tuple[int, ...]], int] | None,
     ) -> tuple[Any, dict[str, Tensor]]:
         """Run step `number` of the program on what each rank takes of a batch; its results, and metrics.
 
@@ -102,8 +102,8 @@ class Variant:
         for executor in self.executors.values():
             executor.steps = number
             executor.put_numbers(numbers)
-            if stamp is not None:
-                executor.put_checksum(stamp)
+            if checksum is not None:
+                executor.put_checksum(checksum)
         results = setting.run(lambda rank: self.executors[rank].step(feeds[rank], update))
         metrics = {k.removeprefix(METRIC): x for k, x in results.items() if k.startswith(METRIC)}
         if "loss" in results:  # pickles and copies hold no method of it

@@ -83,7 +83,7 @@ class Training:
             graph: of the step.
             updated: the parameters that it has updated, on whatever rank; None where it was a step without an update.
             room: bytes that copies of all new states may take, which move to one place. Tensors of third-party
-            optimizers stay: such optimizers may hold views of them.
+                optimizers stay: such optimizers may hold views of them.
 
         Raises:
             UserError: a hook reads a gradient, which an update has used.

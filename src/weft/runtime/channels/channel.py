@@ -46,7 +46,7 @@ class Channel(ABC):
         self.running = EXCHANGE
         self.while_waiting: Callable[[], None] = lambda: None
         self.spins = True
-        self.stamp = 0
+        self.checksum = 0
         # For what is joined into one message, and for what arrives.
         self._flat, self._arrived = Scratch(device), Scratch(device)
 

@@ -133,9 +133,9 @@ class GroupChannel(ProcessChannel):
         alone.
         """
         beside = self.beside
-        if beside is None or self.stamp == beside.stamp:
+        if beside is None or self.checksum == beside.checksum:
             return
-        beside.stamp, beside.while_waiting = self.stamp, self._look
+        beside.checksum, beside.while_waiting = self.checksum, self._look
         for turn in range((self.size - 1).bit_length()):
             after, before = ((self.index + way) % self.size for way in (1 << turn, -1 << turn))
             sends, receives = (
@@ -198,7 +198,7 @@ class GlooChannel(GroupChannel):
     def _watched(self, call: Callable[[], None]) -> None:
         with self._explained("an exchange"):
             if self._watchers:
-                with self._board.lookout.over(self.while_waiting, self._fail):
+                with self._board.watchdog.over(self.while_waiting, self._fail):
                     call()
             else:
                 self._other.run(call, self.while_waiting)
@@ -208,10 +208,7 @@ class GlooChannel(GroupChannel):
             fail(error)
 
     def post(
-        self,
-        sends: Sequence[Sequence[Tensor]],
-        receives: Sequence[Sequence[Tensor]],
-        turn: int,
+        self, sends: Sequence[Sequence[Tensor]], receives: Sequence[Sequence[Tensor]], turn: int
     ) -> Callable[[], None]:
         """Begin an exchange; returns what waits for its end. Exchanges on their way at once have turns of their own."""
         coming, going = list(self._pairs(receives)), list(self._pairs(sends))
@@ -219,8 +216,8 @@ class GlooChannel(GroupChannel):
             peer: torch.zeros(1, dtype=torch.int64)
             for peer in self._unstamped(self._came, [peer for peer, _, _ in coming])
         }
-        own = torch.tensor([self.stamp])
-        coming += [(peer, _STAMP, stamp) for peer, stamp in stamps.items()]
+        own = torch.tensor([self.checksum])
+        coming += [(peer, _STAMP, checksum) for peer, checksum in stamps.items()]
         going += [
             (peer, _STAMP, own)
             for peer in self._unstamped(self._went, [peer for peer, _, _ in going])
@@ -239,15 +236,17 @@ class GlooChannel(GroupChannel):
             for work in works:
                 if work is not None:
                     work.wait()
-            for peer, stamp in stamps.items():
-                check_step_checksum(self.stamp, int(stamp), self.ranks[self._members.index(peer)])
+            for peer, checksum in stamps.items():
+                check_step_checksum(
+                    self.checksum, int(checksum), self.ranks[self._members.index(peer)]
+                )
 
         return wait
 
     def _unstamped(self, stamped: dict[int, int], peers: Sequence[int]) -> list[int]:
         """The peers with which no checksum of this step was exchanged; it is from now on."""
-        new = [peer for peer in dict.fromkeys(peers) if stamped.get(peer, 0) != self.stamp]
-        stamped.update(dict.fromkeys(new, self.stamp))
+        new = [peer for peer in dict.fromkeys(peers) if stamped.get(peer, 0) != self.checksum]
+        stamped.update(dict.fromkeys(new, self.checksum))
         return new
 
 

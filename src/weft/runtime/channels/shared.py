@@ -117,7 +117,7 @@ class SharedChannel(ProcessChannel):
         takes = received_uses(self.size, self.index, reduction)
         with self._explained("a reduction"):
             for number, (peer, take) in enumerate(zip(sorted(self._links), takes, strict=True)):
-                links[number].stamp = self.stamp
+                links[number].checksum = self.checksum
                 # For more than two ranks, nobody sends from the places.
                 mine = own if self.size == 2 else list(own)
                 links[number].begin(pieces[peer], places, take, mine, _turn(links, number))
@@ -128,7 +128,7 @@ class SharedChannel(ProcessChannel):
     ) -> None:
         with self._explained("an exchange"):
             for peer, link in self._links.items():
-                link.stamp = self.stamp
+                link.checksum = self.checksum
                 link.begin(sends[peer], receives[peer])
             self._run()
 

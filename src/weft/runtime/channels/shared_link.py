@@ -96,7 +96,7 @@ class SharedLink:
     received: int = 0
     peer_sent: int = 0
     peer_received: int = 0
-    stamp: int = 0
+    checksum: int = 0
     check: Callable[[int, int], object] = lambda _own, _came: None
     closed: bool = False
 
@@ -176,14 +176,14 @@ class SharedLink:
         for _, piece in chunk:
             begin, end = _after(end, piece)
             self._bytes(start, begin, end).copy_(piece.view(torch.uint8))
-        _HEADER.pack_into(self.numbers, start, end, self.stamp)
+        _HEADER.pack_into(self.numbers, start, end, self.checksum)
         self.sent += 1
 
     def _receive(self, chunk: Chunk) -> None:
         start, end = self._slot(self.received, own=False), 0
-        size, stamp = _HEADER.unpack_from(self.numbers, start)
-        if stamp != self.stamp:
-            self.check(self.stamp, stamp)
+        size, checksum = _HEADER.unpack_from(self.numbers, start)
+        if checksum != self.checksum:
+            self.check(self.checksum, checksum)
         if size != _size(chunk):
             raise InternalError(
                 f"a peer sends {size} bytes where {_size(chunk)} are expected: the ranks run "

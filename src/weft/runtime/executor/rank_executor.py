@@ -223,10 +223,10 @@ class RankExecutor(ABC):
                     "into it, tensor.copy_(…)"
                 )
 
-    def put_checksum(self, stamp: Callable[[tuple[int, ...]], int]) -> None:
+    def put_checksum(self, checksum: Callable[[tuple[int, ...]], int]) -> None:
         """Put a checksum on messages of the next step among some ranks (`weft.runtime.failures.call_log`)."""
         for channel in self._rank.channels.values():
-            channel.stamp = stamp(channel.ranks)
+            channel.checksum = checksum(channel.ranks)
 
     @abstractmethod
     def close(self) -> None:

@@ -59,7 +59,7 @@ class FailureStore:
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self.failed = False
-        self.lookout = Watchdog(f"weft rank {rank} lookout")
+        self.watchdog = Watchdog(f"weft rank {rank} watchdog")
         self._store = store.clone()
         self._rank = rank
         self._size = size
@@ -136,7 +136,7 @@ class FailureStore:
 
     def close(self) -> None:
         """End the threads."""
-        self.lookout.close()
+        self.watchdog.close()
         atexit.unregister(self.close)
         self._write(self._rank, _CLOSED)
         self._thread.join(timeout=5)

@@ -147,7 +147,7 @@ def await_all(
     """Wait until all processes have come.
 
     Args:
-        gone: whether another rank has ended.
+        departed: true of another rank that has ended.
 
     Raises:
         RankFailure: the ranks do not go on together.

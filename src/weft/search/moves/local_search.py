@@ -225,15 +225,15 @@ class LocalSearch:
         additive = state.additive(self.best)
         if additive is not None:
             yield best.name, additive.cheapest
-        points = list[Candidate]()
+        candidates = list[Candidate]()
         if not is_planned_as_is(facts.base) and ranks > 1:
             flat = facts.samples >= ranks
-            points += [Candidate(ranks)] if flat else []
-            points += [Candidate(1, ranks, layouts="columns")] if facts.linears.rows else []
-            points += [Candidate(ranks, zero=3)] if flat else []
-        for point in points:
-            if fits(point, facts.base):
-                yield str(point), state.strategy(point)
+            candidates += [Candidate(ranks)] if flat else []
+            candidates += [Candidate(1, ranks, layouts="columns")] if facts.linears.rows else []
+            candidates += [Candidate(ranks, zero=3)] if flat else []
+        for candidate in candidates:
+            if fits(candidate, facts.base):
+                yield str(candidate), state.strategy(candidate)
         name, strategy = self.best.name, self.best.strategy
         for _ in range(AWAY):
             strategy = self._neighbours.drawn(self._random, strategy).on(strategy)
