@@ -236,10 +236,8 @@ class GlooChannel(GroupChannel):
             for work in works:
                 if work is not None:
                     work.wait()
-            for peer, checksum in stamps.items():
-                check_step_checksum(
-                    self.checksum, int(checksum), self.ranks[self._members.index(peer)]
-                )
+            for peer, came in stamps.items():
+                check_step_checksum(self.checksum, int(came), self.ranks[self._members.index(peer)])
 
         return wait
 
