@@ -105,7 +105,7 @@ def test_another_program_reads_parts_of_what_lies_whole() -> None:
 
 def test_what_lies_in_parts_already_is_refused() -> None:
     """Its first plan did not train it; the strategy may say that it is to lie whole."""
-    words = r"0\.weight lies in parts, as the plan made first does not train it by Muon.*weft\.broadcast"
+    words = r"0\.weight is stored sharded by an earlier program, but Muon.*weft\.broadcast"
     model = net()
     model[0].weight.requires_grad_(False)  # type: ignore[operator, union-attr]
     with weft.local_world(2):

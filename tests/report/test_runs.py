@@ -145,7 +145,7 @@ def test_a_trace_of_a_program(tmp_path: Path) -> None:
         ("run/log.jsonl", '{"step": {}}\n', r"log\.jsonl is no log"),
         ("run/step.json", '{"traceEvents": [{"ph": "X"}]}', r"step\.json is no timeline"),
         ("run/step.json", '{"traceEvents": ', r"step\.json is no timeline"),
-        ("run/other.txt", "x", "holds nothing of a run"),
+        ("run/other.txt", "x", "has no report, trace or log"),
         ("run/log.jsonl", b"\xff\xfe", r"cannot read the log .*log\.jsonl"),
     ],
 )

@@ -272,7 +272,7 @@ class _Kept:
 
     @property
     def lone(self) -> tuple[int, ...]:
-        """The other axes."""
+        """Axes of one rank, which the search leaves out."""
         return tuple([axis for axis in range(self.placement.axes) if axis not in self.axes])
 
     def small(self, layout: Layout) -> Layout:

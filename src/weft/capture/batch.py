@@ -113,7 +113,7 @@ class BatchSpec:
         )
 
     def _flattened(self, batch: Any, whole: Whole) -> tuple[list[tuple[str, Any]], Tree]:
-        found, tree = leaves_of(in_order(unflatten(list(self.leaves), self.tree), batch))
+        found, tree = leaves_of(in_order_of_template(unflatten([*self.leaves], self.tree), batch))
         return [(key, whole(leaf)) for key, leaf in found], tree
 
     def _is_built_alike(self, leaves: Sequence[tuple[str, Any]], tree: Tree) -> bool:
@@ -261,13 +261,13 @@ def _check_leaf(expected: TensorLeaf | Static, leaf: Any) -> None:
         )
 
 
-def in_order(template: Any, batch: Any) -> Any:
+def in_order_of_template(template: Any, batch: Any) -> Any:
     """The batch with the entries of its dicts in the template's order, and lists for its tuples or the other way."""
     kinds = {type(template), type(batch)}
     if kinds == {dict} and template.keys() == batch.keys():
-        return {key: in_order(template[key], batch[key]) for key in template}
+        return {key: in_order_of_template(template[key], batch[key]) for key in template}
     if kinds <= {list, tuple} and len(template) == len(batch):
-        return type(template)(map(in_order, template, batch))
+        return type(template)(map(in_order_of_template, template, batch))
     return batch
 
 

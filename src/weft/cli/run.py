@@ -115,7 +115,7 @@ def _run_with_nodes(
         while True:
             number, code = _run_joined(command, options, job, interrupts)
             if code and interrupts.heard:
-                job.end()
+                job.finish_job()
                 return INTERRUPTED
             if not code or number >= options.restarts or not job.again(number):
                 return code

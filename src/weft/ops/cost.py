@@ -98,9 +98,9 @@ def holds(wide: str, narrow: str) -> bool:
     return "int" in wide and _bits(wide) >= _bits(narrow) and _signed(wide) >= _signed(narrow)
 
 
-def keeps(made: str, given: str) -> bool:
-    """True where the numbers that make up elements, real and imaginary parts, lose nothing from `given` to `made`."""
-    return holds(_PARTS.get(made, made), _PARTS.get(given, given))
+def cast_is_lossless(source: str, target: str) -> bool:
+    """True where the numbers that make up elements, real and imaginary parts, lose nothing by the cast."""
+    return holds(_PARTS.get(target, target), _PARTS.get(source, source))
 
 
 def is_integer(dtype: str) -> bool:

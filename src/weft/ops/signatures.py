@@ -21,7 +21,7 @@ from weft.ops.call import (
     slots,
     tensor_spec,
 )
-from weft.ops.cost import keeps
+from weft.ops.cost import cast_is_lossless
 from weft.ops.factors import factor_sizes
 from weft.ops.rule import KNOWN_CALLS, Cut, Groups, Rule, rule_of
 
@@ -175,7 +175,7 @@ def _keeps(call: OpCall, group: tuple[int, ...]) -> bool:
         for operand in operand_indices(call.args[i])
     }
     made = {spec.dtype for spec in call.results if spec}
-    return all(keeps(result, operand) for result in made for operand in given)
+    return all(cast_is_lossless(operand, result) for result in made for operand in given)
 
 
 def _at(call: OpCall, positions: tuple[int, ...]) -> frozenset[int]:

@@ -175,7 +175,7 @@ def unless_failed(world: World, what: str, work: Callable[[], T]) -> T:
     failed = [(rank, *json.loads(text)) for rank, text in enumerate(texts) if text]
     if not failed:
         return cast(T, made)
-    world.renew()
+    world.reset_after_failure()
     # A rank that only stopped because of another one says less.
     rank, _, said = min(failed, key=lambda each: bool(each[1]))
     raise TrialFailure(f"rank {rank}: {said}" if world.several else said)

@@ -155,7 +155,7 @@ class ProgramCore:
             )
         if failed.changed:
             self.training.gradients.drop()
-        setting.world.renew()
+        setting.world.reset_after_failure()
         failed.renew()
         self.failed = None
 

@@ -47,7 +47,7 @@ def _run(folder: Path, but: Path | None) -> list[Data]:
     figures = {name: curve for each in logs for name, curve in _figures(each).items()}
     if not pages and not figures and not traced:
         raise UserError(
-            f"the folder {folder} holds nothing of a run: a page of Program.report (.html), a timeline of "
+            f"the folder {folder} has no report, trace or log: a page of Program.report (.html), a timeline of "
             "Program.trace (.json), or a log of weft.fit (.jsonl); give a folder with one of them"
         )
     found = [*pages, *traced]

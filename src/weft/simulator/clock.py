@@ -21,7 +21,7 @@ from weft.errors import InternalError
 from weft.hardware.costs import Contention
 from weft.ir.plan import COMPUTE, Order, RankPlan
 from weft.simulator.sharing import LinkSharing
-from weft.simulator.tasks import Tasks, meets, repeated, step_tasks, to_ticks
+from weft.simulator.tasks import Tasks, is_communicator, repeated, step_tasks, to_ticks
 from weft.units import Seconds
 
 NOTHING_SHARED = LinkSharing(())
@@ -117,7 +117,7 @@ class _Clock:
         # Lanes of communicators, and of ranks, that have got something since they were last asked for a task.
         self._rendezvous, self._stirred = set[int](), set[int]()
         self._stirring = [
-            self._rendezvous if meets(each.queue) else self._stirred for each in tasks.lanes
+            self._rendezvous if is_communicator(x.queue) else self._stirred for x in tasks.lanes
         ]
 
     def run(self) -> None:
@@ -218,7 +218,7 @@ class _Speeds:
         self._rank = [
             own[lane] if lane >= 0 and own[lane] in works else None for lane in tasks.lane
         ]
-        apart = [lane < 0 or meets(tasks.lanes[lane].queue) for lane in tasks.lane]
+        apart = [lane < 0 or is_communicator(tasks.lanes[lane].queue) for lane in tasks.lane]
         self._ranks = [
             [member[0] for member in members if member[0] in works] if meeting else []
             for members, meeting in zip(tasks.members, apart, strict=True)
@@ -372,8 +372,8 @@ def simulate_step(
             lines[rank].append(Timed(actor, micro, start, end))
             acts[rank, queue].append((actor, micro))
     orders = {
-        plan.rank: tuple(Order(q, tuple(acts[plan.rank, q])) for q in plan.on_queue if meets(q))
-        for plan in plans
+        p.rank: tuple(Order(q, tuple(acts[p.rank, q])) for q in p.on_queue if is_communicator(q))
+        for p in plans
     }
     timelines = {rank: tuple(own) for rank, own in lines.items()}
     return SimulatedStep(times.makespan, timelines, {} if fixed else orders)

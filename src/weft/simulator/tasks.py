@@ -34,7 +34,7 @@ def to_ticks(seconds: float) -> Seconds:
     return Seconds(round(seconds / TICK) * TICK)
 
 
-def meets(queue: str) -> bool:
+def is_communicator(queue: str) -> bool:
     """True for the queue of a communicator: its acts are those of several ranks."""
     return queue not in (COMPUTE, HOST)
 
@@ -128,12 +128,12 @@ def step_tasks(
         InternalError: when a communicator with micro-batches has no order, or its ranks do not meet equally often.
     """
     # The lanes of communicators, by number whatever ranks they have; then those of ranks.
-    first = {q: plan.rank for plan in reversed(plans) for q in plan.on_queue if meets(q)}
+    first = {q: plan.rank for plan in reversed(plans) for q in plan.on_queue if is_communicator(q)}
     lanes = [Lane(first[queue], queue) for queue in sorted(first, key=lambda q: (len(q), q))]
-    lanes += [Lane(plan.rank, q) for plan in plans for q in plan.on_queue if not meets(q)]
+    lanes += [Lane(plan.rank, q) for plan in plans for q in plan.on_queue if not is_communicator(q)]
     found = StepTasks(ahead, tuple(lanes))
     number = {lane: place for place, lane in enumerate(found.lanes)}
-    shared = {lane.queue: place for lane, place in number.items() if meets(lane.queue)}
+    shared = {lane.queue: place for lane, place in number.items() if is_communicator(lane.queue)}
     met: dict[tuple[str, int, int], int] = {}
     places: dict[int, dict[tuple[int, int], int]] = {}
     for plan in plans:
@@ -167,7 +167,7 @@ def step_tasks(
 def _acts(
     plan: RankPlan, queue: str, actors: Sequence[Actor], ordered: bool
 ) -> Sequence[tuple[int, int]]:
-    if not (ordered and meets(queue)):
+    if not (ordered and is_communicator(queue)):
         every = ((a.priority, micro, a.id) for a in actors for micro in range(a.acts))
         return [(id, micro) for _, micro, id in sorted(every)]
     for order in plan.orders:
@@ -183,7 +183,7 @@ def _check_met(found: StepTasks, plans: Sequence[RankPlan]) -> None:
     ranks = [sum(lane.queue in plan.on_queue for plan in plans) for lane in found.lanes]
     for lane, members in zip(found.lane, found.members, strict=True):
         queue = found.lanes[lane].queue
-        if meets(queue) and len(members) != ranks[lane]:
+        if is_communicator(queue) and len(members) != ranks[lane]:
             raise InternalError(f"the ranks of {queue} do not meet equally often there")
 
 
@@ -203,7 +203,7 @@ def _wait(
             for before, task in pairwise(own):
                 needs[task][before, 0] = None
     for queue, actors in plan.on_queue.items() if ordered else ():
-        if meets(queue):
+        if is_communicator(queue):
             tasks = [place[act] for act in _acts(plan, queue, actors, ordered)]
             needs[tasks[0]][tasks[-1], 1] = None
             for before, task in pairwise(tasks):

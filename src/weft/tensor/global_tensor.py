@@ -114,8 +114,8 @@ class GlobalTensor(Tensor):
         ranks = self.spec.mesh.ranks
         if len(ranks) != 1:
             raise UserError(
-                f"to_local: this process has the ranks {list(ranks)} of {self.placement}; use shards(), which gives "
-                "{rank: local tensor}"
+                f"to_local needs exactly one rank in this process, got {list(ranks)} of {self.placement}; use "
+                "shards(), which gives {rank: local tensor}"
             )
         part: Tensor = _ToLocal.apply(self)  # type: ignore[no-untyped-call]
         return part

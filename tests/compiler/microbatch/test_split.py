@@ -221,7 +221,7 @@ def _late(node: Call) -> bool:
         (
             vector_batch(6),
             4,
-            "leaf 'x' of shape \\[6, 8\\] has 6 samples, which make no 4 equal.*drop_last=True",
+            "6 samples cannot be divided into micro_batches=4: .* 'x' has shape \\[6, 8\\].*drop_last",
         ),
         ({"x": torch.tensor(1.0), "y": torch.tensor(1.0)}, 2, "none of them has a dimension"),
     ],

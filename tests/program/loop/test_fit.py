@@ -253,7 +253,7 @@ def test_extras_and_logs_go_on_in_another_loop(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_that_gives_no_numbers_is_told() -> None:
-    with compiled() as (program, _), pytest.raises(UserError, match="evaluate gave"):
+    with compiled() as (program, _), pytest.raises(UserError, match="evaluate must return"):
         weft.fit(program, loader(program), steps=1, evaluate=lambda: {"a": "x"})
 
 

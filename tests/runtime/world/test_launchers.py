@@ -123,7 +123,7 @@ def test_with_too_few_a_start_waits() -> None:
 def test_no_start_follows_once_somebody_has_ended_the_job() -> None:
     with job(2) as all_:
         a, b = all_.launcher(), all_.launcher()
-        a.end()
+        a.finish_job()
         assert not b.again(0)
         all_.server.close()
         assert not b.again(0)
@@ -155,6 +155,6 @@ def test_who_waits_for_a_start_hears_that_the_job_was_ended() -> None:
         a, b = all_.launcher(), all_.launcher()
         met((a, 1), (b, 1))
         assert a.again(0)
-        b.end()
+        b.finish_job()
         with pytest.raises(UserError, match="ended on another node"):
             met((a, 1))

@@ -182,7 +182,7 @@ class _Same:
 
 
 def _frozen(value: Any, depth: int = 0) -> Any:
-    """A value that is equal to that of another time where nothing in it has changed."""
+    """Snapshot of `value`, equal to a later one if nothing changed; tensors count by identity and version."""
     match value:
         case torch.Tensor():
             return _Same(id(value), value._version)

@@ -240,7 +240,7 @@ def _class_of(value: Any) -> type[SymbolicNumber] | None:
 
 
 def can_follow(entry: Guard) -> bool:
-    """True for a finite number in a place where another object can be put."""
+    """True if the guarded value is a finite number and its place can hold a symbolic one instead."""
     return type(entry.value) in _TYPES and math.isfinite(entry.value) and entry.replaceable
 
 

@@ -65,7 +65,7 @@ class FakeTensorLeaks:
         """The node of the trace that made a tensor."""
         return None if self._module is None else maker_in(self._module, tensor)
 
-    def constant(self, tensor: torch.Tensor) -> bool:
+    def is_constant(self, tensor: torch.Tensor) -> bool:
         """True where a tensor of the trace is made of constants and shapes only."""
         node = self.maker(tensor)
         return node is not None and node not in self.dependent()
@@ -89,7 +89,7 @@ class FakeTensorLeaks:
         nodes = [node for node in module.graph.find_nodes(op="get_attr") if node.users]
         kept = [each for each in (getattr(module, node.target) for node in nodes) if is_fake(each)]
         for tensor in kept:
-            if not self.constant(tensor):
+            if not self.is_constant(tensor):
                 found = [] if id(tensor) in places else _places([tensor])
                 named = found[0].name() if found else "an object of yours"
                 place = places.get(id(tensor), named)

@@ -101,7 +101,7 @@ def reductions(made: SBPs, wanted: SBPs) -> Table:
     return np.outer(partial, np.logical_not(final)).astype(float)
 
 
-def idle_bytes(spec: TensorSpec, axis: int, others: SBPs, grid: tuple[int, ...]) -> Bytes:
+def replication_bytes(spec: TensorSpec, axis: int, others: SBPs, grid: tuple[int, ...]) -> Bytes:
     """Bytes that all ranks together hold more when a tensor is Broadcast along `axis` than when it is Split.
 
     `others` are the SBPs of the other axes, in order. It is what an all-gather along the axis

@@ -99,7 +99,7 @@ class LeastSums:
         if key not in self._solved:
             unary, edges = costs_of(problem, self._known, axes, options)
             unary, pairwise, never = joined(unary, edges)
-            here = with_rest(known, unary, pairwise)
+            here = complete_greedily(known, unary, pairwise)
             found = minimize(unary, pairwise, starts=[here])
             self._solved[key] = here, total(here, unary, pairwise), found, never
         here, cost, found, never = self._solved[key]
@@ -207,7 +207,7 @@ def standing(
     return found
 
 
-def with_rest(
+def complete_greedily(
     found: Mapping[int, int], unary: Sequence[Table], pairwise: Mapping[tuple[int, int], Table]
 ) -> list[int]:
     """Choices of all variables: those that are not known are the cheapest beside those that are."""

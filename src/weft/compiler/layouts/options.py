@@ -21,8 +21,8 @@ from weft.compiler.layouts.boxing_costs import (
     BoxingCosts,
     SBPs,
     Table,
-    idle_bytes,
     reductions,
+    replication_bytes,
     sbp_numbers,
 )
 from weft.compiler.layouts.intent import charges, forbidden
@@ -302,7 +302,7 @@ class Known:
 
     def _idle(self, spec: TensorSpec, axis: int, sbps: SBPs) -> float:
         """Bytes of the copies of a tensor that a split along `axis` would save."""
-        return idle_bytes(spec, axis, sbps[:axis] + sbps[axis + 1 :], self.grid)
+        return replication_bytes(spec, axis, sbps[:axis] + sbps[axis + 1 :], self.grid)
 
     def _fitting(
         self, port: FreeVariable | SharedBoxing, every: Sequence[PerAxis]

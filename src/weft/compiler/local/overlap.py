@@ -201,7 +201,7 @@ class _PartsCutter:
         return self.signatures[key]
 
     def _boxing(self, node: LocalCall) -> bool:
-        """Give a boxing on one rank alone to each part, the same for each but along the dimension it changes."""
+        """Apply a rank-local boxing to every part; False if it changes the dimension that is cut."""
         (name,), (made,) = node.operands, node.makes
         place = _BOXING[node.op]
         if place is not None and node.args[place] == self.cut[name]:

@@ -70,7 +70,7 @@ def act_memory(
         case Compute():
             return _compute(actor, sources, registers, strided)
         case Communicate():
-            return communicate(actor, sources, strided)
+            return communication_memory(actor, sources, strided)
         case _:
             return ActMemory()
 
@@ -272,7 +272,7 @@ class _Segment:
         return most, where
 
 
-def communicate(
+def communication_memory(
     actor: Communicate, sources: Collection[str], strided: Collection[str] = ()
 ) -> ActMemory:
     """The memory that an act of a communicating actor takes and leaves.

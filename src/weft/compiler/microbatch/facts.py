@@ -85,11 +85,10 @@ def _leaves(graph: LogicalGraph, micro_batches: int) -> tuple[int, frozenset[str
     cut = [node for node in leaves if node.value.shape[:1] == (size,)]
     if size % micro_batches or not size:
         raise StrategyError(
-            f"micro_batches={micro_batches}: the batch leaf {cut[0].key!r} of shape "
-            f"{list(cut[0].value.shape)} has {size} samples, which make no {micro_batches} equal "
-            f"parts; take a number of micro-batches that divides {size}, or a batch of a multiple "
-            f"of {micro_batches}; where it is the last, smaller batch of an epoch, drop_last=True of the loader leaves "
-            "it out"
+            f"{size} samples cannot be divided into micro_batches={micro_batches}: the batch leaf {cut[0].key!r} has "
+            f"shape {list(cut[0].value.shape)}; take a number of micro-batches that divides {size}, or a batch of a "
+            f"multiple of {micro_batches}; where it is the last, smaller batch of an epoch, drop_last=True of the "
+            "loader leaves it out"
         )
     return size, frozenset(node.value.name for node in cut)
 

@@ -94,9 +94,9 @@ def _kept_whole(context: Context, rules: Mapping[str, str], stored: Collection[s
     for key, rule in split.items() if decided else ():
         if not any(key in own.whole for own in hints.values()):
             raise StrategyError(
-                f"{key} lies in parts, as the plan made first does not train it by {rule}, and its update by {rule} "
-                "needs the whole tensor: close the open programs of the model and compile first what trains it so, or "
-                "give it weft.broadcast in the strategy of the one compiled first"
+                f"{key} is stored sharded by an earlier program, but {rule} updates whole tensors. Close the open "
+                f"programs and compile the one that trains {key} first, or give {key} weft.broadcast in the first "
+                "program's strategy."
             )
     if not split:
         return context

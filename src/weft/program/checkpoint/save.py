@@ -232,7 +232,7 @@ def _work(
     for entry in entries:
         if entry.dtype not in DTYPES.values():
             raise UserError(
-                f"{entry.name} is of {entry.dtype}, which safetensors, and so a checkpoint, has not; expected one of "
+                f"{entry.name} has dtype {entry.dtype}, which safetensors cannot store; expected one of "
                 f"{', '.join(DTYPES.values())}"
             )
     files: dict[str, dict[str, tuple[Region, Tensor]]] = {}

@@ -224,7 +224,7 @@ class Packed(Dataset[dict[str, Tensor]]):
     def __getitem__(self, row: int) -> dict[str, Tensor]:
         """A row."""
         if not 0 <= row < len(self):
-            raise IndexError(f"row {row} of {len(self)}")
+            raise IndexError(f"row {row} is out of range: there are {len(self)}")
         at, end = row * self._length, (row + 1) * self._length
         parts: list[tuple[Tensor, int, int]] = []
         while at < end:

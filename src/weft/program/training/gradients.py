@@ -248,7 +248,7 @@ class Gradients:
             if member is None or groups.get(id(member.parameter)) != member.update.group:
                 raise UserError(
                     f"{key} has a gradient, but no step of this program updates it; optimizer.step() uses all "
-                    "gradients that there are, or let this one be None"
+                    "gradients that there are, or set its .grad to None"
                 )
         return [self._members[key] for key in keys]
 

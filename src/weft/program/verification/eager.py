@@ -113,14 +113,14 @@ def draws_of(graph: LogicalGraph) -> tuple[_Draw, ...]:
 
 
 @contextmanager
-def drawn(draws: tuple[_Draw, ...], seed: int, step: int) -> Iterator[Drawn | None]:
+def drawn(draws: tuple[_Draw, ...], seed: int, step: int) -> Iterator[ReplayedDraws | None]:
     """While this lasts, random ops draw the numbers of a step of the plan; nothing changes where it draws none."""
     if not draws:
         yield None
         return
     # Checkpoints run once, as they would draw again; attention draws its mask where it is seen.
     around = checkpoints_noted(), sdpa_kernel(SDPBackend.MATH), generators_followed()
-    with around[0], around[1], around[2], Drawn(draws, seed, step) as mode:
+    with around[0], around[1], around[2], ReplayedDraws(draws, seed, step) as mode:
         try:
             yield mode
         except Refusal as refusal:
@@ -128,7 +128,7 @@ def drawn(draws: tuple[_Draw, ...], seed: int, step: int) -> Iterator[Drawn | No
 
 
 @final
-class Drawn(DispatchMode):  # type: ignore[no-untyped-call]
+class ReplayedDraws(DispatchMode):  # type: ignore[no-untyped-call]
     """Random ops as capture writes them, with numbers of the plan's generator."""
 
     def __init__(self, draws: tuple[_Draw, ...], seed: int, step: int) -> None:

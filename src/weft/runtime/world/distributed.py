@@ -168,7 +168,7 @@ class DistributedWorld(World):
     def gather(self, texts: Mapping[int, str]) -> list[str]:
         return self._everyone.exchange_text(texts[self.rank])
 
-    def renew(self) -> None:
+    def reset_after_failure(self) -> None:
         self._board.renew()
 
     def _part(self) -> None:

@@ -187,7 +187,7 @@ class Launchers:
             return True
         return False
 
-    def end(self) -> None:
+    def finish_job(self) -> None:
         """Have no other start follow, as somebody has ended the job."""
         with suppress(OSError):
             self._store.set(_OVER, "")

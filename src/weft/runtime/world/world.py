@@ -116,7 +116,7 @@ class World(ABC):
             RankFailure: when another process does not, in time.
         """
 
-    def renew(self) -> None:  # noqa: B027  # ranks of one process have nothing to forget
+    def reset_after_failure(self) -> None:  # noqa: B027  # ranks of one process have nothing to forget
         """Go on after a failure that all ranks know of. Every process must call it."""
 
     @abstractmethod
