@@ -134,7 +134,7 @@ class FakeTensorLeaks:
             return []
         places = _places(alive)
         for place in places:
-            place.empty(self.constant)
+            place.empty(self.is_constant)
         return places
 
 
