@@ -19,6 +19,7 @@ from weft.search.measures import Measures
 from weft.search.record import Learned
 from weft.search.space import space_of
 from weft.search.state import NO_MOVES, NO_ROOM, NO_TIME, SearchState
+from weft.search.tuning import FAILED
 
 QUICK = replace(weft.data_parallel(), grid=(2,))
 SLOW = replace(QUICK, micro_batches=8)
@@ -168,11 +169,14 @@ def test_the_next_plan_takes_as_long_as_the_longest_of_the_last_three(
     assert not found.affords()
 
 
-def test_one_point_is_planned_in_any_case_and_until_one_fits_others_in_time(clock: Clock) -> None:
+def test_few_are_planned_in_any_case_and_until_one_fits_others_in_time(clock: Clock) -> None:
     found = timed(limit=1)
     clock.now = 2 * SECONDS
-    assert found.must_plan()
-    found.candidates[Candidate(2)] = found.log.plan("quick", QUICK)
+    for micro_batches in range(FAILED):
+        assert found.must_plan()
+        found.candidates[Candidate(2, micro_batches=1 + micro_batches)] = found.log.plan(
+            "quick", QUICK
+        )
     assert not found.must_plan()
     assert not found.affords()
     # What the last ones took would be too long, if one fitted.

@@ -23,6 +23,7 @@ from weft.search.measures import Answer, Measures, TooSlow, Unplannable, key_of
 from weft.search.queue import CandidateQueue
 from weft.search.record import Learned, SearchRecord
 from weft.search.result import PlannedStrategy, SearchResult, not_searched, nothing_fits, rows
+from weft.search.tuning import FAILED
 from weft.search.why_not import Probed, Sources, why_not
 from weft.strategy.strategy import Strategy, stage_count
 from weft.units import Seconds
@@ -150,8 +151,8 @@ class SearchState:
         )
 
     def must_plan(self) -> bool:
-        """True where one candidate is planned in any case: nothing fits so far, and none was."""
-        return self.log.best is None and not self.candidates
+        """True where one more candidate is planned in any case: nothing fits so far, and few were planned."""
+        return self.log.best is None and len(self.candidates) < FAILED
 
     def in_time(self, candidate: Candidate) -> bool:
         """True where there should be time to plan a candidate."""
