@@ -43,7 +43,7 @@ class Saving(Protocol):
     @property
     def is_open(self) -> bool: ...
     @property
-    def is_first_process(self) -> bool: ...
+    def is_first(self) -> bool: ...
     @property
     def exchange(self) -> Callable[[str], list[str]] | None: ...
     @property
@@ -84,7 +84,7 @@ def claim_for_job(folder: Path, program: Saving) -> None:
             f"another open program saves to {folder}, and each would take the checkpoints of the other for its own; "
             "give each program a folder, or close the other one before"
         )
-    lock, holder = _locked(folder) if program.is_first_process else (None, "")
+    lock, holder = _locked(folder) if program.is_first else (None, "")
     if program.exchange is not None:
         holder = program.exchange(holder)[0]
     if holder:
@@ -228,12 +228,12 @@ class Checkpoints:
             raise wrong("weft.Checkpoints: score", "a number", score)
         # The first process's score counts, also where others have found another one.
         scored: dict[str, float] = (
-            {SCORE: float(score)} if score is not None and program.is_first_process else {}
+            {SCORE: float(score)} if score is not None and program.is_first else {}
         )
         claim_for_job(self.folder, program)
         place = self.folder / f"{_PREFIX}{program.steps:08d}"
         program.wait_for_saved()
-        if program.is_first_process:
+        if program.is_first:
             self._put_back()
             # Leftovers of runs that ended while they wrote.
             for suffix in (PARTIAL, REPLACED):
@@ -242,7 +242,7 @@ class Checkpoints:
             _make_room(place)
         # A run that went on from an earlier one may come here again, as after damage.
         program.save(place, {**(extra or {}), **scored}, self.wait, True)
-        if program.is_first_process:
+        if program.is_first:
             self._take_away(program.steps)
         return place
 
@@ -271,10 +271,10 @@ class Checkpoints:
         _check_program(program)
         errors: list[str] = []
         program.wait_for_saved()
-        if program.is_first_process and not is_of_another_job(self.folder):
+        if program.is_first and not is_of_another_job(self.folder):
             self._put_back()
         names: list[str] = []
-        for place in self.all() if program.is_first_process else ():
+        for place in self.all() if program.is_first else ():
             # One that was never there, or is gone, has no file of one.
             if (place / NAME).exists() or any(place.glob(f"*{SUFFIX}")):
                 names.append(place.name)

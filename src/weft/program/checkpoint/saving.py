@@ -123,7 +123,7 @@ class ProgramSaving(ProgramPart):
 
         def settle() -> None:
             self._written()
-            if self.is_first_process:
+            if self.is_first:
                 put_back(place)
 
         run_on_all(world, "the last checkpoint", settle)
@@ -209,7 +209,7 @@ class ProgramSaving(ProgramPart):
         return full_states(optimizer)
 
     @property
-    def is_first_process(self) -> bool:
+    def is_first(self) -> bool:
         """True in the process that writes for all: that of rank 0."""
         return 0 in self.world.ranks
 

@@ -121,7 +121,7 @@ def fit(
         check_names(extra, (EPOCHS,), "weft.fit: the number of epochs stands")
     check_names(extra, _scheduler_names(schedulers), "weft.fit: a scheduler stands")
     logs = [log_of(each) for each in log]
-    first = program.is_first_process
+    first = program.is_first
     if checkpoint is not None:
         place = checkpoint.folder
         run_on_all(program.world, "the folder", lambda: check_place(place) if first else None)
@@ -289,7 +289,7 @@ class _Loop:
         """Tell new figures; "stop" where the user says so, on all processes."""
         if not new:
             return ""
-        first, step = self.program.is_first_process, self.program.steps
+        first, step = self.program.is_first, self.program.steps
         self.last |= new
         self.told = (step, {**self._now(), **new})
         self.bar.show(self.last)
@@ -319,7 +319,7 @@ class _Loop:
         self.scored = self.scored if score is None else step
         self.unscored += score is None
         silent = not kept.score or self.scored >= 0 or self.unscored != _UNSCORED
-        if not silent and self.program.is_first_process:
+        if not silent and self.program.is_first:
             _log.warning(
                 "weft.fit: no checkpoint of this run has a score so far, as there was no figure %r at their steps; "
                 "found %s: name one of these, and let evaluate_every, or log_every, divide `every`",
