@@ -53,7 +53,7 @@ def test_parts_are_balanced_shards():
             2: [6],
             3: [8],
         }
-        with pytest.raises(UserError, match=r"has the ranks \[0, 1, 2, 3\].*use shards\(\)"):
+        with pytest.raises(UserError, match=r"got \[0, 1, 2, 3\].*use shards\(\)"):
             x.to_local()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch._subclasses import FakeTensor
+from torch._guards import active_fake_mode
 from torch.testing._internal import common_methods_invocations
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
@@ -99,7 +99,7 @@ def _case(info: Any, function: Callable[..., Any], sample: Any) -> Case:
         waiting = iter(given)
         parts = [next(waiting) if isinstance(x, torch.Tensor) else x for x in leaves]
         first, args, kwargs = pytree.tree_unflatten(parts, spec)
-        if not any(isinstance(each, FakeTensor) for each in given):
+        if active_fake_mode() is None:
             return finish(function(first, *args, **kwargs))
         with patch.object(common_methods_invocations, "wrapper_set_seed", _unseeded):
             return finish(function(first, *args, **kwargs))
