@@ -42,6 +42,7 @@ PAGES = (
         "ops.md",
         ("python -m tools.opinfo", "python -m tools.opinfo --eager"),
         (samples.ops, samples.eager_ops),
+        COMMITS_OF_AN_HOUR,
     ),
     Page("models.md", ("python -m tools.models",), (samples.models,), COMMITS_OF_AN_HOUR),
     Page(
