@@ -270,7 +270,9 @@ def test_a_batch_that_cannot_be_cut() -> None:
     model, batch = MLP(), vector_batch(6)
     with (
         weft.local_world(1),
-        pytest.raises(StrategyError, match=r"6 samples cannot be divided .* leaf 'x' has shape \[6, 8\]"),
+        pytest.raises(
+            StrategyError, match=r"6 samples cannot be divided .* leaf 'x' has shape \[6, 8\]"
+        ),
     ):
         weft.compile(
             model,

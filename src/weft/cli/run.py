@@ -41,7 +41,6 @@ from weft.runtime.world.launch import (
     NodeProcesses,
     RemoteFailure,
     launch,
-    new_secret,
 )
 from weft.runtime.world.launchers import JoinedNode, Launchers, Nodes, launchers
 from weft.units import counted
@@ -299,7 +298,6 @@ def _alone(folder: Path) -> dict[str, str]:
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         MEETING: str(folder / "meeting"),
-        SECRET: new_secret(),
         "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", loopback),
         # This name, not all that begin so.
         "NCCL_SOCKET_IFNAME": os.environ.get("NCCL_SOCKET_IFNAME", f"={loopback}"),

@@ -10,7 +10,7 @@ from typing import Any, final
 import pytest
 
 from weft.runtime.world import store as frames
-from weft.runtime.world.store import AuthenticationFailedError, ControlChannel, answer, authenticate
+from weft.runtime.world.store import AuthenticationFailedError, ControlChannel, authenticate
 
 SECRET = b"the secret of the run"
 
@@ -26,7 +26,9 @@ def pair(ends: tuple[socket.socket, socket.socket]) -> tuple[ControlChannel, Con
     """The two ends of a connection, proven: who connected, and who listened."""
     client, server = ends
     found: list[ControlChannel] = []
-    thread = threading.Thread(target=lambda: found.append(answer(server, SECRET)))
+    thread = threading.Thread(
+        target=lambda: found.append(authenticate(server, SECRET, listens=True))
+    )
     thread.start()
     line = authenticate(client, SECRET)
     thread.join(5)
@@ -49,7 +51,7 @@ def test_nothing_that_is_sent_holds_the_secret(ends: tuple[socket.socket, socket
     assert proofs[0] != proofs[1]
     assert frames.message_mac(SECRET, b"ab", b"c") != frames.message_mac(SECRET, b"a", b"bc")
     client, server = ends
-    server.sendall(b"weft-store-1" + bytes(32) + bytes(32))
+    server.sendall(frames._HELLO + bytes(32) + bytes(32))
     with pytest.raises(AuthenticationFailedError, match="another secret"):
         authenticate(client, SECRET)
     assert SECRET not in server.recv(1000)
@@ -98,7 +100,7 @@ def test_who_knows_another_secret_learns_so_and_is_not_let_in(
 
     def listen() -> None:
         try:
-            answer(server, b"another secret")
+            authenticate(server, b"another secret", listens=True)
         except OSError as error:
             errors.append(error)
             server.close()
@@ -115,9 +117,9 @@ def test_who_says_nothing_is_not_waited_for(
     ends: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frames, "GREETING_SECONDS", 0.05)
-    for meet in (authenticate, answer):
+    for listens in (False, True):
         with pytest.raises(OSError, match="timed out"):
-            meet(ends[0], SECRET)
+            authenticate(ends[0], SECRET, listens)
 
 
 @final
@@ -140,14 +142,14 @@ class Slow:
         return frames._HELLO[int(self.now) - 1 :][:1] or b"x"
 
 
-@pytest.mark.parametrize("meet", [authenticate, answer])
+@pytest.mark.parametrize("listens", [False, True])
 def test_who_says_a_byte_now_and_then_is_not_waited_for(
-    meet: Callable[[Any, bytes], ControlChannel], monkeypatch: pytest.MonkeyPatch
+    listens: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = Slow()
+    slow: Any = Slow()
     monkeypatch.setattr("weft.runtime.world.store.time.monotonic", lambda: slow.now)
     with pytest.raises(TimeoutError):
-        meet(slow, SECRET)
+        authenticate(slow, SECRET, listens)
     assert slow.now == frames.GREETING_SECONDS
 
 

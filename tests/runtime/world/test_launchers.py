@@ -12,8 +12,7 @@ import pytest
 from weft.errors import UserError
 from weft.runtime.world.launch import NodeProcesses
 from weft.runtime.world.launchers import JoinedNode, Launchers, Nodes
-from weft.runtime.world.store import NodesStore
-from weft.runtime.world.store_server import Server
+from weft.runtime.world.store import NodesStore, Server
 
 SECRET = "a secret that nobody can guess"
 pytestmark = pytest.mark.timeout(60)

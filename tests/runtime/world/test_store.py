@@ -17,11 +17,9 @@ import pytest
 from weft.errors import UserError
 from weft.runtime.world import launchers
 from weft.runtime.world import store as frames
-from weft.runtime.world import store_server as module
 from weft.runtime.world.launch import NodeProcesses, RemoteFailure
 from weft.runtime.world.launchers import JoinedNode
-from weft.runtime.world.store import NodesStore, answer, authenticate, split_address
-from weft.runtime.world.store_server import Server
+from weft.runtime.world.store import NodesStore, Server, authenticate, split_address
 
 SECRET = b"the secret of the run"
 
@@ -120,7 +118,7 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[NodesStore]:
 
         def listen() -> None:
             connection = held.enter_context(listening.accept()[0])
-            answer(connection, SECRET)
+            authenticate(connection, SECRET, listens=True)
 
         thread = threading.Thread(target=listen)
         thread.start()
@@ -173,7 +171,7 @@ def test_a_store_goes_on_when_one_cannot_be_let_in(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(socket.socket, "accept", accepted)
     monkeypatch.setattr(threading.Thread, "start", started)
-    monkeypatch.setattr(module, "_AGAIN_SECONDS", 0.01)
+    monkeypatch.setattr(frames, "_AGAIN_SECONDS", 0.01)
     server = Server(("127.0.0.1", 0), SECRET)
     with pytest.raises(ConnectionError):
         NodesStore(f"127.0.0.1:{server.port}", SECRET, 5)
@@ -190,14 +188,14 @@ def test_strangers_who_wait_do_not_crowd_the_job_out(
 ) -> None:
     monkeypatch.setattr(frames, "GREETING_SECONDS", 100.0)
     address = "127.0.0.1", server.port
-    strangers = [socket.create_connection(address, 20) for _ in range(module.MOST_UNPROVEN + 1)]
+    strangers = [socket.create_connection(address, 20) for _ in range(frames.MOST_UNPROVEN + 1)]
     first = strangers[0]
     heard = b"?"
     while heard:  # its greeting, then the end
         heard = first.recv(100)
     client = NodesStore(f"127.0.0.1:{server.port}", SECRET, 20)
     client.set("key", b"")
-    assert len(server._unproven) <= module.MOST_UNPROVEN
+    assert len(server._unproven) <= frames.MOST_UNPROVEN
     client.close()
     for stranger in strangers:
         stranger.close()

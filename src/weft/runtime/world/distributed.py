@@ -30,7 +30,6 @@ from weft.runtime.world.rendezvous import (
     departed,
     join,
     report_exit_at_end,
-    signed,
 )
 from weft.runtime.world.world import (
     Channels,
@@ -71,7 +70,7 @@ class DistributedWorld(World):
         if not dist.is_initialized():
             join(self._backend.library, self._timeout, departed())
         super().__init__(dist.get_world_size(), (dist.get_rank(),), device_type, timeout)
-        store = signed(dist.distributed_c10d._get_default_store())
+        store = dist.distributed_c10d._get_default_store()
         self._gone = departed(store)
         await_all(store, self.rank, self.size, self._gone, self._timeout)
         self._entries = StoreEntries(store, self.rank, self._gone, timeout)

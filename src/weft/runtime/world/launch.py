@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import os
-import secrets
 import signal
 import subprocess
 import sys
@@ -381,7 +380,7 @@ LAUNCHER = "WEFT_LAUNCHER"
 MEETING = "WEFT_MEETING"
 # "host:port" of the store in which the ranks of several hosts meet.
 STORE = "WEFT_STORE"
-# The secret of the run: who knows it belongs to the job. Users set it for several nodes.
+# The secret of a run on several nodes, which users set: who knows it belongs to the job.
 SECRET = "WEFT_SECRET"
 # Seconds that a rank waits for another one.
 TIMEOUT = "WEFT_TIMEOUT"
@@ -393,11 +392,6 @@ RESTART = "WEFT_RESTART"
 TIMEOUT_SECONDS = 300.0
 # Characters that a secret has at least.
 _SHORTEST = 16
-
-
-def new_secret() -> str:
-    """A secret that nobody can guess."""
-    return secrets.token_hex(32)
 
 
 def given_secret() -> bytes:

@@ -26,8 +26,13 @@ from weft.runtime.world.launch import (
     RemoteFailure,
     given_secret,
 )
-from weft.runtime.world.store import NodesStore, StoreError, message_mac, split_address
-from weft.runtime.world.store_server import Server
+from weft.runtime.world.store import (
+    NodesStore,
+    Server,
+    StoreError,
+    message_mac,
+    split_address,
+)
 
 # Seconds in which all nodes must come.
 JOIN_SECONDS = 300.0

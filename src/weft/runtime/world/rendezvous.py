@@ -1,8 +1,7 @@
-"""The ranks of a job come together: where they meet, whom they believe, and who has ended before it came.
+"""The ranks of a job come together: where they meet, and who has ended before it came.
 
 They meet in a file in a folder that nobody else can reach, or in the store of several nodes: torch's own store listens
-on all interfaces of the host and believes whoever connects. In a store what weft writes carries a proof that who wrote
-it knows the secret of the run.
+on all interfaces of the host and believes whoever connects.
 
 A process says in the job's store that it has come. The others see that a rank still lives, and will come, by a lock
 on a file beside the one in which the ranks of a host meet, which the system lets go with the process, however it
@@ -13,18 +12,16 @@ from __future__ import annotations
 
 import atexit
 import fcntl
-import hmac
 import importlib
 import multiprocessing
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
-from typing import Any, TextIO, final
+from typing import Any, TextIO
 from urllib.parse import parse_qsl, urlsplit
 
 import torch.distributed as dist
@@ -41,12 +38,8 @@ from weft.private import check_private
 from weft.runtime.failures.failure_store import StoreEntries, first_line
 from weft.runtime.world.launch import MEETING, STORE, given_secret, started, timeout_seconds
 from weft.runtime.world.launchers import ended_key
-from weft.runtime.world.store import NodesStore, message_mac
+from weft.runtime.world.store import NodesStore
 
-# Seconds between two looks at an entry that somebody else has written.
-_AGAIN_SECONDS = 0.1
-# The name that torchrun gives a run.
-_RUN_ID = "TORCHELASTIC_RUN_ID"
 _HERE = "weft.compile, or whatever else needs all ranks; every process must come there"
 # Words of torch's errors where a process has not come to the others, or has ended, while they make a group.
 _ALONE = ("wait timeout", "timeout waiting", "timed out", "connectfullmesh failed", "by peer")
@@ -84,7 +77,7 @@ def private_rendezvous() -> None:
         store = _place(next(times))
         seconds = timedelta(seconds=timeout_seconds())
         await_all(
-            signed(store),
+            store,
             rank,
             size,
             departed(),
@@ -215,8 +208,7 @@ def _join(backend: str, timeout: timedelta) -> None:
         return
     found, rank, size = next(iter(rendezvous("env://", timeout=timeout)))
     store = PrefixStore(_PREFIX, found)
-    own = signed(store)
-    await_all(own, rank, size, reported_departed(own), timeout)
+    await_all(store, rank, size, reported_departed(store), timeout)
     dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=size)
 
 
@@ -237,83 +229,4 @@ def _say_end(process: int) -> None:
         else:
             found, rank, _ = next(iter(rendezvous("env://", timeout=_REACH)))
             store = PrefixStore(_PREFIX, found)
-        signed(store).set(ended_key(rank, started()), "")
-
-
-def signed(store: Any) -> Any:
-    """Weft's own way to use a `torch.distributed.Store`; the store itself where the run has no secret.
-
-    Entries of another run with the same secret prove nothing here, if torchrun gave the runs two names.
-    """
-    secret = given_secret()
-    run = os.environ.get(_RUN_ID, "").encode()
-    return SignedStore(store, message_mac(secret, b"entries", run)) if secret else store
-
-
-@final
-class SignedStore:
-    """A store whose values are HMAC-SHA256 of key and value, and the value. An entry without such a proof counts as
-    missing.
-    """
-
-    def __init__(self, store: Any, secret: bytes) -> None:
-        self._store, self._secret = store, secret
-        self._seconds = timeout_seconds()
-
-    def clone(self) -> SignedStore:
-        """The same over a connection of its own."""
-        return SignedStore(self._store.clone(), self._secret)
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Set the longest wait of `get`."""
-        self._seconds = timeout.total_seconds()
-        self._store.set_timeout(timeout)
-
-    def set(self, key: str, text: str) -> None:
-        """Write a value."""
-        self._store.set(key, self._sign(key, text))
-
-    def get(self, key: str) -> bytes:
-        """The value, once it is there.
-
-        Raises:
-            RuntimeError: it is not there in time, or the store has gone.
-        """
-        end = time.monotonic() + self._seconds
-        while (found := self._proven(key, self._store.get(key))) is None:
-            if time.monotonic() > end:
-                raise RuntimeError(f"{key} holds what nobody of this job has written")
-            time.sleep(_AGAIN_SECONDS)
-        return found
-
-    def check(self, keys: list[str]) -> bool:
-        """True where all are there."""
-        return self._store.check(keys) and all(
-            self._proven(key, self._store.get(key)) is not None for key in keys
-        )
-
-    def compare_set(self, key: str, expected: str, text: str) -> None:
-        """Write a value where there is none; `expected` is ""."""
-        made = self._sign(key, text)
-        found = bytes(self._store.compare_set(key, expected, made))
-        while found != made.encode() and self._proven(key, found) is None:
-            again = bytes(self._store.compare_set(key, found.decode("latin-1"), made))
-            if again == found:  # no text, which cannot be compared
-                self._store.set(key, made)
-                return
-            found = again
-
-    def _sign(self, key: str, text: str) -> str:
-        return f"{self._proof(key, text)} {text}"
-
-    def _proof(self, key: str, text: str) -> str:
-        return hmac.new(self._secret, f"{len(key)} {key} {text}".encode(), "sha256").hexdigest()
-
-    def _proven(self, key: str, value: bytes) -> bytes | None:
-        """The text that was written under a key, where it carries the proof; None elsewhere."""
-        sign, _, text = bytes(value).partition(b" ")
-        try:
-            expected = self._proof(key, text.decode())
-        except UnicodeDecodeError:
-            return None
-        return text if hmac.compare_digest(sign, expected.encode()) else None
+        store.set(ended_key(rank, started()), "")
