@@ -267,6 +267,7 @@ def test_a_program_without_an_optimizer_does_not_update() -> None:
             both.program.update()
 
 
+@pytest.mark.one_process
 def test_a_metric_that_is_not_known_is_refused() -> None:
     torch.manual_seed(0)
     model = Net().double()
