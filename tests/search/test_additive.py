@@ -48,8 +48,7 @@ def part(found: SearchState, strategy: weft.Strategy) -> AdditivePart:
 def test_one_axis_is_as_deduction_in_seconds_finds_it() -> None:
     found = begun(step(), "h100x4")
     strategy = weft.Strategy(batch={"*": split(0)}, grid=(4,))
-    solved = found.evaluator.compiled(strategy).deduced[0].solved
-    assert solved is not None
+    solved = found.evaluator.compiled(strategy).deduced[0]
     model = seconds_model(found.facts.machine.costs, (0, 1, 2, 3))
     free = replace(solved.hints, inputs={})
     best = deduce(solved.graph, free, solved.placement, model)

@@ -30,7 +30,6 @@ class Assignment:
         proven: true where `cost` is the least there is, along each axis with the others as they are.
         broken: how often a parameter is used differently from the user laid it out, because its op
             admits nothing else.
-        taken: true where they are those of a graph of other sizes, of which all this is said.
     """
 
     values: Mapping[str, Layout]
@@ -40,4 +39,3 @@ class Assignment:
     bound: float = 0.0
     proven: bool = True
     broken: int = 0
-    taken: bool = False

@@ -62,16 +62,15 @@ def additive_part(
     dtype = "bfloat16" if facts.narrowed < 1 else "float32"
     held = frozenset(_held(facts.step.graph, facts.base))
     for stage in deduced:
-        solved = stage.solved
-        if solved is None or len(solved.placement.ranks) < 2:
+        placement = stage.placement
+        if len(placement.ranks) < 2:
             return None
-        placement = solved.placement
         model = seconds_model(facts.machine.costs, placement.ranks, dtype)
         # Of unlike devices or links each has its own.
         same = sums.setdefault((placement.shape, model), LeastSums(placement.shape, model))
-        fixed = held.union(_hints(solved.graph)) if facts.base.activations else held
+        fixed = held.union(_hints(stage.graph)) if facts.base.activations else held
         try:
-            one = same.of(solved.graph, solved.hints, placement, solved.assignment, fixed)
+            one = same.of(stage.graph, stage.hints, placement, stage.assignment, fixed)
         except RuleError:  # of some op no signatures can be said
             return None
         if one is None:
@@ -79,7 +78,7 @@ def additive_part(
         found.append(one)
         second = carried(facts.machine.costs, placement.ranks)
         cost, least = cost + one.cost / second, least + one.bound / second
-    stored = {key for each in deduced if each.solved for key in each.solved.hints.stored}
+    stored = {key for each in deduced for key in each.hints.stored}
     return AdditivePart(cost, least, _with_cheapest(facts, strategy, found, stored | held))
 
 

@@ -233,22 +233,15 @@ class Known:
 
     def _of_call(self, work: OpChoice, axes: Axes, chosen: PerAxis) -> SignatureOptions:
         ways = dict(self._ways(work, axes, chosen))
-        if work.pinned:
-            pins = work.pinned
-            fixed = {
-                every: cost
-                for every, cost in ways.items()
-                if all(every[axis] == pins[axis] for axis in axes)
-            }
-            if not fixed:
-                axis = axes[0]
-                every = dict.fromkeys(each[axis] for each in ways)
-                legal = tuple(every) or candidates(work.call, self.grid[axis], bool(work.thin))
-                raise LayoutError(
-                    f"signatures={{{work.node.makes[0].name!r}: …}} fixes {pins[axis]} along axis {axis} for "
-                    f"{work.node.op}, which does not admit it there; use one of {'; '.join(map(str, legal[:8]))}"
-                )
-            ways = fixed
+        if work.pinned and not ways:
+            axis = axes[0]
+            unpinned = work._replace(pinned=())
+            admitted = dict.fromkeys(each[axis] for each, _ in self._ways(unpinned, axes, chosen))
+            legal = tuple(admitted) or candidates(work.call, self.grid[axis], bool(work.thin))
+            raise LayoutError(
+                f"signatures={{{work.node.makes[0].name!r}: …}} fixes {work.pinned[axis]} along axis {axis} for "
+                f"{work.node.op}, which does not admit it there; use one of {'; '.join(map(str, legal[:8]))}"
+            )
         return SignatureOptions(tuple(ways), np.array(list(ways.values())) * work.times)
 
     def _ways(self, work: OpChoice, axes: Axes, chosen: PerAxis) -> Iterator[tuple[PerAxis, float]]:
@@ -273,9 +266,10 @@ class Known:
         """The signatures along an axis of a call that is localized along those before it."""
         parts, empty = self.grid[axis], bool(work.thin)
         if axis in axes:
-            return candidates(call, parts, empty)
-        legal = axis < axes[0] or chosen[axis] in legal_signatures(call, parts, empty)
-        return chosen[axis : axis + 1] if legal else ()
+            legal = candidates(call, parts, empty)
+            return [one for one in legal if not work.pinned or one == work.pinned[axis]]
+        stays = axis < axes[0] or chosen[axis] in legal_signatures(call, parts, empty)
+        return chosen[axis : axis + 1] if stays else ()
 
     def _inside(self, call: OpCall, one: Signature, axis: int) -> float:
         given = call, one, self.grid, axis, self.cost_model

@@ -49,7 +49,13 @@ def choose_stages(graph: LogicalGraph, context: Context) -> Context:
     forward = _forward(graph, fixed, given)
     found = _homes(graph, given, forward)
     if homes is None:
-        _check_used(forward, len(placements))
+        count = len(placements)
+        idle = sorted(set(range(count)) - set(forward.values()))
+        if idle:
+            raise StrategyError(
+                f"nothing of the model's forward runs in stage {', '.join(map(str, idle))} of {count}; name "
+                "modules in its patterns, use weft.stage in the model, or take fewer stages"
+            )
     kinds = {call_kind(name, call): forward[name] for name, call in forward_calls(graph).items()}
     return replace(context, stages=Stages(placements, found, kinds))
 
@@ -150,15 +156,6 @@ def _homes(
             read = (forward[name] for name in readers if name in forward)
             found[node.key] = given.get(node.key, next(read, 0))
     return found
-
-
-def _check_used(forward: Mapping[str, int], count: int) -> None:
-    idle = sorted(set(range(count)) - set(forward.values()))
-    if idle:
-        raise StrategyError(
-            f"nothing of the model's forward runs in stage {', '.join(map(str, idle))} of {count}; name "
-            "modules in its patterns, use weft.stage in the model, or take fewer stages"
-        )
 
 
 def forward_calls(graph: LogicalGraph) -> dict[str, Call]:

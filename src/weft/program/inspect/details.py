@@ -111,20 +111,20 @@ def deduction_notes(deduced: Sequence[Deduced]) -> Iterator[str]:
     """Say if the layouts are proven cheapest, by the costs that deduction counts in."""
     for each in deduced:
         where = "layouts" if len(deduced) == 1 else f"layouts of stage {each.stage}"
-        if each.proven:
+        if each.assignment.proven:
             text = "proven cheapest, parameters in shards as if whole, each axis with the others as they are"
-        elif each.bound <= 0:
+        elif each.assignment.bound <= 0:
             text = "not proven cheapest, and no bound is known"
         else:
-            over = each.cost / each.bound - 1
+            over = each.assignment.cost / each.assignment.bound - 1
             text = f"not proven cheapest; along the axis solved last at most {over:.2%} above the bound"
         taken = (
             "taken over from a batch of another shape, for which they were " if each.taken else ""
         )
         yield f"{where}: {taken}{text}"
-        if each.broken:
+        if each.assignment.broken:
             yield (
-                f"{where}: {each.broken} uses of parameters depart from the strategy's layouts, because "
+                f"{where}: {each.assignment.broken} uses of parameters depart from the strategy's layouts, because "
                 "their ops admit nothing else"
             )
 

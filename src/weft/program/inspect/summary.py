@@ -101,12 +101,12 @@ def _rounded(total: int, ranks: int) -> str:
 
 def _layouts(deduced: Sequence[Deduced]) -> Iterator[str]:
     """Say if layouts are proven cheapest: a line for all stages, or for the first that is not."""
-    unproven = [each for each in deduced if not each.proven]
+    unproven = [each for each in deduced if not each.assignment.proven]
     if len(deduced) > 1 and unproven:
         yield f"layouts: proven cheapest in {len(deduced) - len(unproven)} of {len(deduced)} stages"
     shown = unproven[:1] or deduced[:1]
     yield next(deduction_notes(shown), "layouts: there is nothing to choose")
-    broken = sum(each.broken for each in deduced)
+    broken = sum(each.assignment.broken for each in deduced)
     if broken:
         yield f"note: {broken} uses of parameters depart from the strategy's layouts: their ops admit nothing else"
 

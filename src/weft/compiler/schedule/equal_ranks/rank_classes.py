@@ -118,24 +118,23 @@ class ExchangePartners:
         """Part ranks until those of one colour meet the same colours in the same places."""
         parted = len(self._ids) > 0
         while parted:
-            met = self._met(colours)
+            seen = colours.of[self._places] * (int(self._steps.max()) + 1) + self._steps
+            base = self._ids * (int(seen.max()) + 1)
+            # Rows stand by communicator: sorted within each of them.
+            each = np.split(np.sort(base + seen) - base, self._bounds[1:])
+            sizes, firsts = (
+                self._sizes[self._ids[self._bounds]],
+                colours.of[self._places[self._bounds]],
+            )
+            known: dict[Hashable, int] = {}
+            found = [
+                known.setdefault((size, first, who.tobytes()), len(known))
+                for size, first, who in zip(sizes.tolist(), firsts.tolist(), each, strict=True)
+            ]
+            met = np.repeat(np.array(found, dtype=np.int64), [len(who) for who in each])
             parted = False
             for rows in self._rows_of_step:
                 parted |= colours.split(self._places[rows], met[rows])
-
-    def _met(self, colours: Colours) -> Numbers:
-        """For each row the colour of the communicator: its first rank's, and how many of each use it where."""
-        seen = colours.of[self._places] * (int(self._steps.max()) + 1) + self._steps
-        base = self._ids * (int(seen.max()) + 1)
-        # Rows stand by communicator: sorted within each of them.
-        each = np.split(np.sort(base + seen) - base, self._bounds[1:])
-        sizes, firsts = self._sizes[self._ids[self._bounds]], colours.of[self._places[self._bounds]]
-        known: dict[Hashable, int] = {}
-        found = [
-            known.setdefault((size, first, who.tobytes()), len(known))
-            for size, first, who in zip(sizes.tolist(), firsts.tolist(), each, strict=True)
-        ]
-        return np.repeat(np.array(found, dtype=np.int64), [len(who) for who in each])
 
     def open(self, colours: Colours) -> tuple[Numbers, Numbers] | None:
         """A feature that parts a class of which a communicator holds some in other places than others,

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from weft.compiler import pipeline
 from weft.compiler.context import Options
 from weft.compiler.hints import Hints
-from weft.compiler.layouts.solved_before import match
 from weft.compiler.local.overlap import BatchCut
 from weft.compiler.pipeline import Compiled, compile_graph
-from weft.compiler.stages import lay_out as stage_layouts
+from weft.compiler.stages.lay_out import signatures_before
 from weft.ir import LogicalGraph, parse_graph
 from weft.ir.logical import Call
 from weft.layout import SBP, Broadcast, Placement, Split, placement
@@ -69,12 +66,10 @@ def test_layouts_are_taken_over(
     layouts: dict[str, tuple[SBP, ...]],
     first: int,
     second: int,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The plan is that of a compile from nothing; a slice that only one of the two has is no matter."""
     fresh = compiled(step(second), layouts)
     like = compiled(step(first), layouts)
-    monkeypatch.setattr(stage_layouts, "deduce", None)
     found = compiled(step(second), layouts, like)
     assert taken(found)
     assert not taken(fresh)
@@ -98,7 +93,7 @@ def test_layouts_are_taken_over_on_a_grid() -> None:
 )
 def test_what_differs_in_more_is_deduced_anew(rows: int, op: str, why: str) -> None:
     like, other = compiled(step(16, 64), DATA), step(rows, 64, op)
-    assert match(step(16, 64), other) is None, why
+    assert not signatures_before(like.deduced[0], other, like.deduced[0].hints, PAIR), why
     found = compiled(other, DATA, like)
     assert not taken(found), why
     assert found.plan == compiled(other, DATA).plan
@@ -106,20 +101,15 @@ def test_what_differs_in_more_is_deduced_anew(rows: int, op: str, why: str) -> N
 
 @pytest.mark.parametrize(("rows", "fits"), [(1, False), (2, True), (3, True)])
 def test_layouts_that_leave_a_rank_without_rows_are_deduced_anew(rows: int, fits: bool) -> None:
-    free = Hints({"up": WHOLE, "down": WHOLE, "positions": WHOLE})
-    solved, other = (compiled(step(n), DATA).deduced[0].solved for n in (2, rows))
-    assert solved
-    assert other
-    chosen = replace(solved, hints=free)  # as if nobody had asked for the split
-    assert bool(chosen.taken(other.graph, free, PAIR)) is fits
+    layouts = {key: sbps for key, sbps in DATA.items() if key != "x"}
+    like = compiled(step(2), DATA)  # asks for the split; the other leaves it free
+    assert taken(compiled(step(rows), layouts, like)) is fits
 
 
 def test_other_hints_are_kept() -> None:
     """What a hint says now counts, not where the other graph's input lay."""
     like = compiled(step(16), DATA)
     assert not taken(compiled(step(12), TENSORS, like))
-    freed = {key: sbps for key, sbps in DATA.items() if key != "x"}
-    assert not taken(compiled(step(12), freed, like))
 
 
 def test_a_batch_that_was_weighed_is_not_weighed_again(monkeypatch: pytest.MonkeyPatch) -> None:
