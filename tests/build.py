@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from weft.ir.logical import Ref
-from weft.ir.parsers.plan_parser import parse_plan
+from weft.ir.parse import parse_plan
 from weft.ir.plan import LocalCall, LocalValue, Plan, RankPlan, Register
 
 

@@ -11,7 +11,7 @@ from drafts import planned
 from weft.compiler.local.localize import communicators, localize
 from weft.compiler.signatures import check_signatures
 from weft.ir import LogicalGraph, verify
-from weft.ir.parsers.graph_parser import parse_graph
+from weft.ir.parse import parse_graph
 from weft.ir.plan import Communicate, Communicator, RankPlan
 from weft.runtime.executor.threads import ThreadExecutor
 from weft.runtime.executor.work import Rank

@@ -26,9 +26,9 @@ from weft.compiler.stages.choose import assign_stages, choose_stages
 from weft.compiler.training.shards import choose_shards, shard_variables
 from weft.hardware import default_device
 from weft.ir import LogicalGraph
+from weft.ir.forms import actor_text, local_text, part_text
 from weft.ir.logical import Input
 from weft.ir.plan import Actor, LocalProgram, RankPlan, Register
-from weft.ir.printers import actor_text, local_text, register_text
 from weft.layout import SBP, Layout, Placement, placement
 from weft.strategy.parts import Zero
 
@@ -175,9 +175,9 @@ def schedule_text(schedule: Schedule) -> str:
 
 def actors_text(actors: Iterable[Actor], controls: Iterable[Register] = ()) -> str:
     """The actors of a rank, and registers by which they wait for one another."""
-    return "\n".join((*map(actor_text, actors), *map(register_text, controls)))
+    return "\n".join((*map(actor_text, actors), *map(part_text, controls)))
 
 
 def registers_text(plan: RankPlan) -> str:
     """The registers of a plan."""
-    return "\n".join(map(register_text, plan.registers))
+    return "\n".join(map(part_text, plan.registers))

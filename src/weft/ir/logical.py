@@ -8,6 +8,7 @@ from operator import is_
 from typing import Any, final
 
 from weft.cached import cached_property
+from weft.ir.forms import micro_text, node_text, quoted
 from weft.ir.nodes import (
     FORWARD,
     OVER_STEP,
@@ -30,7 +31,6 @@ from weft.ir.nodes import (
     Value,
     refs,
 )
-from weft.ir.printers import micro_text, node_text, placement_lines, quoted
 from weft.layout import Placement
 from weft.ops.rule import kept_results
 
@@ -130,9 +130,10 @@ class LogicalGraph:
 
     def __str__(self) -> str:
         """One node a line; `weft.ir.parse_graph` reads it back to an equal graph."""
-        first = f"graph {quoted(self.name)}{micro_text(self.micro_batches)}"
-        header = [first, *placement_lines(self.placements)]
-        return "\n".join(header + [node_text(node, self.placements) for node in self.nodes]) + "\n"
+        lines = [f"graph {quoted(self.name)}{micro_text(self.micro_batches)}"]
+        lines += [f"placement @{index} = {each}" for index, each in enumerate(self.placements)]
+        lines += [node_text(node, self.placements) for node in self.nodes]
+        return "\n".join(lines) + "\n"
 
     def with_nodes(self, nodes: Iterable[Node]) -> LogicalGraph:
         """The graph with these nodes: itself, with all that is known of it, where they are its very own."""

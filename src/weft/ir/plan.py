@@ -10,6 +10,7 @@ from operator import is_
 from typing import Literal, TypeAlias, final
 
 from weft.cached import cached_property
+from weft.ir.forms import actor_text, local_text, micro_text, part_text, quoted
 from weft.ir.nodes import VARIABLE_ROLES
 from weft.ir.plan_nodes import (
     COLLECTIVE_KINDS,
@@ -36,17 +37,6 @@ from weft.ir.plan_nodes import (
     Register,
     RegisterKind,
     Transfer,
-)
-from weft.ir.printers import (
-    actor_text,
-    argument_text,
-    input_text,
-    local_text,
-    micro_text,
-    order_text,
-    output_text,
-    quoted,
-    register_text,
 )
 from weft.units import Seconds
 
@@ -124,8 +114,8 @@ class LocalProgram:
         head = f"local program of rank {self.rank}{micro_text(self.micro_batches)}"
         loop = [f"loop {' '.join(f'%{name}' for name in sorted(self.loop))}"] if self.loop else []
         forms = [f"form %{name} of %{self.origins[name]}" for name in sorted(self.origins)]
-        lines = [head, *loop, *forms, *map(input_text, self.inputs), *map(local_text, self.nodes)]
-        return "\n".join([*lines, *map(output_text, self.outputs)]) + "\n"
+        lines = [head, *loop, *forms, *map(part_text, self.inputs), *map(local_text, self.nodes)]
+        return "\n".join([*lines, *map(part_text, self.outputs)]) + "\n"
 
 
 @final
@@ -189,8 +179,9 @@ class RankPlan:
         return frozenset(one.id for one in segments if one.replayed)
 
     def __str__(self) -> str:
-        lines = [f"rank {self.rank}{micro_text(self.micro_batches)}", *map(input_text, self.inputs)]
-        lines += [*map(order_text, self.orders), *map(register_text, self.registers)]
+        lines = [f"rank {self.rank}{micro_text(self.micro_batches)}"]
+        for parts in (self.inputs, self.orders, self.registers):
+            lines += map(part_text, parts)
         lines += map(actor_text, self.actors)
         return "\n".join(lines) + "\n"
 
@@ -207,7 +198,7 @@ class Plan:
     def __str__(self) -> str:
         """Communicators, then rank after rank; `weft.ir.parse_plan` reads it back to an equal plan."""
         lines = [f"plan {quoted(self.name)}"]
-        lines += [f"communicator {c.id} = {argument_text(c.ranks)}" for c in self.communicators]
+        lines += map(part_text, self.communicators)
         return "\n".join(lines) + "\n" + "".join(map(str, self.ranks))
 
 

@@ -13,7 +13,7 @@ from weft.capture.optimizers.attributes import kernels_of
 from weft.capture.optimizers.trials import AliveBytes
 from weft.ir.logical import Update
 from weft.ir.nodes import UpdateBytes
-from weft.ir.parsers.graph_parser import parse_graph
+from weft.ir.parse import parse_graph
 
 
 class Foreign(torch.optim.SGD):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.compiler.microbatch.facts import cut_leaves, joined
 from weft.ir.logical import PerMicroBatch
-from weft.ir.parsers.graph_parser import parse_graph
+from weft.ir.parse import parse_graph
 from weft.ops import OpCall
 
 GRAPH = """graph "step" micro 2

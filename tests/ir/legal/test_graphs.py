@@ -9,7 +9,7 @@ import pytest
 from weft.errors import InternalError
 from weft.ir import LogicalGraph
 from weft.ir.legal.tables import GRAPH_RULES, LAYOUT_RULES, verify
-from weft.ir.parsers.graph_parser import parse_graph
+from weft.ir.parse import parse_graph
 
 HEAD = 'graph "g"\nplacement @0 = cpu [0, 1]\n'
 PARAMETER = '%w = parameter "w" : float32[4] @0(B)\n'

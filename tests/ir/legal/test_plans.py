@@ -8,7 +8,7 @@ import pytest
 
 from weft.errors import InternalError
 from weft.ir.legal.plans import PLAN_RULES, verify_communicators, verify_plan
-from weft.ir.parsers.plan_parser import parse_plan
+from weft.ir.parse import parse_plan
 
 HEAD = 'plan "p"\ncommunicator 0 = [0, 1]\nrank 0\n'
 X = "register %x : float32[4] batch credits 2 from 0 to [1]\n"

@@ -8,7 +8,7 @@ import pytest
 
 from weft.actors import Act, RankDriver
 from weft.errors import InternalError
-from weft.ir.parsers.plan_parser import parse_plan
+from weft.ir.parse import parse_plan
 from weft.ir.plan import COMPUTE, Plan
 from weft.program.data.feed import LoadedLeaf
 from weft.program.data.loading import COPIES, LOAD, loading_plan

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from weft.ir.forms import local_text, part_text
 from weft.ir.nodes import OVER_STEP, VARIABLE_ROLES
 from weft.ir.plan import Exchange, LocalCall, LocalProgram, LocalUpdate
-from weft.ir.printers import input_text, local_text, output_text
 from weft.units import ITEM_SIZE
 
 # The update that a buffer gets, of which each micro-batch makes a version.
@@ -30,7 +30,7 @@ def local_values_assigned_once(program: LocalProgram) -> Iterator[LocalFinding]:
                 yield local_text(node), f"%{value.name} is assigned twice"
     for item in program.inputs:
         if seen[item.value.name] > 1:
-            yield input_text(item), f"%{item.value.name} is assigned twice"
+            yield part_text(item), f"%{item.value.name} is assigned twice"
 
 
 def local_values_made_before_use(program: LocalProgram) -> Iterator[LocalFinding]:
@@ -42,7 +42,7 @@ def local_values_made_before_use(program: LocalProgram) -> Iterator[LocalFinding
         there.update([value.name for value in node.makes])
     for output in program.outputs:
         if output.name not in there:
-            yield output_text(output), f"%{output.name} is not made"
+            yield part_text(output), f"%{output.name} is not made"
 
 
 def local_calls_know_their_tensors(program: LocalProgram) -> Iterator[LocalFinding]:
@@ -71,11 +71,11 @@ def local_keys_unique(program: LocalProgram) -> Iterator[LocalFinding]:
     inputs = Counter((item.role, item.key) for item in program.inputs)
     for item in program.inputs:
         if inputs[item.role, item.key] > 1:
-            yield input_text(item), f"the key {item.key!r} stands twice"
+            yield part_text(item), f"the key {item.key!r} stands twice"
     outputs = Counter(output.key for output in program.outputs)
     for output in program.outputs:
         if outputs[output.key] > 1:
-            yield output_text(output), f"the key {output.key!r} stands twice"
+            yield part_text(output), f"the key {output.key!r} stands twice"
 
 
 def exchanges_take_what_is_there(program: LocalProgram) -> Iterator[LocalFinding]:
@@ -124,7 +124,7 @@ def loop_complete(program: LocalProgram) -> Iterator[LocalFinding]:
             yield local_text(node), f"%{node.source} is in the loop"
     for output in program.outputs:
         if output.name in loop:
-            yield output_text(output), f"%{output.name} is in the loop"
+            yield part_text(output), f"%{output.name} is in the loop"
 
 
 def forms_are_made(program: LocalProgram) -> Iterator[LocalFinding]:

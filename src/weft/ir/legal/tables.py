@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from weft.errors import InternalError
+from weft.ir.forms import node_text
 from weft.ir.legal.graphs import (
     boxing_keeps_the_tensor,
     calls_know_their_tensors,
@@ -44,7 +45,6 @@ from weft.ir.legal.plans import COPY_RULES as COPY_RULES
 from weft.ir.legal.plans import PLAN_RULES as PLAN_RULES
 from weft.ir.logical import LogicalGraph, Node
 from weft.ir.plan import LocalProgram
-from weft.ir.printers import node_text
 
 # A rule yields (node, what is wrong), or (line of text, what is wrong), for each place where it does not hold.
 GraphRule = Callable[[LogicalGraph], Iterator[tuple[Node, str]]]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from weft.errors import UserError
-from weft.ir.parsers.plan_parser import parse_plan
+from weft.ir.parse import parse_plan
 from weft.ir.plan import (
     Collective,
     Communicate,

@@ -10,10 +10,9 @@ import pytest
 
 from mutations import mutated
 from weft.errors import UserError
-from weft.ir.parsers.graph_parser import parse_graph, parse_local
-from weft.ir.parsers.plan_parser import parse_plan
+from weft.ir.parse import parse_graph, parse_local, parse_plan
 
-GOLDEN = Path(__file__).parents[2] / "compiler" / "golden"
+GOLDEN = Path(__file__).parents[1] / "compiler" / "golden"
 # The first words of each kind of text.
 PARSERS: dict[str, Callable[[str], object]] = {
     "graph ": parse_graph,

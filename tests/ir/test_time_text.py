@@ -18,8 +18,7 @@ from weft.ir.logical import (
     PhaseKind,
     Value,
 )
-from weft.ir.parsers.graph_parser import parse_graph
-from weft.ir.parsers.plan_parser import parse_plan
+from weft.ir.parse import parse_graph, parse_plan
 from weft.ir.plan import (
     Collective,
     Communicate,

@@ -1,10 +1,9 @@
-"""The tokens of graph and plan text, and the parts that both parsers share."""
+"""The tokens of the text of graphs and plans, and the values that are made of them."""
 
 from __future__ import annotations
 
 import ast
 import json
-import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,15 +11,7 @@ from functools import partial
 from typing import Any, TypeVar, final, get_args
 
 from weft.errors import UserError
-from weft.ir.nodes import (
-    FORWARD,
-    NO_UPDATE_BYTES,
-    PerMicroBatch,
-    Phase,
-    PhaseKind,
-    Ref,
-    UpdateBytes,
-)
+from weft.ir.nodes import FORWARD, PerMicroBatch, Phase, PhaseKind, Ref, Specified
 from weft.layout import SBP, Broadcast, Layout, Partial, Placement, Split
 from weft.layout.placement import placement as build_placement
 from weft.layout.sbp import REDUCTIONS
@@ -61,10 +52,13 @@ class Scanner:
         tokens: what is left of the line, first token last (kind, text).
         where: number and text of the line, for errors.
         specs: shapes and dtypes of the values of lines before.
+        placements: those declared in lines before.
     """
 
-    def __init__(self, line: str, number: int, specs: dict[str, TensorSpec] | None = None) -> None:
-        self.specs: dict[str, TensorSpec] = {} if specs is None else specs
+    def __init__(
+        self, line: str, number: int, specs: dict[str, TensorSpec], placements: list[Placement]
+    ) -> None:
+        self.specs, self.placements = specs, placements
         text = line.strip()
         self.where = f"line {number}: {text if len(text) <= _LONGEST else text[:_LONGEST] + '…'}"
         self.tokens: list[tuple[str, str]] = []
@@ -107,16 +101,17 @@ class Scanner:
         if not self.accept(text):
             raise self.error(f"expected {text!r}, found {self.peek() or 'the end'!r}")
 
-    def end(self) -> None:
-        """Nothing may be left."""
-        if self.tokens:
-            raise self.error(f"unexpected {self.peek()!r}", "; expected the end of the line")
+    def know(self, *values: Specified) -> None:
+        """The line makes these values, which later lines may read."""
+        self.specs.update((value.name, value.spec) for value in values)
 
     @contextmanager
     def told(self) -> Iterator[None]:
-        """Name the line where something in it is of another kind than what stands there takes."""
+        """Read all of the line; name it where something in it is of another kind than what stands there takes."""
         try:
             yield
+            if self.tokens:
+                raise self.error(f"unexpected {self.peek()!r}", "; expected the end of the line")
         except UserError as error:
             if self.where in str(error):
                 raise
@@ -137,12 +132,16 @@ class Scanner:
         """A value's name, without the `%`."""
         return self.take("value")[1:]
 
+    def target(self) -> str | None:
+        """A value's name; None for `_`, where there is no value."""
+        return None if self.accept("_") else self.name()
+
     def targets(self) -> list[str | None]:
-        """The names on the left side of a call, `%a, _, %b`; None for `_`."""
-        found: list[str | None] = []
-        while not found or self.accept(","):
-            found.append(None if self.accept("_") else self.name())
-        return found
+        """The names on the left side of a line, `%a, _, %b`."""
+        names = [self.target()]
+        while self.accept(","):
+            names.append(self.target())
+        return names
 
     def one_of(self, words: Sequence[Word], else_: str = "") -> Word:
         """One of some words; errors name `else_`, such as "call, box or ", beside them."""
@@ -166,8 +165,15 @@ class Scanner:
             raise self.error(f"expected a list of whole numbers, found {items}")
         return items
 
+    def references(self) -> tuple[str, ...]:
+        """`[%a, %b]`"""
+        items = self.argument()
+        if not isinstance(items, tuple) or not all(isinstance(item, Ref) for item in items):
+            raise self.error("expected a list of values")
+        return tuple(item.name for item in items)
+
     def argument(self, depth: int = 0) -> Any:
-        """One argument tree (see `weft.ir.printers.argument_text`)."""
+        """One argument tree (see `weft.ir.forms.argument_text`)."""
         kind, text = self.kind(), self.peek()
         if depth > DEEPEST:
             raise self.error(f"lists stand more than {DEEPEST} levels deep in each other")
@@ -190,13 +196,13 @@ class Scanner:
             found.append(item())
         return tuple(found)
 
-    def call(self) -> tuple[str, tuple[Any, ...], tuple[tuple[str, Any], ...]]:
-        """`aten.sum.default(%x, dtype=…)` as op, arguments, keyword arguments."""
+    def call(self) -> dict[str, Any]:
+        """`aten.sum.default(%x, dtype=…)` as `op`, `args` and `kwargs`."""
         op = self.take("word")
         self.expect("(")
         items = self._items(")", self._call_item)
         args = tuple(item for key, item in items if not key)
-        return op, args, tuple((key, item) for key, item in items if key)
+        return {"op": op, "args": args, "kwargs": tuple((k, item) for k, item in items if k)}
 
     def _call_item(self) -> tuple[str, Any]:
         if self.kind() == "word" and len(self.tokens) > 1 and self.tokens[-2][1] == "=":
@@ -205,20 +211,15 @@ class Scanner:
             return key, self.argument()
         return "", self.argument()
 
-    def tensor(self) -> tuple[tuple[int, ...], str]:
-        """`float32[8, 16]` as shape and dtype."""
-        dtype = self.take("word")
-        return self.integers(), dtype
-
-    def layout(self, placements: list[Placement]) -> Layout | None:
+    def layout(self) -> Layout | None:
         """` @0(S(0), B)`, or None when no layout stands here."""
         if self.kind() != "placement":
             return None
         index = int(self.take("placement")[1:])
-        if index >= len(placements):
+        if index >= len(self.placements):
             raise self.error(f"placement @{index} is not declared")
         self.expect("(")
-        return Layout(placements[index], self._items(")", self._sbp))
+        return Layout(self.placements[index], self._items(")", self._sbp))
 
     def free_sbps(self) -> tuple[SBP | None, ...]:
         """`(S(0), *)`, where a star leaves an axis free."""
@@ -242,15 +243,6 @@ class Scanner:
         self.expect(")")
         return sbp
 
-    def taken(self) -> UpdateBytes:
-        """`takes [8, 4, 0]`, or nothing."""
-        if not self.accept("takes"):
-            return NO_UPDATE_BYTES
-        sizes = self.integers()
-        if len(sizes) != 3:
-            raise self.error(f"expected three sizes, found {len(sizes)}")
-        return UpdateBytes(*sizes)
-
     def phase(self) -> Phase:
         """`{1 backward}`, or nothing: the forward of stage 0."""
         if not self.accept("{"):
@@ -270,13 +262,13 @@ class Scanner:
         """`micro 4`, or nothing: one micro-batch."""
         return self.integer() if self.accept("micro") else 1
 
-    def placement(self, index: int) -> Placement:
-        """`@0 = cpu [[0, 1], [2, 3]]`"""
-        if self.take("placement") != f"@{index}":
-            raise self.error(f"expected placement @{index}")
+    def declare_placement(self) -> None:
+        """`@0 = cpu [[0, 1], [2, 3]]`, of the next number."""
+        if self.take("placement") != f"@{len(self.placements)}":
+            raise self.error(f"expected placement @{len(self.placements)}")
         self.expect("=")
         device_type = self.take("word")
-        return build_placement(device_type, self.argument())
+        self.placements.append(build_placement(device_type, self.argument()))
 
 
 def _leaf(kind: str, text: str, scanner: Scanner) -> Any:
@@ -292,8 +284,7 @@ def _leaf(kind: str, text: str, scanner: Scanner) -> Any:
         case "number":
             if text.lstrip("-").isdigit():
                 return int(text)
-            special = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
-            return special.get(text, 0.0) if text in special else float(text)
+            return float(text)
     if text in ("True", "False", "None"):
         return ast.literal_eval(text)
     raise scanner.error(f"unknown word {text!r}")

@@ -21,7 +21,7 @@ from weft.ir.logical import (
     Value,
 )
 from weft.ir.nodes import HINT, TAKE
-from weft.ir.parsers.graph_parser import parse_graph
+from weft.ir.parse import parse_graph
 from weft.layout import Broadcast, Layout, Partial, Shares, Split, placement
 from weft.ops.call import Token
 

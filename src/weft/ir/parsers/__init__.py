@@ -1,1 +1,0 @@
-"""Text of graphs, local programs and plans read back."""
