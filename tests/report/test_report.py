@@ -12,12 +12,13 @@ import torch
 from typer.testing import CliRunner
 
 import weft
+from report.large import large_run
 from report.reported import write_run
 from search.jobs import layers
 from weft.cli.main import app
 from weft.errors import UserError
 from weft.report import Report, write_report
-from weft.report.content import page_of
+from weft.report.content import MOST_SLICES, page_of
 from weft.traces.rows import RankTrace, StepSpan
 
 
@@ -48,21 +49,19 @@ def test_a_run(tmp_path: Path) -> None:
     (data,) = data_in(page)
     assert "GPT" in data["title"]
     assert any("strategy" in line for line in data["notes"])
-    measured, predicted = data["time"]["groups"]
-    assert [
-        (each["group"], [rank["rank"] for rank in each["ranks"]]) for each in (measured, predicted)
-    ] == [
-        ("measured", [0, 1]),
-        ("predicted", [0]),
+    measured, predicted = data["time"]
+    assert [(each["group"], each["ranks"]) for each in (measured, predicted)] == [
+        *(("measured", 2), ("predicted", 1)),
     ]
     assert [number for number, *_ in measured["steps"]] == [0, 1, 2]
     assert set(measured["totals"]) == {"0", "1", "2"}
-    assert predicted["path"]
-    for group in (measured, predicted):
-        for rank in group["ranks"]:
-            assert len(rank["queue"]) == len(rank["begin"]) == len(rank["took"]) > 0
-            assert min(rank["took"]) >= 0
-            assert max(rank["kind"]) < len(data["time"]["kinds"])
+    assert data["summary"]["path"]
+    processes = {
+        event["args"]["name"]
+        for event in data["trace"]["traceEvents"]
+        if event["name"] == "process_name"
+    }
+    assert processes == {"measured rank 0", "measured rank 1", "predicted rank 0"}
     kinds = {(row["group"], row["rank"], row["step"]): row["kinds"] for row in data["memory"]}
     assert "activations" in kinds["measured", 0, 2]
     assert kinds["measured", 0, 0] == ["all kinds"]
@@ -128,3 +127,10 @@ def test_an_empty_report() -> None:
     report = Report("empty", measured=[RankTrace(0, (), (StepSpan(0, 0, 1),), ())])
     (data,) = data_in(page_of([report]))
     assert data["memory"] == []
+
+
+def test_timelines_of_many_acts_are_left_out() -> None:
+    small, large = (large_run(ranks=1, acts=acts).data() for acts in (MOST_SLICES, MOST_SLICES + 1))
+    assert len(small["trace"]["traceEvents"]) > MOST_SLICES
+    assert large["trace"] == {}
+    assert large["time"][0]["totals"]

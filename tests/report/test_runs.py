@@ -18,7 +18,7 @@ from weft.cli.main import app
 from weft.errors import UserError
 from weft.report import Report, write_report
 from weft.report.runs import reports_of, traces_in
-from weft.traces.events import trace_events
+from weft.traces.events import trace_content
 from weft.traces.rows import Level, RankTrace, Slice, StepSpan
 from weft.units import Bytes
 
@@ -41,7 +41,7 @@ def run(folder: Path) -> Path:
     """The folder of a run with a page, a timeline, logs, and files that are none of these."""
     folder.mkdir()
     write_report(folder / "page.html", Report("a run", notes=["mine"], measured=[TRACE]))
-    content = {"traceEvents": trace_events([TRACE])}
+    content = trace_content([TRACE])
     (folder / "step.json").write_text(json.dumps(content))
     (folder / "config.json").write_text("[1, 2")
     (folder / "notes.html").write_text("<p>notes</p>")
@@ -64,7 +64,8 @@ def test_a_folder(tmp_path: Path) -> None:
         "rate": [[5], [0.1]],
     }
     assert traced["title"] == "one: step"
-    assert traced["time"]["groups"] == page["time"]["groups"]
+    assert traced["time"] == page["time"]
+    assert traced["trace"] == page["trace"] == trace_content([TRACE])
     assert traced["memory"] == page["memory"] != []
 
 
@@ -88,8 +89,7 @@ def test_a_page_in_its_own_folder_does_not_count(
 
 
 def test_a_timeline_comes_back() -> None:
-    events = trace_events([TRACE], "measured") + trace_events([TRACE], "predicted", 2)
-    found = traces_in(json.loads(json.dumps({"traceEvents": events})))
+    found = traces_in(json.loads(json.dumps(trace_content([TRACE], [TRACE]))))
     expected = TRACE.moved(1000)
     assert set(found) == {"measured", "predicted"}
     for (trace,) in found.values():
@@ -123,8 +123,8 @@ def test_a_trace_of_a_program(tmp_path: Path) -> None:
         program.trace(tmp_path / "step.json", predicted=True)
         program.close()
     (found,) = reports_of([tmp_path])
-    assert [each["group"] for each in found["time"]["groups"]] == ["measured", "predicted"]
-    assert [each["rank"] for each in found["time"]["groups"][0]["ranks"]] == [0, 1]
+    assert [each["group"] for each in found["time"]] == ["measured", "predicted"]
+    assert found["time"][0]["ranks"] == 2
     assert found["memory"]
 
 
@@ -138,7 +138,7 @@ def test_a_trace_of_a_program(tmp_path: Path) -> None:
         (
             "a.html",
             '<script type="application/json" id="data">[{"format": 9, "title": "x"}]</script>',
-            "expected format 1, got 9",
+            "expected format 2, got 9",
         ),
         ("run/log.jsonl", '{"step": 1, "loss": "low"}', r"is no log of weft\.fit \(ValueError"),
         ("run/log.jsonl", "[1]\n", r"log\.jsonl is no log"),
@@ -167,7 +167,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_timelines_with_mistakes_are_read_or_told(tmp_path: Path) -> None:
-    text = json.dumps({"traceEvents": trace_events([TRACE])}, indent=1)
+    text = json.dumps(trace_content([TRACE]), indent=1)
     refused = 0
     for broken in mutated(text, 200):
         (tmp_path / "step.json").write_text(broken)

@@ -21,7 +21,7 @@ from weft.report import Report, write_report
 from weft.report.content import write_page
 from weft.report.runs import reports_of
 from weft.strategy.strategy import Strategy, data_parallel
-from weft.traces.events import joined_notes, trace_events
+from weft.traces.events import joined_notes, trace_content
 
 
 @final
@@ -151,7 +151,7 @@ def simulate_graph(
         simulation = priced_step(step, found.machine.costs, given).simulation
     wanted = files or SimulationFiles()
     if wanted.trace is not None:
-        content = {"traceEvents": trace_events(simulation.traces), "displayTimeUnit": "ms"}
+        content = trace_content(simulation.traces)
         write_making_folder(wanted.trace, json.dumps(content), "the timeline")
     if wanted.report is not None:
         notes = joined_notes(found.compiled.notes)

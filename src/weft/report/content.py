@@ -18,20 +18,23 @@ from weft.errors import wrong
 from weft.report.memory_rows import memory_rows
 from weft.report.modules import model_rows
 from weft.report.sent_matrix import sent_bytes
-from weft.report.timelines import Timelines, from_work
+from weft.report.timelines import from_work, step_rows
 from weft.search.result import SearchResult
 from weft.simulator.simulation import Simulation
 from weft.strategy.strategy import Strategy
+from weft.traces.events import trace_content
 from weft.traces.rows import RankTrace
 
 # For the data of a page: pages of other formats are not read back.
-FORMAT = 1
+FORMAT = 2
 # Data as JSON has it.
 Data: TypeAlias = "dict[str, Any]"
 # A figure of a run: its steps and values.
 Curve: TypeAlias = "tuple[Sequence[int], Sequence[float | None]]"
 # Rows of what a search looked at.
 _MOST_LOOKS = 20_000
+# Slices of timelines that a page holds for Perfetto; of more, none.
+MOST_SLICES = 20_000
 
 
 @final
@@ -68,11 +71,9 @@ class Report:
         seconds; sizes in bytes.
         """
         simulation = self.simulation
-        simulated = from_work(simulation.traces if simulation is not None else self.predicted)
-        timelines = Timelines()
-        timelines.add("measured", self.measured)
-        timelines.add("predicted", simulated, simulation.path if simulation is not None else ())
-        groups = {"measured": self.measured, "predicted": simulated}
+        predicted = simulation.traces if simulation is not None else self.predicted
+        groups = {"measured": self.measured, "predicted": from_work(predicted)}
+        slices = sum(len(each.slices) for each in (*self.measured, *predicted))
         return {
             "format": FORMAT,
             "title": self.title,
@@ -80,7 +81,8 @@ class Report:
             "model": {} if self.compiled is None else model_rows(self.compiled, self.strategy),
             "sent": {} if self.compiled is None else sent_bytes(self.compiled),
             "summary": {} if simulation is None else _summary(simulation),
-            "time": timelines.data(),
+            "time": [step_rows(group, traces) for group, traces in groups.items() if traces],
+            "trace": trace_content(self.measured, predicted) if 0 < slices <= MOST_SLICES else {},
             "memory": memory_rows(self.compiled, groups),
             "search": {} if self.search is None else _searched(self.search),
             "figures": {
@@ -151,8 +153,8 @@ def all_finite(data: Any) -> Any:
 REPORT = "the report"
 # The parts of the page's script, in order.
 _SCRIPTS = (
-    *("base.js", "summary.js", "model.js", "canvas.js", "lanes.js", "time.js", "memory.js"),
-    *("bytes.js", "search.js", "run.js", "compare.js", "views.js"),
+    *("base.js", "summary.js", "model.js", "canvas.js", "time.js", "memory.js", "bytes.js"),
+    *("search.js", "run.js", "compare.js", "views.js"),
 )
 
 

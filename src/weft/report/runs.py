@@ -109,7 +109,8 @@ def _traced(path: Path) -> Iterator[Data]:
     if '"traceEvents"' not in text:
         return
     try:
-        found = traces_in(json.loads(text))
+        content = json.loads(text)
+        found = traces_in(content)
         measured, predicted = (found.get(group, ()) for group in ("measured", "predicted"))
         data = Report(path.stem, measured=measured, predicted=predicted).data()
     except UNREADABLE as error:
@@ -117,7 +118,8 @@ def _traced(path: Path) -> Iterator[Data]:
             f"{path} is no timeline that Program.trace wrote ({type(error).__name__}: {error}); write it anew, or "
             "take it out of the folder"
         ) from None
-    yield data
+    # With its arrows, which are not read back.
+    yield {**data, "trace": data["trace"] and content}
 
 
 def _figures(path: Path) -> dict[str, Curve]:

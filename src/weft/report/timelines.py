@@ -1,25 +1,37 @@
-"""Timelines in few bytes, in tenths of a microsecond; the time of steps by cause, and its shares."""
+"""The steps of timelines, in tenths of a microsecond; their time by cause, and its shares."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
-from typing import Any, TypeAlias, final
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from weft.ir.plan import COMPUTE
-from weft.simulator.facts import PathAct
-from weft.traces.events import near, stars
+from weft.traces.events import stars
 from weft.traces.rows import RankTrace, Slice, parts_of
 
+# Nanoseconds of a unit.
+UNIT = 100
 # Causes that are told of each step.
 _CAUSES = 24
 # Steps of which causes are told, the longest and the last.
 _STEPS = 64
 _SHARES = ("step", "compute", "exposed", "hidden", "idle")
+
+
+def step_rows(group: str, traces: Sequence[RankTrace]) -> dict[str, Any]:
+    """The steps of some ranks on one clock as JSON data: `group` is "measured" or "predicted"."""
+    begin = min((step.begin for each in traces for step in each.steps), default=0)
+    return {
+        "group": group,
+        "ranks": len(traces),
+        "steps": _steps(traces, begin),
+        "totals": totals(traces),
+        "shares": shares(traces),
+    }
 
 
 def totals(traces: Sequence[RankTrace]) -> dict[str, list[list[Any]]]:
@@ -123,175 +135,6 @@ def _exposed(slices: Sequence[Slice]) -> list[float]:
     talks = np.array([each.kind == "communication" for each in slices])
     found: list[float] = np.where(talks, np.maximum(ends - begins - hidden, 0.0), 0.0).tolist()
     return found
-
-
-# Slices of a report; of more, short neighbours on a queue are joined until about so many are left.
-MOST_SLICES = 300_000
-# Nanoseconds of a unit.
-UNIT = 100
-Numbers: TypeAlias = npt.NDArray[np.int64]
-
-
-@final
-@dataclass
-class Words:
-    """Texts by number, each once."""
-
-    texts: list[str] = field(default_factory=list)
-    _places: dict[str, int] = field(default_factory=dict)
-
-    def of(self, text: str) -> int:
-        """The number of a text."""
-        place = self._places.setdefault(text, len(self.texts))
-        if place == len(self.texts):
-            self.texts.append(text)
-        return place
-
-
-@final
-@dataclass
-class Timelines:
-    """The timelines of a report: `data` is what the page reads.
-
-    Attributes:
-        most: slices that are kept, of all groups together.
-        words: names and details, that slices name by number.
-        kinds: rows of kind, name and details, each once.
-    """
-
-    most: int = MOST_SLICES
-    words: Words = field(default_factory=Words)
-    kinds: list[tuple[str, int, int]] = field(default_factory=list)
-    _kinds: dict[tuple[object, ...], int] = field(default_factory=dict)
-    groups: list[dict[str, Any]] = field(default_factory=list)
-
-    def add(self, group: str, traces: Sequence[RankTrace], path: Sequence[PathAct] = ()) -> None:
-        """Add the timelines of some ranks, which are on one clock.
-
-        Args:
-            group: "measured" or "predicted".
-            traces: of the ranks.
-            path: acts of the critical path, in seconds on the same clock.
-        """
-        if not traces:
-            return
-        begin = min((step.begin for each in traces for step in each.steps), default=0)
-        each = max(self.most // len(traces), 16)
-        self.groups.append(
-            {
-                "group": group,
-                "steps": _steps(traces, begin),
-                "totals": totals(traces),
-                "shares": shares(traces),
-                "ranks": [self._rank(trace, begin, each) for trace in traces],
-                "path": [
-                    [
-                        each.rank,
-                        each.queue,
-                        round((each.start * 1e9 - begin) / UNIT),
-                        round((each.end - each.start) * 1e9 / UNIT),
-                        self.words.of(each.name),
-                        each.micro,
-                    ]
-                    for each in path
-                ],
-            }
-        )
-
-    def data(self) -> dict[str, Any]:
-        """The timelines as JSON data."""
-        kinds = [list(each) for each in self.kinds]
-        return {"words": self.words.texts, "kinds": kinds, "groups": self.groups}
-
-    def _rank(self, trace: RankTrace, begin: int, most: int) -> dict[str, Any]:
-        """The columns of a rank: slices by queue and begin; begins as differences from slice to slice."""
-        places = {name: place for place, (name, _) in enumerate(trace.queues)}
-        rows = [
-            (
-                places[each.queue],
-                (each.begin - begin) // UNIT,
-                -((begin - each.end) // UNIT),
-                self._kind(each),
-                int(each.details.get("micro-batch", -1)),
-            )
-            for each in trace.slices
-        ]
-        every = np.array(rows, dtype=np.int64).reshape(-1, 5)
-        table = self._fewer(np.c_[every, every[:, 2] - every[:, 1]], most)
-        table = table[np.lexsort((table[:, 2], table[:, 1], table[:, 0]))]
-        queue, begins, ends, kind, micro, busy = table.T
-        took = np.maximum(ends - begins, 1)
-        full = np.minimum(100 * busy // took, 100)
-        return {
-            "rank": trace.rank,
-            "queues": list(places),
-            "queue": queue.tolist(),
-            "begin": np.diff(begins, prepend=0).tolist(),
-            "took": (ends - begins).tolist(),
-            "kind": kind.tolist(),
-            "micro": micro.tolist() if (micro >= 0).any() else [],
-            # Of slices that stand for several, the part of their time that these take, in hundredths.
-            "full": full.tolist() if len(table) < len(every) else [],
-        }
-
-    def _kind(self, each: Slice) -> int:
-        """The number of a kind of slices; what differs from act to act is left out."""
-        told = tuple(
-            item for item in each.details.items() if item[0] not in ("step", "micro-batch")
-        )
-        key = (each.kind, each.name, told)
-        place = self._kinds.get(key)
-        if place is None:
-            details = near(", ".join(f"{name} {value}" for name, value in told))
-            place = self._number(each.kind, each.name, details)
-            self._kinds[key] = place
-        return place
-
-    def _number(self, kind: str, name: str, details: str) -> int:
-        self.kinds.append((kind, self.words.of(name), self.words.of(details)))
-        return len(self.kinds) - 1
-
-    def _fewer(self, table: Numbers, most: int) -> Numbers:
-        """At most as many slices as can be drawn: short neighbours of one queue and kind are joined.
-
-        Args:
-            table: queue, begin, end, number of the kind, micro-batch, time that acts take of each slice.
-            most: slices to be left, about.
-        """
-        if len(table) <= most:
-            return table
-        least, span = 0, int(table[:, 2].max() - table[:, 1].min())
-        sort = np.array([_SORTS.index(kind) for kind, _, _ in self.kinds])[table[:, 3]]
-        order = np.lexsort((table[:, 1], sort, table[:, 0]))
-        table, sort = table[order], sort[order]
-        while len(table) > most and least <= span:
-            took = table[:, 2] - table[:, 1]
-            least = max(2 * least, int(np.median(took)), 1)
-            short, same = took <= least, (sort[1:] == sort[:-1]) & (table[1:, 0] == table[:-1, 0])
-            near = table[1:, 1] - table[:-1, 2] <= least
-            follows = np.concatenate(([False], short[1:] & short[:-1] & same & near))
-            # A few of a kind become one at a time, so that a timeline of equal acts keeps its shape.
-            place = np.arange(len(table))
-            run = place - np.maximum.accumulate(np.where(follows, 0, place))
-            first = np.flatnonzero(~follows | (run % _JOINED == 0))
-            # One slice from each of `first` to the next.
-            found: Numbers = table[first].copy()
-            found[:, 2] = np.maximum.reduceat(table[:, 2], first)
-            found[:, 5] = np.add.reduceat(table[:, 5], first)
-            for row in np.flatnonzero(np.diff(first, append=len(table)) > 1).tolist():
-                found[row, 3:5] = self._several(self.kinds[found[row, 3]][0]), -1
-            table, sort = found, sort[first]
-        return table
-
-    def _several(self, kind: str) -> int:
-        key = (kind,)
-        if key not in self._kinds:
-            self._kinds[key] = self._number(kind, "several short acts", "")
-        return self._kinds[key]
-
-
-_SORTS = ("compute", "communication", "host", "wait")
-_JOINED = 4
 
 
 def from_work(traces: Sequence[RankTrace]) -> list[RankTrace]:

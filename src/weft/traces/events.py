@@ -23,30 +23,41 @@ Event: TypeAlias = "dict[str, Any]"
 DATA = "data"
 
 
-def trace_events(traces: Sequence[RankTrace], group: str = "", first: int = 0) -> list[Event]:
-    """The events of all ranks.
+def trace_content(
+    measured: Sequence[RankTrace], predicted: Sequence[RankTrace] = (), batch: str = ""
+) -> dict[str, Any]:
+    """The content of a file for a viewer; where both are there, names of processes say which of them it is.
 
     Args:
-        traces: of the ranks.
-        group: a word before "rank 0" in the names of the processes.
-        first: the number of the process of rank 0.
+        measured, predicted: the traces of ranks; each group begins at 0, in processes of its own.
+        batch: the entries of the batch that the steps were planned for.
     """
+    behind = 1 + max((each.rank for each in measured), default=-1)
+    groups = ("measured", measured, 0), ("predicted", predicted, behind)
+    several = bool(measured and predicted)
+    events: list[Event] = []
+    for group, traces, first in groups:
+        own = trace_events(traces)
+        events += (_in_group(event, group, first) for event in own) if several else own
+    return {"displayTimeUnit": "ms", "traceEvents": events, "otherData": {"batch": batch}}
+
+
+def trace_events(traces: Sequence[RankTrace]) -> Iterator[Event]:
+    """The events of ranks on one clock."""
     start = min((step.begin for trace in traces for step in trace.steps), default=0)
     arrow = count()
-    every = (event for trace in traces for event in _rank_events(trace, start, arrow))
-    return [_in_group(event, group, first) for event in every]
+    return (event for trace in traces for event in _rank_events(trace, start, arrow))
 
 
 def _in_group(event: Event, group: str, first: int) -> Event:
-    if group:
-        event["pid"] += first
-        # Arrows and steps of several groups are told apart by their numbers.
-        if "id" in event:
-            event["id"] = f"{group} {event['id']}"
-        if event["name"] == "process_name":
-            event["args"] = {"name": f"{group} {event['args']['name']}"}
-        elif event["name"] == "process_sort_index":
-            event["args"] = {"sort_index": event["pid"]}
+    event["pid"] += first
+    # Arrows and steps of several groups are told apart by their numbers.
+    if "id" in event:
+        event["id"] = f"{group} {event['id']}"
+    if event["name"] == "process_name":
+        event["args"] = {"name": f"{group} {event['args']['name']}"}
+    elif event["name"] == "process_sort_index":
+        event["args"] = {"sort_index": event["pid"]}
     return event
 
 

@@ -31,7 +31,7 @@ from weft.program.inspect.tables import table, text_of
 from weft.runtime.recording import Record, Span
 from weft.runtime.world.world import World
 from weft.simulator.clock import Timed
-from weft.traces.events import ActSlices, Lines, lines_of, rows_of, trace_events
+from weft.traces.events import ActSlices, Lines, lines_of, rows_of, trace_content
 from weft.traces.rows import Arrow, Level, RankTrace, Slice, StepSpan, TimeParts, parts
 from weft.units import Seconds
 
@@ -83,17 +83,7 @@ class Trace:
         Raises:
             UserError: it cannot be written.
         """
-        if predicted:
-            behind = 1 + max(each.rank for each in self.ranks)
-            events = trace_events(self.ranks, "measured")
-            events += trace_events(predicted, "predicted", behind)
-        else:
-            events = trace_events(self.ranks)
-        content = {
-            "displayTimeUnit": "ms",
-            "traceEvents": events,
-            "otherData": {"batch": self.batch},
-        }
+        content = trace_content(self.ranks, predicted, self.batch)
         write_making_folder(path, json.dumps(content), "the timeline")
 
     def __str__(self) -> str:

@@ -172,7 +172,7 @@ const fold = (name, ...children) => make("details", {}, make("summary", { text: 
 // The step that the views of a report show: its place among the steps, or null for all.
 function steps(report) {
   if (!report.choice) {
-    const groups = report.time.groups,
+    const groups = report.time,
       most = groups.reduce((a, b) => (b.steps.length > a.steps.length ? b : a), groups[0] || { steps: [] });
     report.choice = { steps: most.steps, place: most.steps.length ? most.steps.length - 1 : null, listeners: [] };
   }

@@ -13,7 +13,7 @@ function comparison() {
   };
   const measured = (report) =>
     mean(
-      (report.time.groups.find((group) => group.group === "measured")?.steps || []).map(([, a, b]) => (b - a) / 1e7),
+      (report.time.find((group) => group.group === "measured")?.steps || []).map(([, a, b]) => (b - a) / 1e7),
     );
   const sent = (report) => (report.sent.cells ? report.sent.cells.reduce((sum, [, , , size]) => sum + size, 0) : null);
   const last = (name) => (report) => (report.figures[name]?.[1] || []).filter((x) => x != null).pop() ?? null;

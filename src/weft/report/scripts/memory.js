@@ -12,6 +12,15 @@ const KINDS = [
   "all kinds",
 ];
 const kindColor = (kind) => "kind-" + Math.max(0, KINDS.indexOf(kind));
+function firstAt(array, value, low = 0, high = array.length) {
+  // The first place whose value is at least this.
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (array[middle] < value) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
 function memory(report) {
   const held = report.summary.memory,
     holder = make("div");

@@ -63,22 +63,17 @@ function summary(report) {
       ["", (x) => x.estimated, (x) => (x ? "estimated" : "")],
     ]),
   );
-  found.push(make("h2", { text: "Critical path of a step" }), pathTable(report));
+  found.push(make("h2", { text: "Critical path of a step" }), pathTable(given.path));
   return found;
 }
-function pathTable(report, chosen) {
-  const path = report.summary.path,
-    begin = path.length ? path[0].start : 0;
-  return table(
-    path,
-    [
-      ["begin", (x) => x.start - begin, seconds, true],
-      ["takes", (x) => x.end - x.start, seconds, true],
-      ["rank", (x) => x.rank, null, true],
-      ["queue", (x) => x.queue],
-      ["micro-batch", (x) => x.micro, null, true],
-      ["act", (x) => x.name],
-    ],
-    { chosen },
-  );
+function pathTable(path) {
+  const begin = path.length ? path[0].start : 0;
+  return table(path, [
+    ["begin", (x) => x.start - begin, seconds, true],
+    ["takes", (x) => x.end - x.start, seconds, true],
+    ["rank", (x) => x.rank, null, true],
+    ["queue", (x) => x.queue],
+    ["micro-batch", (x) => x.micro, null, true],
+    ["act", (x) => x.name],
+  ]);
 }

@@ -2,7 +2,7 @@
 const VIEWS = [
   ["Summary", summary, (x) => x.summary.text || x.notes.length],
   ["Model", model, (x) => x.model.rows?.length],
-  ["Time", timelines, (x) => x.time.groups.length],
+  ["Time", timelines, (x) => x.time.length],
   ["Memory", memory, (x) => x.memory.length],
   ["Bytes", matrix, (x) => x.sent.cells],
   ["Search", search, (x) => x.search.tried],
